@@ -1,0 +1,73 @@
+"""What a run is (its spec) and what it left behind (its record)."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA_VERSION = 1
+Status = Literal["running", "done", "diverged"]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that decides a run's numbers. Two runs with equal specs are the same run.
+
+    `hparams` is the complete, resolved configuration, not only what was overridden.
+    """
+
+    dataset: str
+    algorithm: str
+    test_envs: tuple[int, ...]
+    steps: int
+    checkpoint_every: int
+    hparams: dict[str, float]
+    hparams_seed: int = 0
+    trial_seed: int = 0
+    seed: int = 0
+    space: str = "paper"
+    network: str = "default"
+    weights: str = "none"
+    precision: str = "fp32"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """A short name that is the same on every machine: a hash of the content."""
+        content = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as plain JSON values."""
+        return {**asdict(self), "test_envs": list(self.test_envs)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "RunSpec":
+        """The inverse of `to_json`."""
+        return cls(**{**data, "test_envs": tuple(data["test_envs"])})
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's evaluations: T checkpoints of accuracies on every environment's "in" and "out" split.
+
+    Environments are numbered as in the dataset, held-out ones included. `status` is "diverged" when training
+    met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept.
+    """
+
+    spec: RunSpec
+    env_names: tuple[str, ...]
+    steps: NDArray[np.int64]  # [T]
+    accuracy_in: NDArray[np.float64]  # [T, environments], in 0..1
+    accuracy_out: NDArray[np.float64]  # [T, environments], in 0..1
+    metrics: dict[str, NDArray[np.float64]]  # name -> [T], such as "loss"
+    status: Status
+    diverged_at: int | None = None
+
+    @property
+    def train_envs(self) -> tuple[int, ...]:
+        """The environments that the run trained on."""
+        return tuple(e for e in range(len(self.env_names)) if e not in self.spec.test_envs)

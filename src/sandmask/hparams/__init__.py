@@ -1,0 +1,45 @@
+"""Hyperparameters as objects: what they are, what a search draws them from, and the draws themselves.
+
+    space = space_for("image", "PACS", "ANDMask", [Hparam("tau", 1.0, Uniform(0, 1))])
+    print(space)                             # the table: name, default, distribution
+    resolve(space)                           # the defaults
+    resolve(space, hparams_seed=7)           # DomainBed's seventh draw, to the bit
+    resolve(space, overrides={"lr": 1e-4})   # with a value of your own, checked
+
+An algorithm declares only what is its own; learning rate, batch size and the like come with the dataset.
+"""
+
+from sandmask.hparams._bounds import ANY, BELOW_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, Bounds
+from sandmask.hparams._distributions import Choice, Constant, Distribution, IntLogUniform, LogUniform, Uniform
+from sandmask.hparams._hparam import SCOPES, SPACES, Hparam, Like, Scope, SpaceName
+from sandmask.hparams._seeds import seed_hash
+from sandmask.hparams._shared import SHARED
+from sandmask.hparams._space import Space, parse_overrides, resolve, space_for
+
+__all__ = [
+    "ANY",
+    "BELOW_ONE",
+    "COUNT",
+    "FRACTION",
+    "NON_NEGATIVE",
+    "POSITIVE",
+    "SCOPES",
+    "SHARED",
+    "SPACES",
+    "Bounds",
+    "Choice",
+    "Constant",
+    "Distribution",
+    "Hparam",
+    "IntLogUniform",
+    "Like",
+    "LogUniform",
+    "Scope",
+    "Space",
+    "SpaceName",
+    "Uniform",
+    "parse_overrides",
+    "resolve",
+    "seed_hash",
+    "space_for",
+]

@@ -1,0 +1,102 @@
+"""A hyperparameter: its name, its default, what a search draws it from, and where that holds."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from sandmask.errors import SandmaskError
+from sandmask.hparams._bounds import ANY, Bounds
+from sandmask.hparams._distributions import Distribution
+
+Scope = Literal["spirals", "mnist", "image"]
+SpaceName = Literal["paper", "domainbed"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+SPACES: tuple[SpaceName, ...] = get_args(SpaceName)
+
+
+@dataclass(frozen=True)
+class Hparam:
+    """One row of a hyperparameter table.
+
+    `scope`, `dataset` and `space` say where the row holds; `None` is everywhere. Where several rows of one
+    name hold, the last one counts, so exceptions follow the rule:
+
+        Hparam("tau", 1.0, Uniform(0, 1)), Hparam("tau", 1.0, Uniform(0.5, 1), space="domainbed")
+
+    `bounds` are the values that make sense at all (a search may draw from fewer, a user may set any of them).
+    `stream` names the random stream of the draw where it is not `name`. A default written as an `int` makes a
+    hyperparameter of whole numbers.
+    """
+
+    name: str
+    default: float
+    draw: Distribution
+    bounds: Bounds = ANY
+    scope: Scope | None = None
+    dataset: str | None = None
+    space: SpaceName | None = None
+    stream: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise SandmaskError(f"Hparam name {self.name!r} should be one word, such as 'lr'.")
+        if self.integer != self.draw.integer:
+            raise SandmaskError(
+                f"Hparam {self.name!r}: the default {self.default!r} and the draw {self.draw!r} should "
+                "both be of whole numbers (int) or both of fractions (float)."
+            )
+        for field, value, known in (("scope", self.scope, SCOPES), ("space", self.space, SPACES)):
+            if value not in (None, *known):
+                raise SandmaskError(f"Hparam {self.name!r}: unknown {field} {value!r}. Choose from {known}.")
+        self.parse(self.default)
+
+    @property
+    def integer(self) -> bool:
+        """Whether the values are whole numbers."""
+        return isinstance(self.default, int)
+
+    def applies(self, scope: Scope, dataset: str, space: SpaceName) -> bool:
+        """Whether this row holds there."""
+        return self.scope in (None, scope) and self.dataset in (None, dataset) and self.space in (None, space)
+
+    def parse(self, value: object) -> float:
+        """A value that a user gave, as text or number, checked: a plain `int` or `float`."""
+        kind = "a whole number" if self.integer else "a number"
+        number = _number(value)
+        if number is None:
+            raise SandmaskError(f"Hyperparameter {self.name!r} should be {kind}. Found {value!r}.")
+        if self.integer and math.isfinite(number) and number != int(number):
+            raise SandmaskError(f"Hyperparameter {self.name!r} should be {kind}. Found {value!r}.")
+        if number not in self.bounds:
+            raise SandmaskError(f"Hyperparameter {self.name!r} should be {self.bounds}. Found {value!r}.")
+        return int(number) if self.integer else float(number)
+
+
+@dataclass(frozen=True)
+class Like:
+    """A hyperparameter with another's default, draw and bounds, drawn on its own: `Like("lr_g", "lr")`."""
+
+    name: str
+    other: str
+
+
+def _number(value: object) -> float | None:
+    """The number that `value` is or spells, or None."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return value
+    if not isinstance(value, str):
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        pass
+    try:
+        return float(value)
+    except ValueError:
+        return None

@@ -1,0 +1,119 @@
+"""A space: the hyperparameters of one algorithm on one dataset, and how to get a configuration from it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sandmask.errors import SandmaskError
+from sandmask.hparams._hparam import SCOPES, SPACES, Hparam, Like
+from sandmask.hparams._seeds import seed_hash
+from sandmask.hparams._shared import SHARED
+from sandmask.registry import closest
+
+
+@dataclass(frozen=True)
+class Space(Mapping[str, Hparam]):
+    """Hyperparameters by name, in a fixed order."""
+
+    title: str  # where it belongs, for messages: "ERM on PACS"
+    rows: tuple[Hparam, ...]
+
+    def __getitem__(self, name: str) -> Hparam:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (row.name for row in self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        width = max((len(name) for name in self), default=0)
+        lines = [f"  {row.name:{width}}  {row.default:<8g}  {row.draw}" for row in self.rows]
+        return "\n".join([self.title, *lines])
+
+    def defaults(self) -> dict[str, float]:
+        """Every hyperparameter at its default."""
+        return {row.name: row.default for row in self.rows}
+
+    def draw(self, seed: int) -> dict[str, float]:
+        """A random configuration; each value comes from its own stream, named after the hyperparameter."""
+        return {
+            row.name: row.draw.draw(np.random.RandomState(seed_hash(seed, row.stream or row.name)))
+            for row in self.rows
+        }
+
+
+def space_for(
+    scope: str, dataset: str, algorithm: str, own: Sequence[Hparam | Like], space: str = "paper"
+) -> Space:
+    """The dataset's rows and the algorithm's `own`, which replace those of the same name, as they hold there.
+
+    `scope` is the kind of dataset ("spirals", "mnist" or "image"); `space` is "paper" (the paper's table,
+    with DomainBed's rows for the baselines, which it does not list) or "domainbed" (DomainBed's code).
+    """
+    if scope not in SCOPES:
+        raise SandmaskError(f"{dataset}: unknown scope {scope!r}. {closest(scope, list(SCOPES))}")
+    if space not in SPACES:
+        raise SandmaskError(f"Unknown hyperparameter space {space!r}. {closest(space, list(SPACES))}")
+    rows = {row.name: row for row in SHARED if row.applies(scope, dataset, space)}
+    for row in own:
+        if isinstance(row, Like):
+            rows[row.name] = _alike(row, rows, algorithm)
+        elif row.applies(scope, dataset, space):
+            rows[row.name] = row
+    return Space(f"{algorithm} on {dataset}, space {space!r}", tuple(rows.values()))
+
+
+def _alike(row: Like, rows: Mapping[str, Hparam], algorithm: str) -> Hparam:
+    if row.other not in rows:
+        raise SandmaskError(
+            f"Algorithm {algorithm}: hyperparameter {row.name!r} is said to be like {row.other!r}, which is "
+            f"none of those before it. {closest(row.other, list(rows))}"
+        )
+    return replace(rows[row.other], name=row.name, stream=row.name)
+
+
+def resolve(
+    space: Space,
+    hparams_seed: int = 0,
+    trial_seed: int = 0,
+    overrides: Mapping[str, str | float] | None = None,
+) -> dict[str, float]:
+    """The configuration of one run: the defaults (seed 0) or a draw, then the overrides, checked.
+
+    The draw is DomainBed's: run `hparams_seed` of trial `trial_seed` has the same values there.
+    """
+    for name, seed in (("hparams_seed", hparams_seed), ("trial_seed", trial_seed)):
+        if seed < 0:
+            raise SandmaskError(f"{name} should be 0 or more. Found {seed}.")
+    values = space.draw(seed_hash(hparams_seed, trial_seed)) if hparams_seed else space.defaults()
+    problems = []
+    for name, value in (overrides or {}).items():
+        if name not in space:
+            problems.append(f"Unknown hyperparameter {name!r} of {space.title}. {closest(name, list(space))}")
+            continue
+        try:
+            values[name] = space[name].parse(value)
+        except SandmaskError as error:
+            problems.append(str(error))
+    if problems:
+        raise SandmaskError(" ".join(problems))
+    return values
+
+
+def parse_overrides(items: Sequence[str]) -> dict[str, str]:
+    """What was given as `--hparam name=value`, by name."""
+    overrides: dict[str, str] = {}
+    for item in items:
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not (name and equals and value):
+            raise SandmaskError(f"--hparam should look like name=value, such as lr=0.001. Found {item!r}.")
+        if name in overrides:
+            raise SandmaskError(f"--hparam {name} is given twice: {overrides[name]} and {value}. Keep one.")
+        overrides[name] = value
+    return overrides

@@ -1,0 +1,152 @@
+"""What an algorithm is: pure functions of a state. One file a method; this file is what they share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sandmask.functional.adam import adam_init, adam_reset, adam_step
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.differentiate import Differentiator, Functional
+from sandmask.functional.dropout import Dropout
+from sandmask.functional.flat import Params
+from sandmask.hparams import Hparam, Like
+from sandmask.networks import Featurizer, Network
+from sandmask.registry import Registry
+
+State = dict[str, Any]  # a tree of tensors, with at least "params" (flat vector) and "step"
+Metrics = dict[str, Tensor]  # name -> 0-dimensional tensor, with at least "loss"
+Hparams = Mapping[str, Tensor]  # name -> 0-dimensional tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a run trains on: everything that decides shapes, and how gradients are taken.
+
+    Hyperparameters that decide shapes (`batch_size`, `mlp_width`, ...) are here as whole numbers, in `sizes`; all
+    others reach `step` as tensors, one value a run.
+    """
+
+    featurizer: Callable[[], Featurizer]
+    n_envs: int
+    n_classes: int
+    input_shape: tuple[int, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    dropout: bool = True  # False when no run of the stack drops anything: skips drawing the noise
+    differentiate: Differentiator = field(default_factory=Functional)
+
+
+class Algorithm(ABC):
+    """A training method as pure functions `init`, `step` and `predict`.
+
+    `step` must not branch in Python on a tensor's value (`torch.where` instead), must take gradients through
+    `problem.differentiate`, and must draw random numbers from `key` alone: it then trains one run, or K stacked ones
+    under `torch.func.vmap`, with the same numbers.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.network = self.build_network()
+
+    def build_network(self) -> Network:
+        """The model; a method that needs another classifier overrides this."""
+        return Network(self.problem.featurizer, self.problem.n_classes)
+
+    def to(self, device: torch.device) -> "Algorithm":
+        """Move the constants of the networks."""
+        self.network.to(device)
+        return self
+
+    def init(self, seed: int) -> State:
+        """The state of a run before its first step, on the CPU."""
+        params = self.network.init(seed)
+        step = torch.zeros((), dtype=torch.int64)
+        return {"params": params, "adam": adam_init(params), "step": step, **self.extra_state(seed)}
+
+    def extra_state(self, seed: int) -> State:  # noqa: ARG002 - most methods have none
+        """State of the method's own: averages, further networks, their optimizers."""
+        return {}
+
+    @abstractmethod
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update."""
+
+    def predict(self, state: State, x: Tensor) -> Tensor:
+        """Logits [N, n_classes] of a batch of inputs [N, *input_shape], all from one environment."""
+        return self.network.logits(self.network.unflatten(state["params"]), x)
+
+    def dropout(self, batch: EnvBatch, hparams: Hparams) -> Dropout | None:
+        """The dropout noise of the examples of a batch, in the order of `batch.inputs`."""
+        if not self.problem.dropout or "dropout" not in hparams:
+            return None
+        return Dropout(hparams["dropout"], batch.rows.flatten())
+
+    def logits(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
+        """Training-time logits [E, B, n_classes] of a batch, in one forward pass."""
+        return batch.split(self.network.logits(params, batch.inputs, self.dropout(batch, hparams)))
+
+    def features(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
+        """Training-time features [E, B, n_features] of a batch, in one forward pass."""
+        return batch.split(self.network.features(params, batch.inputs, self.dropout(batch, hparams)))
+
+
+class ObjectiveAlgorithm(Algorithm):
+    """A method that is one objective, minimized by one Adam."""
+
+    @abstractmethod
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The value to minimize, and the entries of the state that this step replaces (often none)."""
+
+    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor | None:  # noqa: ARG002
+        """Where true, the optimizer starts afresh at this step (a sudden change of the objective)."""
+        return None
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update."""
+
+        def value(vector: Tensor) -> tuple[Tensor, State]:
+            return self.objective(self.network.unflatten(vector), state, batch, hparams, key)
+
+        gradient, loss, changes = self.problem.differentiate.gradient(value, state["params"])
+        adam = state["adam"]
+        reset = self.resets_adam(state["step"], hparams)
+        if reset is not None:
+            adam = adam_reset(adam, reset)
+        return {**state, **changes, **descend(state, gradient, adam, hparams)}, {"loss": loss}
+
+
+def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> State:
+    """The entries of the state that an Adam step along `gradient` changes."""
+    params, adam = adam_step(state["params"], gradient, adam, hparams["lr"], hparams["weight_decay"])
+    return {"params": params, "adam": adam, "step": state["step"] + 1}
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of every example: logits [..., C], y [...] -> [...]."""
+    losses = F.cross_entropy(logits.flatten(0, -2).float(), y.flatten(), reduction="none")
+    return losses.view(y.shape)
+
+
+def environment_risks(logits: Tensor, batch: EnvBatch) -> Tensor:
+    """The mean cross-entropy of each environment: [E]."""
+    return batch.mean(cross_entropy(logits, batch.y))
+
+
+@dataclass(frozen=True)
+class AlgorithmEntry:
+    """An algorithm as listed: what it is, where it was published, its own hyperparameters, its code."""
+
+    name: str
+    summary: str
+    paper: str
+    build: Callable[[Problem], Algorithm]
+    hparams: Sequence[Hparam | Like] = ()
+
+
+ALGORITHMS: Registry[AlgorithmEntry] = Registry("algorithm")

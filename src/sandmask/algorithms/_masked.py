@@ -1,0 +1,46 @@
+"""What the gradient-mask methods share: per-environment gradients, one mask, one Adam."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend, environment_risks
+from sandmask.functional.batch import EnvBatch
+from sandmask.masks import Mask
+
+
+class MaskedAlgorithm(Algorithm):
+    """A method that masks the mean of the environments' gradients, element by element.
+
+    `rescaled` divides each tensor's update by the mean of its mask plus 1e-10, as ILC's and DomainBed's code do;
+    the paper's equation does not.
+    """
+
+    rescaled = False
+
+    @abstractmethod
+    def mask(self, hparams: Hparams) -> Mask:
+        """The mask for these hyperparameters."""
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+        """One update."""
+
+        def losses(vector: Tensor, batch: EnvBatch) -> Tensor:
+            params = self.network.unflatten(vector)
+            return environment_risks(self.logits(params, batch, hparams), batch)
+
+        moments, values = self.problem.differentiate.environment_moments(losses, state["params"], batch)
+        weights = self.mask(hparams).weights_from_moments(moments)
+        gradient = weights * moments.mean
+        if self.rescaled:
+            gradient = gradient * self._inverse_density(weights)
+        return {**state, **descend(state, gradient, state["adam"], hparams)}, {
+            "loss": values.mean(),
+            "mask_density": weights.mean(),
+        }
+
+    def _inverse_density(self, weights: Tensor) -> Tensor:
+        """1 / (mean of the tensor's mask + 1e-10), for every element of the flat vector."""
+        pieces = weights.split([slot.numel for slot in self.network.slots])
+        return torch.cat([(1.0 / (piece.mean() + 1e-10)).expand(piece.shape) for piece in pieces])

@@ -1,0 +1,46 @@
+"""AND-mask (Parascandolo et al., Learning explanations that are hard to vary, ICLR 2021)."""
+
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
+from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.hparams import FRACTION, Hparam, Uniform
+from sandmask.masks import ANDMask, Mask
+
+TAU = (
+    Hparam("tau", 1.0, Uniform(0, 1), FRACTION),
+    Hparam("tau", 1.0, Uniform(0.5, 1), FRACTION, space="domainbed"),
+)
+PAPER = "Parascandolo et al., Learning explanations that are hard to vary, ICLR 2021"
+
+
+class ANDMaskAlgorithm(MaskedAlgorithm):
+    """m = 1[|mean_e sign(g_e)| >= tau]; the update is m * mean_e(g_e)."""
+
+    def mask(self, hparams: Hparams) -> Mask:
+        """The mask of eq. 1's condition."""
+        return ANDMask(tau=hparams["tau"])
+
+
+class RescaledANDMaskAlgorithm(ANDMaskAlgorithm):
+    """The same, divided by the mask's density tensor by tensor, as in ILC's and DomainBed's code."""
+
+    rescaled = True
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="ANDMask",
+        summary="Update only what enough environments pull the same way",
+        paper=PAPER,
+        build=ANDMaskAlgorithm,
+        hparams=TAU,
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="ANDMask-rescaled",
+        summary="AND-mask, divided by the mask's density as ILC's and DomainBed's code do",
+        paper=PAPER,
+        build=RescaledANDMaskAlgorithm,
+        hparams=TAU,
+    )
+)

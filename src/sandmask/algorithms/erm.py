@@ -1,0 +1,34 @@
+"""Empirical risk minimization (Vapnik, 1998): the mean loss over all environments' examples."""
+
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+
+
+class ERM(ObjectiveAlgorithm):
+    """min mean_e R_e, with R_e the risk of environment e."""
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean of the environments' risks."""
+        return environment_risks(self.logits(params, batch, hparams), batch).mean(), {}
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="ERM",
+        summary="Minimize the mean loss over all training environments",
+        paper="Vapnik, Statistical Learning Theory, 1998",
+        build=ERM,
+    )
+)

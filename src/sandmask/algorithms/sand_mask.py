@@ -1,0 +1,63 @@
+"""SAND-mask (Shahtalebi et al., 2021): the paper's equations 2 and 3, and the variant of the released code."""
+
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
+from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.hparams import FRACTION, POSITIVE, Hparam, LogUniform, Uniform
+from sandmask.masks import Mask, SANDMask
+
+TAU = Hparam("tau", 1.0, Uniform(0, 1), FRACTION)
+GAIN = Hparam("k", 10.0, LogUniform(10, -3, 5), POSITIVE)
+PAPER = "Shahtalebi et al., SAND-mask: an enhanced gradient masking strategy, 2021"
+
+
+class SANDMaskAlgorithm(MaskedAlgorithm):
+    """m = max(0, tanh((A - tau) / s2)), A = |mean_e sign(g_e)|, s2 = var_e(g_e) / mean_e(g_e)^2."""
+
+    def mask(self, hparams: Hparams) -> Mask:
+        """The mask of equations 2 and 3."""
+        return SANDMask(tau=hparams["tau"])
+
+
+class RescaledSANDMaskAlgorithm(SANDMaskAlgorithm):
+    """The same, divided by the mask's density tensor by tensor."""
+
+    rescaled = True
+
+
+class ReleasedSANDMaskAlgorithm(MaskedAlgorithm):
+    """m = max(0, tanh(k (A - tau) / var_e(g_e))), divided by the mask's density: the authors' released code."""
+
+    rescaled = True
+
+    def mask(self, hparams: Hparams) -> Mask:
+        """The mask of the released code."""
+        return SANDMask(tau=hparams["tau"], dispersion="absolute", gain=hparams["k"])
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="SANDMask",
+        summary="Weight every element by the agreement of its gradients in sign and size (as printed)",
+        paper=PAPER,
+        build=SANDMaskAlgorithm,
+        hparams=(TAU,),
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="SANDMask-rescaled",
+        summary="SAND-mask as printed, divided by the mask's density",
+        paper=PAPER,
+        build=RescaledSANDMaskAlgorithm,
+        hparams=(TAU,),
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="SANDMask-released",
+        summary="SAND-mask as the authors released it: absolute dispersion, a gain k, rescaled",
+        paper=PAPER,
+        build=ReleasedSANDMaskAlgorithm,
+        hparams=(TAU, GAIN),
+    )
+)

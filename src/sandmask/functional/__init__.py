@@ -1,0 +1,22 @@
+"""The toolkit of pure functions that algorithms are written with: keys, batches, flat modules, Adam, gradients."""
+
+from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
+from sandmask.functional.batch import EnvBatch, make_batch
+from sandmask.functional.differentiate import Autograd, Differentiator, Functional
+from sandmask.functional.dropout import Dropout
+from sandmask.functional.flat import FlatModule, Params
+
+__all__ = [
+    "AdamState",
+    "Autograd",
+    "Differentiator",
+    "Dropout",
+    "EnvBatch",
+    "FlatModule",
+    "Functional",
+    "Params",
+    "adam_init",
+    "adam_reset",
+    "adam_step",
+    "make_batch",
+]

@@ -1,0 +1,50 @@
+"""A minibatch of every training environment, as tensors that stack."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sandmask.functional import random
+
+
+class EnvBatch(NamedTuple):
+    """One minibatch from each of E environments, B examples each; a pytree, so it works under `vmap`.
+
+    `weight` is 1 for an example and 0 for padding. `rows` holds a random key for every example: what is random
+    about an example (dropout, say) follows its key, wherever in a batch the example stands.
+    """
+
+    x: Tensor  # [E, B, *input_shape]
+    y: Tensor  # [E, B] int64
+    weight: Tensor  # [E, B]
+    rows: Tensor  # [E, B] int64
+
+    @property
+    def n_envs(self) -> int:
+        """E."""
+        return self.y.shape[0]
+
+    @property
+    def inputs(self) -> Tensor:
+        """All examples in one row: [E * B, *input_shape]."""
+        return self.x.flatten(0, 1)
+
+    def split(self, values: Tensor) -> Tensor:
+        """The inverse: [E * B, ...] back to [E, B, ...]."""
+        return values.unflatten(0, self.y.shape)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over each environment's true examples: [E, B] -> [E]."""
+        return (values * self.weight).sum(-1) / self.weight.sum(-1)
+
+    def environment(self, e: int) -> "EnvBatch":
+        """The batch of one environment, with E = 1."""
+        return EnvBatch(*(field[e : e + 1] for field in self))
+
+
+def make_batch(x: Tensor, y: Tensor, key: Tensor, weight: Tensor | None = None) -> EnvBatch:
+    """A batch of x `[E, B, ...]` and y `[E, B]`, unpadded unless `weight` says otherwise."""
+    if weight is None:
+        weight = torch.ones(y.shape, device=y.device)
+    return EnvBatch(x, y, weight, random.keys(key, *y.shape))

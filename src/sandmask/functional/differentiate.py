@@ -1,0 +1,83 @@
+"""Two ways to take the gradients that an algorithm asks for; both give the same numbers.
+
+`Functional` uses `torch.func` and works under `vmap`: small models, stacks of runs. `Autograd` uses plain autograd and
+folds one environment after the other into running moments: large models, whose E gradients should not all be kept.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from sandmask.functional.batch import EnvBatch
+from sandmask.masks import GradientMoments
+
+Objective = Callable[[Tensor], tuple[Tensor, Any]]
+EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
+
+
+class Differentiator(Protocol):
+    """What an algorithm may ask for."""
+
+    def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """Gradient, value and auxiliary output of `objective(vector) -> (value, aux)`."""
+        ...
+
+    def environment_moments(
+        self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
+    ) -> tuple[GradientMoments, Tensor]:
+        """Moments over environments of each one's gradient, and the losses [E].
+
+        `losses(vector, batch)` gives one loss an environment of the batch, each of its own examples alone.
+        """
+        ...
+
+
+class Functional:
+    """Through `torch.func`; the environments' gradients are taken together, as a stack."""
+
+    def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """See `Differentiator.gradient`."""
+        gradient, (value, aux) = grad_and_value(objective, has_aux=True)(vector)
+        return gradient, value, aux
+
+    def environment_moments(
+        self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
+    ) -> tuple[GradientMoments, Tensor]:
+        """See `Differentiator.environment_moments`."""
+
+        def loss_of_one(vector: Tensor, fields: EnvBatch) -> Tensor:
+            return losses(vector, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
+
+        gradients, values = vmap(grad_and_value(loss_of_one), in_dims=(None, 0))(vector, batch)
+        return GradientMoments.of_stack(gradients, log_magnitude=log_magnitude, check_finite=False), values
+
+
+class Autograd:
+    """Through plain autograd; one environment's graph and gradient at a time."""
+
+    def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """See `Differentiator.gradient`."""
+        leaf = vector.detach().requires_grad_()
+        value, aux = objective(leaf)
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return gradient, value.detach(), _detach(aux)
+
+    def environment_moments(
+        self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
+    ) -> tuple[GradientMoments, Tensor]:
+        """See `Differentiator.environment_moments`."""
+        leaf = vector.detach().requires_grad_()
+        moments = GradientMoments(log_magnitude=log_magnitude, check_finite=False)
+        values = []
+        for e in range(batch.n_envs):
+            loss = losses(leaf, batch.environment(e))[0]
+            moments.update(torch.autograd.grad(loss, leaf)[0])
+            values.append(loss.detach())
+        return moments, torch.stack(values)
+
+
+def _detach(tree: Any) -> Any:
+    return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, tree)

@@ -1,0 +1,29 @@
+"""The multi-layer perceptron of the Spirals experiments."""
+
+import torch
+from torch import Tensor, nn
+
+from sandmask.functional.dropout import Dropout
+from sandmask.networks._base import Featurizer
+
+
+class MLP(Featurizer):
+    """input -> width, `depth - 2` hidden layers, width -> `n_outputs`; dropout and ReLU between, none at the end."""
+
+    def __init__(self, n_inputs: int, width: int, depth: int, n_outputs: int | None = None) -> None:
+        super().__init__()
+        self.n_features = width if n_outputs is None else n_outputs
+        sizes = [n_inputs] + [width] * (depth - 1) + [self.n_features]
+        self.layers = nn.ModuleList(
+            nn.Linear(before, after) for before, after in zip(sizes[:-1], sizes[1:], strict=True)
+        )
+
+    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        """The features."""
+        x = x.flatten(1)
+        for site, layer in enumerate(self.layers[:-1]):
+            x = layer(x)
+            if drop is not None:
+                x = drop(x, site)
+            x = torch.relu(x)
+        return self.layers[-1](x)  # type: ignore[no-any-return]

@@ -23,6 +23,11 @@ def _shift_right(x: Tensor, n: int) -> Tensor:
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
+def _wrap(n: int) -> int:
+    """A Python integer as int64 arithmetic would have it."""
+    return (n + 2**63) % 2**64 - 2**63
+
+
 def _mix(x: Tensor) -> Tensor:
     """SplitMix64's finalizer (Steele, Lea, Flood 2014): every input bit flips each output bit half the time."""
     x = (x ^ _shift_right(x, 30)) * _ROUND_1
@@ -32,12 +37,13 @@ def _mix(x: Tensor) -> Tensor:
 
 def key_of(seed: int) -> Tensor:
     """The key that a run with this seed starts from."""
-    return _mix(torch.tensor(seed, dtype=torch.int64) + _GOLDEN)
+    return _mix(torch.tensor(_wrap(seed), dtype=torch.int64) + _GOLDEN)
 
 
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
     """A new key for each value of `data` (an integer or an integer tensor, broadcast against `key`)."""
-    return _mix(key + (data + 1) * _GOLDEN)
+    offset = (data + 1) * _GOLDEN
+    return _mix(key + (_wrap(offset) if isinstance(offset, int) else offset))
 
 
 def keys(key: Tensor, *shape: int) -> Tensor:

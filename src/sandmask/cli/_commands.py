@@ -1,0 +1,67 @@
+"""The table of subcommands: what `sandmask --help` lists, without importing any of them."""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+RUN, READ, LOOK = "Run", "Read results", "Look things up"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: its line in the help, and where it lives.
+
+    `sandmask.cli.<module>` holds either `app`, a `typer.Typer` with subcommands of its own, or a function
+    named like the module, which is the command.
+    """
+
+    name: str
+    summary: str
+    panel: str
+    module: str
+
+    @property
+    def exists(self) -> bool:
+        """Whether the module is installed."""
+        return importlib.util.find_spec(f"sandmask.cli.{self.module}") is not None
+
+    def stub(self) -> TyperCommand:
+        """What the list of commands needs: a name and a line of text."""
+        return TyperCommand(self.name, help=self.summary, rich_help_panel=self.panel)
+
+    def load(self) -> Any:
+        """The command itself."""
+        module = importlib.import_module(f"sandmask.cli.{self.module}")
+        parent = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        parent.callback()(_nothing)
+        if hasattr(module, "app"):
+            parent.add_typer(module.app, name=self.name)
+        else:
+            parent.command(self.name)(getattr(module, self.module))
+        group: Any = get_command(parent)
+        return group.commands[self.name]
+
+
+def _nothing() -> None:
+    """A callback makes typer build a group even around a single command."""
+
+
+COMMANDS = (
+    Command("demo", "Train on generated data in a minute and draw the result", RUN, "demo"),
+    Command("train", "Train one model with one or more environments held out", RUN, "train"),
+    Command("sweep", "Train many: algorithms x datasets x held-out environments x draws", RUN, "sweep"),
+    Command("predict", "Classify images or arrays with a trained model", RUN, "predict"),
+    Command("export", "Save a trained model as ONNX, TorchScript or safetensors", RUN, "export"),
+    Command("report", "Tables and pages from the records of a sweep", READ, "report"),
+    Command("paper", "Remake the paper's figures and tables next to its numbers", READ, "paper"),
+    Command("import-domainbed", "Read the results of a DomainBed sweep", READ, "import_domainbed"),
+    Command("list", "Algorithms, datasets, selection rules and networks", LOOK, "list_"),
+    Command("hparams", "The hyperparameters of an algorithm on a dataset, for any seed", LOOK, "hparams"),
+    Command("data", "Download, verify and find datasets", LOOK, "data"),
+    Command("doctor", "Check this installation, and say what is missing", LOOK, "doctor"),
+)

@@ -1,0 +1,33 @@
+"""Printing: tables for people, JSON for scripts."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+PIPE_WIDTH = (
+    160  # of a table that goes to a file or another program, where nobody says how wide a line may be
+)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, as wide as the terminal allows."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    told = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if told else PIPE_WIDTH).print(table)
+
+
+def print_json(value: object) -> None:
+    """Indented JSON; numbers keep every bit."""
+    typer.echo(json.dumps(value, indent=2))

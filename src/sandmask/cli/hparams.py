@@ -1,0 +1,65 @@
+"""`sandmask hparams`: the configuration that a seed stands for."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from sandmask.cli._console import print_json, print_table
+from sandmask.cli._options import (
+    HparamOption,
+    HparamsSeedOption,
+    JsonOption,
+    PluginOption,
+    SpaceOption,
+    TrialSeedOption,
+)
+from sandmask.hparams import Space, parse_overrides, resolve, space_for
+from sandmask.plugins import load_plugins
+
+
+def hparams(
+    algorithm: Annotated[str, typer.Argument(help="An algorithm, as in: sandmask list algorithms")],
+    dataset: Annotated[str, typer.Argument(help="A dataset, as in: sandmask list datasets")],
+    hparams_seed: HparamsSeedOption = 0,
+    trial_seed: TrialSeedOption = 0,
+    space: SpaceOption = "paper",
+    hparam: HparamOption = None,
+    json: JsonOption = False,
+    plugin: PluginOption = None,
+) -> None:
+    """Print the hyperparameters of ALGORITHM on DATASET: their values for a seed, defaults and ranges.
+
+    Draws equal DomainBed's to the last bit: draw 7 of trial 0 is the same configuration there.
+
+    [bold]Examples[/bold]
+
+    sandmask hparams SANDMask PACS
+
+    sandmask hparams IRM ColoredMNIST --hparams-seed 7 --trial-seed 1
+
+    sandmask hparams ANDMask Spirals --space domainbed --hparam lr=0.001 --json
+    """
+    load_plugins(plugin)
+    found = _find_space(algorithm, dataset, space)
+    values = resolve(found, hparams_seed, trial_seed, parse_overrides(hparam or []))
+    if json:
+        print_json(values)
+    else:
+        _print(found, values)
+
+
+def _find_space(algorithm: str, dataset: str, space: str) -> Space:
+    from sandmask.algorithms import ALGORITHMS
+    from sandmask.datasets import DATASETS
+
+    if algorithm not in ALGORITHMS and algorithm in DATASETS and dataset in ALGORITHMS:
+        # `sandmask train` takes the dataset first; here, too, there is no doubt which is which.
+        algorithm, dataset = dataset, algorithm
+    method, data = ALGORITHMS[algorithm], DATASETS[dataset]
+    return space_for(data.scope, data.name, method.name, method.hparams, space)
+
+
+def _print(space: Space, values: Mapping[str, float]) -> None:
+    rows = [(name, f"{values[name]:g}", f"{row.default:g}", str(row.draw)) for name, row in space.items()]
+    print_table(space.title, ("name", "value", "default", "drawn from"), rows)

@@ -1,0 +1,121 @@
+"""`sandmask list`: what there is to choose from, read off the registries."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any
+
+import typer
+
+from sandmask.cli._console import print_json, print_table
+from sandmask.cli._options import JsonOption, PluginOption
+from sandmask.errors import SandmaskError
+from sandmask.plugins import load_plugins
+from sandmask.registry import Registry, closest
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A registry, and the columns of its table."""
+
+    module: str
+    registry: str
+    columns: tuple[str, ...]
+
+    def rows(self) -> list[Row]:
+        """Every entry as plain JSON values."""
+        registry: Registry[Any] = getattr(importlib.import_module(self.module), self.registry)
+        return [_describe(entry) for entry in registry.values()]
+
+
+KINDS = {
+    "algorithms": Kind("sandmask.algorithms", "ALGORITHMS", ("name", "summary", "hparams", "paper")),
+    "datasets": Kind("sandmask.datasets", "DATASETS", ("name", "description", "environments", "network")),
+    "rules": Kind("sandmask.selection", "RULES", ("name", "summary")),
+}
+NETWORKS = "networks"
+CHOICES = [*KINDS, NETWORKS]
+
+
+def list_(
+    what: Annotated[
+        str, typer.Argument(metavar="KIND", help="One of: algorithms, datasets, rules, networks.")
+    ],
+    search: Annotated[
+        str | None, typer.Option("--search", help="Only names like this, such as 'resnet*'; for networks.")
+    ] = None,
+    json: JsonOption = False,
+    plugin: PluginOption = None,
+) -> None:
+    """List the algorithms, datasets, selection rules or networks to choose from.
+
+    [bold]Examples[/bold]
+
+    sandmask list algorithms
+
+    sandmask list datasets --json
+
+    sandmask list networks --search 'vit_small*'
+
+    sandmask list algorithms --plugin my_method.py
+    """
+    if what not in CHOICES:
+        raise SandmaskError(f"There are no {what!r} to list. {closest(what, CHOICES)}")
+    load_plugins(plugin)
+    columns = ("name", "default of") if what == NETWORKS else KINDS[what].columns
+    rows = _networks(search) if what == NETWORKS else KINDS[what].rows()
+    if json:
+        print_json(rows)
+        return
+    print_table("", columns, [[_text(row.get(column)) for column in columns] for row in rows])
+    if what == NETWORKS and search is None:
+        typer.echo("Any backbone of timm works too, by its name: sandmask list networks --search 'resnet*'")
+
+
+def _describe(entry: Any) -> Row:
+    """The fields of a registry's entry that are data; its functions are left out."""
+    assert is_dataclass(entry)
+    plain = {field.name: _plain(getattr(entry, field.name)) for field in fields(entry)}
+    return {name: value for name, value in plain.items() if value is not Ellipsis}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; a hyperparameter is its name; `...` for what is no data."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return list(dict.fromkeys(_plain(item) for item in value))
+    return getattr(value, "name", ...)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else str(value)
+    )
+
+
+def _networks(search: str | None) -> list[Row]:
+    """The networks that the datasets use by default; with `search`, timm's pretrained ones of such names."""
+    if search is None:
+        from sandmask.datasets import DATASETS
+
+        users: dict[str, list[str]] = {}
+        for entry in DATASETS.values():
+            users.setdefault(entry.network, []).append(entry.name)
+        return [{"name": name, "default of": names} for name, names in users.items()]
+    try:
+        import timm
+    except ImportError:
+        raise SandmaskError("Backbones need timm. Install it with: pip install 'sandmask[vision]'") from None
+    names = timm.list_models(search, pretrained=True)
+    if not names:
+        raise SandmaskError(
+            f"timm {timm.__version__} has no pretrained model like {search!r}. Try 'resnet*'."
+        )
+    return [{"name": name, "default of": []} for name in names]

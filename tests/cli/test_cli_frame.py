@@ -1,0 +1,168 @@
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sandmask import _version
+from sandmask.cli import _app
+from sandmask.cli._commands import COMMANDS, Command
+from sandmask.errors import SandmaskError
+
+runner = CliRunner()
+ENV = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+def sandmask(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sandmask", *args], capture_output=True, text=True, env=ENV, timeout=60
+    )
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Install a function as `sandmask probe`."""
+
+    def install(function: Callable[[], None]) -> None:
+        module = types.ModuleType("sandmask.cli.probe")
+        module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
+        module.probe = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "sandmask.cli.probe", module)
+        monkeypatch.setattr(_app, "COMMANDS", (Command("probe", "A probe", "Run", "probe"),))
+
+    return install
+
+
+def test_alone_it_greets_with_what_people_do_first() -> None:
+    result = sandmask()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "sandmask.backward(losses" in result.stdout
+    assert "sandmask --help" in result.stdout
+
+
+def test_the_greeting_names_train_sweep_report_and_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Command, "exists", True)
+    text = _app.greeting()
+    for words in ("sandmask train", "sandmask sweep", "sandmask report", "sandmask.backward"):
+        assert words in text
+    monkeypatch.setattr(Command, "exists", False)
+    assert "sandmask train" not in _app.greeting()
+
+
+def test_version() -> None:
+    result = runner.invoke(_app.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"sandmask {_version.__version__}\n")
+
+
+def test_help_lists_what_is_installed_and_nothing_else() -> None:
+    result = sandmask("--help")
+    assert result.returncode == 0
+    for line in COMMANDS:
+        assert (line.summary in result.stdout) == line.exists
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("--version",), ("list", "--help"), ("hparams", "--help")])
+def test_help_imports_no_torch(args: tuple[str, ...]) -> None:
+    code = (
+        "import sys, json\nfrom sandmask.cli import main\n"
+        f"sys.argv = ['sandmask', *{args!r}]\n"
+        "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code\n"
+        "heavy = {'torch', 'pandas', 'torchvision', 'timm', 'matplotlib'} & set(sys.modules)\n"
+        "print(json.dumps(sorted(heavy)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, timeout=60)
+    assert json.loads(result.stdout.splitlines()[-1]) == [], result.stderr
+
+
+def test_a_misspelt_command_is_suggested() -> None:
+    result = sandmask("lits")
+    assert result.returncode == 2
+    assert "Did you mean 'list'" in result.stderr
+
+
+def test_a_users_mistake_is_one_line_and_status_2(command: Callable[[Callable[[], None]], None]) -> None:
+    def probe() -> None:
+        raise SandmaskError("tau should be in [0, 1]. Found 7.")
+
+    command(probe)
+    result = runner.invoke(_app.app, ["probe"])
+    assert result.exit_code == 2
+    assert result.stderr == "error: tau should be in [0, 1]. Found 7.\n"
+    assert result.stdout == ""
+
+
+def test_an_interrupt_is_a_short_line_and_status_130(command: Callable[[Callable[[], None]], None]) -> None:
+    def probe() -> None:
+        raise KeyboardInterrupt
+
+    command(probe)
+    result = runner.invoke(_app.app, ["probe"])
+    assert (result.exit_code, result.stderr) == (130, "\ninterrupted\n")
+
+
+def test_a_bug_keeps_its_traceback(command: Callable[[Callable[[], None]], None]) -> None:
+    def probe() -> None:
+        raise ZeroDivisionError
+
+    command(probe)
+    assert isinstance(runner.invoke(_app.app, ["probe"]).exception, ZeroDivisionError)
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "sandmask"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENV,
+        timeout=60,
+    )
+    os.close(writer)
+    assert result.stderr == ""
+
+
+def test_a_module_with_an_app_is_a_group_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer(help="Look after data.")
+
+    @app.command()
+    def where() -> None:
+        """Say where."""
+        typer.echo("here")
+
+    @app.command()
+    def verify() -> None:
+        """Check."""
+
+    module = types.ModuleType("sandmask.cli.probe")
+    module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
+    module.app = app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sandmask.cli.probe", module)
+    monkeypatch.setattr(_app, "COMMANDS", (Command("probe", "A probe", "Run", "probe"),))
+    assert runner.invoke(_app.app, ["probe", "where"]).output == "here\n"
+    shown = runner.invoke(_app.app, ["probe", "--help"]).output
+    assert "Look after data." in shown
+    assert "--install-completion" not in shown
+
+
+def test_only_the_command_that_runs_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    load = Command.load
+    monkeypatch.setattr(Command, "load", lambda self: loaded.append(self.name) or load(self))
+    assert runner.invoke(_app.app, ["--help"]).exit_code == 0
+    assert loaded == []
+    assert runner.invoke(_app.app, ["list", "--help"]).exit_code == 0
+    assert loaded == ["list"]
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.exists], ids=lambda line: line.name)
+def test_every_command_loads_and_explains_itself_with_an_example(line: Command) -> None:
+    result = runner.invoke(_app.app, [line.name, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert result.output.count(f"sandmask {line.name} ") >= 2  # the usage line, and at least one example

@@ -1,0 +1,119 @@
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import sandmask.plugins
+from sandmask.errors import SandmaskError
+from sandmask.plugins import GROUP, VARIABLE, load_plugins
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("sandmask_plugin"):
+            del sys.modules[name]
+
+
+def counting_plugin(folder: Path, name: str = "mine.py") -> tuple[Path, Path]:
+    """A plugin that adds a line to a file each time it is imported."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, log = folder / name, folder / f"{name}.log"
+    path.write_text(f"with open({str(log)!r}, 'a') as f:\n    f.write(__name__ + '\\n')\n")
+    return path, log
+
+
+def test_a_file_is_loaded_once_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, log = counting_plugin(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    load_plugins([path, str(path), Path("mine.py")])
+    load_plugins(["./mine.py"])
+    assert len(log.read_text().splitlines()) == 1
+
+
+def test_two_files_of_one_name_are_two_plugins(tmp_path: Path) -> None:
+    first, first_log = counting_plugin(tmp_path / "a")
+    second, second_log = counting_plugin(tmp_path / "b")
+    load_plugins([first, second])
+    assert first_log.read_text() != second_log.read_text()
+
+
+def test_the_environment_variable_names_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, logs = zip(*(counting_plugin(tmp_path / folder) for folder in "ab"), strict=True)
+    monkeypatch.setenv(VARIABLE, ":".join(map(str, paths)))
+    load_plugins()
+    assert all(log.exists() for log in logs)
+
+
+def test_a_plugin_can_define_dataclasses_and_be_found_in_sys_modules(tmp_path: Path) -> None:
+    path = tmp_path / "data.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Point:\n    x: float = 1.0\n"
+    )
+    load_plugins([path])
+    (module,) = (module for name, module in sys.modules.items() if name.startswith("sandmask_plugin_data_"))
+    assert module.Point().x == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\ny = unknown\n", r"bad\.py, line 2 failed: NameError: name 'unknown' is not defined"),
+        ("x = 1\n\ndef f(:\n", r"bad\.py, line 3 failed: SyntaxError: "),
+        ("import json\n\njson.loads('{')\n", r"bad\.py, line 3 failed: JSONDecodeError: "),
+        ("def f():\n    raise ValueError('oh')\nf()\n", r"bad\.py, line 2 failed: ValueError: oh"),
+        ("import no_such_module_at_all\n", r"bad\.py, line 1 failed: ModuleNotFoundError: "),
+    ],
+)
+def test_a_failing_plugin_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    for _ in range(2):  # a failed plugin is not taken for a loaded one
+        with pytest.raises(SandmaskError, match=message):
+            load_plugins([path])
+
+
+def test_a_mended_plugin_loads(tmp_path: Path) -> None:
+    path = tmp_path / "mended.py"
+    path.write_text("oops")
+    with pytest.raises(SandmaskError, match="line 1"):
+        load_plugins([path])
+    path.write_text("fine = True  # longer, so that no stale byte code is taken for it\n")
+    load_plugins([path])
+
+
+def test_a_missing_file_and_a_wrong_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SandmaskError, match=r"There is no plugin file .*nowhere\.py"):
+        load_plugins([tmp_path / "nowhere.py"])
+    with pytest.raises(SandmaskError, match="There is no plugin file"):
+        load_plugins([tmp_path])
+    other = tmp_path / "notes.txt"
+    other.write_text("hello")
+    with pytest.raises(SandmaskError, match=r"notes\.txt should be a Python file"):
+        load_plugins([other])
+
+
+def entry(value: str) -> EntryPoint:
+    return EntryPoint(name="mine", value=value, group=GROUP)
+
+
+def test_installed_plugins_are_loaded_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def installed(group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return [entry("plugin_of_a_package")]
+
+    monkeypatch.setattr(sandmask.plugins, "entry_points", installed)
+    with pytest.raises(SandmaskError, match=r"installed plugin 'mine' \(plugin_of_a_package\).*uninstall it"):
+        load_plugins()
+    monkeypatch.setitem(sys.modules, "plugin_of_a_package", ModuleType("plugin_of_a_package"))
+    load_plugins()
+    assert asked == ["sandmask.plugins", "sandmask.plugins"]

@@ -55,7 +55,8 @@ class RunRecord:
     """A run's evaluations: T checkpoints of accuracies on every environment's "in" and "out" split.
 
     Environments are numbered as in the dataset, held-out ones included. `status` is "diverged" when training
-    met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept.
+    met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept. `classes` may be
+    empty where the source did not name them.
     """
 
     spec: RunSpec
@@ -66,6 +67,7 @@ class RunRecord:
     metrics: dict[str, NDArray[np.float64]]  # name -> [T], such as "loss"
     status: Status
     diverged_at: int | None = None
+    classes: tuple[str, ...] = ()
 
     @property
     def train_envs(self) -> tuple[int, ...]:

@@ -1,0 +1,31 @@
+"""What runs leave behind: specs and evaluations, in files that outlive the program.
+
+A training program writes; everything after it reads:
+
+    with RecordWriter("runs/records.jsonl") as writer:
+        run = writer.start(spec, env_names, classes)
+        writer.evaluation(run, step, accuracy_in, accuracy_out, {"loss": loss})
+        writer.end(run, "done", step)
+
+    runs = read_runs("runs")          # a list of RunRecord
+    frame = load_records("runs")      # the same as a pandas frame
+    write_archive(runs, "sweep.records.parquet")
+"""
+
+from sandmask.records._archive import write_archive
+from sandmask.records._frame import frame, load_records
+from sandmask.records._store import read_runs
+from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
+from sandmask.records._writer import RecordWriter
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "RecordWriter",
+    "RunRecord",
+    "RunSpec",
+    "Status",
+    "frame",
+    "load_records",
+    "read_runs",
+    "write_archive",
+]

@@ -1,0 +1,192 @@
+"""Many runs in one compressed Parquet file, without loss: one row a run."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sandmask.errors import SandmaskError
+from sandmask.records._fractions import denominators, pack, unpack
+from sandmask.records._lines import check_schema
+from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec
+
+ARCHIVE_SUFFIX = ".records.parquet"
+_VERSION_KEY = b"sandmask.schema"
+_METRIC = "metric."
+_RUNS_PER_GROUP = 512
+_SPLITS = ("in", "out")
+
+_Key = tuple[str, tuple[str, ...]]
+_Sizes = dict[_Key, tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]]
+
+
+def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, metrics: bool = True) -> None:
+    """Write runs into one file whose name ends in `.records.parquet`; `read_runs` finds it in a folder.
+
+    Accuracies are stored as changes of counts (exact: see `pack`), metrics as they are; leave them out with
+    `metrics=False` when size matters more than training curves. The file appears whole or not at all.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    target = Path(path)
+    if not target.name.endswith(ARCHIVE_SUFFIX):
+        raise SandmaskError(f"An archive's name should end in {ARCHIVE_SUFFIX!r}. Found {target.name!r}.")
+    names = sorted({name for run in runs for name in run.metrics}) if metrics else []
+    schema = _schema(runs, names)
+    sizes = _split_sizes(runs)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.writing")
+    try:
+        with pq.ParquetWriter(temporary, schema, **_layout(schema)) as writer:
+            for begin in range(0, len(runs), _RUNS_PER_GROUP):
+                rows = [_row(run, sizes, names) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _schema(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    fields: list[tuple[str, Any]] = [
+        ("run", pa.string()),
+        ("spec", pa.string()),
+        ("env_names", pa.list_(pa.string())),
+        ("classes", pa.list_(pa.string())),
+        ("status", pa.string()),
+        ("diverged_at", pa.int64()),
+        ("steps", pa.list_(pa.int64())),
+    ]
+    for split in _SPLITS:
+        fields += [
+            (f"{split}_sizes", pa.list_(pa.int32())),  # null: the accuracies are no fractions, and stored raw
+            (f"{split}_counts", pa.list_(pa.int32())),
+            (f"{split}_raw", pa.list_(pa.float64())),
+        ]
+    for name in metrics:
+        number = pa.float32() if _is_single(runs, name) else pa.float64()
+        fields.append((f"{_METRIC}{name}", pa.list_(number)))
+    return pa.schema(fields, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def _layout(schema: Any) -> dict[str, Any]:
+    """How to compress: numbers byte plane by byte plane, everything else (it repeats) by dictionary."""
+    import pyarrow as pa
+
+    split, repeating = {}, []
+    for field in schema:
+        is_list = pa.types.is_list(field.type)
+        column = f"{field.name}.list.element" if is_list else field.name
+        if field.name.endswith(("_counts", "_raw")) or field.name.startswith(_METRIC):
+            split[column] = "BYTE_STREAM_SPLIT"
+        else:
+            repeating.append(column)
+    return {
+        "compression": "zstd",
+        "compression_level": 9,
+        "use_dictionary": repeating,
+        "column_encoding": split,
+        "data_page_size": 8 << 20,
+    }
+
+
+def _is_single(runs: Sequence[RunRecord], metric: str) -> bool:
+    """Whether a metric was single precision all along, so that half of each double is empty."""
+    curves = [run.metrics[metric] for run in runs if metric in run.metrics]
+    with np.errstate(over="ignore"):
+        return all(np.array_equal(curve, curve.astype(np.float32), equal_nan=True) for curve in curves)
+
+
+def _key(run: RunRecord) -> _Key:
+    return run.spec.dataset, run.env_names
+
+
+def _split_sizes(runs: Sequence[RunRecord]) -> _Sizes:
+    """For each dataset, the sizes of its "in" and "out" splits as far as the accuracies tell."""
+    groups: defaultdict[_Key, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        groups[_key(run)].append(run)
+    return {
+        key: (
+            denominators([run.accuracy_in for run in group]),
+            denominators([run.accuracy_out for run in group]),
+        )
+        for key, group in groups.items()
+    }
+
+
+def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "run": run.spec.id,
+        "spec": json.dumps(run.spec.to_json()),
+        "env_names": run.env_names,
+        "classes": run.classes,
+        "status": run.status,
+        "diverged_at": run.diverged_at,
+        "steps": run.steps,
+    }
+    accuracies = (run.accuracy_in, run.accuracy_out)
+    for split, accuracy, size in zip(_SPLITS, accuracies, sizes[_key(run)], strict=True):
+        row[f"{split}_sizes"] = size
+        row[f"{split}_counts"] = None if size is None else pack(accuracy, size)
+        row[f"{split}_raw"] = accuracy.ravel() if size is None else None
+    for name in metrics:
+        row[f"{_METRIC}{name}"] = run.metrics.get(name)
+    return row
+
+
+def read_archive(path: Path) -> list[RunRecord]:
+    """The runs of an archive, in the order they were given."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY)
+            if version is None:
+                raise SandmaskError("it is not an archive of records, though it is named like one.")
+            check_schema(int(version))
+            groups = (file.read_row_group(group) for group in range(file.num_row_groups))
+            return [run for group in groups for batch in group.to_batches() for run in _runs(batch)]
+    except SandmaskError as error:
+        raise SandmaskError(f"{path} cannot be read: {error}") from error
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise SandmaskError(f"{path} cannot be read: {error}. Restore it, or remove it.") from error
+
+
+def _runs(batch: Any) -> Iterator[RunRecord]:
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    metrics = [name for name in columns if name.startswith(_METRIC)]
+    for row in range(batch.num_rows):
+        names = tuple(columns["env_names"][row].as_py())
+        curves = {name.removeprefix(_METRIC): _values(columns[name], row) for name in metrics}
+        yield RunRecord(
+            spec=RunSpec.from_json(json.loads(columns["spec"][row].as_py())),
+            env_names=names,
+            steps=np.array(_values(columns["steps"], row)),
+            accuracy_in=_accuracy(columns, "in", row, len(names)),
+            accuracy_out=_accuracy(columns, "out", row, len(names)),
+            metrics={name: curve.astype(np.float64) for name, curve in curves.items() if curve is not None},
+            status=columns["status"][row].as_py(),
+            diverged_at=columns["diverged_at"][row].as_py(),
+            classes=tuple(columns["classes"][row].as_py()),
+        )
+
+
+def _values(column: Any, row: int) -> NDArray[Any] | None:
+    cell = column[row]
+    return np.array(cell.values.to_numpy(zero_copy_only=False)) if cell.is_valid else None
+
+
+def _accuracy(columns: dict[str, Any], split: str, row: int, environments: int) -> NDArray[np.float64]:
+    sizes, counts = _values(columns[f"{split}_sizes"], row), _values(columns[f"{split}_counts"], row)
+    if sizes is None or counts is None:
+        return np.array(_values(columns[f"{split}_raw"], row), dtype=np.float64).reshape(-1, environments)
+    return unpack(counts, sizes.astype(np.int64))

@@ -1,0 +1,75 @@
+"""A folder of record files and archives, as runs."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from sandmask.errors import SandmaskError
+from sandmask.records._archive import ARCHIVE_SUFFIX, read_archive
+from sandmask.records._reader import read_file
+from sandmask.records._types import RunRecord
+
+
+def read_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
+    """The runs in a record file, in an archive, or anywhere below a folder; files in order of their paths.
+
+    The same run in two files counts once, as the longer of the two; where they contradict each other, that
+    is an error. Runs that are still being written are read as far as they have come, with status "running".
+    """
+    root = Path(path)
+    if not root.exists():
+        raise SandmaskError(f"{root} does not exist. Name a folder of records, a .jsonl file or an archive.")
+    runs: dict[str, tuple[RunRecord, Path]] = {}
+    for file in _files(root):
+        for run in _read(file):
+            known = runs.get(run.spec.id)
+            runs[run.spec.id] = (run, file) if known is None else _merge(known, (run, file))
+    return [run for run, _ in runs.values()]
+
+
+def _files(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
+    return sorted([*root.rglob("*.jsonl"), *root.rglob(f"*{ARCHIVE_SUFFIX}")])
+
+
+def _read(file: Path) -> list[RunRecord]:
+    if file.suffix == ".parquet":
+        return read_archive(file)
+    return read_file(file)
+
+
+def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tuple[RunRecord, Path]:
+    shorter, longer = sorted((first, second), key=lambda item: _length(item[0]))
+    if not _begins(shorter[0], longer[0]):
+        spec = longer[0].spec
+        raise SandmaskError(
+            f"Run {spec.id} ({spec.dataset}, {spec.algorithm}) has different records in {first[1]} and "
+            f"{second[1]}. Equal specs give equal records, so one of them is not what it says: remove it."
+        )
+    return longer
+
+
+def _length(run: RunRecord) -> tuple[int, bool]:
+    return len(run.steps), run.status != "running"
+
+
+def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
+    """Whether the shorter record is the longer one, or what it was at an earlier time."""
+    count = len(shorter.steps)
+    if shorter.env_names != longer.env_names:
+        return False
+    if shorter.status != "running" and (shorter.status, shorter.diverged_at, count) != (
+        longer.status,
+        longer.diverged_at,
+        len(longer.steps),
+    ):
+        return False
+    same = (
+        np.array_equal(shorter.steps, longer.steps[:count])
+        and np.array_equal(shorter.accuracy_in, longer.accuracy_in[:count])
+        and np.array_equal(shorter.accuracy_out, longer.accuracy_out[:count])
+    )
+    # Metrics may hold a wall-clock time, which two honest runs do not share.
+    return bool(same)

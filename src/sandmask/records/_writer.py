@@ -1,0 +1,232 @@
+"""The one writer of a record file."""
+
+import json
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from sandmask.errors import SandmaskError
+from sandmask.records._lines import end_line, eval_line, run_line
+from sandmask.records._lock import lock, open_locked
+from sandmask.records._types import RunSpec, Status
+
+_open: "weakref.WeakSet[RecordWriter]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked worker must not keep the lock of a parent that died."""
+    for writer in list(_open):
+        writer.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+@dataclass
+class _Progress:
+    """How far a run has come in the file."""
+
+    environments: int
+    last_step: int | None = None
+    status: Status = "running"
+
+
+class RecordWriter:
+    """Appends runs and their evaluations to one file, a line each; several runs may take turns.
+
+    Opening an existing file continues it: a last line that a kill tore is cut off, and runs that it holds
+    can be continued. A second writer on the same file is an error. Every line written survives the death of
+    the process; those before a `commit` also survive a power cut.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open_locked(self.path)
+        self._entry_is_new = True
+        _open.add(self)
+        try:
+            self._cut_torn_line()
+            self._runs = self._scan()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, spec: RunSpec, env_names: Sequence[str], classes: Sequence[str] = ()) -> str:
+        """Open a run and return its id; a run that the file already holds is continued."""
+        if spec.id not in self._runs:
+            self._write(run_line(spec, env_names, classes))
+            self._runs[spec.id] = _Progress(len(env_names))
+        return spec.id
+
+    def evaluation(
+        self,
+        run_id: str,
+        step: int,
+        accuracy_in: Sequence[float],
+        accuracy_out: Sequence[float],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Append one checkpoint: an accuracy in 0..1 for every environment's "in" and "out" split."""
+        run = self._running(run_id)
+        if run.last_step is not None and step <= run.last_step:
+            raise SandmaskError(
+                f"{self.path}: run {run_id} already has step {run.last_step}, so step {step} cannot follow. "
+                "Call `rewind` before resuming from an older checkpoint."
+            )
+        for split in (accuracy_in, accuracy_out):
+            if len(split) != run.environments or not all(0 <= value <= 1 for value in split):
+                raise ValueError(
+                    f"Accuracies should be {run.environments} numbers in 0..1, one an environment. "
+                    f"Found {list(split)}."
+                )
+        self._write(eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}))
+        run.last_step = step
+
+    def end(self, run_id: str, status: Literal["done", "diverged"], step: int) -> None:
+        """Close a run: it finished, or it diverged at `step`."""
+        self._running(run_id)
+        self._write(end_line(run_id, status, step))
+        self._runs[run_id].status = status
+
+    def commit(self) -> None:
+        """Return once everything written so far is on the disk."""
+        os.fsync(self._file.fileno())
+        if self._entry_is_new:
+            _sync_folder(self.path.parent)
+            self._entry_is_new = False
+
+    def last_step(self, run_id: str) -> int | None:
+        """The step of the run's last evaluation in the file; None when there is none."""
+        return self._runs[run_id].last_step if run_id in self._runs else None
+
+    def status(self, run_id: str) -> Status | None:
+        """The run's status in the file; None when the file does not hold it."""
+        return self._runs[run_id].status if run_id in self._runs else None
+
+    def rewind(self, run_id: str | Iterable[str], step: int) -> None:
+        """Forget what one run, or several, recorded after `step`, their ends included.
+
+        A run that resumes from a checkpoint older than its last line starts here, or it would repeat lines.
+        The file is replaced atomically, under the same lock. Runs that the file does not hold are left alone.
+        """
+        wanted = {run_id} if isinstance(run_id, str) else set(run_id)
+        names = {name for name in wanted if name in self._runs and self._reaches_beyond(name, step)}
+        if not names:
+            return
+        temporary = self.path.with_name(self.path.name + ".rewinding")
+        replacement = FileIO(temporary, "w+")
+        try:
+            lock(replacement)
+            for raw in self._lines():
+                if not _is_after(json.loads(raw), names, step):
+                    _write_all(replacement, raw)
+            os.fsync(replacement.fileno())
+            temporary.replace(self.path)
+        except BaseException:
+            replacement.close()
+            temporary.unlink(missing_ok=True)
+            raise
+        self._file.close()
+        self._file = replacement
+        self._file.seek(0, os.SEEK_END)
+        self._entry_is_new = True
+        self._runs = self._scan()
+
+    def close(self) -> None:
+        """Release the file and its lock."""
+        _open.discard(self)
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._file.closed:
+            self.commit()
+        self.close()
+
+    def _running(self, run_id: str) -> _Progress:
+        run = self._runs.get(run_id)
+        if run is None:
+            raise SandmaskError(f"{self.path} has no run {run_id}. Call `start` with its spec first.")
+        if run.status != "running":
+            raise SandmaskError(
+                f"{self.path}: run {run_id} has ended ({run.status}). Call `rewind` to continue it."
+            )
+        return run
+
+    def _reaches_beyond(self, run_id: str, step: int) -> bool:
+        run = self._runs[run_id]
+        return run.status != "running" or (run.last_step is not None and run.last_step > step)
+
+    def _write(self, line: bytes) -> None:
+        _write_all(self._file, line)
+
+    def _lines(self) -> Iterable[bytes]:
+        with self.path.open("rb") as file:
+            yield from file
+
+    def _cut_torn_line(self) -> None:
+        """A line is complete when its newline is there: cut what follows the last one."""
+        end = size = self._file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            self._file.seek(start)
+            newline = self._file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            self._file.truncate(end)
+
+    def _scan(self) -> dict[str, _Progress]:
+        runs: dict[str, _Progress] = {}
+        for number, raw in enumerate(self._lines(), start=1):
+            try:
+                line: dict[str, Any] = json.loads(raw)
+                name, kind = line["run"], line["kind"]
+                if kind == "run":
+                    runs[name] = _Progress(len(line["env_names"]))
+                elif kind == "eval":
+                    runs[name].last_step = line["step"]
+                else:
+                    runs[name].status = line["status"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise SandmaskError(
+                    f"{self.path}:{number} is not a line of a record file ({error!r}). "
+                    "Move the file away, or repair that line, before writing here."
+                ) from error
+        return runs
+
+
+def _is_after(line: dict[str, Any], names: set[str], step: int) -> bool:
+    if line["run"] not in names:
+        return False
+    return line["kind"] == "end" or (line["kind"] == "eval" and int(line["step"]) > step)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put a new or replaced file's name on the disk too, where folders can be synced."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    # An unbuffered write may be partial (a full disk, a signal); the rest follows or the error comes out.
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) or 0 :]

@@ -154,7 +154,12 @@ def test_a_module_with_an_app_is_a_group_of_commands(monkeypatch: pytest.MonkeyP
 def test_only_the_command_that_runs_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     load = Command.load
-    monkeypatch.setattr(Command, "load", lambda self: loaded.append(self.name) or load(self))
+
+    def recorded(self: Command) -> object:
+        loaded.append(self.name)
+        return load(self)
+
+    monkeypatch.setattr(Command, "load", recorded)
     assert runner.invoke(_app.app, ["--help"]).exit_code == 0
     assert loaded == []
     assert runner.invoke(_app.app, ["list", "--help"]).exit_code == 0

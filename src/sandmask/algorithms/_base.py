@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,13 +31,18 @@ class Problem:
     others reach `step` as tensors, one value a run.
     """
 
-    featurizer: Callable[[], Featurizer]
+    featurizer: Callable[..., Featurizer]  # featurizer(extra_channels=n) is one for inputs with n more channels
     n_envs: int
     n_classes: int
     input_shape: tuple[int, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
     dropout: bool = True  # False when no run of the stack drops anything: skips drawing the noise
+    dtype: torch.dtype = torch.float32  # of activations; parameters and losses are float32
     differentiate: Differentiator = field(default_factory=Functional)
+
+    def with_differentiator(self, differentiate: Differentiator) -> "Problem":
+        """The same problem, with gradients taken another way."""
+        return replace(self, differentiate=differentiate)
 
 
 class Algorithm(ABC):
@@ -47,6 +52,8 @@ class Algorithm(ABC):
     `problem.differentiate`, and must draw random numbers from `key` alone: it then trains one run, or K stacked ones
     under `torch.func.vmap`, with the same numbers.
     """
+
+    uses_context = False  # whether a prediction depends on the batch around the example
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -1,0 +1,80 @@
+"""Progress of a training run: a bar in a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from sandmask.records import RunSpec
+    from sandmask.training import Progress as Report
+
+LINE_SECONDS = 10.0  # between lines where there is no terminal
+
+
+class TrainingBar:
+    """Shows a run's steps, loss, accuracies and rate on standard error; `update` takes the loop's reports."""
+
+    def __init__(self, spec: "RunSpec", folder: Path, *, quiet: bool = False) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.quiet = quiet
+        self.status = ""
+        self._first: tuple[float, int] | None = None
+        self._last_line = time.monotonic()
+        live = sys.stderr.isatty() and not quiet
+        columns = (
+            TextColumn(f"{spec.algorithm} on {spec.dataset}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True) if live else None
+        self._task = self._bar.add_task("train", total=spec.steps, status="") if self._bar else None
+
+    def __enter__(self) -> "TrainingBar":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+        if kind is KeyboardInterrupt and not self.quiet:
+            typer.echo(f"stopped; what was done is saved in {self.folder}. The same command goes on from there.", err=True)
+
+    def update(self, report: "Report") -> None:
+        """Show one more report."""
+        if self.quiet:
+            return
+        now = time.monotonic()
+        self._first = self._first or (now, report.done)
+        if report.accuracies is not None and report.losses is not None:
+            self.status = self._describe(report)
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=report.done, status=self.status + self._rate(now, report.done))
+        elif now - self._last_line > LINE_SECONDS or report.done == report.steps:
+            self._last_line = now
+            line = f"step {report.done}/{report.steps}  {self.status}{self._rate(now, report.done)}"
+            typer.echo(line, err=True)
+
+    def _rate(self, now: float, done: int) -> str:
+        start, first = self._first or (now, done)
+        return f"  {(done - first) / (now - start):.1f} steps/s" if now > start and done > first else ""
+
+    def _describe(self, report: "Report") -> str:
+        assert report.accuracies is not None
+        assert report.losses is not None
+        held_out = list(self.spec.test_envs)
+        train = [e for e in range(report.accuracies.inside.shape[1]) if e not in held_out]
+        trained = report.accuracies.outside[0, train].mean()
+        unseen = report.accuracies.inside[0, held_out].mean() if held_out else float("nan")
+        return f"loss {report.losses[0]:.3f}  trained {trained:.1%}  held out {unseen:.1%}"

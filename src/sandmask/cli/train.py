@@ -1,0 +1,127 @@
+"""`sandmask train`: one run, from a spec to records and a model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sandmask.cli._console import print_json, print_table
+from sandmask.cli._options import (
+    HparamOption,
+    HparamsSeedOption,
+    JsonOption,
+    PluginOption,
+    SpaceOption,
+    TrialSeedOption,
+)
+from sandmask.cli._progress import TrainingBar
+
+if TYPE_CHECKING:
+    from sandmask.records import RunRecord
+
+
+def train(
+    dataset: Annotated[str, typer.Argument(help="A dataset, or the folder of your own: root/domain/class/*.jpg")],
+    algorithm: Annotated[str, typer.Argument(help="An algorithm, as in: sandmask list algorithms")],
+    test_env: Annotated[
+        list[str], typer.Option("--test-env", metavar="E", help="Environment to hold out, by name or number. Repeatable.")
+    ],
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the dataset's protocol if not given.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate every so many steps; the dataset's protocol if not given.")
+    ] = None,
+    hparam: HparamOption = None,
+    hparams_seed: HparamsSeedOption = 0,
+    trial_seed: TrialSeedOption = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Initial weights, minibatches and everything else random.")] = 0,
+    space: SpaceOption = "paper",
+    network: Annotated[
+        str | None, typer.Option(help="mlp, mnist-convnet or a timm name; the dataset's own if not given.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE|none", help="Pretrained weights for a timm network, or none of them.")
+    ] = None,
+    precision: Annotated[str, typer.Option(metavar="fp32|tf32|bf16", help="What is computed in.")] = "fp32",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU if there is one.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the datasets are; see: sandmask data where")] = None,
+    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be read.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-ID if not given.")] = None,
+    json: JsonOption = False,
+    plugin: PluginOption = None,
+) -> None:
+    """Train ALGORITHM on DATASET with one or more environments held out, and say how well it does on them.
+
+    Interrupted or killed, the same command goes on where it stopped, with the same result to the last bit. The run's
+    folder holds records.jsonl (sandmask report reads it) and model.safetensors.
+
+    [bold]Examples[/bold]
+
+    sandmask train Spirals ANDMask --test-env 0 --steps 1000
+
+    sandmask train PACS SANDMask --test-env sketch --hparam tau=0.5 --precision bf16
+
+    sandmask train ./my_images ERM --test-env hospital_3 --network resnet18 --weights resnet18.safetensors
+    """
+    from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
+    from sandmask.plugins import load_plugins
+    from sandmask.hparams import parse_overrides
+    from sandmask.training import RunFolder, choose_device, make_spec
+
+    load_plugins(plugin)
+    entry = dataset_entry(dataset)
+    data = load_dataset(dataset, data_dir, **({"skip_corrupt": True} if skip_corrupt else {}))
+    spec = make_spec(
+        entry,
+        algorithm,
+        [resolve_environment(data, env) for env in test_env],
+        steps=steps,
+        checkpoint_every=checkpoint_every,
+        hparams=parse_overrides(hparam or []),
+        hparams_seed=hparams_seed,
+        trial_seed=trial_seed,
+        seed=seed,
+        space=space,
+        network=network,
+        weights=weights,
+        precision=precision,
+    )
+    folder = RunFolder(out or Path("runs") / f"{spec.dataset}-{spec.algorithm}-{spec.id}")
+    with TrainingBar(spec, folder.path, quiet=json) as bar:
+        record = folder.train(spec, data, choose_device(device), weights=weights, report=bar.update)
+    if json:
+        print_json(_summary(record, folder.path))
+    else:
+        _print(record, folder.path)
+
+
+def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
+    names = record.env_names
+    last = record.accuracy_in[-1], record.accuracy_out[-1]
+    return {
+        "run": record.spec.id,
+        "folder": str(path),
+        "status": record.status,
+        "diverged_at": record.diverged_at,
+        "spec": record.spec.to_json(),
+        "step": int(record.steps[-1]),
+        "accuracy": {
+            name: {"in": float(i), "out": float(o), "held_out": e in record.spec.test_envs}
+            for e, (name, i, o) in enumerate(zip(names, *last, strict=True))
+        },
+    }
+
+
+def _print(record: "RunRecord", path: Path) -> None:
+    spec = record.spec
+    if record.status == "diverged":
+        typer.echo(f"diverged at step {record.diverged_at}: the loss was no number. Try a smaller --hparam lr=...")
+    if len(record.steps):
+        rows = [
+            (name, "held out" if e in spec.test_envs else "trained on", f"{i:.1%}", f"{o:.1%}")
+            for e, (name, i, o) in enumerate(
+                zip(record.env_names, record.accuracy_in[-1], record.accuracy_out[-1], strict=True)
+            )
+        ]
+        title = f"{spec.algorithm} on {spec.dataset}, after step {record.steps[-1]}"
+        print_table(title, ("environment", "", "in (80%)", "out (20%)"), rows)
+    typer.echo(f"records and model: {path}")

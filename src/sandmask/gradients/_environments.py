@@ -1,0 +1,138 @@
+"""Per-environment gradients of a model: one environment after the other, or many at once. The numbers are the same."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from sandmask.masks import GradientMoments, MaskError
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+Batches = Sequence[tuple[Tensor, Tensor]]
+Method = Literal["auto", "loop", "batched"]
+NamedGradients = dict[str, Tensor]
+
+# "auto" stacks gradients up to this many elements in all (E x P); a loop keeps one environment's at a time.
+STACK_LIMIT = 64 * 1024 * 1024
+
+
+def environment_gradients(
+    model: nn.Module, loss_fn: LossFunction, batches: Batches, method: Method = "auto", *, per_sample: bool = False
+) -> NamedGradients:
+    """Gradients of `loss_fn(model(x), y)` for each environment's batch `(x, y)`, stacked: name -> `[E, *shape]`.
+
+    Environments are in the order of `batches`; their batches may differ in size. With `per_sample` every example is an
+    environment of its own, as in ILC. Frozen parameters are left out. Keeps all E gradients: for a large model, or
+    many examples, use `environment_moments`, which does not.
+
+    :param method: "loop" takes one environment after the other (the reference, and best for large models); "batched"
+        takes all environments of one size at once with `torch.func.vmap`; "auto" chooses.
+    """
+    stacks = list(_stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=None))
+    order = torch.tensor([e for envs, _ in stacks for e in envs]).argsort()
+    together = {name: torch.cat([grads[name] for _, grads in stacks]) for name in stacks[0][1]}
+    return {name: stack[order.to(stack.device)] for name, stack in together.items()}
+
+
+def environment_moments(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batches: Batches,
+    method: Method = "auto",
+    *,
+    per_sample: bool = False,
+    chunk_size: int | None = None,
+    log_magnitude: bool = False,
+    check_finite: bool = True,
+) -> GradientMoments:
+    """The same gradients, folded into moments as they come: memory does not grow with the number of environments.
+
+    Give the result to `mask.from_moments`, or to `sandmask.set_gradients` to fill `.grad`.
+
+    :param chunk_size: how many environments "batched" takes at once (all, if not given).
+    """
+    moments = GradientMoments(log_magnitude=log_magnitude, check_finite=check_finite)
+    for _, grads in _stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size):
+        moments.update_stack(grads)
+    return moments
+
+
+def _stacks(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batches: Batches,
+    method: Method,
+    *,
+    per_sample: bool,
+    chunk_size: int | None,
+) -> Iterator[tuple[list[int], NamedGradients]]:
+    """Pieces of the result: numbers of some environments, and their stacked gradients."""
+    _check(batches, method, chunk_size)
+    if per_sample:
+        batches = [(x[i : i + 1], y[i : i + 1]) for x, y in batches for i in range(len(y))]
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if method == "auto":
+        method = _choose(model, params, len(batches))
+    if method == "loop":
+        yield from _loop(model, loss_fn, batches, params)
+    else:
+        yield from _batched(model, loss_fn, batches, params, chunk_size or len(batches))
+
+
+def _loop(
+    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients
+) -> Iterator[tuple[list[int], NamedGradients]]:
+    for e, (x, y) in enumerate(batches):
+        loss = loss_fn(model(x), y)
+        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
+        yield [e], {name: g.unsqueeze(0) for name, g in zip(params, grads, strict=True)}
+
+
+def _batched(
+    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients, chunk_size: int
+) -> Iterator[tuple[list[int], NamedGradients]]:
+    def loss(values: NamedGradients, x: Tensor, y: Tensor) -> Tensor:
+        return loss_fn(functional_call(model, values, (x,)), y)
+
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+    values = {name: p.detach() for name, p in params.items()}
+    for envs in _same_shape(batches, chunk_size):
+        x = torch.stack([batches[e][0] for e in envs])
+        y = torch.stack([batches[e][1] for e in envs])
+        yield envs, gradients(values, x, y)
+
+
+def _same_shape(batches: Batches, chunk_size: int) -> Iterator[list[int]]:
+    """Environments whose batches have the same shapes, at most `chunk_size` at a time."""
+    groups: dict[tuple[torch.Size, torch.Size], list[int]] = {}
+    for e, (x, y) in enumerate(batches):
+        groups.setdefault((x.shape, y.shape), []).append(e)
+    for envs in groups.values():
+        yield from (envs[i : i + chunk_size] for i in range(0, len(envs), chunk_size))
+
+
+def _choose(model: nn.Module, params: NamedGradients, n_envs: int) -> Literal["loop", "batched"]:
+    """Batched where it is faster: products of matrices batch well; a convolution's weight gradients do not.
+
+    Their vmap is a grouped convolution, slower than one after the other.
+    """
+    convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+    elements = n_envs * sum(p.numel() for p in params.values())
+    return "loop" if convolutions or elements > STACK_LIMIT else "batched"
+
+
+def _check(batches: Batches, method: str, chunk_size: int | None) -> None:
+    if method not in get_args(Method):
+        raise MaskError(f"Parameter `method` should be one of {get_args(Method)}. Found `method` = {method!r}.")
+    if chunk_size is not None and chunk_size < 1:
+        raise MaskError(f"Parameter `chunk_size` should be at least 1. Found `chunk_size` = {chunk_size}.")
+    if len(batches) == 0:
+        raise MaskError("Parameter `batches` should hold a batch (x, y) for each environment. Found none.")
+    for e, (x, y) in enumerate(batches):
+        if len(x) != len(y) or len(y) == 0:
+            raise MaskError(
+                f"Parameter `batches` should hold as many inputs as targets, at least one. Environment {e} has "
+                f"{len(x)} inputs and {len(y)} targets."
+            )

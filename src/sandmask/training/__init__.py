@@ -1,0 +1,30 @@
+"""Training: specs become runs, runs become records and a model.
+
+    from sandmask.datasets import DATASETS, load_dataset
+    from sandmask.training import RunFolder, make_spec
+
+    spec = make_spec(DATASETS["Spirals"], "SANDMask", test_envs=[0], hparams={"tau": 0.5})
+    record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torch.device("cpu"))
+"""
+
+from sandmask.training.evaluation import Accuracies
+from sandmask.training.folder import RunFolder
+from sandmask.training.loop import Progress, Trainer
+from sandmask.training.precision import PRECISIONS, choose_device, set_precision
+from sandmask.training.specs import make_spec, stack_key
+from sandmask.training.splits import split_environment
+from sandmask.training.stack import Stack
+
+__all__ = [
+    "PRECISIONS",
+    "Accuracies",
+    "Progress",
+    "RunFolder",
+    "Stack",
+    "Trainer",
+    "choose_device",
+    "make_spec",
+    "set_precision",
+    "split_environment",
+    "stack_key",
+]

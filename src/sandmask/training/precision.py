@@ -1,0 +1,40 @@
+"""What the numbers are computed in, and that they come out the same twice."""
+
+from typing import Literal, get_args
+
+import torch
+
+from sandmask.errors import SandmaskError
+from sandmask.registry import closest
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+def choose_device(text: str | None) -> torch.device:
+    """The device named, or the GPU where there is one."""
+    if text is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SandmaskError(f"Device {text!r} cannot be used here: {reason} Try --device cpu.") from error
+    return device
+
+
+def set_precision(precision: str) -> None:
+    """Set how float32 products are computed, and choose kernels that give the same bits each time."""
+    if precision not in PRECISIONS:
+        raise SandmaskError(f"Unknown precision {precision!r}. {closest(precision, list(PRECISIONS))}")
+    fast = precision != "fp32"
+    torch.set_float32_matmul_precision("high" if fast else "highest")
+    torch.backends.cudnn.allow_tf32 = fast
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def compute_dtype(precision: str) -> torch.dtype:
+    """The type that activations have."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32

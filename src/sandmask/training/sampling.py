@@ -1,0 +1,34 @@
+"""Minibatches as a pure function of a run's key and step."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sandmask.datasets import Dataset
+from sandmask.functional import random
+from sandmask.records import RunSpec
+from sandmask.training.splits import split_environment
+
+
+class Sampler:
+    """Draws, for each of K runs, `batch_size` examples with replacement from each training environment."""
+
+    def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], batch_size: int, device: torch.device) -> None:
+        pools = [self._pools(dataset, spec) for spec in specs]
+        self.batch_size = batch_size
+        self.n_envs = len(pools[0])
+        self.sizes = torch.tensor([[len(pool) for pool in run] for run in pools], device=device)  # [K, E]
+        longest = int(self.sizes.max())
+        padded = [[torch.nn.functional.pad(pool, (0, longest - len(pool))) for pool in run] for run in pools]
+        self.numbers = torch.stack([torch.stack(run) for run in padded]).to(device)  # [K, E, longest]
+
+    @staticmethod
+    def _pools(dataset: Dataset, spec: RunSpec) -> list[Tensor]:
+        envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
+        return [split_environment(dataset, env, spec.trial_seed)[0] for env in envs]
+
+    def __call__(self, keys: Tensor) -> Tensor:
+        """Example numbers [K, E, B] for keys [K]."""
+        places = random.integers(keys, self.sizes.unsqueeze(-1), self.n_envs, self.batch_size)
+        return self.numbers.gather(2, places)

@@ -1,0 +1,88 @@
+"""From what a user asks for to a complete run spec, and which specs can train as one program."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sandmask.algorithms import ALGORITHMS
+from sandmask.datasets import Dataset, DatasetEntry
+from sandmask.errors import SandmaskError
+from sandmask.hparams import resolve, space_for
+from sandmask.records import RunSpec
+
+# Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
+SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
+
+
+def make_spec(
+    entry: DatasetEntry,
+    algorithm: str,
+    test_envs: Sequence[int],
+    *,
+    steps: int | None = None,
+    checkpoint_every: int | None = None,
+    hparams: Mapping[str, str | float] | None = None,
+    hparams_seed: int = 0,
+    trial_seed: int = 0,
+    seed: int = 0,
+    space: str = "paper",
+    network: str | None = None,
+    weights: str | None = None,
+    precision: str = "fp32",
+) -> RunSpec:
+    """A complete, validated spec; what is not given follows the dataset's protocol."""
+    chosen = ALGORITHMS[algorithm]
+    values = resolve(
+        space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space), hparams_seed, trial_seed, hparams
+    )
+    steps = entry.steps if steps is None else steps
+    checkpoint_every = entry.checkpoint_every if checkpoint_every is None else checkpoint_every
+    for name, value in (("steps", steps), ("checkpoint_every", checkpoint_every)):
+        if value < 1:
+            raise SandmaskError(f"{name} should be at least 1. Found {value}.")
+    network = network or entry.network
+    return RunSpec(
+        dataset=entry.name,
+        algorithm=chosen.name,
+        test_envs=tuple(sorted(set(test_envs))),
+        steps=steps,
+        checkpoint_every=checkpoint_every,
+        hparams=values,
+        hparams_seed=hparams_seed,
+        trial_seed=trial_seed,
+        seed=seed,
+        space=space,
+        network=network,
+        weights=_weights_name(network, weights),
+        precision=precision,
+    )
+
+
+def _weights_name(network: str, weights: str | None) -> str:
+    """What the records say the network started from: a file by its name, without the folder."""
+    if network in ("mlp", "mnist-convnet"):
+        return "none"
+    return "pretrained" if weights is None else Path(weights).name
+
+
+def check_environments(spec: RunSpec, dataset: Dataset) -> None:
+    """Refuse a split that leaves too little to train on."""
+    n_envs = len(dataset.environments)
+    for env in spec.test_envs:
+        if not 0 <= env < n_envs:
+            raise SandmaskError(f"{dataset.name} has environments 0 to {n_envs - 1}. Found test environment {env}.")
+    n_train = n_envs - len(spec.test_envs)
+    if n_train < 2:
+        raise SandmaskError(
+            f"{spec.algorithm} needs at least 2 environments to train on; {dataset.name} has {n_envs}, of which "
+            f"{len(spec.test_envs)} are held out. Hold out fewer."
+        )
+
+
+def stack_key(spec: RunSpec) -> tuple[object, ...]:
+    """Specs with equal keys have the same program: they differ in numbers only and can train as one stack."""
+    shapes = tuple(spec.hparams.get(name) for name in SHAPE_HPARAMS)
+    return (
+        *(spec.dataset, spec.algorithm, spec.network, spec.weights, spec.precision),
+        *(spec.steps, spec.checkpoint_every, len(spec.test_envs)),
+        shapes,
+    )

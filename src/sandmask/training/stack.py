@@ -1,0 +1,118 @@
+"""K runs as one program. K = 1 is the ordinary run: the same code, without `vmap`."""
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from sandmask.algorithms import ALGORITHMS, Algorithm, Metrics, Problem, State
+from sandmask.datasets import Dataset
+from sandmask.errors import SandmaskError
+from sandmask.functional import Autograd, EnvBatch, Functional, random
+from sandmask.networks import build_featurizer
+from sandmask.records import RunSpec
+from sandmask.training.evaluation import Accuracies, Evaluator
+from sandmask.training.precision import compute_dtype, set_precision
+from sandmask.training.sampling import Sampler
+from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
+
+# Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
+LARGE_MODEL = 4_000_000
+_NUMBERS, _ROWS, _AUGMENT, _STEP = range(4)  # what a step's random numbers are for
+
+
+def build_algorithm(spec: RunSpec, dataset: Dataset, *, weights: str | None, dropout: bool) -> Algorithm:
+    """The algorithm of a spec, built for a dataset."""
+    sizes = {name: int(spec.hparams[name]) for name in SHAPE_HPARAMS if name in spec.hparams}
+    featurizer = build_featurizer(spec.network, dataset.input_shape, sizes, weights)
+    problem = Problem(
+        featurizer=featurizer,
+        n_envs=len(dataset.environments) - len(spec.test_envs),
+        n_classes=len(dataset.classes),
+        input_shape=dataset.input_shape,
+        sizes=sizes,
+        dropout=dropout,
+        dtype=compute_dtype(spec.precision),
+    )
+    algorithm = ALGORITHMS[spec.algorithm].build(problem)
+    if algorithm.network.numel > LARGE_MODEL:
+        algorithm.problem = problem.with_differentiator(Autograd())
+    return algorithm
+
+
+class Stack:
+    """Runs that differ in numbers only: seeds, trials, held-out environments, numeric hyperparameters."""
+
+    def __init__(
+        self, specs: Sequence[RunSpec], dataset: Dataset, device: torch.device, *, weights: str | None = None
+    ) -> None:
+        if len({stack_key(spec) for spec in specs}) != 1:
+            raise SandmaskError("These runs differ in more than numbers and cannot train as one program.")
+        check_environments(specs[0], dataset)
+        set_precision(specs[0].precision)
+        self.specs = tuple(specs)
+        self.device = device
+        self.dataset = dataset.to(device)
+        drops = any(spec.hparams.get("dropout", 0.0) > 0 for spec in specs)
+        self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
+        self.n_runs = len(specs)
+        self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
+        self.hparams = self._stack_hparams()
+        self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
+        self.evaluator = Evaluator(self.dataset, specs, device)
+
+    def _stack_hparams(self) -> dict[str, Tensor]:
+        names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
+        return {
+            name: torch.tensor([float(spec.hparams[name]) for spec in self.specs], device=self.device)
+            for name in names
+        }
+
+    def init(self) -> State:
+        """The runs' states before the first step, stacked: every tensor has a leading dimension K."""
+        states = [self.algorithm.init(spec.seed) for spec in self.specs]
+        stacked: State = pytree.tree_map(lambda *leaves: torch.stack(leaves).to(self.device), *states)
+        return stacked
+
+    def lift(self, function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+        """A function of one run as a function of K runs; arguments with dimension None are shared."""
+        if self.n_runs > 1:
+            return vmap(function, in_dims=in_dims)
+
+        def single(*args: Any) -> Any:
+            own = [pytree.tree_map(lambda t: t[0], a) if dim == 0 else a for a, dim in zip(args, in_dims, strict=True)]
+            return pytree.tree_map(lambda t: t.unsqueeze(0), function(*own))
+
+        return single
+
+    def feed(self, start: int) -> Generator[EnvBatch, None, None]:
+        """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""
+        steps = range(start, self.specs[0].steps)
+        requests = ((self._numbers(step), random.fold(random.fold(self.keys, step), _AUGMENT)) for step in steps)
+        for step, x in zip(steps, self.dataset.training_batches(requests), strict=True):
+            numbers = self._numbers(step)
+            rows = random.keys(random.fold(random.fold(self.keys, step), _ROWS), *numbers.shape[1:])
+            weight = torch.ones(numbers.shape, device=self.device)
+            yield EnvBatch(x, self.dataset.labels[numbers], weight, rows)
+
+    def _numbers(self, step: int) -> Tensor:
+        """Which examples [K, E, B] a step trains on."""
+        return self.sampler(random.fold(random.fold(self.keys, step), _NUMBERS))
+
+    def step(self, state: State, batch: EnvBatch) -> tuple[State, Metrics]:
+        """Every run's state after one more step, and metrics [K]."""
+        keys = random.fold(random.fold(self.keys, state["step"]), _STEP)
+        stepped: tuple[State, Metrics] = self.lift(self.algorithm.step, (0, 0, 0, 0))(state, batch, self.hparams, keys)
+        return stepped
+
+    @torch.no_grad()
+    def evaluate(self, state: State) -> Accuracies:
+        """Accuracies of every run on every environment."""
+        if self.algorithm.uses_context:
+            predict = self.lift(self.algorithm.predict, (0, 0))
+            return self.evaluator.in_context(lambda x: predict(state, x))
+        predict = self.lift(self.algorithm.predict, (0, None))
+        return self.evaluator.alone(lambda x: predict(state, x))

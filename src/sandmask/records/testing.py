@@ -1,0 +1,84 @@
+"""Made-up records, for tests of selection rules, tables and whatever else reads records."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sandmask.records._types import RunRecord, RunSpec, Status
+
+
+def made_up_run(
+    accuracy_in: Sequence[Sequence[float]],
+    accuracy_out: Sequence[Sequence[float]] | None = None,
+    *,
+    test_envs: Sequence[int] = (0,),
+    every: int = 100,
+    status: Status = "done",
+    env_names: Sequence[str] | None = None,
+    **spec: Any,
+) -> RunRecord:
+    """A run with these accuracies ([checkpoints, environments]); "out" equals "in" unless given.
+
+    Further arguments go into the spec: `algorithm="IRM"`, `hparams_seed=3`, ...
+    """
+    table = np.array(accuracy_in, dtype=np.float64)
+    steps = np.arange(len(table), dtype=np.int64) * every
+    fields: dict[str, Any] = {
+        "dataset": "Toy",
+        "algorithm": "ERM",
+        "steps": (len(table) - 1) * every + 1,
+        "checkpoint_every": every,
+        "hparams": {"lr": 0.001},
+        **spec,
+    }
+    return RunRecord(
+        spec=RunSpec(test_envs=tuple(test_envs), **fields),
+        env_names=tuple(env_names or map(str, range(table.shape[1]))),
+        steps=steps,
+        accuracy_in=table,
+        accuracy_out=table.copy() if accuracy_out is None else np.array(accuracy_out, dtype=np.float64),
+        metrics={"loss": np.linspace(1, 0, len(table))},
+        status=status,
+        diverged_at=int(steps[-1]) + 1 if status == "diverged" else None,
+        classes=("no", "yes"),
+    )
+
+
+def made_up_sweep(
+    algorithms: Sequence[str],
+    *,
+    environments: int = 3,
+    draws: int = 4,
+    trials: int = 2,
+    checkpoints: int = 5,
+    pairs: bool = False,
+    size: int = 20,
+    seed: int = 0,
+    **spec: Any,
+) -> list[RunRecord]:
+    """A complete sweep of random accuracies k / size (a small size gives many ties).
+
+    `pairs` also holds out every two environments.
+    """
+    rng = np.random.default_rng(seed)
+    held_out: list[tuple[int, ...]] = [(env,) for env in range(environments)]
+    if pairs:
+        held_out += [(a, b) for a in range(environments) for b in range(a + 1, environments)]
+    shape = (checkpoints, environments)
+    return [
+        made_up_run(
+            (rng.integers(0, size + 1, shape) / size).tolist(),
+            (rng.integers(0, size + 1, shape) / size).tolist(),
+            test_envs=test_envs,
+            algorithm=algorithm,
+            trial_seed=trial,
+            hparams_seed=draw,
+            seed=int(rng.integers(2**31)),
+            **{"hparams": {"lr": float(np.float32(0.001 * (draw + 1)))}, **spec},
+        )
+        for algorithm in algorithms
+        for test_envs in held_out
+        for trial in range(trials)
+        for draw in range(draws)
+    ]

@@ -1,0 +1,218 @@
+"""Reading: files, folders and archives as runs, and what is wrong is named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandmask.errors import SandmaskError
+from sandmask.records import RecordWriter, RunRecord, read_runs, write_archive
+from sandmask.records._fractions import denominators, pack, unpack
+from sandmask.records.testing import made_up_run, made_up_sweep
+
+
+def save(path: Path, *runs: RunRecord) -> None:
+    with RecordWriter(path) as writer:
+        for run in runs:
+            name = writer.start(run.spec, run.env_names, run.classes)
+            for index, step in enumerate(run.steps):
+                writer.evaluation(name, int(step), run.accuracy_in[index], run.accuracy_out[index])
+            if run.status != "running":
+                writer.end(name, run.status, int(run.diverged_at or step))
+
+
+def shortened(run: RunRecord, count: int) -> RunRecord:
+    return replace(
+        run,
+        steps=run.steps[:count],
+        accuracy_in=run.accuracy_in[:count],
+        accuracy_out=run.accuracy_out[:count],
+        metrics={},
+        status="running",
+    )
+
+
+def test_a_folder_is_read_recursively_archives_included(tmp_path: Path) -> None:
+    runs = made_up_sweep(["ERM"], draws=2)
+    save(tmp_path / "a" / "deep" / "x.jsonl", *runs[:2])
+    save(tmp_path / "b.jsonl", *runs[2:5])
+    write_archive(runs[5:], tmp_path / "c.records.parquet")
+    (tmp_path / "notes.txt").write_text("not a record")
+    assert [run.spec for run in read_runs(tmp_path)] == [run.spec for run in runs]
+    assert [run.spec for run in read_runs(str(tmp_path / "b.jsonl"))] == [run.spec for run in runs[2:5]]
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SandmaskError, match="nowhere does not exist"):
+        read_runs(tmp_path / "nowhere")
+    assert read_runs(tmp_path) == []
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_the_longer_of_two_records_of_a_run_is_kept(tmp_path: Path, order: str) -> None:
+    run = made_up_run([[0.5, 0.5], [0.6, 0.6], [0.7, 0.7]])
+    save(tmp_path / f"{order[0]}.jsonl", shortened(run, 2))
+    save(tmp_path / f"{order[1]}.jsonl", run)
+    write_archive([run], tmp_path / "copy.records.parquet")
+    (read,) = read_runs(tmp_path)
+    assert (read.status, len(read.steps)) == ("done", 3)
+
+
+def test_contradicting_records_of_a_run_name_both_files(tmp_path: Path) -> None:
+    run = made_up_run([[0.5, 0.5], [0.6, 0.6]])
+    other = replace(run, accuracy_in=run.accuracy_in[::-1].copy())
+    save(tmp_path / "one.jsonl", run)
+    save(tmp_path / "two.jsonl", other)
+    with pytest.raises(SandmaskError, match=r"different records in .*one\.jsonl and .*two\.jsonl"):
+        read_runs(tmp_path)
+    (tmp_path / "two.jsonl").unlink()
+    save(tmp_path / "three.jsonl", replace(run, status="diverged", diverged_at=101))
+    with pytest.raises(SandmaskError, match="different records"):
+        read_runs(tmp_path)
+
+
+def damage(lines: list[dict[str, object]], number: int, **changes: object) -> str:
+    lines[number - 1].update(changes)
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "message"),
+    [
+        (1, {"schema": 2}, r"written by a newer sandmask \(schema 2, this one reads up to 1\). Upgrade"),
+        (1, {"schema": "x"}, "is no version"),
+        (1, {"spec": {"dataset": "Toy"}}, "not a line of a record file"),
+        (2, {"kind": "evil"}, "unknown kind 'evil'"),
+        (2, {"run": "other"}, "KeyError"),
+        (3, {"step": 0}, "follows its step 0"),
+        (3, {"in": [0.5]}, "accuracies of 1 environments where 2 are named"),
+        (3, {"metrics": {"loss": "much"}}, "'much' is no number"),
+        (4, {"status": "fine"}, "neither 'done' nor 'diverged'"),
+    ],
+)
+def test_a_damaged_line_is_named(
+    tmp_path: Path, number: int, changes: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "records.jsonl"
+    save(path, made_up_run([[0.5, 0.5], [0.6, 0.6]]))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(damage(lines, number, **changes))
+    with pytest.raises(SandmaskError, match=rf"records\.jsonl:{number}\b.*{message}"):
+        read_runs(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["not json\n", "[]\n", "3\n", "\n", '{"kind": "eval"}\n'])
+def test_what_is_no_record_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log.jsonl").write_text(text)
+    with pytest.raises(SandmaskError, match=r"log\.jsonl:1 is not a line"):
+        read_runs(tmp_path)
+
+
+def test_a_run_twice_in_a_file_and_lines_after_its_end_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    save(path, made_up_run([[0.5, 0.5]]))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[0]]))
+    with pytest.raises(SandmaskError, match=r":4 .*begins a second time"):
+        read_runs(path)
+    path.write_text("".join([*lines, lines[1]]))
+    with pytest.raises(SandmaskError, match=r":4 .*follows the end"):
+        read_runs(path)
+
+
+def test_a_domainbed_file_says_how_to_import_it(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text('{"args": {}, "env0_in_acc": 0.5}\n')
+    with pytest.raises(SandmaskError, match="sandmask import-domainbed"):
+        read_runs(tmp_path)
+
+
+def assert_archive_keeps(runs: list[RunRecord], folder: Path) -> None:
+    write_archive(runs, folder / "all.records.parquet")
+    read = read_runs(folder)
+    assert len(read) == len(runs)
+    for run, copy in zip(runs, read, strict=True):
+        for name in ("spec", "env_names", "classes", "status", "diverged_at"):
+            assert getattr(run, name) == getattr(copy, name)
+        assert run.spec.id == copy.spec.id
+        for name in ("steps", "accuracy_in", "accuracy_out"):
+            assert np.array_equal(getattr(run, name), getattr(copy, name))
+            assert getattr(run, name).dtype == getattr(copy, name).dtype
+            assert getattr(copy, name).flags.c_contiguous
+        assert run.metrics.keys() == copy.metrics.keys()
+        for name, values in run.metrics.items():
+            assert np.array_equal(values, copy.metrics[name], equal_nan=True)
+
+
+def test_an_archive_is_lossless(tmp_path: Path) -> None:
+    runs = made_up_sweep(["ERM", "SANDMask"], environments=4, size=313)
+    noise = np.random.default_rng(0).random((3, 2)).tolist()  # no fractions: stored raw
+    runs += [
+        made_up_run(noise, dataset="Weighted", status="diverged", hparams={"batch_size": 32, "lr": 0.1}),
+        made_up_run(
+            [[0.5, 1.0]], dataset="Other", status="running", options={"rescale": True, "x": [1, "a"]}
+        ),
+        replace(made_up_run([[0.5, 1.0]], seed=5), metrics={"penalty": np.array([np.inf])}, classes=()),
+        replace(
+            made_up_run([[0.5, 1.0]], seed=6), metrics={"penalty": np.array([np.nan]), "x": np.array([0.1])}
+        ),
+        replace(shortened(made_up_run([[0.5, 1.0]], seed=7), 0)),
+    ]
+    assert_archive_keeps(runs, tmp_path)
+
+
+def test_an_archive_can_leave_metrics_out(tmp_path: Path) -> None:
+    write_archive([made_up_run([[0.5, 0.5]])], tmp_path / "x.records.parquet", metrics=False)
+    (run,) = read_runs(tmp_path)
+    assert run.metrics == {}
+
+
+def test_single_precision_metrics_stay_exact(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random(4).astype(np.float32).astype(np.float64)
+    run = replace(made_up_run([[0.5, 0.5]] * 4), metrics={"loss": values, "double": values / 3})
+    assert_archive_keeps([run], tmp_path)
+
+
+def test_an_archive_has_its_suffix_and_appears_whole(tmp_path: Path) -> None:
+    with pytest.raises(SandmaskError, match=r"should end in '\.records\.parquet'. Found 'x\.parquet'"):
+        write_archive([], tmp_path / "x.parquet")
+    broken = replace(made_up_run([[0.5, 0.5]]), steps=np.array(["a"]))
+    with pytest.raises(Exception, match=r"."):
+        write_archive([broken], tmp_path / "x.records.parquet")
+    assert list(tmp_path.iterdir()) == []
+    write_archive([], tmp_path / "empty.records.parquet")
+    assert read_runs(tmp_path) == []
+
+
+def test_a_bad_archive_is_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "x.records.parquet"
+    path.write_bytes(b"PAR1 nonsense")
+    with pytest.raises(SandmaskError, match=r"x\.records\.parquet cannot be read"):
+        read_runs(tmp_path)
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(SandmaskError, match="not an archive of records"):
+        read_runs(tmp_path)
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"sandmask.schema": "9"}), path)
+    with pytest.raises(SandmaskError, match=r"newer sandmask \(schema 9"):
+        read_runs(tmp_path)
+
+
+@given(st.integers(1, 200_000), st.data())
+def test_counts_are_found_again_from_their_fractions(size: int, data: st.DataObject) -> None:
+    counts = np.array(data.draw(st.lists(st.integers(0, size), min_size=1, max_size=20)))
+    accuracy = (counts / size)[:, None]
+    found = denominators([accuracy])
+    assert found is not None
+    assert size % int(found[0]) == 0
+    assert np.array_equal(unpack(pack(accuracy, found), found), accuracy)
+
+
+def test_numbers_that_are_no_fractions_have_no_denominator() -> None:
+    assert denominators([np.array([[np.pi / 4]])]) is None
+    assert denominators([np.array([[1 / 999_983], [1 / 999_979]])]) is None

@@ -1,0 +1,55 @@
+"""Gradient masks over environments, and the running moments that all of them are made of.
+
+A mask called on stacked gradients `[E, *shape]` returns the masked mean gradient:
+
+>>> import torch
+>>> from sandmask.masks import ANDMask, GradientMoments
+>>> gradients = torch.tensor([[1.0, 2.0], [3.0, -2.0], [2.0, 1.0]])
+>>> mask = ANDMask(tau=1.0)
+>>> mask(gradients)
+tensor([2., 0.])
+
+Gradients need not be there all at once. Moments take them as they come, and keep the memory of a few of them:
+
+>>> moments = mask.new_moments()
+>>> for gradient in gradients:
+...     _ = moments.update(gradient)
+>>> mask.from_moments(moments)
+tensor([2., 0.])
+"""
+
+from sandmask.masks._and import ANDMask
+from sandmask.masks._base import Mask, Rescale
+from sandmask.masks._errors import MaskError, MaskWarning
+from sandmask.masks._functional import (
+    TensorMoments,
+    absolute_sand_weights,
+    agreement,
+    and_weights,
+    geometric_mean,
+    rescale_by_sparsity,
+    sand_weights,
+)
+from sandmask.masks._geometric import GeometricMean
+from sandmask.masks._layout import Gradients
+from sandmask.masks._moments import GradientMoments
+from sandmask.masks._sand import SANDMask
+
+__all__ = [
+    "ANDMask",
+    "GeometricMean",
+    "GradientMoments",
+    "Gradients",
+    "Mask",
+    "MaskError",
+    "MaskWarning",
+    "Rescale",
+    "SANDMask",
+    "TensorMoments",
+    "absolute_sand_weights",
+    "agreement",
+    "and_weights",
+    "geometric_mean",
+    "rescale_by_sparsity",
+    "sand_weights",
+]

@@ -1,0 +1,98 @@
+"""What every mask shares: its parameters' checks, and the ways to call it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, overload
+
+from torch import Tensor
+
+from sandmask.masks._errors import MaskError
+from sandmask.masks._evaluate import mask_weights, masked_mean, masked_mean_of_stacks, moments_of_stacks
+from sandmask.masks._functional import Scalar, TensorMoments
+from sandmask.masks._layout import Gradients
+from sandmask.masks._moments import GradientMoments
+
+Rescale = Literal["none", "sparsity"]
+
+
+class Mask(ABC):
+    """A weight in [0, 1] for every element of the mean gradient over environments.
+
+    Called on stacked gradients `[E, *shape]` (a tensor, or a sequence or dict of tensors) it returns the
+    masked mean gradient `[*shape]`, in the gradients' dtype. On `GradientMoments` the same is done by
+    `from_moments`.
+
+    A new mask defines `element_weights`, and `direction` if it masks something else than the mean.
+
+    :param tau: threshold on the agreement of signs; a number, or a 0-dimensional tensor, whose value is not
+        checked.
+    :param rescale: "none", as in the paper, or "sparsity": divide each tensor's result by the mean of its
+        mask plus 1e-10, as ILC's and DomainBed's code do.
+    """
+
+    tau_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    needs_log_magnitude: ClassVar[bool] = False
+
+    def __init__(self, tau: Scalar, rescale: Rescale = "none") -> None:
+        low, high = self.tau_range
+        if isinstance(tau, Tensor):
+            if tau.ndim != 0:
+                raise MaskError(
+                    f"Parameter `tau` should be a number. Found `tau` of shape {tuple(tau.shape)}."
+                )
+        elif not low <= tau <= high:
+            raise MaskError(f"Parameter `tau` should be in [{low:g}, {high:g}]. Found `tau` = {tau}.")
+        if rescale not in ("none", "sparsity"):
+            raise MaskError(
+                f'Parameter `rescale` should be "none" or "sparsity". Found `rescale` = {rescale!r}.'
+            )
+        self.tau = tau
+        self.rescale = rescale
+
+    @abstractmethod
+    def element_weights(self, moments: TensorMoments) -> Tensor:
+        """The mask, element by element, from moments of at least two environments."""
+
+    def direction(self, moments: TensorMoments) -> Tensor:
+        """What the mask is multiplied with."""
+        return moments.mean
+
+    @overload
+    def __call__(self, grads: Tensor, *, check_finite: bool = ...) -> Tensor: ...
+    @overload
+    def __call__(self, grads: Sequence[Tensor], *, check_finite: bool = ...) -> list[Tensor]: ...
+    @overload
+    def __call__(self, grads: Mapping[str, Tensor], *, check_finite: bool = ...) -> dict[str, Tensor]: ...
+    def __call__(self, grads: Gradients, *, check_finite: bool = True) -> Any:
+        """Masked mean of stacked gradients `[E, *shape]`.
+
+        `check_finite=False` leaves out the check for inf and NaN, which waits for the device once a call.
+        """
+        return masked_mean_of_stacks(self, grads, check_finite=check_finite)
+
+    @overload
+    def weights(self, grads: Tensor, *, check_finite: bool = ...) -> Tensor: ...
+    @overload
+    def weights(self, grads: Sequence[Tensor], *, check_finite: bool = ...) -> list[Tensor]: ...
+    @overload
+    def weights(self, grads: Mapping[str, Tensor], *, check_finite: bool = ...) -> dict[str, Tensor]: ...
+    def weights(self, grads: Gradients, *, check_finite: bool = True) -> Any:
+        """The mask itself, for stacked gradients `[E, *shape]`."""
+        return mask_weights(self, moments_of_stacks(self, grads, check_finite=check_finite))
+
+    def from_moments(self, moments: GradientMoments) -> Any:
+        """Masked mean gradient, in the gradients' form; `None` for a tensor without any gradient."""
+        return masked_mean(self, moments)
+
+    def weights_from_moments(self, moments: GradientMoments) -> Any:
+        """The mask itself, in the form the gradients came in."""
+        return mask_weights(self, moments)
+
+    def new_moments(self, *, check_finite: bool = True) -> GradientMoments:
+        """Empty moments that hold all that this mask needs."""
+        return GradientMoments(log_magnitude=self.needs_log_magnitude, check_finite=check_finite)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        )

@@ -1,0 +1,88 @@
+"""Find the parameter and the environment of a gradient that is not finite, synchronizing only once."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, _foreach_norm
+
+from sandmask.masks._errors import MaskError
+from sandmask.masks._layout import Layout
+
+_MOST_PENDING = 4096
+
+
+class FiniteCheck:
+    """Largest magnitudes, one for each tensor and environment, left on the device until somebody asks."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[int, list[int], Tensor]] = []
+        self.found: tuple[int, int, float] | None = None
+
+    def record(self, environment: int, slots: list[int], grads: Sequence[Tensor]) -> None:
+        """Remember the largest magnitude of each tensor; NaN and inf survive."""
+        filled = [(slot, grad) for slot, grad in zip(slots, grads, strict=True) if grad.numel() > 0]
+        if not filled:
+            return
+        norms = _foreach_norm([grad for _, grad in filled], math.inf)
+        self.pending.append((environment, [slot for slot, _ in filled], torch.stack(list(norms))))
+        if len(self.pending) > _MOST_PENDING:  # keeps memory bounded however many environments there are
+            self._settle()
+
+    def extend(self, other: "FiniteCheck", offset: int) -> None:
+        """Take over what `other` recorded; its first environment is number `offset` here."""
+        self.pending.extend(
+            (environment + offset, slots, norms) for environment, slots, norms in other.pending
+        )
+        if self.found is None and other.found is not None:
+            environment, slot, value = other.found
+            self.found = (environment + offset, slot, value)
+
+    def raise_if_not_finite(self, layout: Layout) -> None:
+        """Raise for the first gradient, in order of environments, that was not finite."""
+        self._settle()
+        if self.found is not None:
+            environment, slot, value = self.found
+            raise not_finite(layout, slot, environment, value)
+
+    def _settle(self) -> None:
+        pending, self.pending = self.pending, []
+        for device in {norms.device for _, _, norms in pending}:
+            here = [entry for entry in pending if entry[2].device == device]
+            values = torch.cat([norms for _, _, norms in here]).tolist()
+            places = [(environment, slot) for environment, slots, _ in here for slot in slots]
+            bad = [
+                (*place, value)
+                for place, value in zip(places, values, strict=True)
+                if not math.isfinite(value)
+            ]
+            self.found = min([*bad, *([self.found] if self.found else [])], default=None)
+
+
+def all_finite(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Whether all elements are finite: a 0-dimensional boolean tensor on each of the devices involved."""
+    filled = [tensor for tensor in tensors if tensor.numel() > 0]
+    devices = dict.fromkeys(tensor.device for tensor in filled)
+    return [
+        torch.stack(list(_foreach_norm([t for t in filled if t.device == device], math.inf))).isfinite().all()
+        for device in devices
+    ]
+
+
+def check_stacks_finite(layout: Layout, stacks: Mapping[int, Tensor], means: Sequence[Tensor]) -> None:
+    """Raise if a stacked gradient is not finite. The means tell, and are E times smaller than the stacks."""
+    if all(bool(flag) for flag in all_finite(means)):
+        return
+    for i, stack in stacks.items():
+        for environment, grad in enumerate(stack):
+            if not bool(grad.isfinite().all()):
+                raise not_finite(layout, i, environment, float(grad[~grad.isfinite()][0]))
+
+
+def not_finite(layout: Layout, slot: int, environment: int, value: float) -> MaskError:
+    """The error for a gradient that is not finite."""
+    return MaskError(
+        f"{layout.describe(slot)} in environment {environment} should be finite. Found {value}. "
+        "Look for an overflow in that environment's loss, lower the learning rate, or pass "
+        "a `GradScaler` where float16 is in use."
+    )

@@ -1,0 +1,90 @@
+"""The masks as pure functions of moments over environments, element by element.
+
+They work on tensors of any shape, under `torch.func.vmap` and `torch.compile`; `tau` and `gain` are numbers
+or 0-dimensional tensors (one per run where runs are stacked), and nothing branches on a tensor's value.
+
+With gradients g_e of E environments: A = |mean_e sign(g_e)|, var_e the unbiased variance (divided by E - 1).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Scalar = float | Tensor
+
+# Agreements are multiples of 1/E, and a threshold such as 1/3 has no exact binary form: thresholds this
+# close to an agreement count as equal to it. It is a few roundings of float32, and far below 1/E for any E
+# in use.
+TAU_TOLERANCE = 5e-7
+
+# What ILC's code and DomainBed's add inside the logarithm, and to the density that they divide by.
+EPSILON = 1e-10
+
+
+@dataclass(frozen=True)
+class TensorMoments:
+    """Moments over environments of one tensor's gradients, each of the tensor's shape."""
+
+    count: int
+    sign_sum: Tensor
+    mean: Tensor
+    m2: Tensor
+    """Sum of squared deviations from the mean."""
+    log_sum: Tensor | None = None
+    """Sum of log(|g| + 1e-10); only the geometric mean needs it."""
+
+
+def agreement(sign_sum: Tensor, count: int) -> Tensor:
+    """A = |mean_e sign(g_e)|, in [0, 1]; sign(0) = 0, so that a zero gradient agrees with nothing."""
+    return sign_sum.abs() / count
+
+
+def and_weights(sign_sum: Tensor, count: int, tau: Scalar) -> Tensor:
+    """AND-mask: m = 1[A >= tau] (Parascandolo et al., 2021; equation 1 of the SAND-mask paper)."""
+    return (agreement(sign_sum, count) - tau >= -TAU_TOLERANCE).to(sign_sum.dtype)
+
+
+def sand_weights(sign_sum: Tensor, mean: Tensor, m2: Tensor, count: int, tau: Scalar) -> Tensor:
+    """SAND-mask as printed (equations 2 and 3): m = max(0, tanh((A - tau) / s2)), s2 = var_e(g)/mean_e(g)^2.
+
+    Without dispersion (s2 = 0) m is 1[A > tau], its limit; a zero mean gives 0.
+    """
+    excess = agreement(sign_sum, count) - tau
+    # Divided before it is squared: the square of a small mean would be lost, that of a large one infinite.
+    # A ratio that is infinite gives tanh(inf) = 1; one that is 0/0 has a zero mean, which `where` takes out.
+    ratio = mean.abs() / (m2 / (count - 1)).sqrt()
+    keep = (excess > TAU_TOLERANCE) & (mean != 0)
+    return torch.where(keep, torch.tanh(excess * ratio * ratio), 0.0)
+
+
+def absolute_sand_weights(sign_sum: Tensor, m2: Tensor, count: int, tau: Scalar, gain: Scalar) -> Tensor:
+    """SAND-mask as released: m = max(0, tanh(gain (A - tau) / var_e(g))); 1[A > tau] without variance."""
+    excess = agreement(sign_sum, count) - tau
+    return torch.where(excess > TAU_TOLERANCE, torch.tanh(gain * excess / (m2 / (count - 1))), 0.0)
+
+
+def geometric_mean(mean: Tensor, log_sum: Tensor, count: int) -> Tensor:
+    """ILC's geometric mean: sign(mean_e g) * exp(mean_e log(|g_e| + 1e-10))."""
+    magnitude = (log_sum / count).exp().clamp(max=torch.finfo(mean.dtype).max)
+    return mean.sign() * magnitude
+
+
+def log_magnitude(grads: Tensor) -> Tensor:
+    """log(|g| + 1e-10), which the geometric mean averages."""
+    return (grads.abs() + EPSILON).log()
+
+
+def rescale_by_sparsity(masked: Tensor, weights: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Divide one tensor's masked gradient by the mean of its mask plus 1e-10, as ILC and DomainBed do.
+
+    `valid` (1 or 0 for each element) leaves padding out of the mean.
+    """
+    density = weights.mean() if valid is None else (weights * valid).sum() / valid.sum()
+    return finite(masked / (density + EPSILON), masked.dtype)
+
+
+def finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` in `dtype`, with what is too large for it at its largest number; NaN stays."""
+    largest = torch.finfo(dtype).max
+    return tensor.clamp(-largest, largest).to(dtype)

@@ -1,0 +1,258 @@
+"""Running moments over environments: all that any mask needs, in memory that does not grow with E."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sandmask.masks._errors import MaskError
+from sandmask.masks._finite import FiniteCheck, check_stacks_finite
+from sandmask.masks._fold import Sums, buckets, fold_gradients, fold_sums
+from sandmask.masks._functional import EPSILON, TensorMoments, agreement
+from sandmask.masks._layout import Gradients, Layout, check_kind
+from sandmask.masks._stack import accumulation_dtype, stack_moments
+
+
+class GradientMoments:
+    """Count, sum of signs, mean and sum of squared deviations (M2) over environments, for every element.
+
+    Gradients are one tensor, a sequence of tensors, or a dict of tensors by name; results come back in the
+    same form, in float32 (float64 for float64 gradients). Environments arrive one by one (`update`),
+    several at a time (`update_stack`) or from another object (`merge`), in any order and grouping: the
+    result is the same to rounding. Three buffers of the model's size are kept (four with `log_magnitude`),
+    whatever the number of environments.
+
+    In float32 the squared deviations underflow below about 1e-22 and overflow above 1e19: such elements
+    count as having no dispersion, or too much of it. Nothing becomes NaN.
+
+    :param log_magnitude: also sum log(|g| + 1e-10), which `GeometricMean` needs.
+    :param check_finite: remember, on the device, where a gradient was not finite, and raise when the
+        moments are first read by a mask: one synchronization in all instead of one an environment.
+    """
+
+    def __init__(self, *, log_magnitude: bool = False, check_finite: bool = True) -> None:
+        self.count = 0
+        self.layout: Layout | None = None
+        self.sums = Sums(log_sum=[] if log_magnitude else None)
+        self.dtypes: list[torch.dtype] = []
+        self.position: dict[
+            int, int
+        ] = {}  # where a tensor's moments are in `sums`; none before its first gradient
+        self._buckets: list[list[int]] = []
+        self.finite = FiniteCheck() if check_finite else None
+
+    @classmethod
+    def of_stack(
+        cls, grads: Gradients, *, log_magnitude: bool = False, check_finite: bool = True
+    ) -> "GradientMoments":
+        """Moments of stacked gradients `[E, *shape]`, at once and in two passes.
+
+        Works under `torch.func.vmap` with `check_finite=False` (the check reads a value).
+        """
+        layout = Layout.of(grads)
+        stacks = {i: stack for i, stack in enumerate(layout.flatten(grads)) if stack is not None}
+        self = cls(log_magnitude=log_magnitude, check_finite=check_finite)
+        self.layout = layout
+        self.count = _number_of_environments(layout, stacks)
+        with torch.no_grad():
+            for i, stack in stacks.items():
+                self._append(i, stack_moments(stack, log=log_magnitude), stack.dtype)
+            if check_finite:
+                check_stacks_finite(layout, stacks, self.sums.mean)
+        return self
+
+    @property
+    def log_magnitude(self) -> bool:
+        """Whether log-magnitudes are summed too."""
+        return self.sums.log_sum is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' names: those of the dict, or numbers."""
+        return () if self.layout is None else self.layout.names
+
+    @torch.no_grad()
+    def update(self, grads: Gradients) -> "GradientMoments":
+        """Fold in the gradients of one more environment; `None` is a gradient of zeros."""
+        layout = self.layout or Layout.of(grads)
+        present = {i: grad for i, grad in enumerate(layout.flatten(grads)) if grad is not None}
+        for i, grad in present.items():
+            self._check(layout, i, grad)
+        self.layout = layout
+        for i, grad in present.items():
+            if i not in self.position:
+                self._open(i, grad, grad.dtype)
+        slots = {position: i for i, position in self.position.items()}
+        for bucket in self.buckets():
+            sums = self.sums.take(bucket)
+            folded = [
+                present[slots[position]].to(mean.dtype)
+                if slots[position] in present
+                else torch.zeros_like(mean)
+                for position, mean in zip(bucket, sums.mean, strict=True)
+            ]
+            if self.finite is not None:
+                self.finite.record(self.count, [slots[position] for position in bucket], folded)
+            fold_gradients(sums, folded, self.count + 1)
+        self.count += 1
+        return self
+
+    def update_stack(self, grads: Gradients) -> "GradientMoments":
+        """Fold in the gradients `[E, *shape]` of E more environments."""
+        more = GradientMoments.of_stack(
+            grads, log_magnitude=self.log_magnitude, check_finite=self.finite is not None
+        )
+        return self.merge(more)
+
+    @torch.no_grad()
+    def merge(self, other: "GradientMoments") -> "GradientMoments":
+        """Fold in the environments of another object (Chan et al.); `other` is left as it is."""
+        if self.log_magnitude != other.log_magnitude:
+            raise MaskError(
+                "Moments with log-magnitudes and moments without cannot be merged. Build both alike."
+            )
+        if other.layout is None:
+            return self
+        if self.layout is not None and self.layout != other.layout:
+            raise MaskError(
+                f"Moments to merge should be of the same tensors. Found {self.layout} and {other.layout}."
+            )
+        self.layout = other.layout
+        for i, position in other.position.items():
+            mean = other.sums.mean[position]
+            self._check(self.layout, i, mean)
+            if i not in self.position:
+                self._open(i, mean, other.dtypes[position])
+        theirs = other.widened(self)
+        if self.finite is not None and other.finite is not None:
+            self.finite.extend(other.finite, offset=self.count)
+        if self.count == 0:
+            self.sums = theirs.clone()
+        elif other.count > 0:
+            for bucket in self.buckets():
+                fold_sums(self.sums.take(bucket), self.count, theirs.take(bucket), other.count)
+        self.count += other.count
+        return self
+
+    def check_finite(self) -> None:
+        """Raise a `MaskError` that names parameter and environment if a gradient was not finite."""
+        if self.finite is not None and self.layout is not None:
+            self.finite.raise_if_not_finite(self.layout)
+
+    def of(self, index: int) -> TensorMoments | None:
+        """The moments of one tensor; `None` where it has had no gradient in any environment."""
+        if (position := self.position.get(index)) is None:
+            return None
+        sums = self.sums
+        logs = None if sums.log_sum is None else sums.log_sum[position]
+        return TensorMoments(
+            self.count, sums.sign_sum[position], sums.mean[position], sums.m2[position], logs
+        )
+
+    def buckets(self) -> list[list[int]]:
+        """Positions in `sums` that are worked on together."""
+        if sum(map(len, self._buckets)) != len(self.sums.mean):
+            self._buckets = buckets(self.sums.mean)
+        return self._buckets
+
+    def restore(self, values: list[Any]) -> Any:
+        """Values, one for each position of `sums`, in the form the gradients came in."""
+        if self.layout is None:
+            raise MaskError(
+                "Moments should have at least one environment before they are read. Call `update` first."
+            )
+        found = {i: values[position] for i, position in self.position.items()}
+        return self.layout.restore([found.get(i) for i in range(len(self.layout.names))])
+
+    @property
+    def sign_sum(self) -> Any:
+        """Sum over environments of sign(g), in the form the gradients came in."""
+        return self.restore(self.sums.sign_sum)
+
+    @property
+    def mean(self) -> Any:
+        """Mean over environments."""
+        return self.restore(self.sums.mean)
+
+    @property
+    def m2(self) -> Any:
+        """Sum over environments of squared deviations from the mean."""
+        return self.restore(self.sums.m2)
+
+    @property
+    def log_sum(self) -> Any:
+        """Sum over environments of log(|g| + 1e-10), or `None` where it was not asked for."""
+        return None if self.sums.log_sum is None else self.restore(self.sums.log_sum)
+
+    @property
+    def variance(self) -> Any:
+        """Unbiased variance over environments (divided by E - 1)."""
+        return self.restore([m2 / (self.count - 1) for m2 in self.sums.m2])
+
+    @property
+    def agreement(self) -> Any:
+        """A = |mean_e sign(g_e)|."""
+        return self.restore([agreement(sign_sum, self.count) for sign_sum in self.sums.sign_sum])
+
+    def __repr__(self) -> str:
+        return f"GradientMoments({self.count} environments of {self.layout or 'nothing yet'})"
+
+    def _append(self, index: int, moments: TensorMoments, dtype: torch.dtype) -> None:
+        self.position[index] = len(self.sums.mean)
+        self.dtypes.append(dtype)
+        self.sums.sign_sum.append(moments.sign_sum)
+        self.sums.mean.append(moments.mean)
+        self.sums.m2.append(moments.m2)
+        if self.sums.log_sum is not None and moments.log_sum is not None:
+            self.sums.log_sum.append(moments.log_sum)
+
+    def _open(self, index: int, like: Tensor, dtype: torch.dtype) -> None:
+        """Begin the moments of a tensor that was zero in every environment so far."""
+        zero = torch.zeros_like(like, dtype=accumulation_dtype(like.dtype))
+        logs = torch.full_like(zero, self.count * math.log(EPSILON)) if self.log_magnitude else None
+        zeros = (zero, torch.zeros_like(zero), torch.zeros_like(zero))
+        self._append(index, TensorMoments(self.count, *zeros, logs), dtype)
+
+    def widened(self, to: "GradientMoments") -> Sums:
+        """These sums in the order of `to`, with moments of zeros for tensors that had no gradient here."""
+        wide = GradientMoments(log_magnitude=self.log_magnitude)
+        wide.count = self.count
+        for i, position in to.position.items():
+            if (mine := self.of(i)) is None:
+                wide._open(i, to.sums.mean[position], to.dtypes[position])
+            else:
+                wide._append(i, mine, to.dtypes[position])
+        return wide.sums
+
+    def _check(self, layout: Layout, index: int, grad: Tensor) -> None:
+        check_kind(layout, index, grad)
+        if (position := self.position.get(index)) is None:
+            return
+        mean = self.sums.mean[position]
+        if grad.shape != mean.shape or grad.device != mean.device:
+            raise MaskError(
+                f"{layout.describe(index)} in environment {self.count} should have shape "
+                f"{tuple(mean.shape)} on {mean.device}, as in the environments before it. "
+                f"Found {tuple(grad.shape)} on {grad.device}."
+            )
+
+
+def _number_of_environments(layout: Layout, stacks: dict[int, Tensor]) -> int:
+    count: int | None = None
+    for i, stack in stacks.items():
+        check_kind(layout, i, stack)
+        if stack.ndim == 0 or stack.shape[0] == 0:
+            raise MaskError(
+                f"{layout.describe(i)} should be stacked over environments, [E, *shape] with E >= 1. "
+                f"Found shape {tuple(stack.shape)}."
+            )
+        count = stack.shape[0] if count is None else count
+        if stack.shape[0] != count:
+            raise MaskError(
+                f"{layout.describe(i)} should have {count} environments in its first dimension, as the "
+                f"tensors before it. Found shape {tuple(stack.shape)}."
+            )
+    if count is None:
+        raise MaskError("Parameter `grads` should hold at least one tensor. Found none.")
+    return count

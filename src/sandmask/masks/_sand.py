@@ -1,0 +1,73 @@
+"""The SAND-mask."""
+
+import math
+from typing import Literal
+
+from torch import Tensor
+
+from sandmask.masks._base import Mask, Rescale
+from sandmask.masks._errors import MaskError, warn_once
+from sandmask.masks._functional import Scalar, TensorMoments, absolute_sand_weights, sand_weights
+
+_RELEASED_GAIN = 10.0
+
+
+class SANDMask(Mask):
+    """Weigh each element of the mean gradient by how well environments agree on its sign and its size.
+
+    As printed (equations 2 and 3): m = max(0, tanh((A - tau) / s2)), where A = |mean_e sign(g_e)| and s2 =
+    var_e(g) / mean_e(g)^2, the unbiased variance (E - 1) over the squared mean. Identical gradients (s2 =
+    0) have m = 1[A > tau], a zero mean has m = 0.
+
+    As released by the authors (`dispersion="absolute"`): m = max(0, tanh(gain (A - tau) / var_e(g))). It
+    depends on the scale of the gradients: at 1e-4 the tanh saturates, and the mask is a threshold at A >
+    tau.
+
+    tau = 1 makes m zero everywhere, since A - 1 <= 0, and nothing trains: that raises a `MaskWarning`,
+    once. A negative tau also keeps elements whose signs disagree, as far as their sizes do agree. With E =
+    2 it is the only way to keep them: A is then 0, 1/2 or 1, and for any tau >= 0 the SAND-mask is zero
+    wherever the AND-mask is.
+
+    :param tau: in [-1, 1], and meant to be below 1.
+    :param rescale: see `Mask`.
+    :param dispersion: "relative" (the paper) or "absolute" (the released code).
+    :param gain: k of the released code, with `dispersion="absolute"` only; its default there is 10.
+
+    >>> import torch
+    >>> SANDMask(tau=0.5)(torch.tensor([[1.0, 1.0, 2.0], [1.0, -1.0, 1.0]]))
+    tensor([1.0000, 0.0000, 1.4670])
+    """
+
+    tau_range = (-1.0, 1.0)
+
+    def __init__(
+        self,
+        tau: Scalar,
+        rescale: Rescale = "none",
+        dispersion: Literal["relative", "absolute"] = "relative",
+        gain: Scalar | None = None,
+    ) -> None:
+        super().__init__(tau, rescale)
+        if dispersion not in ("relative", "absolute"):
+            raise MaskError(
+                'Parameter `dispersion` should be "relative" or "absolute". '
+                f"Found `dispersion` = {dispersion!r}."
+            )
+        if gain is not None and dispersion == "relative":
+            raise MaskError('Parameter `gain` should be left out unless `dispersion` = "absolute".')
+        if gain is not None and not isinstance(gain, Tensor) and not (gain > 0 and math.isfinite(gain)):
+            raise MaskError(f"Parameter `gain` should be positive. Found `gain` = {gain}.")
+        if not isinstance(tau, Tensor) and tau == 1:
+            warn_once(
+                "sand-tau-1",
+                "SANDMask with `tau` = 1 is zero everywhere, because no agreement exceeds 1: nothing will "
+                "train. The paper's table prints it as the default; choose a `tau` below 1.",
+            )
+        self.dispersion = dispersion
+        self.gain = _RELEASED_GAIN if gain is None and dispersion == "absolute" else gain
+
+    def element_weights(self, moments: TensorMoments) -> Tensor:
+        """Equation 2, or its released variant."""
+        if self.gain is None:
+            return sand_weights(moments.sign_sum, moments.mean, moments.m2, moments.count, self.tau)
+        return absolute_sand_weights(moments.sign_sum, moments.m2, moments.count, self.tau, self.gain)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend, environment_risks
 from sandmask.functional.batch import EnvBatch
-from sandmask.masks import Mask
+from sandmask.masks import Mask, rescale_by_sparsity
 
 
 class MaskedAlgorithm(Algorithm):
@@ -31,16 +31,18 @@ class MaskedAlgorithm(Algorithm):
             return environment_risks(self.logits(params, batch, hparams), batch)
 
         moments, values = self.problem.differentiate.environment_moments(losses, state["params"], batch)
-        weights = self.mask(hparams).weights_from_moments(moments)
-        gradient = weights * moments.mean
+        mask = self.mask(hparams)
+        weights = mask.element_weights(moments)
+        gradient = weights * mask.direction(moments)
         if self.rescaled:
-            gradient = gradient * self._inverse_density(weights)
+            gradient = self._rescale(gradient, weights)
         return {**state, **descend(state, gradient, state["adam"], hparams)}, {
             "loss": values.mean(),
             "mask_density": weights.mean(),
         }
 
-    def _inverse_density(self, weights: Tensor) -> Tensor:
-        """1 / (mean of the tensor's mask + 1e-10), for every element of the flat vector."""
-        pieces = weights.split([slot.numel for slot in self.network.slots])
-        return torch.cat([(1.0 / (piece.mean() + 1e-10)).expand(piece.shape) for piece in pieces])
+    def _rescale(self, gradient: Tensor, weights: Tensor) -> Tensor:
+        """Divide by the mask's density, tensor by tensor of the flat vector."""
+        sizes = [slot.numel for slot in self.network.slots]
+        pieces = zip(gradient.split(sizes), weights.split(sizes), strict=True)
+        return torch.cat([rescale_by_sparsity(masked, mask) for masked, mask in pieces])

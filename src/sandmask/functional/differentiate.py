@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from sandmask.functional.batch import EnvBatch
-from sandmask.masks import GradientMoments
+from sandmask.masks import GradientMoments, TensorMoments
 
 Objective = Callable[[Tensor], tuple[Tensor, Any]]
 EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
@@ -27,11 +27,17 @@ class Differentiator(Protocol):
 
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
-    ) -> tuple[GradientMoments, Tensor]:
+    ) -> tuple[TensorMoments, Tensor]:
         """Moments over environments of each one's gradient, and the losses [E].
 
         `losses(vector, batch)` gives one loss an environment of the batch, each of its own examples alone.
         """
+        ...
+
+    def environment_gradients(
+        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Each environment's gradient at its own vector, [E, P] -> [E, P], and the losses [E]; keeps all E."""
         ...
 
 
@@ -45,14 +51,27 @@ class Functional:
 
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
-    ) -> tuple[GradientMoments, Tensor]:
+    ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
+        gradients, values = self._stacked(losses, vector, batch, None)
+        moments = GradientMoments.of_stack(gradients, log_magnitude=log_magnitude, check_finite=False)
+        return _of_vector(moments), values
 
+    def environment_gradients(
+        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
+    ) -> tuple[Tensor, Tensor]:
+        """See `Differentiator.environment_gradients`."""
+        return self._stacked(losses, vectors, batch, 0)
+
+    @staticmethod
+    def _stacked(
+        losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, dim: int | None
+    ) -> tuple[Tensor, Tensor]:
         def loss_of_one(vector: Tensor, fields: EnvBatch) -> Tensor:
             return losses(vector, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
 
-        gradients, values = vmap(grad_and_value(loss_of_one), in_dims=(None, 0))(vector, batch)
-        return GradientMoments.of_stack(gradients, log_magnitude=log_magnitude, check_finite=False), values
+        gradients, values = vmap(grad_and_value(loss_of_one), in_dims=(dim, 0))(vector, batch)
+        return gradients, values
 
 
 class Autograd:
@@ -67,7 +86,7 @@ class Autograd:
 
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
-    ) -> tuple[GradientMoments, Tensor]:
+    ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
         leaf = vector.detach().requires_grad_()
         moments = GradientMoments(log_magnitude=log_magnitude, check_finite=False)
@@ -76,7 +95,26 @@ class Autograd:
             loss = losses(leaf, batch.environment(e))[0]
             moments.update(torch.autograd.grad(loss, leaf)[0])
             values.append(loss.detach())
-        return moments, torch.stack(values)
+        return _of_vector(moments), torch.stack(values)
+
+    def environment_gradients(
+        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
+    ) -> tuple[Tensor, Tensor]:
+        """See `Differentiator.environment_gradients`."""
+        gradients, values = [], []
+        for e in range(batch.n_envs):
+            leaf = vectors[e].detach().requires_grad_()
+            loss = losses(leaf, batch.environment(e))[0]
+            gradients.append(torch.autograd.grad(loss, leaf)[0])
+            values.append(loss.detach())
+        return torch.stack(gradients), torch.stack(values)
+
+
+def _of_vector(moments: GradientMoments) -> TensorMoments:
+    """The moments of the one tensor that there is: the flat vector."""
+    of_vector = moments.of(0)
+    assert of_vector is not None  # noqa: S101 - the vector always has a gradient
+    return of_vector
 
 
 def _detach(tree: Any) -> Any:

@@ -1,9 +1,8 @@
 """What a dataset is: labelled examples of several environments, numbered through from first to last."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -15,7 +14,11 @@ HparamScope = Literal["spirals", "mnist", "image"]
 
 
 class Dataset(ABC):
-    """Examples 0..N-1; environment e holds the examples bounds[e] <= i < bounds[e + 1]."""
+    """Examples 0..N-1; environment e holds the examples bounds[e] <= i < bounds[e + 1].
+
+    A dataset of one's own needs the attributes, `inputs` and `to`; the rest has defaults that suit tensors in
+    memory.
+    """
 
     name: str
     environments: tuple[str, ...]
@@ -23,14 +26,35 @@ class Dataset(ABC):
     input_shape: tuple[int, ...]
     labels: Tensor  # [N] int64
     bounds: tuple[int, ...]
+    domains: tuple[
+        str, ...
+    ] = ()  # longer names of the environments, such as their folders; empty when there are none
 
     @abstractmethod
     def inputs(self, indices: Tensor) -> Tensor:
-        """The examples with these numbers (any shape), ready for a network: [*indices.shape, *input_shape]."""
+        """The examples with these numbers (any shape), for a network: [*indices.shape, *input_shape]."""
 
     @abstractmethod
     def to(self, device: torch.device) -> "Dataset":
         """The same dataset, whose `inputs` and `labels` arrive on `device`."""
+
+    def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:  # noqa: ARG002 - most sets augment nothing
+        """The examples as a training step sees them: augmented, with randomness from `key` alone."""
+        return self.inputs(indices)
+
+    def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:  # noqa: ARG002
+        """`inputs` of each element in turn; sets that decode read up to `depth` elements ahead."""
+        for some in indices:
+            yield self.inputs(some)
+
+    def training_batches(
+        self,
+        requests: Iterable[tuple[Tensor, Tensor]],
+        depth: int = 4,  # noqa: ARG002
+    ) -> Iterator[Tensor]:
+        """`training_inputs` of each (indices, key) in turn; sets that decode read up to `depth` ahead."""
+        for indices, key in requests:
+            yield self.training_inputs(indices, key)
 
 
 @dataclass(frozen=True)
@@ -39,13 +63,16 @@ class DatasetEntry:
 
     name: str
     description: str
-    environments: tuple[str, ...]  # column names of the paper's tables; empty when they come from a folder
-    load: Callable[[Path | None], Dataset]  # given the data folder
+    environments: tuple[str, ...]  # column names of the paper's tables
+    load: Callable[..., Dataset]  # given the data folder (or None), and the dataset's own options by keyword
     network: str  # "mlp", "mnist-convnet" or a timm name
     scope: HparamScope  # which hyperparameter ranges apply
     steps: int = 5001
     checkpoint_every: int = 300
     report_envs: tuple[int, ...] | None = None  # held-out environments that the tables report; None is all
+    n_classes: int | None = None  # None when it comes from a folder
+    input_shape: tuple[int, ...] | None = None
+    domains: tuple[str, ...] = ()  # folder names of the environments
 
 
 DATASETS: Registry[DatasetEntry] = Registry("dataset")

@@ -1,0 +1,38 @@
+"""Datasets of several environments.
+
+    from sandmask.datasets import load_dataset, resolve_environment
+
+    spirals = load_dataset("Spirals")
+    pacs = load_dataset("PACS", data_dir="data", cache="memory")
+    mine = load_dataset("photos/by_hospital")          # root/domain/class/*.jpg
+    held_out = resolve_environment(pacs, "sketch")     # by name or number
+
+A dataset of one's own is a `Dataset` (or a `TensorDataset`) and a `DatasetEntry` registered in `DATASETS`.
+"""
+
+from sandmask.datasets import _catalog  # noqa: F401 - registers the datasets
+from sandmask.datasets._augment import Augmentation
+from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry, HparamScope
+from sandmask.datasets._decode import CorruptImageError
+from sandmask.datasets._images import ImageDataset
+from sandmask.datasets._location import data_folder
+from sandmask.datasets._lookup import dataset_entry, load_dataset, resolve_environment
+from sandmask.datasets._scan import ImageTree, scan_images
+from sandmask.datasets._tensor import TensorDataset
+
+__all__ = [
+    "DATASETS",
+    "Augmentation",
+    "CorruptImageError",
+    "Dataset",
+    "DatasetEntry",
+    "HparamScope",
+    "ImageDataset",
+    "ImageTree",
+    "TensorDataset",
+    "data_folder",
+    "dataset_entry",
+    "load_dataset",
+    "resolve_environment",
+    "scan_images",
+]

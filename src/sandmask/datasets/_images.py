@@ -1,0 +1,191 @@
+"""Datasets of image files: decoded by several threads, kept as uint8, augmented on the device."""
+
+import copy
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sandmask.datasets._augment import Augmentation
+from sandmask.datasets._base import Dataset
+from sandmask.datasets._decode import common_size
+from sandmask.datasets._feed import Feed
+from sandmask.datasets._memory import CACHE_MODES, CacheMode, place_cache
+from sandmask.datasets._scan import ImageTree
+from sandmask.datasets._store import ImageStore, Stored
+from sandmask.errors import SandmaskError
+from sandmask.registry import closest
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_log = logging.getLogger(__name__)
+
+
+class ImageDataset(Dataset):
+    """The images of a tree of folders.
+
+    Images are squeezed to `storage_size` x `storage_size` when decoded, and kept so. By default that is the
+    size that they all have, if they are square and of nearly the right size, else 8/7 of `image_size` (256
+    for 224): enough for every crop to have about as many pixels as the network is given. Evaluation resizes
+    from there.
+
+    `cache` says where they are kept: on the "device", in "memory", nowhere ("none": decoded each time, ahead
+    of need), or the first of these that fits ("auto"). `skip_corrupt` decodes everything once when the
+    dataset is made, and leaves out what cannot be decoded (`skipped` lists it, and so does a logged warning).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tree: ImageTree,
+        *,
+        environments: Sequence[str] = (),
+        image_size: int = 224,
+        storage_size: int | None = None,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        cache: CacheMode = "auto",
+        workers: int | None = None,
+        skip_corrupt: bool = False,
+    ) -> None:
+        _check_options(name, image_size, storage_size, cache, workers)
+        size = storage_size or _storage_size(tree, image_size)
+        n_workers = workers or min(16, os.cpu_count() or 1)
+        self.name = name
+        self.environments = tuple(environments) or tree.domains
+        self.input_shape = (3, image_size, image_size)
+        self.augmentation = Augmentation(size=image_size)
+        store, kept = _open_store(name, tree, size, n_workers, cache, skip_corrupt)
+        self.skipped = tuple(sorted(set(tree.paths) - set(kept.paths)))
+        self._cache: CacheMode = cache
+        self._feed = Feed(store, torch.device("cpu"), cache)
+        self.labels = kept.labels
+        self.bounds = kept.bounds
+        self.classes = tree.classes
+        self.domains = tree.domains
+        self.normalization = _normalization(name, mean, std, torch.device("cpu"))
+
+    def inputs(self, indices: Tensor) -> Tensor:
+        """Evaluation images: resized and normalized, nothing random."""
+        return self._evaluated(self._feed.fetch(indices), indices.shape)
+
+    def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
+        """Augmented and normalized images."""
+        return self._augmented(self._feed.fetch(indices), indices.shape, key)
+
+    def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:
+        """`inputs` of each element, decoded up to `depth` elements ahead of need."""
+        requests = ((some, some.shape) for some in indices)
+        for stored, shape in self._feed.fetch_ahead(requests, depth):
+            yield self._evaluated(stored, shape)
+
+    def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
+        """`training_inputs` of each (indices, key), decoded up to `depth` requests ahead of need."""
+        shaped = ((indices, (indices.shape, key)) for indices, key in requests)
+        for stored, (shape, key) in self._feed.fetch_ahead(shaped, depth):
+            yield self._augmented(stored, shape, key)
+
+    def augment(self, images: Tensor, key: Tensor, aspects: Tensor | None = None) -> Tensor:
+        """Augment and normalize images [..., 3, h, w], uint8 or float in 0..1 (see `Augmentation`)."""
+        return self._normalized(self.augmentation(images, key, aspects))
+
+    def normalized_by(self, mean: Sequence[float], std: Sequence[float]) -> "ImageDataset":
+        """The same dataset with other channel means and deviations: those of a pretrained network."""
+        changed = copy.copy(self)
+        changed.normalization = _normalization(self.name, mean, std, self._feed.device)
+        return changed
+
+    def to(self, device: torch.device) -> "ImageDataset":
+        """The same dataset, arriving on `device`; decoded images in memory are shared with this one."""
+        device = torch.device(device)
+        moved = copy.copy(self)
+        if device != self._feed.device:
+            moved._feed = Feed(self._feed.store, device, self._cache)  # noqa: SLF001 - its own kind
+        moved.labels = self.labels.to(device)
+        moved.normalization = (self.normalization[0].to(device), self.normalization[1].to(device))
+        return moved
+
+    @property
+    def cached_in(self) -> CacheMode:
+        """Where decoded images are kept: "device", "memory" or "none"."""
+        return self._feed.place
+
+    def close(self) -> None:
+        """End the decoding threads now rather than when the dataset is forgotten."""
+        self._feed.store.close()
+
+    def _evaluated(self, stored: Stored, shape: torch.Size) -> Tensor:
+        images = stored.pixels.permute(0, 3, 1, 2).float() / 255.0
+        size = self.input_shape[-1]
+        if images.shape[-1] != size:
+            images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+        return self._normalized(images).reshape(*shape, *self.input_shape)
+
+    def _augmented(self, stored: Stored, shape: torch.Size, key: Tensor) -> Tensor:
+        pixels = stored.pixels.permute(0, 3, 1, 2)
+        return self.augment(pixels.reshape(*shape, *pixels.shape[1:]), key, stored.aspects.reshape(shape))
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        mean, std = (each[:, None, None] for each in self.normalization)
+        return (images - mean) / std
+
+
+def _storage_size(tree: ImageTree, image_size: int) -> int:
+    """The size that images are decoded to, from a look at 64 of them."""
+    every = max(1, len(tree.paths) // 64)
+    own = common_size(tree.path(i) for i in range(0, len(tree.paths), every))
+    larger = image_size * 8 // 7
+    return own if own is not None and image_size <= own <= larger else larger
+
+
+def _open_store(
+    name: str, tree: ImageTree, size: int, workers: int, cache: CacheMode, skip_corrupt: bool
+) -> tuple[ImageStore, ImageTree]:
+    """The images to use, and a store of them that keeps what it decodes if they fit into memory."""
+    n_bytes = len(tree.paths) * size * size * 3
+    keep = place_cache(cache, n_bytes, torch.device("cpu")) == "memory"
+    store = ImageStore([tree.path(i) for i in range(len(tree.paths))], size, workers=workers, keep=keep)
+    corrupt = [index for index, _ in store.corrupt()] if skip_corrupt else []
+    if not corrupt:
+        return store, tree
+    store.close()
+    names = ", ".join(str(tree.path(index)) for index in corrupt)
+    _log.warning("%s: %d corrupt images are left out: %s", name, len(corrupt), names)
+    left = tree.without(corrupt)
+    for domain, begin, end in zip(left.domains, left.bounds, left.bounds[1:], strict=False):
+        if begin == end:
+            raise SandmaskError(f"{tree.root / domain}: none of the domain's images can be decoded.")
+    return _open_store(name, left, size, workers, cache, skip_corrupt=False)
+
+
+def _normalization(
+    name: str, mean: Sequence[float], std: Sequence[float], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise SandmaskError(
+            f"{name}: `mean` and `std` should be three numbers each, `std` above 0. "
+            f"Found `mean` = {tuple(mean)}, `std` = {tuple(std)}."
+        )
+    return torch.tensor(tuple(mean), device=device), torch.tensor(tuple(std), device=device)
+
+
+def _check_options(
+    name: str, image_size: int, storage_size: int | None, cache: str, workers: int | None
+) -> None:
+    if image_size < 8:
+        raise SandmaskError(
+            f"{name}: option `image_size` should be 8 or more. Found `image_size` = {image_size}."
+        )
+    if storage_size is not None and not image_size <= storage_size <= 2 * image_size:
+        raise SandmaskError(
+            f"{name}: option `storage_size` should lie between `image_size` ({image_size}) and twice that, "
+            f"since crops are resized without a filter. Found `storage_size` = {storage_size}."
+        )
+    if cache not in CACHE_MODES:
+        raise SandmaskError(f"{name}: unknown `cache` = {cache!r}. {closest(str(cache), list(CACHE_MODES))}")
+    if workers is not None and workers < 1:
+        raise SandmaskError(f"{name}: option `workers` should be 1 or more. Found `workers` = {workers}.")

@@ -1,0 +1,73 @@
+"""From what a user writes to a dataset or an environment."""
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+from sandmask.datasets import image_folder
+from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry
+from sandmask.datasets._location import plain
+from sandmask.errors import SandmaskError
+from sandmask.registry import closest
+
+
+def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
+    """The registered dataset of that name, or an entry for a folder of images.
+
+    Anything with a path separator is a folder, and so is the name of an existing folder that is no dataset's.
+    """
+    text = os.fspath(name_or_path)
+    separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
+    is_path = (
+        isinstance(name_or_path, Path) or any(separator in text for separator in separators) or text == "."
+    )
+    if is_path or (text not in DATASETS and Path(text).is_dir()):
+        return image_folder.entry_of(Path(text))
+    return DATASETS[text]
+
+
+def load_dataset(name_or_path: str | Path, data_dir: str | Path | None = None, **options: Any) -> Dataset:
+    """Load a dataset by name, or a folder of images by path.
+
+    `data_dir` is where datasets lie (see `data_folder` for the default). `options` are the dataset's own,
+    such as `noise` of Spirals or `skip_corrupt` of image sets.
+    """
+    entry = dataset_entry(name_or_path)
+    allowed = _option_names(entry)
+    for name in options:
+        if name not in allowed:
+            choices = closest(name, allowed) if allowed else "It has none."
+            raise SandmaskError(f"{entry.name} has no option {name!r}. {choices}")
+    return entry.load(None if data_dir is None else Path(data_dir), **options)
+
+
+def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int:
+    """The number of an environment given by its name in the tables, its folder's name, or its number.
+
+    Names go first, in any case and with or without a percent sign: "15" is the second environment of
+    RotatedMNIST.
+    """
+    wanted = _simplified(str(text))
+    for names in (dataset.environments, dataset.domains):
+        simplified = [_simplified(name) for name in names]
+        if wanted in simplified:
+            return simplified.index(wanted)
+    n = len(dataset.environments)
+    if wanted.isdecimal() and int(wanted) < n:
+        return int(wanted)
+    extra = [name for name in dataset.domains if name not in dataset.environments]
+    choices = closest(str(text), [*dataset.environments, *extra])
+    raise SandmaskError(
+        f"{dataset.name} has no environment {str(text)!r}. {choices} Or a number from 0 to {n - 1}."
+    )
+
+
+def _simplified(name: str) -> str:
+    sign = "-" if name.strip().startswith("-") else ""  # "-90%" is not "+90%"
+    return sign + plain(name.strip()).rstrip("%")
+
+
+def _option_names(entry: DatasetEntry) -> list[str]:
+    parameters = inspect.signature(entry.load).parameters.values()
+    return [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]

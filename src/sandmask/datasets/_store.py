@@ -1,0 +1,155 @@
+"""Decoded images of a dataset, read by several threads and kept in memory when they fit."""
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sandmask.datasets._decode import CorruptImageError, decode
+
+
+class Stored(NamedTuple):
+    """A batch of decoded images of one size."""
+
+    pixels: Tensor  # [n, size, size, 3] uint8
+    aspects: Tensor  # [n] float32: width / height of the original image
+
+    def to(self, device: torch.device) -> "Stored":
+        """The same on `device`; from pinned memory, without waiting."""
+        return Stored(self.pixels.to(device, non_blocking=True), self.aspects.to(device, non_blocking=True))
+
+
+class Reading:
+    """A batch under way."""
+
+    def __init__(self, batch: Stored, parts: Sequence["Future[None]"], stop: threading.Event) -> None:
+        self._batch = batch
+        self._parts = parts
+        self._stop = stop
+
+    def result(self) -> Stored:
+        """Wait for the batch. The first error of a reader is raised here, when all readers have ended."""
+        try:
+            wait(self._parts)
+        except BaseException:
+            self.cancel()
+            raise
+        for part in self._parts:
+            part.result()
+        return self._batch
+
+    def cancel(self) -> None:
+        """Have the readers stop after the image that they are at."""
+        self._stop.set()
+        for part in self._parts:
+            part.cancel()
+
+
+class ImageStore:
+    """Reads images by number. Threads do the work, since decoding runs outside Python's lock.
+
+    The threads start with the first read and end with the store: by garbage collection, by `close`, or at
+    exit.
+    """
+
+    def __init__(self, paths: Sequence[Path], size: int, *, workers: int, keep: bool) -> None:
+        self.paths = paths
+        self.size = size
+        self.workers = workers
+        self.keep = keep
+        n = len(paths)
+        self._pixels: Tensor | None = None
+        self._aspects = torch.ones(n)
+        self._kept = bytearray(n)
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_process = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as the list of files: the other process decodes for itself."""
+        return _rebuild, (self.paths, self.size, self.workers, self.keep)
+
+    def start(self, indices: Tensor, *, pin: bool = False, keep: bool = True) -> Reading:
+        """Begin to read the images with these numbers ([n], on the CPU).
+
+        `pin` puts the batch into memory that a GPU can fetch from on its own. `keep=False` is for images that
+        are read once, even where the store keeps others.
+        """
+        numbers = indices.tolist()
+        n = len(numbers)
+        batch = Stored(
+            torch.empty(n, self.size, self.size, 3, dtype=torch.uint8, pin_memory=pin),
+            torch.empty(n, pin_memory=pin),
+        )
+        stop = threading.Event()
+        n_parts = min(n, self.workers)
+        pool = self._threads()
+        keep = keep and self.keep
+        if keep and self._pixels is None:  # pages are taken from the system as images are written to them
+            self._pixels = torch.empty(len(self.paths), self.size, self.size, 3, dtype=torch.uint8)
+        parts = [
+            pool.submit(self._read_some, numbers, slice(i, n, n_parts), batch, stop, keep)
+            for i in range(n_parts)
+        ]
+        return Reading(batch, parts, stop)
+
+    def corrupt(self, block: int = 256) -> list[tuple[int, str]]:
+        """Decode every image; (number, message) of those that cannot be."""
+        found: list[tuple[int, str]] = []
+        pool = self._threads()
+        for begin in range(0, len(self.paths), block):
+            numbers = range(begin, min(begin + block, len(self.paths)))
+            messages = pool.map(self._why_corrupt, numbers)
+            found += [(i, why) for i, why in zip(numbers, messages, strict=True) if why]
+        return found
+
+    def close(self) -> None:
+        """End the threads. A later read starts them again."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _why_corrupt(self, index: int) -> str:
+        try:
+            self._image(index, keep=False)
+        except CorruptImageError as error:
+            return str(error)
+        return ""
+
+    def _read_some(
+        self, numbers: list[int], places: slice, batch: Stored, stop: threading.Event, keep: bool
+    ) -> None:
+        for place in range(*places.indices(len(numbers))):
+            if stop.is_set():
+                return
+            pixels, aspect = self._image(numbers[place], keep)
+            batch.pixels[place] = pixels
+            batch.aspects[place] = aspect
+
+    def _image(self, index: int, keep: bool) -> tuple[Tensor, Tensor | float]:
+        kept = self._pixels
+        if kept is not None and self._kept[index]:
+            return kept[index], self._aspects[index]
+        pixels, aspect = decode(self.paths[index], self.size)
+        if keep and kept is not None:
+            # Two threads may write the same image at once: the same bytes, so no harm.
+            kept[index] = pixels
+            self._aspects[index] = aspect
+            self._kept[index] = 1
+        return pixels, aspect
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None or self._pool_process != os.getpid():  # threads do not survive a fork
+            pool = ThreadPoolExecutor(self.workers, thread_name_prefix="sandmask-decode")
+            self._pool, self._pool_process = pool, os.getpid()
+            weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
+        return self._pool
+
+
+def _rebuild(paths: Sequence[Path], size: int, workers: int, keep: bool) -> ImageStore:
+    return ImageStore(paths, size, workers=workers, keep=keep)

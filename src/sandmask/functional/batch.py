@@ -42,6 +42,10 @@ class EnvBatch(NamedTuple):
         """The batch of one environment, with E = 1."""
         return EnvBatch(*(field[e : e + 1] for field in self))
 
+    def take(self, order: Tensor) -> "EnvBatch":
+        """The batch of the environments numbered in `order`, one after the other; a number may come twice."""
+        return EnvBatch(*(field[order] for field in self))
+
 
 def make_batch(x: Tensor, y: Tensor, key: Tensor, weight: Tensor | None = None) -> EnvBatch:
     """A batch of x `[E, B, ...]` and y `[E, B]`, unpadded unless `weight` says otherwise."""

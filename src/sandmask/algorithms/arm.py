@@ -1,0 +1,104 @@
+"""Adaptive risk minimization: a context network summarizes the batch, and the model adapts to the summary."""
+
+import torch
+from torch import Tensor, nn
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    State,
+    environment_risks,
+)
+from sandmask.functional.adam import adam_init, adam_step
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import FlatModule
+from sandmask.hparams import COUNT, Constant, Hparam, seed_hash
+from sandmask.networks import MLP, Network
+
+_HIDDEN = 64
+
+
+class ARM(Algorithm):
+    """min mean_e R_e(c(f([x, u_e]))), u_e = mean_x' h(x') over environment e's batch (the paper's ARM-CML).
+
+    Network and context network h are trained together. (DomainBed's code leaves h out of the optimizer; and
+    its h has batch-norm, which would mix the environments: here it is group-norm.) At test time u is the mean
+    over the batch to be classified.
+    """
+
+    uses_context = True
+
+    def build_network(self) -> Network:
+        """A network whose inputs have the context as further channels, and beside it the context network."""
+        shape = self.problem.input_shape
+        self.context = FlatModule(lambda: context_network(shape))
+        extra_channels = 1 if len(shape) == 3 else shape[0]
+        return Network(lambda: self.problem.featurizer(extra_channels=extra_channels), self.problem.n_classes)
+
+    def extra_state(self, seed: int) -> State:
+        """The context network and its optimizer."""
+        vector = self.context.init(seed_hash(seed, "context"))
+        return {"context": vector, "context_adam": adam_init(vector)}
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+        """One update of both networks."""
+        sizes = [self.network.numel, self.context.numel]
+
+        def objective(joint: Tensor) -> tuple[Tensor, None]:
+            vector, context = torch.split(joint, sizes)
+            x = self.with_context(context, batch.x, batch.weight).flatten(0, 1)
+            logits = self.network.logits(self.network.unflatten(vector), x, self.dropout(batch, hparams))
+            return environment_risks(batch.split(logits), batch).mean(), None
+
+        joint = torch.cat([state["params"], state["context"]])
+        gradient, loss, _ = self.problem.differentiate.gradient(objective, joint)
+        changes: State = {"step": state["step"] + 1}
+        names = (("params", "adam"), ("context", "context_adam"))
+        for (name, adam), piece in zip(names, torch.split(gradient, sizes), strict=True):
+            changes[name], changes[adam] = adam_step(
+                state[name], piece, state[adam], hparams["lr"], hparams["weight_decay"]
+            )
+        return {**state, **changes}, {"loss": loss}
+
+    def predict(self, state: State, x: Tensor) -> Tensor:
+        """Logits of a batch of one environment, which is its own context."""
+        weight = torch.ones(1, x.shape[0], device=x.device)
+        inputs = self.with_context(state["context"], x.unsqueeze(0), weight).squeeze(0)
+        return self.network.logits(self.network.unflatten(state["params"]), inputs)
+
+    def with_context(self, context: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Inputs [E, B, C, ...] with their environment's mean context as further channels."""
+        flat = self.context(self.context.unflatten(context), x.flatten(0, 1).float())
+        maps = flat.view(*x.shape[:2], *flat.shape[1:])
+        share = (weight / weight.sum(1, keepdim=True)).view(*weight.shape, *[1] * (maps.dim() - 2))
+        mean = (share * maps).sum(1, keepdim=True).expand_as(maps)
+        return torch.cat([x, mean.to(x.dtype)], dim=2)
+
+
+def context_network(shape: tuple[int, ...]) -> nn.Module:
+    """For images, three 5 x 5 convolutions to one channel; for vectors, an MLP to as many numbers."""
+    if len(shape) != 3:
+        return MLP(shape[0], _HIDDEN, 3, shape[0])
+    return nn.Sequential(
+        nn.Conv2d(shape[0], _HIDDEN, 5, padding=2),
+        nn.GroupNorm(8, _HIDDEN),
+        nn.ReLU(),
+        nn.Conv2d(_HIDDEN, _HIDDEN, 5, padding=2),
+        nn.GroupNorm(8, _HIDDEN),
+        nn.ReLU(),
+        nn.Conv2d(_HIDDEN, 1, 5, padding=2),
+    )
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="ARM",
+        summary="Append a learned summary of the batch to every input, and so adapt to the environment",
+        paper="Zhang et al., Adaptive risk minimization: learning to adapt to domain shift, NeurIPS 2021",
+        build=ARM,
+        hparams=(Hparam("batch_size", 8, Constant(8), COUNT, scope="image"),),
+    )
+)

@@ -1,0 +1,58 @@
+"""Fish: gradient matching by a pass through the environments, one after the other."""
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    State,
+    environment_risks,
+)
+from sandmask.functional import random
+from sandmask.functional.adam import adam_step
+from sandmask.functional.batch import EnvBatch
+from sandmask.hparams import FRACTION, Choice, Hparam
+
+
+class Fish(Algorithm):
+    """w~ = w; for e in random order: w~ <- Adam(w~, grad R_e(w~)); then w <- w + meta_lr (w~ - w).
+
+    To first order this maximizes the inner products of the environments' gradients (the paper's algorithm 1).
+    The inner Adam keeps its state from step to step.
+    """
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update: a pass through all environments."""
+        inner, adam = state["params"], state["adam"]
+        losses = []
+        shuffled = batch.take(random.permutation(key, batch.n_envs))
+        for e in range(batch.n_envs):
+            gradient, loss = self._gradient(inner, shuffled.environment(e), hparams)
+            inner, adam = adam_step(inner, gradient, adam, hparams["lr"], hparams["weight_decay"])
+            losses.append(loss)
+        params = state["params"] + hparams["meta_lr"] * (inner - state["params"])
+        changes = {"params": params, "adam": adam, "step": state["step"] + 1}
+        return {**state, **changes}, {"loss": torch.stack(losses).mean()}
+
+    def _gradient(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
+        def risk(vector: Tensor) -> tuple[Tensor, None]:
+            logits = self.logits(self.network.unflatten(vector), batch, hparams)
+            return environment_risks(logits, batch)[0], None
+
+        gradient, loss, _ = self.problem.differentiate.gradient(risk, vector)
+        return gradient, loss
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="Fish",
+        summary="Step towards where a pass through the environments, one by one, leads",
+        paper="Shi et al., Gradient matching for domain generalization, ICLR 2022",
+        build=Fish,
+        hparams=(Hparam("meta_lr", 0.5, Choice(0.05, 0.1, 0.5), FRACTION),),
+    )
+)

@@ -1,0 +1,82 @@
+"""Meta-learning for domain generalization: what helps some environments should also help the others."""
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    Problem,
+    State,
+    descend,
+    environment_risks,
+)
+from sandmask.errors import SandmaskError
+from sandmask.functional import random
+from sandmask.functional.adam import adam_init, adam_step
+from sandmask.functional.batch import EnvBatch
+from sandmask.hparams import COUNT, NON_NEGATIVE, Choice, Hparam, LogUniform
+
+
+class MLDG(Algorithm):
+    """g = mean_p [grad R_i(w) + beta grad R_j(w_i)], w_i = one fresh Adam step from w along grad R_i(w).
+
+    In each step `n_meta_test` environments are held out; the pairs p = (i, j) go through the others (i), with
+    the held-out ones (j) in turn. First-order: w_i counts as a constant. (DomainBed's code divides the sum
+    over pairs by the number of environments, not of pairs: with Adam that changes the share of the weight
+    decay only. It trains nothing where all environments are held out; here one at least is trained on.)
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        if problem.n_envs < 2:
+            raise SandmaskError("MLDG holds out training environments: it needs at least 2. Found 1.")
+        super().__init__(problem)
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update."""
+
+        def losses(vector: Tensor, batch: EnvBatch) -> Tensor:
+            return environment_risks(self.logits(self.network.unflatten(vector), batch, hparams), batch)
+
+        differentiate = self.problem.differentiate
+        w, beta = state["params"], hparams["mldg_beta"]
+        train, test, used = split(batch.n_envs, hparams["n_meta_test"], key)
+        inner, inner_losses = differentiate.environment_gradients(
+            losses, w.expand(len(train), -1), batch.take(train)
+        )
+        tuned, _ = adam_step(w, inner, adam_init(w), hparams["lr"], hparams["weight_decay"])
+        outer, outer_losses = differentiate.environment_gradients(losses, tuned, batch.take(test))
+        share = used / used.sum()
+        gradient = share @ (inner + beta * outer)
+        loss = share @ (inner_losses + beta * outer_losses)
+        return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": loss}
+
+
+def split(n_envs: int, n_meta_test: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Random pairs of environments: meta-train [E - 1], meta-test [E - 1], and 1 if the pair counts, else 0.
+
+    E - n_meta_test pairs count. There are always E - 1, so that shapes do not depend on a hyperparameter.
+    """
+    order = random.permutation(key, n_envs)
+    held_out = n_meta_test.to(torch.int64).clamp(1, n_envs - 1)
+    place = torch.arange(n_envs - 1, device=key.device)
+    n_train = n_envs - held_out
+    test = order[n_train + place % held_out]
+    return order[:-1], test, (place < n_train).to(torch.float32)
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="MLDG",
+        summary="Take steps that also lower the loss of environments held out of the step",
+        paper="Li et al., Learning to generalize: meta-learning for domain generalization, AAAI 2018",
+        build=MLDG,
+        hparams=(
+            Hparam("mldg_beta", 1.0, LogUniform(10, -1, 1), NON_NEGATIVE),
+            Hparam("n_meta_test", 2, Choice(1, 2), COUNT),
+        ),
+    )
+)

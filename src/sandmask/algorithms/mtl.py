@@ -1,0 +1,73 @@
+"""Marginal transfer learning: the classifier also sees a summary of the environment."""
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.hparams import FRACTION, Choice, Hparam
+from sandmask.networks import Network
+
+
+class MTL(ObjectiveAlgorithm):
+    """min mean_e R_e(c([f(x), m_e])), with m_e <- a mean_x f(x) + (1 - a) m_e and a = mtl_ema.
+
+    The embedding m_e stands for the environment's distribution. As in DomainBed's code, `mtl_ema` weighs the
+    new minibatch, so that 1 keeps no memory, and gradients flow through the new minibatch alone. At test time
+    m is the mean feature of the batch. (DomainBed then overwrites m with noise; here it stays.)
+    """
+
+    uses_context = True
+
+    def build_network(self) -> Network:
+        """A classifier twice as wide as the features."""
+        with torch.random.fork_rng(devices=[]):
+            n_features = self.problem.featurizer().n_features
+        return Network(self.problem.featurizer, self.problem.n_classes, extra_features=n_features)
+
+    def extra_state(self, seed: int) -> State:  # noqa: ARG002
+        """An embedding for each environment."""
+        return {"embeddings": torch.zeros(self.problem.n_envs, self.network.n_features)}
+
+    def objective(
+        self,
+        params: Params,
+        state: State,
+        batch: EnvBatch,
+        hparams: Hparams,
+        key: Tensor,  # noqa: ARG002
+    ) -> tuple[Tensor, State]:
+        """The mean of the environments' risks, each with its own embedding."""
+        features = self.features(params, batch, hparams)
+        weight = (batch.weight / batch.weight.sum(1, keepdim=True)).unsqueeze(-1)
+        mean = (weight * features).sum(1)
+        embeddings = hparams["mtl_ema"] * mean + (1.0 - hparams["mtl_ema"]) * state["embeddings"]
+        seen = torch.cat([features, embeddings.unsqueeze(1).expand_as(features)], dim=-1)
+        logits = batch.split(self.network.classify(params, seen.flatten(0, 1)))
+        return environment_risks(logits, batch).mean(), {"embeddings": embeddings.detach()}
+
+    def predict(self, state: State, x: Tensor) -> Tensor:
+        """Logits of a batch of one environment, embedded by its mean feature."""
+        params = self.network.unflatten(state["params"])
+        features = self.network.features(params, x)
+        embedding = features.mean(0, keepdim=True).expand_as(features)
+        return self.network.classify(params, torch.cat([features, embedding], dim=-1))
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="MTL",
+        summary="Show the classifier a running mean of the environment's features",
+        paper="Blanchard et al., Domain generalization by marginal transfer learning, JMLR 2021",
+        build=MTL,
+        hparams=(Hparam("mtl_ema", 0.99, Choice(0.5, 0.9, 0.99, 1.0), FRACTION),),
+    )
+)

@@ -1,0 +1,124 @@
+"""Style-agnostic networks: classify by content, and unlearn what style tells."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    Problem,
+    State,
+    environment_risks,
+)
+from sandmask.algorithms._styles import Exchange
+from sandmask.functional import random
+from sandmask.functional.adam import adam_init, adam_step
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import FlatModule
+from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform, seed_hash
+
+
+class SagNet(Algorithm):
+    """Three Adam steps in turn, on featurizer f, content head c and style head s:
+
+    (f, c) by R(c(SR(f(x)))), then s by R(s(CR(f(x)))), then f by sag_w_adv CE(uniform, s(CR(f(x)))).
+
+    The style of a feature vector is its mean and variance, its content the normalized rest (as in DomainBed's
+    code; the paper takes both from feature maps). SR mixes an example's style with another's at a random
+    ratio; CR gives it another's content, as a constant. Each of f, c, s has an Adam of its own.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        n_features, n_classes = self.network.n_features, problem.n_classes
+        self.style = FlatModule(lambda: nn.Linear(n_features, n_classes))
+        # The content head, which comes last in the network's vector, has the style head's shape.
+        self._parts = [self.network.numel - self.style.numel, self.style.numel]
+
+    def extra_state(self, seed: int) -> State:
+        """The style head, and an optimizer for each part."""
+        featurizer, content = torch.split(self.network.init(seed), self._parts)
+        style = self.style.init(seed_hash(seed, "style"))
+        optimizers = {"adam": featurizer, "content_adam": content, "style_adam": style}
+        return {"style": style, **{name: adam_init(part) for name, part in optimizers.items()}}
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update of each."""
+        keys = [random.fold(key, turn) for turn in range(3)]
+        state, content_loss = self._learn_content(state, batch, hparams, keys[0])
+        state, style_loss = self._learn_style(state, batch, hparams, keys[1])
+        state, adversarial_loss = self._unlearn_style(state, batch, hparams, keys[2])
+        metrics = {"loss": content_loss, "style_loss": style_loss, "adversarial_loss": adversarial_loss}
+        return {**state, "step": state["step"] + 1}, metrics
+
+    def _learn_content(
+        self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[State, Tensor]:
+        exchange = Exchange(batch, key)
+
+        def risk(vector: Tensor) -> tuple[Tensor, None]:
+            mixed = exchange.mix_styles(self._features(vector, batch, hparams))
+            logits = self.network.classify(self.network.unflatten(vector), mixed)
+            return environment_risks(batch.split(logits), batch).mean(), None
+
+        gradient, loss, _ = self.problem.differentiate.gradient(risk, state["params"])
+        pieces = zip(
+            torch.split(state["params"], self._parts), torch.split(gradient, self._parts), strict=True
+        )
+        (featurizer, adam), (content, content_adam) = (
+            adam_step(part, piece, state[name], hparams["lr"], hparams["weight_decay"])
+            for name, (part, piece) in zip(("adam", "content_adam"), pieces, strict=True)
+        )
+        params = torch.cat([featurizer, content])
+        return {**state, "params": params, "adam": adam, "content_adam": content_adam}, loss
+
+    def _learn_style(
+        self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[State, Tensor]:
+        swapped = Exchange(batch, key).swap_contents(self._features(state["params"], batch, hparams))
+
+        def risk(vector: Tensor) -> tuple[Tensor, None]:
+            logits = self.style(self.style.unflatten(vector), swapped)
+            return environment_risks(batch.split(logits), batch).mean(), None
+
+        gradient, loss, _ = self.problem.differentiate.gradient(risk, state["style"])
+        style, adam = adam_step(
+            state["style"], gradient, state["style_adam"], hparams["lr"], hparams["weight_decay"]
+        )
+        return {**state, "style": style, "style_adam": adam}, loss
+
+    def _unlearn_style(
+        self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[State, Tensor]:
+        exchange = Exchange(batch, key)
+        featurizer, content = torch.split(state["params"], self._parts)
+
+        def distance_to_uniform(vector: Tensor) -> tuple[Tensor, None]:
+            swapped = exchange.swap_contents(self._features(torch.cat([vector, content]), batch, hparams))
+            logits = batch.split(self.style(self.style.unflatten(state["style"]), swapped))
+            return hparams["sag_w_adv"] * batch.mean(-F.log_softmax(logits, dim=-1).mean(-1)).mean(), None
+
+        gradient, loss, _ = self.problem.differentiate.gradient(distance_to_uniform, featurizer)
+        featurizer, adam = adam_step(
+            featurizer, gradient, state["adam"], hparams["lr"], hparams["weight_decay"]
+        )
+        return {**state, "params": torch.cat([featurizer, content]), "adam": adam}, loss
+
+    def _features(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
+        params = self.network.unflatten(vector)
+        return self.network.features(params, batch.inputs, self.dropout(batch, hparams)).float()
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="SagNet",
+        summary="Classify under randomized style, and unlearn features from which style alone predicts",
+        paper="Nam et al., Reducing domain gap by reducing style bias, CVPR 2021",
+        build=SagNet,
+        hparams=(Hparam("sag_w_adv", 0.1, LogUniform(10, -2, 1), NON_NEGATIVE),),
+    )
+)

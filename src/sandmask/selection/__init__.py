@@ -1,0 +1,48 @@
+"""Model selection: from a sweep's records to the runs and checkpoints that tables report.
+
+Rules are pure functions of records, in a registry:
+
+    from sandmask.selection import RULES, group_runs, select
+    for key, runs in group_runs(read_runs("runs")).items():
+        chosen = select(RULES["training-domain"], runs, key.test_env)
+        print(key, chosen and chosen.test_accuracy)
+
+A rule of your own is one function of a run: see `selection_rule`.
+"""
+
+# The order of these imports is the order in which rules are listed.
+# isort: off
+from sandmask.selection._base import (
+    RULES,
+    Choice,
+    Selected,
+    SelectionRule,
+    mean_over_environments,
+    selection_rule,
+)
+from sandmask.selection._training_domain import training_domain
+from sandmask.selection._leave_one_domain_out import leave_one_domain_out
+from sandmask.selection._oracle import oracle
+from sandmask.selection._worst_training_domain import worst_training_domain
+from sandmask.selection._groups import GroupKey, group_runs, method_names
+from sandmask.selection._select import candidates, is_settled, select, siblings
+
+__all__ = [
+    "RULES",
+    "Choice",
+    "GroupKey",
+    "Selected",
+    "SelectionRule",
+    "candidates",
+    "group_runs",
+    "is_settled",
+    "leave_one_domain_out",
+    "mean_over_environments",
+    "method_names",
+    "oracle",
+    "select",
+    "selection_rule",
+    "siblings",
+    "training_domain",
+    "worst_training_domain",
+]

@@ -1,13 +1,17 @@
 """Per-environment gradients of a model: one environment after the other, or many at once. The numbers are the same."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from sandmask.masks import GradientMoments, MaskError
+from sandmask.gradients._backward import fill_gradients
+from sandmask.gradients._params import trainable_parameters
+from sandmask.gradients._report import MaskReport
+from sandmask.gradients._scaling import Scaling
+from sandmask.masks import GradientMoments, Mask, MaskError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Batches = Sequence[tuple[Tensor, Tensor]]
@@ -57,6 +61,28 @@ def environment_moments(
     for _, grads in _stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size):
         moments.update_stack(grads)
     return moments
+
+
+def set_gradients(named_params: Iterable[tuple[str, Tensor]], mask: Mask, moments: GradientMoments) -> MaskReport:
+    """Mask moments that came from `environment_moments`, and fill or add to `.grad`, as `backward` does.
+
+    :param named_params: `model.named_parameters()`; names are how moments and parameters find each other.
+
+    >>> import torch, sandmask
+    >>> model = torch.nn.Linear(2, 1)
+    >>> batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)]
+    >>> moments = sandmask.environment_moments(model, torch.nn.functional.mse_loss, batches)
+    >>> report = sandmask.set_gradients(model.named_parameters(), sandmask.ANDMask(tau=1.0), moments)
+    >>> model.weight.grad.shape
+    torch.Size([1, 2])
+    """
+    named = trainable_parameters(named_params)
+    if missing := [name for name in moments.names if name not in named]:
+        raise MaskError(
+            f"Parameter `named_params` should name the tensors of the moments. {missing[0]!r} is not among them: "
+            "give `model.named_parameters()` of the same model."
+        )
+    return fill_gradients(named, mask, moments, Scaling(None))
 
 
 def _stacks(

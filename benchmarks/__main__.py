@@ -1,0 +1,15 @@
+"""Run every benchmark that this machine can."""
+
+import importlib
+
+NAMES = ("mask_step_cpu", "mask_step_gpu", "mask_bandwidth", "peak_memory")
+
+
+def main() -> None:
+    """Run them one after the other; those that need a GPU say so."""
+    for name in NAMES:
+        importlib.import_module(f"benchmarks.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

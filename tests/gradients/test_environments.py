@@ -1,0 +1,97 @@
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sandmask.gradients import environment_gradients, environment_moments, set_gradients
+from sandmask.masks import ANDMask, GeometricMean, MaskError, SANDMask
+
+SIZES = {"equal": [5, 5, 5], "unequal": [3, 5, 3, 1], "two": [4, 4]}
+
+
+def make_model(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
+    if kind == "conv":
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(24, 3)
+        )
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Unflatten(1, (2, 4)), nn.Flatten(), nn.Linear(8, 3))
+
+
+def make_batches(sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(n, 6), torch.randint(0, 3, (n,))) for n in sizes]
+
+
+def naive(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """One environment after the other with `.backward()`."""
+    rows = []
+    for x, y in batches:
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        rows.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    model.zero_grad()
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("method", ["loop", "batched", "auto"])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("kind", ["mlp", "conv", "norm"])
+def test_every_method_gives_the_same_numbers(kind: str, sizes: str, method: str) -> None:
+    model, batches = make_model(kind), make_batches(SIZES[sizes])
+    expected = naive(model, batches)
+    found = environment_gradients(model, F.cross_entropy, batches, method)  # type: ignore[arg-type]
+    assert found.keys() == expected.keys()
+    for name, stack in expected.items():
+        torch.testing.assert_close(found[name], stack, rtol=1e-5, atol=1e-6)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("method", ["loop", "batched"])
+def test_per_sample_makes_every_example_an_environment(method: str) -> None:
+    model, batches = make_model("mlp"), make_batches([3, 2])
+    singles = [(x[i : i + 1], y[i : i + 1]) for x, y in batches for i in range(len(y))]
+    found = environment_gradients(model, F.cross_entropy, batches, method, per_sample=True)  # type: ignore[arg-type]
+    for name, stack in naive(model, singles).items():
+        torch.testing.assert_close(found[name], stack, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 2])
+@pytest.mark.parametrize("mask", [SANDMask(tau=0.2), ANDMask(tau=1.0), GeometricMean(tau=1.0)])
+def test_moments_give_the_masked_mean_of_the_gradients(mask: SANDMask, chunk_size: int | None) -> None:
+    model, batches = make_model("mlp"), make_batches([4, 4, 2])
+    expected = mask(naive(model, batches))
+    moments = environment_moments(
+        model, F.cross_entropy, batches, "batched", chunk_size=chunk_size, log_magnitude=mask.needs_log_magnitude
+    )
+    report = set_gradients(model.named_parameters(), mask, moments)
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-6)
+    assert 0 <= report.density <= 1
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model, batches = make_model("mlp"), make_batches([4, 4])
+    next(model.parameters()).requires_grad_(False)
+    for method in ("loop", "batched"):
+        found = environment_gradients(model, F.cross_entropy, batches, method)  # type: ignore[arg-type]
+        assert "0.weight" not in found
+        assert "0.bias" in found
+
+
+def test_mistakes_are_named() -> None:
+    model = make_model("mlp")
+    with pytest.raises(MaskError, match="`method` should be one of"):
+        environment_gradients(model, F.cross_entropy, make_batches([2, 2]), "fast")  # type: ignore[arg-type]
+    with pytest.raises(MaskError, match="Found none"):
+        environment_gradients(model, F.cross_entropy, [])
+    with pytest.raises(MaskError, match="Environment 1 has 3 inputs and 2 targets"):
+        environment_gradients(
+            model, F.cross_entropy, [*make_batches([2]), (torch.randn(3, 6), torch.zeros(2, dtype=torch.int64))]
+        )
+    moments = environment_moments(model, F.cross_entropy, make_batches([2, 2]))
+    with pytest.raises(MaskError, match="is not among them"):
+        set_gradients(nn.Linear(2, 2).named_parameters(), ANDMask(tau=1.0), moments)

@@ -1,0 +1,124 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sandmask.datasets import Dataset
+from sandmask.errors import SandmaskError
+from sandmask.records import RecordWriter, RunSpec, read_runs
+from sandmask.training import Progress, RunFolder, Stack, Trainer
+
+Specs = Callable[..., RunSpec]
+
+
+def test_records_and_model(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    record = RunFolder(tmp_path / "run").train(spec_of(), dataset, device)
+    assert record.status == "done"
+    assert record.steps.tolist() == [0, 5, 10, 11]  # every 5, and the last
+    assert record.metrics["loss"][-1] < record.metrics["loss"][0]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["model.safetensors", "records.jsonl"]
+
+
+def test_same_spec_same_bits(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    for name in ("a", "b"):
+        RunFolder(tmp_path / name).train(spec_of("SANDMask", hparams={"tau": 0.1}), dataset, device)
+    for file in ("records.jsonl", "model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+@pytest.mark.parametrize("stop_at", range(1, 12))
+def test_interrupted_at_any_step_goes_on_to_the_same_bits(
+    stop_at: int, tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.done == stop_at:
+            raise KeyboardInterrupt
+
+    spec = spec_of("ANDMask", hparams={"tau": 0.5, "dropout": 0.5})
+    whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
+    whole.train(spec, dataset, device)
+    with pytest.raises(KeyboardInterrupt):
+        parts.train(spec, dataset, device, report=interrupt)
+    parts.train(spec, dataset, device)
+    for file in ("records.jsonl", "model.safetensors"):
+        assert (whole.path / file).read_bytes() == (parts.path / file).read_bytes()
+
+
+def test_old_checkpoint_and_newer_records(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    """Killed after records were written and before the checkpoint was: the lines are made again, not doubled."""
+    spec = spec_of()
+    folder = RunFolder(tmp_path / "run")
+
+    def interrupt_at(step: int) -> Callable[[Progress], None]:
+        def report(progress: Progress) -> None:
+            if progress.done == step:
+                raise KeyboardInterrupt
+
+        return report
+
+    with pytest.raises(KeyboardInterrupt):
+        folder.train(spec, dataset, device, report=interrupt_at(2))
+    early = (folder.path / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        folder.train(spec, dataset, device, report=interrupt_at(9))
+    (folder.path / "checkpoint.safetensors").write_bytes(early)
+    assert folder.train(spec, dataset, device).steps.tolist() == [0, 5, 10, 11]
+
+
+def test_a_finished_run_is_not_trained_again(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.train(spec_of(), dataset, device)
+    folder.train(spec_of(), dataset, device, report=lambda _: pytest.fail("it trained"))
+
+
+def test_another_runs_folder_is_refused(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    RunFolder(tmp_path).train(spec_of(), dataset, device)
+    with pytest.raises(SandmaskError, match="holds another run"):
+        RunFolder(tmp_path).train(spec_of(seed=1), dataset, device)
+
+
+def test_divergence_is_recorded_with_its_step(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    record = RunFolder(tmp_path).train(spec_of(hparams={"lr": 1e30}), dataset, device)
+    assert record.status == "diverged"
+    assert record.diverged_at is not None
+    assert 0 < record.diverged_at < 11
+    assert np.all(record.steps < record.diverged_at)
+
+
+def test_a_diverged_run_does_not_disturb_the_others(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    specs = [spec_of(seed=1), spec_of(seed=2, hparams={"lr": 1e30}), spec_of(seed=3)]
+    with RecordWriter(tmp_path / "records.jsonl") as writer:
+        Trainer(Stack(specs, dataset, device), writer, tmp_path / "checkpoint.safetensors").run()
+    runs = {run.spec.id: run for run in read_runs(tmp_path)}
+    assert [runs[spec.id].status for spec in specs] == ["done", "diverged", "done"]
+    alone = RunFolder(tmp_path / "alone").train(specs[2], dataset, device)
+    np.testing.assert_array_equal(alone.accuracy_in, runs[specs[2].id].accuracy_in)
+
+
+def test_model_file_names_its_weights(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    RunFolder(tmp_path).train(spec_of(), dataset, device)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights["params.featurizer.layers.0.weight"].shape == (16, 8)
+
+
+def test_a_broken_checkpoint_is_named(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(SandmaskError, match=r"checkpoint\.safetensors cannot be read"):
+        RunFolder(tmp_path).train(spec_of(), dataset, device)

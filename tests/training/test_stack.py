@@ -1,0 +1,62 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from sandmask.algorithms import State
+from sandmask.datasets import Dataset
+from sandmask.errors import SandmaskError
+from sandmask.records import RunSpec
+from sandmask.training import Stack, split_environment
+
+Specs = Callable[..., RunSpec]
+
+
+def train(stack: Stack) -> State:
+    state = stack.init()
+    for batch in stack.feed(0):
+        state, _ = stack.step(state, batch)
+    return state
+
+
+@pytest.mark.parametrize("algorithm", ["ERM", "ANDMask", "SANDMask", "SANDMask-released"])
+def test_a_run_does_not_feel_its_neighbours(
+    algorithm: str, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    """Bit for bit on a CPU: an MLP's batched products are computed run by run there."""
+    specs = [
+        spec_of(algorithm, (k % 3,), seed=k, trial_seed=k, hparams={"lr": 0.003 * (k + 1), "dropout": 0.1 * k})
+        for k in range(4)
+    ]
+    together = train(Stack(specs, dataset, device))
+    for k, spec in enumerate(specs):
+        alone = train(Stack([spec], dataset, device))
+        assert torch.equal(together["params"][k], alone["params"][0])
+
+
+def test_evaluation_counts_right_answers(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    stack = Stack([spec_of(seed=1), spec_of(seed=2, trial_seed=1, test_envs=(2,))], dataset, device)
+    state = train(stack)
+    found = stack.evaluate(state)
+    in_context = stack.evaluator.in_context(lambda x: stack.lift(stack.algorithm.predict, (0, 0))(state, x))
+    for k, spec in enumerate(stack.specs):
+        params = stack.algorithm.network.unflatten(state["params"][k])
+        for env in range(3):
+            for split, accuracies in zip(
+                split_environment(dataset, env, spec.trial_seed), (found.inside, found.outside), strict=True
+            ):
+                predicted = stack.algorithm.network.logits(params, dataset.inputs(split)).argmax(1)
+                assert accuracies[k, env] == (predicted == dataset.labels[split]).double().mean().item()
+    np.testing.assert_array_equal(found.inside, in_context.inside)
+    np.testing.assert_array_equal(found.outside, in_context.outside)
+
+
+def test_runs_of_different_shapes_do_not_stack(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    with pytest.raises(SandmaskError, match="cannot train as one"):
+        Stack([spec_of(), spec_of(hparams={"batch_size": 9})], dataset, device)
+
+
+def test_one_training_environment_is_too_few(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    with pytest.raises(SandmaskError, match="at least 2 environments to train on"):
+        Stack([spec_of(test_envs=(0, 1))], dataset, device)

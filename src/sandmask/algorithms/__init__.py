@@ -22,21 +22,53 @@ from sandmask.algorithms._base import (
     environment_risks,
 )
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
+from sandmask.algorithms.arm import ARM
+from sandmask.algorithms.cdann import CDANN
+from sandmask.algorithms.coral import CORAL
+from sandmask.algorithms.dann import DANN
 from sandmask.algorithms.erm import ERM
+from sandmask.algorithms.fish import Fish
+from sandmask.algorithms.group_dro import GroupDRO
+from sandmask.algorithms.iga import IGA
+from sandmask.algorithms.irm import IRM
+from sandmask.algorithms.mixup import Mixup
+from sandmask.algorithms.mldg import MLDG
+from sandmask.algorithms.mmd import MMD
+from sandmask.algorithms.mtl import MTL
+from sandmask.algorithms.rsc import RSC
+from sandmask.algorithms.sagnet import SagNet
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
+from sandmask.algorithms.sd import SD
+from sandmask.algorithms.vrex import VREx
 
 __all__ = [
     "ALGORITHMS",
+    "ARM",
+    "CDANN",
+    "CORAL",
+    "DANN",
     "ERM",
+    "IGA",
+    "IRM",
+    "MLDG",
+    "MMD",
+    "MTL",
+    "RSC",
+    "SD",
     "ANDMaskAlgorithm",
     "Algorithm",
     "AlgorithmEntry",
+    "Fish",
+    "GroupDRO",
     "Hparams",
     "Metrics",
+    "Mixup",
     "ObjectiveAlgorithm",
     "Problem",
     "SANDMaskAlgorithm",
+    "SagNet",
     "State",
+    "VREx",
     "cross_entropy",
     "descend",
     "environment_risks",

@@ -1,0 +1,34 @@
+"""What CORAL and MMD share: the risk, plus a weighted distance between the environments' features."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import Hparams, ObjectiveAlgorithm, State, environment_risks
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
+
+GAMMA = Hparam("mmd_gamma", 1.0, LogUniform(10, -1, 1), NON_NEGATIVE)
+
+
+class MatchingAlgorithm(ObjectiveAlgorithm):
+    """min mean_e R_e + gamma * mean over pairs of environments of the distance of their features."""
+
+    @abstractmethod
+    def distance(self, features: Tensor, weight: Tensor) -> Tensor:
+        """The mean over pairs, of features [E, B, D] and weights [E, B]; 0 for a single environment."""
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk plus the weighted distance."""
+        features = self.features(params, batch, hparams)
+        risks = environment_risks(self.network.classify(params, features), batch)
+        # In full precision: differences of sums of squares are what a short mantissa is worst at.
+        with torch.autocast(features.device.type, enabled=False):
+            distance = self.distance(features.float(), batch.weight)
+        return risks.mean() + hparams["mmd_gamma"] * distance, {}

@@ -1,0 +1,56 @@
+"""Inter-environmental gradient alignment (Koyama and Yamaguchi, 2020)."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
+
+
+class IGA(ObjectiveAlgorithm):
+    """min mean_e R_e + lambda sum_e |grad R_e - mean_e' grad R_e'|^2.
+
+    Whether the mean gradient counts as a constant makes no difference: the distances from it sum to zero.
+    """
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk plus the weighted scatter of the environments' gradients."""
+
+        def risk(params: Params, fields: EnvBatch) -> Tensor:
+            one = EnvBatch(*(field.unsqueeze(0) for field in fields))
+            return environment_risks(self.logits(params, one, hparams), one)[0]
+
+        # The objective is itself differentiated: `torch.func` nests, in itself as in plain autograd.
+        gradients, risks = vmap(grad_and_value(risk), in_dims=(None, 0))(params, batch)
+        return risks.mean() + hparams["penalty"] * scatter(gradients), {}
+
+
+def scatter(gradients: Params) -> Tensor:
+    """The sum over environments of the squared distance to the mean; every tensor is [E, ...]."""
+    distances = [(gradient - gradient.mean(0)).square().sum() for gradient in gradients.values()]
+    return sum(distances[1:], distances[0])
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="IGA",
+        summary="Penalize the differences between the environments' gradients",
+        paper="Koyama and Yamaguchi, Out-of-distribution generalization with maximal invariant predictor, "
+        "arXiv:2008.01883v2, 2020",
+        build=IGA,
+        hparams=(Hparam("penalty", 1000.0, LogUniform(10, 1, 5), NON_NEGATIVE),),
+    )
+)

@@ -1,0 +1,75 @@
+"""Invariant risk minimization (Arjovsky et al., 2019)."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
+
+
+class IRM(ObjectiveAlgorithm):
+    """min mean_e R_e + lambda mean_e (dR_e(s f) / ds at s = 1)^2: IRMv1, the square estimated without bias.
+
+    lambda is 1 before step `irm_penalty_anneal_iters`, `irm_lambda` from there on; Adam starts afresh there.
+    """
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk plus the weighted penalty."""
+        logits = self.logits(params, batch, hparams)
+        annealed = state["step"] >= hparams["irm_penalty_anneal_iters"]
+        weight = torch.where(annealed, hparams["irm_lambda"], 1.0)
+        return environment_risks(logits, batch).mean() + weight * irm_penalty(logits, batch).mean(), {}
+
+    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
+        """At the step where the weight jumps."""
+        return step == hparams["irm_penalty_anneal_iters"]
+
+
+def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
+    """The squared derivative of each environment's risk by a scale on the logits: [E].
+
+    The square is the product of the derivatives on the examples at even and at odd places, two
+    independent halves.
+    """
+    slopes = scale_derivative(logits, batch.y)
+    # Places count true examples only. In integers, as a GPU's running sum of floats is not deterministic.
+    places = batch.weight.to(torch.int64).cumsum(-1) - 1
+    odd = batch.weight * (places % 2)
+    even = batch.weight - odd
+    first = (slopes * even).sum(-1) / even.sum(-1).clamp_min(1)
+    second = (slopes * odd).sum(-1) / odd.sum(-1).clamp_min(1)  # may be empty: then no penalty
+    return first * second
+
+
+def scale_derivative(logits: Tensor, y: Tensor) -> Tensor:
+    """d cross_entropy(s * logits, y) / ds at s = 1, by example: sum_c (softmax_c - 1[c = y]) * logit_c."""
+    logits = logits.float()
+    onehot = y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=y.device)
+    return ((logits.softmax(-1) - onehot.to(logits.dtype)) * logits).sum(-1)
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="IRM",
+        summary="Ask that one classifier be the best one in every environment at once",
+        paper="Arjovsky et al., Invariant risk minimization, 2019",
+        build=IRM,
+        hparams=(
+            Hparam("irm_lambda", 100.0, LogUniform(10, -1, 5), NON_NEGATIVE),
+            Hparam("irm_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE),
+        ),
+    )
+)

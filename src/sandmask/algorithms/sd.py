@@ -1,0 +1,40 @@
+"""Spectral decoupling (Pezeshki et al., NeurIPS 2021)."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
+
+
+class SD(ObjectiveAlgorithm):
+    """min mean_e R_e + reg * mean(logits^2): the square penalty decouples what the features learn."""
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk plus the weighted mean square of the logits."""
+        logits = self.logits(params, batch, hparams)
+        penalty = batch.mean(logits.float().square().mean(-1)).mean()
+        return environment_risks(logits, batch).mean() + hparams["sd_reg"] * penalty, {}
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="SD",
+        summary="Penalize the square of the logits",
+        paper="Pezeshki et al., Gradient starvation: a learning proclivity in neural networks, NeurIPS 2021",
+        build=SD,
+        hparams=(Hparam("sd_reg", 0.1, LogUniform(10, -5, -1), NON_NEGATIVE),),
+    )
+)

@@ -1,0 +1,53 @@
+"""Risk extrapolation by variance (Krueger et al., ICML 2021)."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
+
+
+class VREx(ObjectiveAlgorithm):
+    """min mean_e R_e + beta var_e(R_e): V-REx, with the mean of the risks where the paper has their sum.
+
+    beta is 1 before step `vrex_penalty_anneal_iters`, `vrex_lambda` from there on; Adam starts afresh there.
+    """
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean of the risks plus their weighted variance."""
+        risks = environment_risks(self.logits(params, batch, hparams), batch)
+        mean = risks.mean()
+        annealed = state["step"] >= hparams["vrex_penalty_anneal_iters"]
+        weight = torch.where(annealed, hparams["vrex_lambda"], 1.0)
+        return mean + weight * (risks - mean).square().mean(), {}
+
+    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
+        """At the step where the weight jumps."""
+        return step == hparams["vrex_penalty_anneal_iters"]
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="VREx",
+        summary="Add the variance of the environments' risks",
+        paper="Krueger et al., Out-of-distribution generalization via risk extrapolation (REx), ICML 2021",
+        build=VREx,
+        hparams=(
+            Hparam("vrex_lambda", 10.0, LogUniform(10, -1, 5), NON_NEGATIVE),
+            Hparam("vrex_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE),
+        ),
+    )
+)

@@ -1,0 +1,104 @@
+"""A small problem, and a slow and obvious trainer that the algorithms are compared with."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from sandmask.algorithms import ALGORITHMS, Problem, State
+from sandmask.functional import EnvBatch, make_batch, random
+from sandmask.hparams import Hparam
+from sandmask.networks import MLP
+
+N_ENVS, N_EXAMPLES, N_INPUTS, N_CLASSES, WIDTH = 3, 7, 5, 4, 6
+
+Minibatches = list[tuple[Tensor, Tensor]]
+NaiveObjective = Callable[[nn.ModuleDict, Minibatches, int], Tensor]
+
+
+def featurizer() -> MLP:
+    return MLP(N_INPUTS, width=8, depth=3, n_outputs=WIDTH)
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return Problem(featurizer, N_ENVS, N_CLASSES, (N_INPUTS,))
+
+
+@pytest.fixture
+def batches() -> list[EnvBatch]:
+    """Minibatches of six steps; the environments differ in mean and scale."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for step in range(6):
+        x = torch.randn(N_ENVS, N_EXAMPLES, N_INPUTS, generator=generator)
+        x = x * torch.tensor([0.5, 1.0, 1.5]).view(-1, 1, 1) + torch.tensor([-0.5, 0.0, 0.5]).view(-1, 1, 1)
+        y = torch.randint(N_CLASSES, (N_ENVS, N_EXAMPLES), generator=generator)
+        made.append(make_batch(x, y, random.key_of(step)))
+    return made
+
+
+@pytest.fixture
+def hparams_of() -> Callable[..., dict[str, Tensor]]:
+    """The defaults of an algorithm as tensors, with the values given in their place."""
+
+    def build(name: str, **values: float) -> dict[str, Tensor]:
+        shared = {"lr": 3e-3, "weight_decay": 1e-2, "dropout": 0.0}
+        own = {row.name: row.default for row in ALGORITHMS[name].hparams if isinstance(row, Hparam)}
+        return {key: torch.tensor(float(value)) for key, value in {**shared, **own, **values}.items()}
+
+    return build
+
+
+@pytest.fixture
+def train(problem: Problem) -> Callable[..., tuple[list[float], State]]:
+    """Train one run on given minibatches: the losses and the final state."""
+
+    def run(
+        name: str,
+        batches: Sequence[EnvBatch],
+        hparams: dict[str, Tensor],
+        problem: Problem = problem,
+        seed: int = 5,
+    ) -> tuple[list[float], State]:
+        algorithm = ALGORITHMS[name].build(problem)
+        state = algorithm.init(seed)
+        losses = []
+        for step, batch in enumerate(batches):
+            state, metrics = algorithm.step(state, batch, hparams, random.fold(random.key_of(seed), step))
+            losses.append(metrics["loss"].item())
+        return losses, state
+
+    return run
+
+
+@pytest.fixture
+def assert_minimizes(
+    problem: Problem, batches: list[EnvBatch], train: Callable[..., tuple[list[float], State]]
+) -> Callable[..., None]:
+    """Assert that an algorithm trains as PyTorch's modules, autograd and Adam do on a naive objective.
+
+    The objective gets a model with a "featurizer" and a "classifier", a list of (x, y), and the step.
+    """
+
+    def check(
+        name: str, hparams: dict[str, Tensor], naive: NaiveObjective, reset_at: int | None = None
+    ) -> None:
+        losses, state = train(name, batches, hparams)
+        model = nn.ModuleDict({"featurizer": featurizer(), "classifier": nn.Linear(WIDTH, N_CLASSES)})
+        vector_to_parameters(ALGORITHMS[name].build(problem).init(5)["params"].clone(), model.parameters())
+        lr, weight_decay = hparams["lr"].item(), hparams["weight_decay"].item()
+        for step, batch in enumerate(batches):
+            if step in (0, reset_at):
+                optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
+            loss = naive(model, list(zip(batch.x, batch.y, strict=True)), step)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            assert losses[step] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6), f"loss at step {step}"
+        expected = parameters_to_vector(model.parameters()).detach()
+        torch.testing.assert_close(state["params"], expected, rtol=1e-3, atol=2e-5)
+
+    return check

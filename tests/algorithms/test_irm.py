@@ -1,0 +1,84 @@
+"""IRM against autograd on a dummy scale."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sandmask.algorithms.irm import irm_penalty, scale_derivative
+from sandmask.functional import EnvBatch, make_batch, random
+
+
+def naive_derivative(logits: Tensor, y: Tensor) -> Tensor:
+    scale = torch.ones((), requires_grad=True)
+    return torch.autograd.grad(F.cross_entropy(scale * logits, y), scale, create_graph=True)[0]
+
+
+def naive_penalty(logits: Tensor, y: Tensor) -> Tensor:
+    return naive_derivative(logits[::2], y[::2]) * naive_derivative(logits[1::2], y[1::2])
+
+
+def random_logits(n_envs: int, n_examples: int) -> tuple[Tensor, EnvBatch]:
+    generator = torch.Generator().manual_seed(3)
+    y = torch.randint(4, (n_envs, n_examples), generator=generator)
+    batch = make_batch(torch.zeros(n_envs, n_examples, 1), y, random.key_of(0))
+    return 3 * torch.randn(n_envs, n_examples, 4, generator=generator), batch
+
+
+def test_the_closed_form_is_the_derivative_by_the_scale() -> None:
+    logits, batch = random_logits(1, 9)
+    ours = scale_derivative(logits[0], batch.y[0])
+    expected = torch.stack([naive_derivative(logits[0, i : i + 1], batch.y[0, i : i + 1]) for i in range(9)])
+    torch.testing.assert_close(ours, expected.detach())
+
+
+def test_penalty_and_its_gradient_equal_those_by_double_backward() -> None:
+    logits, batch = random_logits(3, 7)
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    penalty = irm_penalty(ours, batch)
+    expected = torch.stack([naive_penalty(theirs[e], batch.y[e]) for e in range(3)])
+    torch.testing.assert_close(penalty, expected)
+    (gradient,) = torch.autograd.grad(penalty.sum(), ours)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), theirs)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_the_penalty_may_be_negative() -> None:
+    logits, batch = random_logits(50, 2)  # a product of two estimates, not a square
+    assert (irm_penalty(logits, batch) < 0).any()
+
+
+def test_padding_between_examples_does_not_change_which_half_they_are_in() -> None:
+    logits, batch = random_logits(2, 6)
+    expected = irm_penalty(logits, batch)
+    wide_logits, wide_y, weight = (
+        torch.full((2, 9, 4), 7.0),
+        torch.zeros(2, 9, dtype=torch.int64),
+        torch.zeros(2, 9),
+    )
+    places = [1, 2, 4, 5, 7, 8]
+    wide_logits[:, places], wide_y[:, places], weight[:, places] = logits, batch.y, 1.0
+    padded = make_batch(torch.zeros(2, 9, 1), wide_y, random.key_of(0), weight)
+    torch.testing.assert_close(irm_penalty(wide_logits, padded), expected)
+
+
+def test_one_example_has_no_penalty() -> None:
+    logits, batch = random_logits(2, 1)
+    assert irm_penalty(logits, batch).tolist() == [0.0, 0.0]
+
+
+def test_trains_like_the_naive_objective_through_the_jump_of_the_weight(
+    hparams_of: Callable[..., dict[str, Tensor]], assert_minimizes: Callable[..., None]
+) -> None:
+    def naive(model: nn.ModuleDict, minibatches: list[tuple[Tensor, Tensor]], step: int) -> Tensor:
+        total = torch.zeros(())
+        for x, y in minibatches:
+            logits = model["classifier"](model["featurizer"](x))
+            total = (
+                total + F.cross_entropy(logits, y) + (50.0 if step >= 3 else 1.0) * naive_penalty(logits, y)
+            )
+        return total / len(minibatches)
+
+    hparams = hparams_of("IRM", irm_lambda=50, irm_penalty_anneal_iters=3)
+    assert_minimizes("IRM", hparams, naive, reset_at=3)

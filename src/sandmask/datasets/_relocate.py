@@ -1,4 +1,4 @@
-"""Find the folders of a dataset's domains in an extracted archive, wherever in it they lie."""
+"""Find the wanted files and folders in an extracted archive, wherever in it they lie, and move them out."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from sandmask.errors import SandmaskError
 DEPTH = 4  # archives nest their content at most this deep
 
 
-def move_domains(extracted: Path, target: Path, domains: Sequence[str]) -> None:
+def move_domains(extracted: Path, target: Path, domains: Sequence[str]) -> str:
     """Move each domain's folder to target/domain. Mirrors wrap them in differently named folders."""
     target.mkdir(parents=True, exist_ok=True)
     for domain in domains:
@@ -18,10 +18,19 @@ def move_domains(extracted: Path, target: Path, domains: Sequence[str]) -> None:
         found = next((folder for folder in candidates if folder is not None and subfolders(folder)), None)
         if found is None:
             raise SandmaskError(
-                f"The archive holds no folder {domain!r} with one folder per class: it is not the "
-                "dataset, or its layout has changed."
+                f"The archive holds no folder {domain!r} with one folder per class: it is not the dataset, "
+                "or its layout has changed."
             )
         found.rename(target / domain)
+    return f"{len(domains)} domains"
+
+
+def move_files(extracted: Path, target: Path, names: Sequence[str]) -> str:
+    """Move the files with these names to `target`."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (extracted / name).rename(target / name)
+    return f"{len(names)} files"
 
 
 def _folders(root: Path, depth: int) -> Iterator[Path]:

@@ -1,0 +1,21 @@
+"""Getting datasets: download, check, unpack safely, prepare, and put in place by one rename."""
+
+from sandmask.datasets.download._extract import ArchiveError, extract
+from sandmask.datasets.download._http import MirrorError, Patience, Progress, fetch
+from sandmask.datasets.download._install import Installed, install
+from sandmask.datasets.download._ledger import Ledger
+from sandmask.datasets.download._verify import Verification, verify
+
+__all__ = [
+    "ArchiveError",
+    "Installed",
+    "Ledger",
+    "MirrorError",
+    "Patience",
+    "Progress",
+    "Verification",
+    "extract",
+    "fetch",
+    "install",
+    "verify",
+]

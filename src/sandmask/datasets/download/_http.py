@@ -1,0 +1,189 @@
+"""Fetch a file over HTTP and carry on where a cut connection left off.
+
+pooch checks files but starts every download anew, so this part is our own.
+"""
+
+import http.client
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sandmask._version import __version__
+from sandmask.errors import SandmaskError
+
+Progress = Callable[[int, int | None], None]  # (bytes so far, bytes in all if known)
+
+CHUNK = 1 << 20
+WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
+MOST_TRIES = 100  # whatever progress they make
+
+
+class MirrorError(Exception):
+    """A mirror that does not deliver; the message says why. The next one may."""
+
+
+class _InterruptedError(Exception):
+    """The connection broke, or the server is in trouble: worth another try."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often to try again without any progress, how long to wait before (doubled each time), and for a
+    reply.
+    """
+
+    tries: int = 4
+    wait: float = 1.0
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a partial file is a part of, kept beside it."""
+
+    url: str
+    version: str | None = None  # the server's name for this state of the file: ETag or date
+    total: int | None = None
+
+
+def fetch(url: str, part: Path, progress: Progress, patience: Patience | None = None) -> None:
+    """Download to `part`, resuming what is there if it is from the same address and the file has not
+    changed.
+    """
+    patience = patience or Patience()
+    if not url.startswith(("http://", "https://")):
+        raise MirrorError(f"{url} is no http address")
+    fruitless = 0
+    for _ in range(MOST_TRIES):
+        before = _size(part)
+        try:
+            _transfer(url, part, progress, patience.timeout)
+        except _InterruptedError as error:
+            fruitless = 0 if _size(part) > before else fruitless + 1
+            if fruitless >= patience.tries:
+                raise MirrorError(str(error)) from error
+            time.sleep(patience.wait * 2 ** max(0, fruitless - 1))
+        else:
+            _origin_file(part).unlink(missing_ok=True)
+            return
+    raise MirrorError(f"gave up after {MOST_TRIES} broken connections")
+
+
+def discard(part: Path) -> None:
+    """Remove a partial download."""
+    part.unlink(missing_ok=True)
+    _origin_file(part).unlink(missing_ok=True)
+
+
+def _transfer(url: str, part: Path, progress: Progress, timeout: float) -> None:
+    """One connection."""
+    origin = _read_origin(part)
+    if origin is None or origin.url != url:
+        discard(part)
+        origin = _Origin(url)
+    offset = _size(part)
+    if offset and origin.total == offset:
+        return
+    with _open(url, part, offset, origin, timeout) as response:
+        start, origin = _reconcile(url, part, offset, origin, response)
+        _write(part, start, response, origin.total, progress)
+    if origin.total is not None and _size(part) != origin.total:
+        raise _InterruptedError(f"the connection was cut after {_size(part):,} of {origin.total:,} bytes")
+
+
+def _open(url: str, part: Path, offset: int, origin: _Origin, timeout: float) -> http.client.HTTPResponse:
+    headers = {"User-Agent": f"sandmask/{__version__}", "Accept-Encoding": "identity"}
+    if offset:
+        headers["Range"] = f"bytes={offset}-"
+        if origin.version:
+            headers["If-Range"] = origin.version
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - `fetch` takes http and https only
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            discard(part)
+            raise _InterruptedError("the server has a shorter file than before") from error
+        if error.code in WORTH_ANOTHER_TRY:
+            raise _InterruptedError(f"HTTP {error.code} {error.reason}") from error
+        raise MirrorError(f"HTTP {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _InterruptedError(str(getattr(error, "reason", error))) from error
+    return response
+
+
+def _reconcile(
+    url: str, part: Path, offset: int, origin: _Origin, response: http.client.HTTPResponse
+) -> tuple[int, _Origin]:
+    """Where the reply goes in the file, and what the file is. A reply that does not continue it starts it
+    anew.
+    """
+    etag = response.headers.get("ETag", "")
+    version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
+    length = response.headers.get("Content-Length")
+    if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        total = int(match[2]) if match and match[2] != "*" else None
+        if not match or int(match[1]) != offset or (origin.total is not None and total != origin.total):
+            discard(part)
+            raise _InterruptedError("the server's file has changed, or its answer does not fit")
+        now = _Origin(url, version, total)
+        start = offset
+    else:
+        now = _Origin(url, version, int(length) if length else None)
+        start = 0
+    _write_origin(part, now)
+    return start, now
+
+
+def _write(
+    part: Path, start: int, response: http.client.HTTPResponse, total: int | None, progress: Progress
+) -> None:
+    done = start
+    try:
+        file = part.open("ab" if start else "wb")
+    except OSError as error:
+        raise SandmaskError(f"{part} cannot be written ({error.strerror}).") from error
+    with file:
+        progress(done, total)
+        while True:
+            try:
+                chunk = response.read1(CHUNK)
+            except (OSError, http.client.HTTPException) as error:
+                raise _InterruptedError(f"the connection broke ({error})") from error
+            if not chunk:
+                return
+            try:
+                file.write(chunk)
+            except OSError as error:
+                raise SandmaskError(f"{part} cannot be written ({error.strerror}).") from error
+            done += len(chunk)
+            progress(done, total)
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _origin_file(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
+def _read_origin(part: Path) -> _Origin | None:
+    try:
+        return _Origin(**json.loads(_origin_file(part).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_origin(part: Path, origin: _Origin) -> None:
+    temporary = _origin_file(part).with_suffix(".tmp")
+    temporary.write_text(json.dumps(asdict(origin)), encoding="utf-8")
+    os.replace(temporary, _origin_file(part))  # noqa: PTH105 - what it is called everywhere

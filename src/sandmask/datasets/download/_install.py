@@ -1,0 +1,194 @@
+"""Download a dataset and put its folder in place, whole or not at all."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sandmask.datasets.download._drive import fetch_from_drive
+from sandmask.datasets.download._extract import ArchiveError, extract, is_archive
+from sandmask.datasets.download._http import MirrorError, Patience, discard, fetch
+from sandmask.datasets.download._ledger import Ledger, sole_user
+from sandmask.datasets.download._verify import Verification, verify
+from sandmask.datasets.sources import DRIVE, RemoteFile, Source
+from sandmask.errors import SandmaskError
+
+FileProgress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all if known)
+ARCHIVES = "downloads"
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """A file in hand: where it is, where it came from, and its checksum."""
+
+    path: Path
+    origin: str  # a mirror, or "by hand"
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What `install` did."""
+
+    path: Path
+    origins: tuple[str, ...]
+    note: str
+    verification: Verification
+
+
+def install(
+    source: Source,
+    data_dir: Path,
+    *,
+    replace: bool = False,
+    keep_archives: bool = False,
+    progress: FileProgress = lambda _name, _done, _total: None,
+    patience: Patience | None = None,
+) -> Installed:
+    """Fetch, check, unpack and prepare a source; the final folder appears by one rename at the end.
+
+    An archive that lies in data_dir/downloads already, fetched by hand or by an earlier try, is used as it
+    is.
+    """
+    with sole_user(data_dir):
+        there = source.find(data_dir)
+        if there is not None and not replace:
+            raise SandmaskError(
+                f"{source.name} is already in {there}. Check it with `sandmask data verify {source.name}`, "
+                "or fetch it anew with --replace."
+            )
+        ledger = Ledger(data_dir)
+        obtained = [_obtain(source, file, data_dir, ledger, progress, patience) for file in source.files]
+        note = _prepare(source, obtained, data_dir)
+        for file in obtained:
+            ledger.record("archives", file.origin, {"sha256": file.sha256, "bytes": file.path.stat().st_size})
+            if not keep_archives:
+                file.path.unlink()
+        ledger.forget("folders", source.folder)
+        target = data_dir / source.folder
+        return Installed(target, tuple(file.origin for file in obtained), note, verify(source, data_dir))
+
+
+def _obtain(
+    source: Source,
+    file: RemoteFile,
+    data_dir: Path,
+    ledger: Ledger,
+    progress: FileProgress,
+    patience: Patience | None,
+) -> Obtained:
+    archives = data_dir / ARCHIVES
+    archives.mkdir(parents=True, exist_ok=True)
+    target = archives / file.name
+    if target.exists():
+        origin = f"by hand: {file.name}"
+        try:
+            return Obtained(target, origin, check(target, file, origin, ledger))
+        except MirrorError as error:
+            raise SandmaskError(
+                f"{target} is not what it should be: {error}. Delete it and try again."
+            ) from error
+    reasons = []
+    for mirror in file.mirrors:
+        # Each mirror resumes its own partial file, also when another one was tried in between.
+        part = target.with_name(f"{file.name}.{hashlib.sha256(mirror.encode()).hexdigest()[:8]}.part")
+        try:
+            if mirror.startswith(DRIVE):
+                fetch_from_drive(mirror.removeprefix(DRIVE), part, partial(progress, file.name))
+            else:
+                fetch(mirror, part, partial(progress, file.name), patience)
+            digest = _checked(part, file, mirror, ledger)
+        except MirrorError as error:
+            reasons.append(f"{mirror}: {error}")
+            continue
+        part.replace(target)
+        for leftover in archives.glob(f"{file.name}.*part*"):
+            leftover.unlink()
+        return Obtained(target, mirror, digest)
+    raise SandmaskError(_by_hand(source, file, data_dir, reasons))
+
+
+def _checked(part: Path, file: RemoteFile, mirror: str, ledger: Ledger) -> str:
+    try:
+        return check(part, file, mirror, ledger)
+    except MirrorError:
+        discard(part)  # or the next try would resume the wrong bytes
+        raise
+
+
+def check(path: Path, file: RemoteFile, origin: str, ledger: Ledger) -> str:
+    """The file's sha256, after everything known about the file was compared."""
+    size = path.stat().st_size
+    if file.size is not None and size != file.size:
+        raise MirrorError(f"it has {size:,} bytes instead of {file.size:,}")
+    if file.md5 is not None and _digest(path, "md5") != file.md5:
+        raise MirrorError(f"its md5 is not {file.md5}")
+    digest = _digest(path, "sha256")
+    seen = ledger.get("archives", origin)
+    if seen is not None and seen["sha256"] != digest:
+        raise MirrorError(
+            f"it is not the file that was first seen there (sha256 {seen['sha256'][:12]}... then, "
+            f"{digest[:12]}... now; if you trust the new one, remove the entry from {ledger.path})"
+        )
+    if file.archive and not is_archive(path):
+        raise MirrorError("it is no zip or tar archive, perhaps a web page")
+    return digest
+
+
+def _prepare(source: Source, obtained: list[Obtained], data_dir: Path) -> str:
+    """Unpack and prepare beside the final folder, then rename."""
+    workshop = data_dir / f".{source.folder}.preparing"
+    shutil.rmtree(workshop, ignore_errors=True)  # what a killed run left
+    extracted, ready = workshop / "extracted", workshop / "ready"
+    extracted.mkdir(parents=True)
+    try:
+        for file, remote in zip(obtained, source.files, strict=True):
+            _unpack(file, remote, extracted)
+        note = source.prepare(extracted, ready)
+        target = data_dir / source.folder
+        if target.exists():
+            target.rename(workshop / "replaced")
+        ready.rename(target)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+    return note
+
+
+def _unpack(file: Obtained, remote: RemoteFile, folder: Path) -> None:
+    if not remote.archive:
+        shutil.copyfile(file.path, folder / remote.name)
+        return
+    try:
+        extract(file.path, folder)
+    except ArchiveError as error:
+        if file.origin.startswith("by hand"):
+            raise
+        file.path.unlink()
+        raise SandmaskError(f"{error} It came from {file.origin} and was deleted; try again.") from error
+
+
+def _by_hand(source: Source, file: RemoteFile, data_dir: Path, reasons: list[str]) -> str:
+    """What to do when no mirror delivers."""
+    addresses = " or ".join(_web_address(mirror) for mirror in file.mirrors)
+    if source.images is not None:
+        layout = f"{data_dir / source.folder}/<domain>/<class>/ ({', '.join(source.images.domains)})"
+    else:
+        layout = f"{data_dir / source.folder}/"
+    return (
+        f"{file.name} of {source.name} could not be downloaded ({'; '.join(reasons)}). By hand: "
+        f"fetch {addresses}, save it as {data_dir / ARCHIVES / file.name} and run the command again; "
+        f"or put the data itself into {layout}."
+    )
+
+
+def _web_address(mirror: str) -> str:
+    if mirror.startswith(DRIVE):
+        return f"https://drive.google.com/file/d/{mirror.removeprefix(DRIVE)}"
+    return mirror
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()

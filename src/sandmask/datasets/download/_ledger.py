@@ -1,0 +1,79 @@
+"""What was first seen in a data folder: checksums of archives, and of the folders made from them."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sandmask.errors import SandmaskError
+
+NAME = "sandmask-data.json"
+LOCK = ".sandmask-data.lock"
+
+
+class Ledger:
+    """A JSON file in the data folder: {section: {key: facts}}. Every change is written at once and
+    atomically.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir / NAME
+
+    def get(self, section: str, key: str) -> dict[str, Any] | None:
+        """What is recorded under `key`, or None."""
+        facts: dict[str, Any] | None = self._read().get(section, {}).get(key)
+        return facts
+
+    def record(self, section: str, key: str, facts: dict[str, Any]) -> None:
+        """Add facts to those under `key`."""
+        content = self._read()
+        entries = content.setdefault(section, {})
+        entries[key] = {**entries.get(key, {}), **facts}
+        self._write(content)
+
+    def forget(self, section: str, key: str) -> None:
+        """Drop what is recorded under `key`."""
+        content = self._read()
+        if content.get(section, {}).pop(key, None) is not None:
+            self._write(content)
+
+    def _read(self) -> dict[str, dict[str, dict[str, Any]]]:
+        if not self.path.exists():
+            return {}
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SandmaskError(f"{self.path} cannot be read ({error}). Mend or delete it.") from error
+        if not isinstance(content, dict):
+            raise SandmaskError(f"{self.path} should hold a JSON object. Mend or delete it.")
+        return content
+
+    def _write(self, content: dict[str, dict[str, dict[str, Any]]]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{NAME}.", dir=self.path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, sort_keys=True)
+            file.write("\n")
+        Path(temporary).replace(self.path)
+
+
+@contextmanager
+def sole_user(data_dir: Path) -> Iterator[None]:
+    """Hold the data folder's lock, so that two downloads do not write the same files."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / LOCK).open("a") as file:
+        try:
+            import fcntl
+        except ImportError:  # no such locks here
+            yield
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SandmaskError(f"Another `sandmask data` is at work in {data_dir}. Wait for it.") from error
+        except OSError:  # a file system without locks: better to go on than not
+            pass
+        yield

@@ -1,0 +1,111 @@
+"""Check the data that lies on the disk."""
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sandmask.datasets._decode import CorruptImageError, decode
+from sandmask.datasets._mnist import CONTENT_MD5, read_content
+from sandmask.datasets._scan import ImageTree
+from sandmask.datasets.download._ledger import Ledger
+from sandmask.datasets.sources import Source
+from sandmask.errors import SandmaskError
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found. `status` is "ok", "wrong" (then `problems` says how) or "missing"."""
+
+    name: str
+    path: str | None
+    status: Literal["ok", "wrong", "missing"]
+    counts: dict[str, int]  # images by domain
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verification:
+    """Check domains, classes and numbers of images, and names and sizes of files against what was first seen.
+
+    `contents` also decodes every image and compares its bytes with what was first seen. MNIST's files are
+    always compared with the published checksums.
+    """
+    path = source.find(data_dir)
+    if path is None:
+        return Verification(source.name, None, "missing", {}, (f"{data_dir / source.folder} is not there",))
+    counts: dict[str, int] = {}
+    notes: list[str] = []
+    if source.images is None:
+        problems = list(_mnist_problems(path))
+    else:
+        try:
+            tree = source.images.scan(data_dir)
+        except SandmaskError as error:
+            return Verification(source.name, str(path), "wrong", {}, (str(error),))
+        ends = zip(tree.domains, tree.bounds, tree.bounds[1:], strict=False)
+        counts = {domain: end - begin for domain, begin, end in ends}
+        problems = list(_count_problems(source, counts))
+        if contents:
+            problems += _corrupt_images(tree)
+        for kind in ("listing", "contents") if contents else ("listing",):
+            found = _digest(tree, with_contents=kind == "contents")
+            _compare(source, kind, found, Ledger(data_dir), problems, notes)
+    status: Literal["ok", "wrong"] = "wrong" if problems else "ok"
+    return Verification(source.name, str(path), status, counts, tuple(problems), tuple(notes))
+
+
+def _mnist_problems(folder: Path) -> Iterator[str]:
+    for name in CONTENT_MD5:
+        try:
+            read_content(folder, name)
+        except SandmaskError as error:
+            yield str(error)
+
+
+def _count_problems(source: Source, counts: dict[str, int]) -> Iterator[str]:
+    for (domain, found), expected in zip(counts.items(), source.counts.values(), strict=False):
+        if found != expected:
+            yield f"{domain} has {found:,} images, and {source.name} has {expected:,} there"
+
+
+def _compare(
+    source: Source, kind: str, found: str, ledger: Ledger, problems: list[str], notes: list[str]
+) -> None:
+    """Against what was recorded, or record it: only of data that is right as far as one can tell."""
+    seen = (ledger.get("folders", source.folder) or {}).get(kind)
+    what = "names and sizes of the files" if kind == "listing" else "contents of the files"
+    if seen is None and not problems:
+        ledger.record("folders", source.folder, {kind: found})
+        notes.append(f"{what} recorded in {ledger.path}: seen for the first time")
+    elif seen is not None and seen != found:
+        problems.append(
+            f"{what} are not those that were first seen (if you changed them on purpose, remove the entry "
+            f"{source.folder!r} from {ledger.path})"
+        )
+
+
+def _corrupt_images(tree: ImageTree) -> list[str]:
+    with ThreadPoolExecutor() as pool:
+        return [why for why in pool.map(_why_corrupt, map(tree.path, range(len(tree.paths)))) if why]
+
+
+def _why_corrupt(path: Path) -> str:
+    try:
+        decode(path)
+    except CorruptImageError as error:
+        return str(error)
+    return ""
+
+
+def _digest(tree: ImageTree, *, with_contents: bool) -> str:
+    total = hashlib.sha256()
+    for index, name in enumerate(tree.paths):
+        path = tree.path(index)
+        total.update(f"{name}\0{path.stat().st_size}\n".encode())
+        if with_contents:
+            with path.open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()

@@ -78,7 +78,7 @@ class Adversarial(Algorithm):
         """Features [E * B, n_features], and R."""
         features = self.network.features(params, batch.inputs, self.dropout(batch, hparams))
         logits = batch.split(self.network.classify(params, features))
-        return features.float(), environment_risks(logits, batch).mean()
+        return features, environment_risks(logits, batch).mean()
 
     def _confusion(self, params: Params, z: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
         """D."""

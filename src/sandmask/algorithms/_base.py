@@ -136,7 +136,8 @@ def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> Stat
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of every example: logits [..., C], y [...] -> [...]."""
-    losses = F.cross_entropy(logits.flatten(0, -2).float(), y.flatten(), reduction="none")
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none")
     return losses.view(y.shape)
 
 

@@ -35,7 +35,7 @@ class Discriminator(nn.Module):
     def forward(self, part: str, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """The part "embedding" of one-hot labels, or the "logits" of inputs."""
         if part == "embedding":
-            return x @ self.embedding
+            return x.to(self.embedding.dtype) @ self.embedding
         logits: Tensor = self.mlp(x, drop)
         return logits
 

@@ -1,5 +1,7 @@
 """Adaptive risk minimization: a context network summarizes the batch, and the model adapts to the summary."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -34,9 +36,10 @@ class ARM(Algorithm):
     def build_network(self) -> Network:
         """A network whose inputs have the context as further channels, and beside it the context network."""
         shape = self.problem.input_shape
-        self.context = FlatModule(lambda: context_network(shape))
+        self.context = FlatModule(lambda: context_network(shape), self.problem.dtype)
         extra_channels = 1 if len(shape) == 3 else shape[0]
-        return Network(lambda: self.problem.featurizer(extra_channels=extra_channels), self.problem.n_classes)
+        featurizer = partial(self.problem.featurizer, extra_channels=extra_channels)
+        return Network(featurizer, self.problem.n_classes, dtype=self.problem.dtype)
 
     def extra_state(self, seed: int) -> State:
         """The context network and its optimizer."""
@@ -47,11 +50,11 @@ class ARM(Algorithm):
         """One update of both networks."""
         sizes = [self.network.numel, self.context.numel]
 
-        def objective(joint: Tensor) -> tuple[Tensor, None]:
+        def objective(joint: Tensor) -> tuple[Tensor, tuple[()]]:
             vector, context = torch.split(joint, sizes)
             x = self.with_context(context, batch.x, batch.weight).flatten(0, 1)
             logits = self.network.logits(self.network.unflatten(vector), x, self.dropout(batch, hparams))
-            return environment_risks(batch.split(logits), batch).mean(), None
+            return environment_risks(batch.split(logits), batch).mean(), ()
 
         joint = torch.cat([state["params"], state["context"]])
         gradient, loss, _ = self.problem.differentiate.gradient(objective, joint)
@@ -71,7 +74,10 @@ class ARM(Algorithm):
 
     def with_context(self, context: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Inputs [E, B, C, ...] with their environment's mean context as further channels."""
-        flat = self.context(self.context.unflatten(context), x.flatten(0, 1).float())
+        inputs = x.flatten(0, 1)
+        if self.problem.dtype != torch.float32:
+            inputs = inputs.to(self.problem.dtype)
+        flat = self.context(self.context.unflatten(context), inputs).to(context.dtype)
         maps = flat.view(*x.shape[:2], *flat.shape[1:])
         share = (weight / weight.sum(1, keepdim=True)).view(*weight.shape, *[1] * (maps.dim() - 2))
         mean = (share * maps).sum(1, keepdim=True).expand_as(maps)

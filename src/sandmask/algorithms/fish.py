@@ -39,9 +39,9 @@ class Fish(Algorithm):
         return {**state, **changes}, {"loss": torch.stack(losses).mean()}
 
     def _gradient(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
-        def risk(vector: Tensor) -> tuple[Tensor, None]:
+        def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
             logits = self.logits(self.network.unflatten(vector), batch, hparams)
-            return environment_risks(logits, batch)[0], None
+            return environment_risks(logits, batch)[0], ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, vector)
         return gradient, loss

@@ -50,8 +50,8 @@ class MLDG(Algorithm):
         tuned, _ = adam_step(w, inner, adam_init(w), hparams["lr"], hparams["weight_decay"])
         outer, outer_losses = differentiate.environment_gradients(losses, tuned, batch.take(test))
         share = used / used.sum()
-        gradient = share @ (inner + beta * outer)
-        loss = share @ (inner_losses + beta * outer_losses)
+        gradient = (share.unsqueeze(-1) * (inner + beta * outer)).sum(0)
+        loss = (share * (inner_losses + beta * outer_losses)).sum()
         return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": loss}
 
 

@@ -37,6 +37,7 @@ class SagNet(Algorithm):
         n_features, n_classes = self.network.n_features, problem.n_classes
         self.style = FlatModule(lambda: nn.Linear(n_features, n_classes))
         # The content head, which comes last in the network's vector, has the style head's shape.
+        assert [slot.name for slot in self.network.slots[-2:]] == ["classifier.weight", "classifier.bias"]
         self._parts = [self.network.numel - self.style.numel, self.style.numel]
 
     def extra_state(self, seed: int) -> State:
@@ -60,10 +61,10 @@ class SagNet(Algorithm):
     ) -> tuple[State, Tensor]:
         exchange = Exchange(batch, key)
 
-        def risk(vector: Tensor) -> tuple[Tensor, None]:
+        def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
             mixed = exchange.mix_styles(self._features(vector, batch, hparams))
             logits = self.network.classify(self.network.unflatten(vector), mixed)
-            return environment_risks(batch.split(logits), batch).mean(), None
+            return environment_risks(batch.split(logits), batch).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["params"])
         pieces = zip(
@@ -81,9 +82,9 @@ class SagNet(Algorithm):
     ) -> tuple[State, Tensor]:
         swapped = Exchange(batch, key).swap_contents(self._features(state["params"], batch, hparams))
 
-        def risk(vector: Tensor) -> tuple[Tensor, None]:
+        def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
             logits = self.style(self.style.unflatten(vector), swapped)
-            return environment_risks(batch.split(logits), batch).mean(), None
+            return environment_risks(batch.split(logits), batch).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["style"])
         style, adam = adam_step(
@@ -97,10 +98,10 @@ class SagNet(Algorithm):
         exchange = Exchange(batch, key)
         featurizer, content = torch.split(state["params"], self._parts)
 
-        def distance_to_uniform(vector: Tensor) -> tuple[Tensor, None]:
+        def distance_to_uniform(vector: Tensor) -> tuple[Tensor, tuple[()]]:
             swapped = exchange.swap_contents(self._features(torch.cat([vector, content]), batch, hparams))
             logits = batch.split(self.style(self.style.unflatten(state["style"]), swapped))
-            return hparams["sag_w_adv"] * batch.mean(-F.log_softmax(logits, dim=-1).mean(-1)).mean(), None
+            return hparams["sag_w_adv"] * batch.mean(-F.log_softmax(logits, dim=-1).mean(-1)).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(distance_to_uniform, featurizer)
         featurizer, adam = adam_step(
@@ -110,7 +111,7 @@ class SagNet(Algorithm):
 
     def _features(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
         params = self.network.unflatten(vector)
-        return self.network.features(params, batch.inputs, self.dropout(batch, hparams)).float()
+        return self.network.features(params, batch.inputs, self.dropout(batch, hparams))
 
 
 ALGORITHMS.register(

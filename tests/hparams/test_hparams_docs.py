@@ -45,3 +45,14 @@ def test_the_table_of_datasets_is_complete() -> None:
         for scope, dataset in places if where not in ("all", "DomainNet") else []:
             for name in space_for(scope, dataset, "ERM", ()):
                 assert (where, name) in listed or ("all", name) in listed
+
+
+@pytest.mark.parametrize("row", rows("Ranges that come with the algorithm"), ids=" ".join)
+def test_the_table_of_algorithms_agrees_with_the_code(row: tuple[str, ...]) -> None:
+    from sandmask.algorithms import ALGORITHMS
+
+    where, name, default, draw = row
+    for algorithm in where.split(", "):
+        entry = ALGORITHMS[algorithm]
+        found = space_for("image", "PACS", entry.name, entry.hparams)[name]
+        assert (f"{found.default:g}", str(found.draw)) == (default, draw)

@@ -20,7 +20,9 @@ from sandmask.plugins import load_plugins
 
 def hparams(
     algorithm: Annotated[str, typer.Argument(help="An algorithm, as in: sandmask list algorithms")],
-    dataset: Annotated[str, typer.Argument(help="A dataset, as in: sandmask list datasets")],
+    dataset: Annotated[
+        str, typer.Argument(help="A dataset, as in: sandmask list datasets, or a folder of your images")
+    ],
     hparams_seed: HparamsSeedOption = 0,
     trial_seed: TrialSeedOption = 0,
     space: SpaceOption = "paper",
@@ -51,12 +53,12 @@ def hparams(
 
 def _find_space(algorithm: str, dataset: str, space: str) -> Space:
     from sandmask.algorithms import ALGORITHMS
-    from sandmask.datasets import DATASETS
+    from sandmask.datasets import DATASETS, dataset_entry
 
     if algorithm not in ALGORITHMS and algorithm in DATASETS and dataset in ALGORITHMS:
         # `sandmask train` takes the dataset first; here, too, there is no doubt which is which.
         algorithm, dataset = dataset, algorithm
-    method, data = ALGORITHMS[algorithm], DATASETS[dataset]
+    method, data = ALGORITHMS[algorithm], dataset_entry(dataset)
     return space_for(data.scope, data.name, method.name, method.hparams, space)
 
 

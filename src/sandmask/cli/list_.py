@@ -31,9 +31,9 @@ class Kind:
 
 
 KINDS = {
-    "algorithms": Kind("sandmask.algorithms", "ALGORITHMS", ("name", "summary", "hparams", "paper")),
+    "algorithms": Kind("sandmask.algorithms", "ALGORITHMS", ("name", "summary", "paper")),
     "datasets": Kind("sandmask.datasets", "DATASETS", ("name", "description", "environments", "network")),
-    "rules": Kind("sandmask.selection", "RULES", ("name", "summary")),
+    "rules": Kind("sandmask.selection", "RULES", ("name", "description")),
 }
 NETWORKS = "networks"
 CHOICES = [*KINDS, NETWORKS]
@@ -82,12 +82,13 @@ def _describe(entry: Any) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it; a hyperparameter is its name; `...` for what is no data."""
+    """A value as JSON has it; `...` for what is no data. Hyperparameters are their names, each told once."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
-        return list(dict.fromkeys(_plain(item) for item in value))
-    return getattr(value, "name", ...)
+        named = [item.name for item in value if hasattr(item, "name")]
+        return list(dict.fromkeys(named)) if named else [_plain(item) for item in value]
+    return ...
 
 
 def _text(value: Any) -> str:

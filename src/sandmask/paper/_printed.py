@@ -42,21 +42,30 @@ def printed_cells() -> tuple[PrintedCell, ...]:
 
 
 @cache
-def _index() -> dict[tuple[str, str, str, str], PrintedCell]:
+def _index(table: str | None) -> dict[tuple[str, str, str, str], PrintedCell]:
     # The tables of the main text come first and have the standard error of the averages, so they win.
     index: dict[tuple[str, str, str, str], PrintedCell] = {}
     for cell in printed_cells():
-        index.setdefault((cell.selection, cell.dataset, cell.environment, cell.algorithm), cell)
+        if table in (None, cell.table):
+            index.setdefault((cell.selection, cell.dataset, cell.environment, cell.algorithm), cell)
     return index
 
 
-def printed(selection: str, dataset: str, algorithm: str, environment: str = AVERAGE) -> PrintedCell | None:
+def printed(
+    selection: str,
+    dataset: str,
+    algorithm: str,
+    environment: str = AVERAGE,
+    *,
+    table: str | None = None,
+) -> PrintedCell | None:
     """The paper's number for a cell; None where it has none.
 
     `printed("oracle", "PACS", "SANDMask", "A")` is a cell of the appendix, without the environment it is the
-    dataset's average of Table 2, and `printed("oracle", "Avg", "SANDMask")` is the last column there.
+    dataset's average of Table 2, and `printed("oracle", "Avg", "SANDMask")` is the last column there. `table`
+    asks for the number in one place, where the paper prints it in two.
     """
-    return _index().get((selection, dataset, environment, algorithm))
+    return _index(table).get((selection, dataset, environment, algorithm))
 
 
 @cache

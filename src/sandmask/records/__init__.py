@@ -13,6 +13,7 @@ A training program writes; everything after it reads:
 """
 
 from sandmask.records._archive import write_archive
+from sandmask.records._domainbed import Imported, read_domainbed
 from sandmask.records._frame import frame, load_records
 from sandmask.records._store import read_runs
 from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
@@ -20,12 +21,14 @@ from sandmask.records._writer import RecordWriter
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Imported",
     "RecordWriter",
     "RunRecord",
     "RunSpec",
     "Status",
     "frame",
     "load_records",
+    "read_domainbed",
     "read_runs",
     "write_archive",
 ]

@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sandmask.records import RunRecord, RunSpec
 
@@ -24,8 +25,12 @@ def _settings(spec: RunSpec) -> dict[str, str]:
         name: str(getattr(spec, name))
         for name in ("space", "network", "weights", "precision", "steps", "checkpoint_every")
     }
-    options = {name: json.dumps(value, sort_keys=True) for name, value in spec.options.items()}
+    options = {name: _word(value) for name, value in spec.options.items()}
     return {**named, **options}
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:

@@ -1,0 +1,136 @@
+"""DomainBed's results as records: one folder a run, with `results.jsonl` and, when it finished, `done`."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sandmask.errors import SandmaskError
+from sandmask.records._types import RunRecord, RunSpec
+
+_ACCURACY = re.compile(r"env\d+_(in|out)_acc")
+_NOT_METRICS = {"args", "hparams", "step"}
+# What else decides a run's numbers, and what DomainBed assumes when it is not said.
+_ASSUMED = {
+    "task": "domain_generalization",
+    "holdout_fraction": 0.2,
+    "uda_holdout_fraction": 0,
+    "hparams": None,
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The runs that were read, and the folders that were passed over, each with its reason."""
+
+    runs: tuple[RunRecord, ...]
+    skipped: tuple[tuple[Path, str], ...]
+
+
+def read_domainbed(path: str | os.PathLike[str], *, include_incomplete: bool = False) -> Imported:
+    """Read a DomainBed sweep: every folder directly below `path` that has a `results.jsonl`.
+
+    Runs without `done` are skipped, or on request read as unfinished; no table uses those. A run that
+    DomainBed was made to start again wrote its steps twice: the last start counts.
+    """
+    root = Path(path)
+    files = sorted(root.glob("*/results.jsonl")) if root.is_dir() else []
+    if not files:
+        raise SandmaskError(
+            f"{root} has no DomainBed results. Name the sweep's output folder: the one whose folders each "
+            "hold a results.jsonl."
+        )
+    runs: dict[str, tuple[RunRecord, Path]] = {}
+    skipped = []
+    for file in files:
+        done = (file.parent / "done").exists()
+        lines = _lines(file)
+        if not lines or not (done or include_incomplete):
+            skipped.append((file.parent, "no results yet" if not lines else "not finished (no file `done`)"))
+            continue
+        run = _run(file, lines, done)
+        if run.spec.id in runs:
+            raise SandmaskError(f"{runs[run.spec.id][1]} and {file} hold the same run. Remove one of them.")
+        runs[run.spec.id] = (run, file)
+    return Imported(tuple(run for run, _ in runs.values()), tuple(skipped))
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The records since the last start of the run; a torn last line is not read."""
+    lines: list[dict[str, Any]] = []
+    with file.open("rb") as source:
+        for number, raw in enumerate(source, start=1):
+            if not raw.endswith(b"\n"):
+                break
+            try:
+                line = json.loads(raw)
+                if lines and line["step"] <= lines[-1]["step"]:
+                    lines.clear()
+                lines.append(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise SandmaskError(f"{file}:{number} is no DomainBed record ({error!r}).") from error
+    return lines
+
+
+def _run(file: Path, lines: Sequence[dict[str, Any]], done: bool) -> RunRecord:
+    try:
+        count = sum(1 for key in lines[0] if key.startswith("env") and key.endswith("_in_acc"))
+        steps = np.array([line["step"] for line in lines], dtype=np.int64)
+        names = sorted({key for line in lines for key in line if _is_metric(key, line[key])})
+        return RunRecord(
+            spec=_spec(lines, steps, done),
+            env_names=_environment_names(lines[0]["args"]["dataset"], count),
+            steps=steps,
+            accuracy_in=_accuracies(lines, count, "in"),
+            accuracy_out=_accuracies(lines, count, "out"),
+            metrics={name: np.array([float(line.get(name, np.nan)) for line in lines]) for name in names},
+            status="done" if done else "running",
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SandmaskError(f"{file} is not a DomainBed results file ({error!r}).") from error
+
+
+def _is_metric(key: str, value: Any) -> bool:
+    return key not in _NOT_METRICS and not _ACCURACY.fullmatch(key) and isinstance(value, (int, float))
+
+
+def _accuracies(
+    lines: Sequence[dict[str, Any]], count: int, split: str
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array(
+        [[line[f"env{env}_{split}_acc"] for env in range(count)] for line in lines], dtype=np.float64
+    )
+
+
+def _environment_names(dataset: str, count: int) -> tuple[str, ...]:
+    """The paper's names, which are DomainBed's; numbers for what those tables do not report."""
+    from sandmask.paper import environments  # here, because records come before everything that uses them
+
+    known = environments(dataset)
+    return tuple(known[env] if env < len(known) else str(env) for env in range(count))
+
+
+def _spec(lines: Sequence[dict[str, Any]], steps: np.ndarray[Any, np.dtype[np.int64]], done: bool) -> RunSpec:
+    args = lines[0]["args"]
+    options = {name: args[name] for name, usual in _ASSUMED.items() if args.get(name, usual) != usual}
+    spacing = int(steps[1] - steps[0]) if len(steps) > 1 else 1
+    return RunSpec(
+        dataset=args["dataset"],
+        algorithm=args["algorithm"],
+        test_envs=tuple(args["test_envs"]),
+        # DomainBed's own default depends on the dataset and is not written down; a finished run shows it.
+        steps=args.get("steps") or (int(steps[-1]) + 1 if done else 5001),
+        checkpoint_every=args.get("checkpoint_freq") or spacing,
+        hparams=dict(lines[0]["hparams"]),
+        hparams_seed=args["hparams_seed"],
+        trial_seed=args["trial_seed"],
+        seed=args["seed"],
+        space="domainbed",
+        weights="domainbed",
+        options={"source": "domainbed", **options},
+    )

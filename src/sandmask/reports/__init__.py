@@ -1,0 +1,31 @@
+"""Tables from records: the data first, then a format.
+
+    from sandmask.reports import build_report, render
+    report = build_report(read_runs("runs"), ["training-domain", "oracle"], against_paper=True)
+    print(render(report, "markdown"))
+
+`report.rules[0].datasets["PACS"].cells["SANDMask", "A"]` is a cell with its trials, interval and gaps.
+"""
+
+from sandmask.reports._data import Cell, Comparison, Gap, Report, RuleReport, Statistics, Table, Trial
+from sandmask.reports._grids import Grid, cell_text, grids
+from sandmask.reports._render import FORMATS, Format, render
+from sandmask.reports._report import build_report
+
+__all__ = [
+    "FORMATS",
+    "Cell",
+    "Comparison",
+    "Format",
+    "Gap",
+    "Grid",
+    "Report",
+    "RuleReport",
+    "Statistics",
+    "Table",
+    "Trial",
+    "build_report",
+    "cell_text",
+    "grids",
+    "render",
+]

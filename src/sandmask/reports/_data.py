@@ -1,0 +1,109 @@
+"""The data of a report: what is computed before anything is drawn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sandmask.paper import PrintedCell
+from sandmask.reports.statistics import PairedComparison
+from sandmask.selection import Selected
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A run that a cell should have and does not, or not yet; `why` is empty when nothing of it is there."""
+
+    trial_seed: int
+    hparams_seed: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of one cell: what a rule chose among its runs, which are missing, and which diverged."""
+
+    trial_seed: int
+    selected: Selected | None
+    expected: int
+    gaps: tuple[Gap, ...] = ()
+    diverged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table, in percent; `mean` is None when too much is missing to give one.
+
+    `values` are the accuracies (in percent) that it is the mean of, one a trial. `have` of the `expected`
+    runs are finished: a number with fewer is provisional, and tables say so.
+    """
+
+    mean: float | None
+    error: float | None = None
+    interval: tuple[float, float] | None = None
+    values: tuple[float, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    have: int = 0
+    expected: int = 0
+    diverged: int = 0
+    paper: PrintedCell | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run that should be there is finished, and there is a number."""
+        return self.mean is not None and self.have == self.expected
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in percent."""
+        return None if self.mean is None or self.paper is None else self.mean - self.paper.mean
+
+
+@dataclass(frozen=True)
+class Table:
+    """Methods by columns (environments, or datasets), and the average over the columns."""
+
+    title: str
+    methods: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Cell]  # by method and column
+    averages: Mapping[str, Cell]  # by method
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A method against the baseline on one dataset or on all, in percent."""
+
+    scope: str
+    method: str
+    mean_rank: float | None
+    against_baseline: PairedComparison | None  # None for the baseline itself, and where no pair is complete
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Comparisons with the baseline, and for each scope how far mean ranks must differ to be told apart."""
+
+    baseline: str
+    comparisons: tuple[Comparison, ...]
+    critical_differences: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RuleReport:
+    """Everything under one selection rule."""
+
+    rule: str
+    description: str
+    datasets: Mapping[str, Table]
+    averages: Table | None
+    statistics: Statistics | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """All tables of a set of runs."""
+
+    runs: int
+    rules: tuple[RuleReport, ...]
+    against_paper: bool = False

@@ -1,0 +1,111 @@
+"""Grids set in a format: plain text, Markdown, LaTeX."""
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from sandmask.reports._grids import Grid
+
+_WIDE = 140
+_NOTE_WIDTH = 110
+
+
+def text(grids: Sequence[Grid]) -> str:
+    """Plain text in aligned columns; a table too wide for a screen is turned on its side if that helps."""
+    return "\n\n".join(_text_block(_turned_if_wide(grid)) for grid in grids) + "\n"
+
+
+def _turned_if_wide(grid: Grid) -> Grid:
+    if (
+        not grid.rows
+        or sum(_widths(grid)) + 2 * len(grid.header) <= _WIDE
+        or len(grid.header) <= len(grid.rows)
+    ):
+        return grid
+    turned = tuple(zip(grid.header, *grid.rows, strict=True))
+    return Grid(grid.title, ("", *turned[0][1:]), turned[1:], grid.notes)
+
+
+def _widths(grid: Grid) -> list[int]:
+    return [max(len(word) for word in column) for column in zip(grid.header, *grid.rows, strict=True)]
+
+
+def _text_block(grid: Grid) -> str:
+    lines = [grid.title]
+    if grid.header:
+        widths = _widths(grid)
+        for row in (grid.header, tuple("-" * width for width in widths), *grid.rows):
+            words = [row[0].ljust(widths[0])]
+            words += [word.rjust(width) for word, width in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join(words).rstrip())
+    return "\n".join(
+        [*lines, *(textwrap.fill(note, _NOTE_WIDTH, subsequent_indent="  ") for note in grid.notes)]
+    )
+
+
+def markdown(grids: Sequence[Grid]) -> str:
+    """Markdown tables under headings."""
+    blocks = []
+    for grid in grids:
+        lines = [f"### {grid.title}", ""]
+        if grid.header:
+            rows = [grid.header, ("---", *["---:"] * (len(grid.header) - 1)), *grid.rows]
+            lines += ["| " + " | ".join(word.replace("|", "\\|") for word in row) + " |" for row in rows]
+            lines.append("")
+        lines += [f"- {note}" for note in grid.notes]
+        blocks.append("\n".join(lines).rstrip())
+    return "\n\n".join(blocks) + "\n"
+
+
+_LATEX_WORDS = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "±": r"$\pm$",
+    "†": r"$^\dagger$",
+}
+
+
+def _escaped(words: str) -> str:
+    escaped = "".join(_LATEX_WORDS.get(letter, letter) for letter in words)
+    return re.sub(r"(?<!\w)-(?=\d)", r"$-$", escaped)  # a minus, not a hyphen
+
+
+def latex(grids: Sequence[Grid]) -> str:
+    """LaTeX tables for the booktabs and adjustbox packages."""
+    blocks = ["% \\usepackage{booktabs, adjustbox}"]
+    for grid in grids:
+        notes = [rf"\par\footnotesize {_escaped(note)}" for note in grid.notes]
+        if not grid.header:
+            blocks.append("\n".join([rf"\paragraph{{{_escaped(grid.title)}}}", *notes]))
+            continue
+        header = " & ".join(rf"\textbf{{{_escaped(word)}}}" for word in grid.header)
+        blocks.append(
+            "\n".join(
+                [
+                    r"\begin{table}",
+                    r"\centering",
+                    rf"\caption{{{_escaped(grid.title)}}}",
+                    r"\adjustbox{max width=\textwidth}{%",
+                    rf"\begin{{tabular}}{{l{'c' * (len(grid.header) - 1)}}}",
+                    r"\toprule",
+                    rf"{header} \\",
+                    r"\midrule",
+                    *(" & ".join(map(_escaped, row)) + r" \\" for row in grid.rows),
+                    r"\bottomrule",
+                    r"\end{tabular}}",
+                    *notes,
+                    r"\end{table}",
+                ]
+            )
+        )
+    return "\n\n".join(blocks) + "\n"

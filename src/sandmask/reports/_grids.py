@@ -1,0 +1,141 @@
+"""Tables as words: what every format shows, before it is set in that format."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sandmask.reports._data import Cell, Gap, Report, RuleReport, Statistics, Table
+
+NOT_RUN = "-"
+_LISTED_GAPS = 6
+_STATISTICS_NOTE = (
+    "Mean rank over environments (1 is best) of the methods that have them all. Difference in percent over "
+    "(environment, trial) pairs, its 95% bootstrap interval, and the p-value of a sign-flip permutation test."
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A titled table of words, with notes below it."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
+    """The report's tables in order: for each rule its datasets, the averages, the statistics."""
+    result: list[Grid] = []
+    for rule in report.rules:
+        result += _rule_grids(rule, report.against_paper, statistics)
+    return result
+
+
+def _rule_grids(rule: RuleReport, against_paper: bool, statistics: bool) -> Iterator[Grid]:
+    suffix = f"model selection: {rule.rule}"
+    for table in rule.datasets.values():
+        yield table_grid(table, f"{table.title}, {suffix}", "environment", against_paper)
+    if rule.averages is not None:
+        yield table_grid(rule.averages, f"{rule.averages.title}, {suffix}", "dataset", against_paper)
+    if rule.statistics is not None and statistics:
+        yield _statistics_grid(rule.statistics, suffix)
+    if rule.notes:
+        yield Grid(f"Not reported, {suffix}", (), (), rule.notes)
+
+
+def table_grid(table: Table, title: str, kind: str, against_paper: bool) -> Grid:
+    """A table in words; `kind` says what its columns are."""
+    rows = tuple(
+        (
+            method,
+            *(cell_text(table.cells[method, column]) for column in table.columns),
+            cell_text(table.averages[method]),
+        )
+        for method in table.methods
+    )
+    notes = list(table.notes)
+    if against_paper:
+        notes.append("[the paper's number, ours minus the paper's]")
+    if kind == "environment":  # the averages table would only repeat them
+        notes += [note for key, cell in table.cells.items() for note in _cell_notes(key, cell)]
+    elif any(cell.diverged for cell in table.cells.values()):
+        notes.append("† with runs that diverged; see the dataset's table.")
+    return Grid(title, ("Algorithm", *table.columns, "Avg"), rows, tuple(notes))
+
+
+def cell_text(cell: Cell) -> str:
+    """One cell: `81.2 ± 0.4`, with † for diverged runs, and how much is there where it is not all."""
+    if not cell.expected:
+        return NOT_RUN
+    progress = f"{cell.have}/{cell.expected} runs"
+    mark = "†" if cell.diverged else ""
+    if cell.mean is None:
+        text = progress + mark
+    else:
+        text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + mark
+        text += "" if cell.complete else f" ({progress})"
+    if cell.paper is not None:
+        text += f" [{cell.paper.mean_digits}" + _signed(cell.difference) + "]"
+    return text
+
+
+def _signed(difference: float | None) -> str:
+    return "" if difference is None else f", {difference:+.1f}"
+
+
+def _cell_notes(key: tuple[str, str], cell: Cell) -> Iterator[str]:
+    name = f"{key[0]}, {key[1]}"
+    diverged = [text for trial in cell.trials for text in trial.diverged]
+    if diverged:
+        yield f"† {name}: diverged: {_listed(diverged)}."
+    gaps = [gap for trial in cell.trials for gap in trial.gaps]
+    if gaps:
+        nothing = len(gaps) == cell.expected and not any(gap.why for gap in gaps)
+        yield (
+            f"{name}: no runs."
+            if nothing
+            else f"{name}: missing: {_listed([_gap_text(gap) for gap in gaps])}."
+        )
+
+
+def _gap_text(gap: Gap) -> str:
+    place = f"trial {gap.trial_seed} draw {gap.hparams_seed}"
+    return f"{place} ({gap.why})" if gap.why else place
+
+
+def _listed(items: Sequence[str]) -> str:
+    shown = "; ".join(items[:_LISTED_GAPS])
+    return shown if len(items) <= _LISTED_GAPS else f"{shown}; and {len(items) - _LISTED_GAPS} more"
+
+
+def _statistics_grid(statistics: Statistics, suffix: str) -> Grid:
+    rows = []
+    for item in statistics.comparisons:
+        rank = NOT_RUN if item.mean_rank is None else f"{item.mean_rank:.2f}"
+        against = item.against_baseline
+        if against is None:
+            rows.append((item.scope, item.method, rank, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN))
+            continue
+        interval = (
+            NOT_RUN
+            if against.interval is None
+            else f"{against.interval[0]:+.1f} to {against.interval[1]:+.1f}"
+        )
+        rows.append(
+            (
+                item.scope,
+                item.method,
+                rank,
+                f"{against.difference:+.1f}",
+                interval,
+                "<0.001" if against.p_value < 0.001 else f"{against.p_value:.3f}",
+                str(against.pairs),
+            )
+        )
+    notes = [_STATISTICS_NOTE]
+    notes += [
+        f"{scope}: mean ranks closer than {value:.2f} are not told apart (Nemenyi, 0.05)."
+        for scope, value in statistics.critical_differences.items()
+    ]
+    header = ("Dataset", "Algorithm", "Mean rank", "Difference", "95% interval", "p", "Pairs")
+    return Grid(f"Compared with {statistics.baseline}, {suffix}", header, tuple(rows), tuple(notes))

@@ -1,0 +1,80 @@
+"""A report as JSON: everything that was computed, unrounded."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from sandmask.reports._data import Cell, Report, RuleReport, Statistics, Table, Trial
+
+
+def to_json(report: Report) -> str:
+    """The report as indented JSON. Numbers are in percent; `schema` counts up when the layout changes."""
+    content = {"schema": 1, "runs": report.runs, "selections": [_rule(rule) for rule in report.rules]}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _rule(rule: RuleReport) -> dict[str, Any]:
+    return {
+        "selection": rule.rule,
+        "description": rule.description,
+        "datasets": {name: _table(table) for name, table in rule.datasets.items()},
+        "averages": None if rule.averages is None else _table(rule.averages),
+        "statistics": None if rule.statistics is None else _statistics(rule.statistics),
+        "notes": list(rule.notes),
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    return {
+        "columns": list(table.columns),
+        "rows": [
+            {
+                "method": method,
+                "cells": {column: _cell(table.cells[method, column]) for column in table.columns},
+                "average": _cell(table.averages[method]),
+            }
+            for method in table.methods
+        ],
+        "notes": list(table.notes),
+    }
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "mean": cell.mean,
+        "error": cell.error,
+        "interval": cell.interval,
+        "values": list(cell.values),
+        "complete": cell.complete,
+        "runs": cell.have,
+        "expected_runs": cell.expected,
+        "diverged_runs": cell.diverged,
+    }
+    if cell.trials:
+        content["trials"] = [_trial(trial) for trial in cell.trials]
+    if cell.paper is not None:
+        content["paper"] = {"mean": cell.paper.mean, "error": cell.paper.error, "table": cell.paper.table}
+        content["difference"] = cell.difference
+    return content
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    content: dict[str, Any] = {"trial_seed": trial.trial_seed, "missing": [asdict(gap) for gap in trial.gaps]}
+    if trial.selected is not None:
+        content |= {
+            "run": trial.selected.run.spec.id,
+            "hparams_seed": trial.selected.run.spec.hparams_seed,
+            "test_env": trial.selected.test_env,
+            "step": trial.selected.step,
+            "validation": 100 * trial.selected.validation,
+            "test": 100 * trial.selected.test_accuracy,
+        }
+    return content
+
+
+def _statistics(statistics: Statistics) -> dict[str, Any]:
+    return {
+        "baseline": statistics.baseline,
+        "critical_differences": dict(statistics.critical_differences),
+        "comparisons": [asdict(comparison) for comparison in statistics.comparisons],
+    }

@@ -1,0 +1,93 @@
+"""From runs to a report."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from sandmask.errors import SandmaskError
+from sandmask.paper import datasets as paper_datasets
+from sandmask.records import RunRecord
+from sandmask.reports._comparisons import compare
+from sandmask.reports._data import Report, RuleReport, Trial
+from sandmask.reports._tables import averages_table, beside_paper, dataset_table
+from sandmask.reports._trials import Expected, expected_of, settle_trial
+from sandmask.selection import RULES, GroupKey, SelectionRule, group_runs
+
+_Groups = dict[GroupKey, list[RunRecord]]
+
+
+def build_report(
+    runs: Sequence[RunRecord],
+    rules: Sequence[str] = ("training-domain",),
+    *,
+    against_paper: bool = False,
+    baseline: str = "ERM",
+    draws: int | None = None,
+    trials: int | None = None,
+) -> Report:
+    """Every table of a set of runs, under each of the rules: one a dataset, and the averages over datasets.
+
+    A cell is complete when it has all hyperparameter draws of all trials; how many those are is read off the
+    runs of the same dataset, unless `draws` and `trials` say it.
+    """
+    if not runs:
+        raise SandmaskError("There are no runs to report. Name a folder that has records in it.")
+    chosen = [RULES[name] for name in rules]
+    of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        of_dataset[run.spec.dataset].append(run)
+    expected = {name: expected_of(of_dataset[name], draws, trials) for name in _dataset_order(of_dataset)}
+    groups = group_runs(runs)
+    reports = [_rule_report(rule, groups, expected, baseline, against_paper) for rule in chosen]
+    return Report(len(runs), tuple(reports), against_paper)
+
+
+def _dataset_order(names: Sequence[str] | dict[str, list[RunRecord]]) -> list[str]:
+    """The paper's order, then the alphabet."""
+    places = {name: place for place, name in enumerate(paper_datasets())}
+    return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+
+
+def _rule_report(
+    rule: SelectionRule, groups: _Groups, expected: dict[str, Expected], baseline: str, against_paper: bool
+) -> RuleReport:
+    usable, notes = dict(expected), []
+    if rule.needs_pairs:
+        for dataset in expected:
+            if not _has_pairs(groups, dataset):
+                del usable[dataset]
+                notes.append(f"{dataset}: no run holds out two environments, which this rule needs.")
+    trials = {dataset: _dataset_trials(rule, groups, dataset, usable[dataset]) for dataset in usable}
+    columns = {dataset: usable[dataset].environments for dataset in usable}
+    tables = {dataset: dataset_table(dataset, columns[dataset], trials[dataset]) for dataset in usable}
+    averages = averages_table(columns, trials) if usable else None
+    if against_paper:
+        tables = {dataset: beside_paper(table, rule.name, dataset) for dataset, table in tables.items()}
+        averages = beside_paper(averages, rule.name, None) if averages else None
+    return RuleReport(
+        rule=rule.name,
+        description=rule.description,
+        datasets=tables,
+        averages=averages,
+        statistics=compare(trials, baseline),
+        notes=tuple(notes),
+    )
+
+
+def _has_pairs(groups: _Groups, dataset: str) -> bool:
+    return any(
+        len(run.spec.test_envs) == 2 for key, runs in groups.items() if key.dataset == dataset for run in runs
+    )
+
+
+def _dataset_trials(
+    rule: SelectionRule, groups: _Groups, dataset: str, expected: Expected
+) -> dict[tuple[str, str], list[Trial]]:
+    methods = sorted({key.method for key in groups if key.dataset == dataset})
+    found = {}
+    for method in methods:
+        for index, name in enumerate(expected.environments):
+            keys = [GroupKey(dataset, method, index, trial) for trial in expected.trials]
+            found[method, name] = [
+                settle_trial(rule, groups.get(key, []), index, key.trial_seed, expected.draws) for key in keys
+            ]
+    return found

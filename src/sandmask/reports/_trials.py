@@ -1,0 +1,94 @@
+"""One trial of one cell: what a rule chose, and what is missing."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sandmask.errors import SandmaskError
+from sandmask.paper import environments as paper_environments
+from sandmask.records import RunRecord
+from sandmask.reports._data import Gap, Trial
+from sandmask.selection import SelectionRule, is_settled, select, siblings
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a dataset's cells should consist of: its environments, trials and draws."""
+
+    environments: tuple[str, ...]  # those that tables report
+    trials: tuple[int, ...]
+    draws: tuple[int, ...]
+
+
+def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None) -> Expected:
+    """What a complete sweep of these runs' dataset has: by default, whatever any of its cells has."""
+    names = runs[0].env_names
+    for run in runs:
+        if run.env_names != names:
+            raise SandmaskError(
+                f"Runs of dataset {run.spec.dataset!r} name different environments: {', '.join(names)} and "
+                f"{', '.join(run.env_names)}. They are not one dataset: report them from separate folders."
+            )
+    seen_trials = sorted({run.spec.trial_seed for run in runs})
+    seen_draws = sorted({run.spec.hparams_seed for run in runs})
+    return Expected(
+        environments=_reported(runs[0].spec.dataset, names),
+        trials=tuple(seen_trials if trials is None else range(trials)),
+        draws=tuple(seen_draws if draws is None else range(draws)),
+    )
+
+
+def _reported(dataset: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The paper's columns where it has the dataset (of Spirals' 17 environments it reports 16), else all."""
+    printed = paper_environments(dataset)
+    return printed if printed and printed == names[: len(printed)] else names
+
+
+def settle_trial(
+    rule: SelectionRule, runs: Sequence[RunRecord], test_env: int, trial_seed: int, draws: Iterable[int]
+) -> Trial:
+    """Apply a rule to one trial's runs of a cell and take stock of what it had to choose from."""
+    alone = [run for run in runs if run.spec.test_envs == (test_env,)]
+    gaps = []
+    for draw in draws:
+        drawn = [run for run in alone if run.spec.hparams_seed == draw]
+        why = _why_missing(rule, drawn, runs)
+        if why is not None:
+            gaps.append(Gap(trial_seed, draw, why))
+    considered = [run for run in runs if rule.needs_pairs or len(run.spec.test_envs) == 1]
+    return Trial(
+        trial_seed=trial_seed,
+        selected=select(rule, runs, test_env),
+        expected=len(list(draws)),
+        gaps=tuple(gaps),
+        diverged=tuple(_describe_divergence(run) for run in considered if run.status == "diverged"),
+    )
+
+
+def _why_missing(rule: SelectionRule, drawn: Sequence[RunRecord], runs: Sequence[RunRecord]) -> str | None:
+    """None when a draw's run can be judged; else what keeps the rule from it, or "" for nothing there."""
+    if not drawn:
+        return ""
+    unfinished = [_progress(run) for run in drawn if not is_settled(run)]
+    if unfinished:
+        return unfinished[0]
+    if not rule.needs_pairs:
+        return None
+    run = drawn[-1]
+    pairs = siblings(run, runs)
+    for environment in run.train_envs:
+        found = [pair for pair in pairs if environment in pair.spec.test_envs]
+        if len(found) != 1:
+            number = "no run holds" if not found else f"{len(found)} runs hold"
+            return f"{number} out {run.env_names[environment]} as well"
+        if not is_settled(found[0]):
+            return f"with {run.env_names[environment]} {_progress(found[0])}"
+    return None
+
+
+def _progress(run: RunRecord) -> str:
+    at = int(run.steps[-1]) if len(run.steps) else 0
+    return f"at step {at} of {run.spec.steps}"
+
+
+def _describe_divergence(run: RunRecord) -> str:
+    return f"trial {run.spec.trial_seed} draw {run.spec.hparams_seed} at step {run.diverged_at}"

@@ -30,5 +30,6 @@ class MatchingAlgorithm(ObjectiveAlgorithm):
         risks = environment_risks(self.network.classify(params, features), batch)
         # In full precision: differences of sums of squares are what a short mantissa is worst at.
         with torch.autocast(features.device.type, enabled=False):
-            distance = self.distance(features.float(), batch.weight)
+            exact = features.to(torch.promote_types(features.dtype, torch.float32))
+            distance = self.distance(exact, batch.weight)
         return risks.mean() + hparams["mmd_gamma"] * distance, {}

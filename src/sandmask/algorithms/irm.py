@@ -56,7 +56,7 @@ def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
 
 def scale_derivative(logits: Tensor, y: Tensor) -> Tensor:
     """d cross_entropy(s * logits, y) / ds at s = 1, by example: sum_c (softmax_c - 1[c = y]) * logit_c."""
-    logits = logits.float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     onehot = y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=y.device)
     return ((logits.softmax(-1) - onehot.to(logits.dtype)) * logits).sum(-1)
 

@@ -25,7 +25,7 @@ class SD(ObjectiveAlgorithm):
     ) -> tuple[Tensor, State]:
         """The mean risk plus the weighted mean square of the logits."""
         logits = self.logits(params, batch, hparams)
-        penalty = batch.mean(logits.float().square().mean(-1)).mean()
+        penalty = batch.mean(logits.square().mean(-1)).mean()
         return environment_risks(logits, batch).mean() + hparams["sd_reg"] * penalty, {}
 
 

@@ -45,6 +45,7 @@ def train(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU if there is one.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the datasets are; see: sandmask data where")] = None,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be read.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Save the state this often, for a resume.")] = 30,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-ID if not given.")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
@@ -87,7 +88,14 @@ def train(
     )
     folder = RunFolder(out or Path("runs") / f"{spec.dataset}-{spec.algorithm}-{spec.id}")
     with TrainingBar(spec, folder.path, quiet=json) as bar:
-        record = folder.train(spec, data, choose_device(device), weights=weights, report=bar.update)
+        record = folder.train(
+            spec,
+            data,
+            choose_device(device),
+            weights=weights,
+            report=bar.update,
+            checkpoint_seconds=checkpoint_seconds,
+        )
     if json:
         print_json(_summary(record, folder.path))
     else:

@@ -25,7 +25,23 @@ class Evaluation(NamedTuple):
 
 def masked_mean_of_stacks(mask: "Mask", grads: Gradients, *, check_finite: bool) -> Any:
     """The masked mean of stacked gradients, in the form they came in."""
+    if isinstance(grads, Tensor) and _launches(grads):
+        one_pass = _in_one_pass(mask, grads, check_finite=check_finite)
+        if one_pass is not None:
+            return one_pass
     return masked_mean(mask, moments_of_stacks(mask, grads, check_finite=check_finite))
+
+
+def _in_one_pass(mask: "Mask", grads: Tensor, *, check_finite: bool) -> Tensor | None:
+    """The result of the GPU kernel; None where there is none, or where the slow way has an error to name."""
+    try:
+        from sandmask.masks import _triton
+    except ImportError:  # a build of torch without Triton
+        return None
+    if not _triton.supports(mask, grads):
+        return None
+    masked = _triton.masked_mean(mask, grads)
+    return None if check_finite and not torch.isfinite(masked).all() else masked
 
 
 def moments_of_stacks(mask: "Mask", grads: Gradients, *, check_finite: bool) -> GradientMoments:
@@ -57,7 +73,7 @@ def evaluate(mask: "Mask", moments: GradientMoments) -> Evaluation:
     masked: dict[int, Tensor] = {}
     for bucket in moments.buckets():
         sums = moments.sums.take(bucket)
-        if len(bucket) > 1 and _packs(sums.mean[0]):
+        if len(bucket) > 1 and _launches(sums.mean[0]):
             flat = pack(sums, moments.count)
             flat_weights = mask.element_weights(flat)
             found = unpack(flat_weights, sums.mean), unpack(flat_weights * mask.direction(flat), sums.mean)
@@ -74,8 +90,8 @@ def evaluate(mask: "Mask", moments: GradientMoments) -> Evaluation:
     return Evaluation([weights[i] for i in range(len(weights))], [masked[i] for i in range(len(masked))])
 
 
-def _packs(tensor: Tensor) -> bool:
-    """Where launches cost more than copies. Strides, which packing keeps, mean nothing inside of `vmap`."""
+def _launches(tensor: Tensor) -> bool:
+    """Whether work on this tensor is launched on a device, where few launches beat many, and outside of `vmap`."""
     return tensor.device.type != "cpu" and peek_interpreter_stack() is None
 
 

@@ -5,7 +5,6 @@
     model.safetensors        the weights by name, with what is needed to use them
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,6 @@ class RunFolder:
         weights: str | None = None,
         report: Report = lambda _: None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
-        on_start: Callable[[], None] = lambda: None,
     ) -> RunRecord:
         """Train to the end, from the beginning or from where an earlier call was stopped."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -50,7 +48,6 @@ class RunFolder:
             if not self.finished(spec):
                 stack = Stack([spec], dataset, device, weights=weights)
                 trainer = Trainer(stack, writer, self.path / CHECKPOINT, report, checkpoint_seconds)
-                on_start()
                 state = trainer.run()
                 self._save_model(stack, state, spec)
         (self.path / CHECKPOINT).unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""DANN and CDANN against modules, double backward and two of PyTorch's Adams."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from sandmask.algorithms import ALGORITHMS, Problem, State
+from sandmask.algorithms._discriminator import Discriminator
+from sandmask.algorithms.cdann import CDANN
+from sandmask.functional import EnvBatch, make_batch, random
+
+Train = Callable[..., tuple[list[float], State]]
+MakeHparams = Callable[..., dict[str, Tensor]]
+OWN = {"lr_g": 3e-3, "lr_d": 2e-3, "weight_decay_g": 1e-2, "weight_decay_d": 3e-2, "lambda": 0.7}
+
+
+@pytest.fixture
+def sized(problem: Problem) -> Problem:
+    return replace(problem, sizes={"mlp_width": 8, "mlp_depth": 4})
+
+
+def naive_weights(y: Tensor, n_classes: int, conditional: bool) -> Tensor:
+    counts = [(y == c).sum().item() for c in range(n_classes)]
+    return torch.tensor([1 / (counts[label] * n_classes) if conditional else 1 / len(y) for label in y])
+
+
+def naive_training(
+    problem: Problem, batches: list[EnvBatch], hparams: dict[str, float], start: State, conditional: bool
+) -> tuple[list[tuple[float, float]], Tensor, Tensor]:
+    """Losses of classifier and discriminator, and the final vectors of generator and discriminator."""
+    featurizer = problem.featurizer()
+    classifier = nn.Linear(featurizer.n_features, problem.n_classes)
+    generator = nn.ModuleList([featurizer, classifier])
+    discriminator = Discriminator(featurizer.n_features, 3, problem.n_classes if conditional else 0, 8, 4)
+    vector_to_parameters(start["params"].clone(), generator.parameters())
+    vector_to_parameters(start["discriminator"].clone(), discriminator.parameters())
+    betas = (hparams["beta1"], 0.9)
+    g_optimizer, d_optimizer = (
+        torch.optim.Adam(
+            part.parameters(),
+            lr=hparams[f"lr_{who}"],
+            betas=betas,
+            weight_decay=hparams[f"weight_decay_{who}"],
+        )
+        for part, who in ((generator, "g"), (discriminator, "d"))
+    )
+    losses = []
+    for count, batch in enumerate(batches, start=1):
+        x, y = batch.x.flatten(0, 1), batch.y.flatten()
+        envs = torch.arange(3).repeat_interleave(batch.y.shape[1])
+        features = featurizer(x)
+        z = features + discriminator.embedding[y] if conditional else features
+        out = discriminator.mlp(z)
+        each = F.cross_entropy(out, envs, reduction="none")
+        (slope,) = torch.autograd.grad(each.sum(), z, create_graph=True)
+        penalty = (slope**2).sum(1).mean()
+        weights = naive_weights(y, problem.n_classes, conditional)
+        d_loss = (weights * each).sum() + hparams["grad_penalty"] * penalty
+        risk = F.cross_entropy(classifier(features), y)
+        losses.append((risk.item(), d_loss.item()))
+        turn = hparams["d_steps_per_g_step"]
+        g_optimizer.zero_grad()
+        d_optimizer.zero_grad()
+        if count % (1 + turn) < turn:
+            d_loss.backward()  # type: ignore[no-untyped-call]
+            d_optimizer.step()
+        else:
+            (risk - hparams["lambda"] * d_loss).backward()  # type: ignore[no-untyped-call]
+            g_optimizer.step()
+    g_vector, d_vector = (parameters_to_vector(part.parameters()) for part in (generator, discriminator))
+    return losses, g_vector.detach(), d_vector.detach()
+
+
+@pytest.mark.parametrize("name", ["DANN", "CDANN"])
+@pytest.mark.parametrize(("turn", "beta1", "grad_penalty"), [(1, 0.5, 0.0), (2, 0.0, 0.8), (1, 0.5, 2.0)])
+def test_trains_like_modules_that_take_turns(
+    name: str,
+    turn: int,
+    beta1: float,
+    grad_penalty: float,
+    sized: Problem,
+    batches: list[EnvBatch],
+    hparams_of: MakeHparams,
+    train: Train,
+) -> None:
+    values = {**OWN, "d_steps_per_g_step": turn, "beta1": beta1, "grad_penalty": grad_penalty}
+    losses, state = train(name, batches, hparams_of(name, **values), sized)
+    start = ALGORITHMS[name].build(sized).init(5)
+    expected, g_vector, d_vector = naive_training(sized, batches, values, start, name == "CDANN")
+    assert losses == pytest.approx([risk for risk, _ in expected], rel=1e-4)
+    torch.testing.assert_close(state["params"], g_vector, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(state["discriminator"], d_vector, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_one_network_moves_at_a_time_and_each_counts_its_own_steps(
+    turn: int, sized: Problem, batches: list[EnvBatch], hparams_of: MakeHparams
+) -> None:
+    algorithm = ALGORITHMS["DANN"].build(sized)
+    state, hparams = algorithm.init(0), hparams_of("DANN", **OWN, d_steps_per_g_step=turn)
+    whose = []
+    for count, batch in enumerate(batches, start=1):
+        before = state
+        state, _ = algorithm.step(state, batch, hparams, random.key_of(count))
+        moved = {part: not torch.equal(state[part], before[part]) for part in ("params", "discriminator")}
+        assert sum(moved.values()) == 1
+        whose.append(moved["discriminator"])
+    assert whose == [count % (1 + turn) < turn for count in range(1, 7)]
+    assert state["discriminator_adam"].count.item() == sum(whose)
+    assert state["adam"].count.item() == 6 - sum(whose)
+
+
+def test_classes_weigh_the_same_whatever_their_number_and_the_padding(problem: Problem) -> None:
+    y = torch.tensor([[0, 0, 0, 1, 3], [0, 1, 0, 0, 3]])
+    weight = torch.tensor([[1.0, 1, 1, 1, 0], [1, 1, 1, 1, 0]])
+    batch = make_batch(torch.zeros(2, 5, 5), y, random.key_of(0), weight)
+    algorithm = ALGORITHMS["CDANN"].build(problem)
+    assert isinstance(algorithm, CDANN)
+    weights = algorithm.example_weights(batch)
+    assert weights[y == 0].sum().item() == pytest.approx(1 / 4)
+    assert weights[y == 1].tolist() == pytest.approx([1 / 8, 1 / 8])
+    assert weights[y == 3].tolist() == [0, 0]
+
+
+def test_the_discriminator_has_dropout_of_its_own(
+    sized: Problem, batches: list[EnvBatch], hparams_of: MakeHparams
+) -> None:
+    algorithm = ALGORITHMS["DANN"].build(sized)
+    losses = [
+        algorithm.step(
+            algorithm.init(0), batches[0], hparams_of("DANN", **OWN, mlp_dropout=rate), random.key_of(0)
+        )[1]
+        for rate in (0.0, 0.5)
+    ]
+    assert losses[0]["loss"] == losses[1]["loss"]
+    assert losses[0]["discriminator_loss"] != losses[1]["discriminator_loss"]
+
+
+def test_the_discriminators_size_is_a_hyperparameter_and_its_start_is_not_the_networks(
+    problem: Problem,
+) -> None:
+    algorithm = ALGORITHMS["DANN"].build(replace(problem, sizes={"mlp_width": 8, "mlp_depth": 3}))
+    state = algorithm.init(0)
+    assert state["discriminator"].shape == (6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3,)
+    n = min(len(state["params"]), len(state["discriminator"]))
+    correlation = torch.corrcoef(torch.stack([state["params"][:n], state["discriminator"][:n]]))[0, 1]
+    assert abs(correlation) < 0.3

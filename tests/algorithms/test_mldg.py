@@ -1,0 +1,89 @@
+"""MLDG against deep copies, PyTorch's Adam and a loop over pairs."""
+
+import copy
+from collections.abc import Callable
+from itertools import cycle
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from sandmask.algorithms import ALGORITHMS, Problem, State
+from sandmask.algorithms.mldg import split
+from sandmask.errors import SandmaskError
+from sandmask.functional import EnvBatch, random
+
+Train = Callable[..., tuple[list[float], State]]
+MakeHparams = Callable[..., dict[str, Tensor]]
+
+
+def naive_pairs(n_envs: int, n_meta_test: int, key: Tensor) -> list[tuple[int, int]]:
+    order = random.permutation(key, n_envs).tolist()
+    n_meta_test = min(n_meta_test, n_envs - 1)
+    return list(zip(order[:-n_meta_test], cycle(order[-n_meta_test:])))
+
+
+@pytest.mark.parametrize("n_envs", [2, 3, 4, 7])
+@pytest.mark.parametrize("n_meta_test", [1, 2, 3, 9])
+def test_pairs_are_those_of_a_loop(n_envs: int, n_meta_test: int) -> None:
+    for seed in range(5):
+        key = random.key_of(seed)
+        train, test, used = split(n_envs, torch.tensor(float(n_meta_test)), key)
+        pairs = list(zip(train.tolist(), test.tolist(), strict=True))
+        assert [pair for pair, use in zip(pairs, used.tolist(), strict=True) if use] == naive_pairs(
+            n_envs, n_meta_test, key
+        )
+
+
+@pytest.mark.parametrize(("n_meta_test", "beta"), [(1, 1.0), (2, 0.3), (5, 4.0)])
+def test_trains_like_deep_copies(
+    n_meta_test: int,
+    beta: float,
+    problem: Problem,
+    batches: list[EnvBatch],
+    hparams_of: MakeHparams,
+    train: Train,
+) -> None:
+    losses, state = train("MLDG", batches, hparams_of("MLDG", n_meta_test=n_meta_test, mldg_beta=beta))
+
+    featurizer = problem.featurizer()
+    model = nn.Sequential(featurizer, nn.Linear(featurizer.n_features, problem.n_classes))
+    vector_to_parameters(ALGORITHMS["MLDG"].build(problem).init(5)["params"].clone(), model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=1e-2)
+    for step, batch in enumerate(batches):
+        pairs = naive_pairs(3, n_meta_test, random.fold(random.key_of(5), step))
+        optimizer.zero_grad()
+        total = 0.0
+        for i, j in pairs:
+            inner = copy.deepcopy(model)
+            inner_optimizer = torch.optim.Adam(inner.parameters(), lr=3e-3, weight_decay=1e-2)
+            inner_loss = F.cross_entropy(inner(batch.x[i]), batch.y[i])
+            inner_gradients = torch.autograd.grad(inner_loss, list(inner.parameters()))
+            for p, gradient in zip(inner.parameters(), inner_gradients, strict=True):
+                p.grad = gradient.clone()
+            inner_optimizer.step()
+            outer_loss = F.cross_entropy(inner(batch.x[j]), batch.y[j])
+            outer_gradients = torch.autograd.grad(outer_loss, list(inner.parameters()))
+            for p, g_i, g_j in zip(model.parameters(), inner_gradients, outer_gradients, strict=True):
+                share = (g_i + beta * g_j) / len(pairs)
+                p.grad = share if p.grad is None else p.grad + share
+            total += (inner_loss.item() + beta * outer_loss.item()) / len(pairs)
+        optimizer.step()
+        assert losses[step] == pytest.approx(total, rel=1e-4)
+    expected = parameters_to_vector(model.parameters()).detach()
+    torch.testing.assert_close(state["params"], expected, rtol=1e-3, atol=2e-5)
+
+
+def test_two_environments_train_although_two_are_to_be_held_out(
+    problem: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
+) -> None:
+    pair = [EnvBatch(*(field[:2] for field in batch)) for batch in batches]
+    _, state = train("MLDG", pair, hparams_of("MLDG", n_meta_test=2))
+    assert not torch.allclose(state["params"], ALGORITHMS["MLDG"].build(problem).init(5)["params"], atol=1e-3)
+
+
+def test_one_environment_is_too_few(problem: Problem) -> None:
+    with pytest.raises(SandmaskError, match="at least 2"):
+        ALGORITHMS["MLDG"].build(Problem(problem.featurizer, 1, 2, (5,)))

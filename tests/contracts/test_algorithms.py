@@ -1,0 +1,272 @@
+"""What every registered algorithm must keep, the example of a user's own included."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from sandmask.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, Problem, State
+from sandmask.functional import Autograd, Differentiator, EnvBatch, Functional, make_batch, random
+from sandmask.hparams import SCOPES, SPACES, resolve, space_for
+from sandmask.networks import MLP, Featurizer, MNISTConvNet
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins" / "my_method.py"
+SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
+N_RUNS, N_ENVS, N_EXAMPLES, N_STEPS = 3, 3, 6, 4
+
+# In float64 rounding is far below this: what differs by more differs in the algorithm. (A gradient that is zero
+# but for rounding, some 1e-17, is divided by Adam's epsilon of 1e-8.)
+RTOL, ATOL = 1e-6, 1e-9
+
+Hparams = dict[str, Tensor]
+Input = tuple[int, ...]
+VECTOR, IMAGE = (5,), (2, 8, 8)
+
+
+def registered() -> dict[str, AlgorithmEntry]:
+    """Every algorithm, and that of the example plugin, which does not stay in the registry."""
+    own = ALGORITHMS._entries
+    ALGORITHMS._entries = {key: entry for key, entry in own.items() if key != "softand"}
+    runpy.run_path(str(EXAMPLE))
+    entries = {entry.name: entry for entry in ALGORITHMS.values()}
+    ALGORITHMS._entries = own
+    return entries
+
+
+ENTRIES = registered()
+every_algorithm = pytest.mark.parametrize("name", list(ENTRIES))
+# One with a single objective, a mask, and each kind that has several networks or takes several steps.
+on_images = pytest.mark.parametrize("name", ["ERM", "SANDMask", "ARM", "CDANN", "Fish", "MLDG", "SagNet"])
+
+
+def build(name: str, shape: Input = VECTOR, differentiate: Differentiator | None = None) -> Algorithm:
+    def featurizer(extra_channels: int = 0) -> Featurizer:
+        if len(shape) == 3:
+            return MNISTConvNet(shape[0] + extra_channels)
+        return MLP(shape[0] + extra_channels, width=8, depth=3, n_outputs=7)
+
+    return ENTRIES[name].build(
+        Problem(
+            featurizer=featurizer,
+            n_envs=N_ENVS,
+            n_classes=2,
+            input_shape=shape,
+            sizes={"mlp_width": 8, "mlp_depth": 3},
+            differentiate=differentiate or Functional(),
+        )
+    )
+
+
+def hparams_of(name: str, run: int, **values: float) -> Hparams:
+    """Run's draw of the algorithm's space, but that everything happens within a few steps."""
+    space = space_for("spirals", "Spirals", name, ENTRIES[name].hparams)
+    early = {row: float(1 + run) for row in space if row.endswith("_anneal_iters")}
+    alternating = {"d_steps_per_g_step": float(1 + run % 2)} if "d_steps_per_g_step" in space else {}
+    dropout = {row: (0.0, 0.1, 0.5)[run] for row in ("dropout", "mlp_dropout") if row in space}
+    drawn = {**resolve(space, hparams_seed=1 + run), **early, **alternating, **dropout, **values}
+    return {
+        row: torch.tensor(value, dtype=torch.float64)
+        for row, value in drawn.items()
+        if row not in SHAPE_HPARAMS
+    }
+
+
+def batches_of(run: int, shape: Input = VECTOR, n_steps: int = N_STEPS) -> list[EnvBatch]:
+    generator = torch.Generator().manual_seed(run)
+    made = []
+    for step in range(n_steps):
+        x = torch.randn(N_ENVS, N_EXAMPLES, *shape, generator=generator, dtype=torch.float64)
+        x = x + torch.tensor([-0.5, 0.0, 0.5]).view(-1, *[1] * (x.dim() - 1))
+        y = torch.randint(2, (N_ENVS, N_EXAMPLES), generator=generator)
+        weight = torch.ones(y.shape, dtype=torch.float64)
+        made.append(make_batch(x, y, random.fold(random.key_of(run), step), weight))
+    return made
+
+
+def initial_state(algorithm: Algorithm, seed: int) -> State:
+    """In float64."""
+    state: State = pytree.tree_map(lambda t: t.double() if t.is_floating_point() else t, algorithm.init(seed))
+    return state
+
+
+def train(
+    algorithm: Algorithm, batches: list[EnvBatch], hparams: Hparams, seed: int = 0
+) -> tuple[State, Tensor]:
+    """The final state, and the losses [steps]."""
+    state, losses = initial_state(algorithm, seed), []
+    for batch in batches:
+        key = random.fold(random.key_of(100 + seed), state["step"])
+        state, metrics = algorithm.step(state, batch, hparams, key)
+        losses.append(metrics["loss"])
+    return state, torch.stack(losses)
+
+
+def stack(trees: list[Any]) -> Any:
+    return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def assert_close_trees(one: Any, other: Any) -> None:
+    assert pytree.tree_structure(one) == pytree.tree_structure(other)
+    for (path, leaf), same in zip(pytree.tree_leaves_with_path(one), pytree.tree_leaves(other), strict=True):
+        where = pytree.keystr(path)
+        torch.testing.assert_close(leaf, same, rtol=RTOL, atol=ATOL, msg=f"{where} differs: {leaf} {same}")
+
+
+def assert_stack_equals_runs_alone(name: str, shape: Input, n_steps: int) -> None:
+    algorithm = build(name, shape)
+    runs = [(batches_of(run, shape, n_steps), hparams_of(name, run)) for run in range(N_RUNS)]
+    alone = [train(algorithm, *runs[run], seed=run) for run in range(N_RUNS)]
+
+    state = stack([initial_state(algorithm, run) for run in range(N_RUNS)])
+    hparams = stack([hparams for _, hparams in runs])
+    keys = torch.stack([random.key_of(100 + run) for run in range(N_RUNS)])
+    losses = []
+    for step in range(n_steps):
+        batch = stack([batches[step] for batches, _ in runs])
+        state, metrics = vmap(algorithm.step)(state, batch, hparams, random.fold(keys, state["step"]))
+        losses.append(metrics["loss"])
+    assert_close_trees(state, stack([state for state, _ in alone]))
+    assert_close_trees(torch.stack(losses, 1), torch.stack([losses for _, losses in alone]))
+
+    x = torch.stack([batches[0].x[0] for batches, _ in runs])
+    logits = torch.stack([algorithm.predict(alone[run][0], x[run]) for run in range(N_RUNS)])
+    assert_close_trees(vmap(algorithm.predict)(state, x), logits)
+
+
+@every_algorithm
+def test_a_stack_of_runs_equals_the_runs_alone(name: str) -> None:
+    assert_stack_equals_runs_alone(name, VECTOR, N_STEPS)
+
+
+@on_images
+def test_a_stack_of_runs_equals_the_runs_alone_on_images(name: str) -> None:
+    assert_stack_equals_runs_alone(name, IMAGE, 2)
+
+
+@every_algorithm
+def test_both_differentiators_give_the_same_numbers(name: str) -> None:
+    for run in range(N_RUNS):
+        batches, hparams = batches_of(run), hparams_of(name, run)
+        one, other = (train(build(name, VECTOR, way), batches, hparams) for way in (Functional(), Autograd()))
+        assert_close_trees(one, other)
+
+
+@on_images
+def test_both_differentiators_give_the_same_numbers_on_images(name: str) -> None:
+    batches, hparams = batches_of(1, IMAGE, 2), hparams_of(name, 1)
+    one, other = (train(build(name, IMAGE, way), batches, hparams) for way in (Functional(), Autograd()))
+    assert_close_trees(one, other)
+
+
+def padded(batch: EnvBatch, n: int) -> EnvBatch:
+    """The batch with `n` more rows an environment, of weight 0, and of contents that would be noticed."""
+    x = 30 + 9 * torch.randn(N_ENVS, n, *batch.x.shape[2:], dtype=batch.x.dtype)
+    return EnvBatch(
+        torch.cat([batch.x, x], 1),
+        torch.cat([batch.y, torch.ones(N_ENVS, n, dtype=torch.int64)], 1),
+        torch.cat([batch.weight, torch.zeros(N_ENVS, n)], 1),
+        torch.cat([batch.rows, torch.arange(n).expand(N_ENVS, n)], 1),
+    )
+
+
+@every_algorithm
+def test_padding_changes_nothing(name: str) -> None:
+    algorithm = build(name)
+    for run in range(N_RUNS):
+        batches, hparams = batches_of(run), hparams_of(name, run)
+        wide = [padded(batch, 3) for batch in batches]
+        assert_close_trees(train(algorithm, batches, hparams), train(algorithm, wide, hparams))
+
+
+@every_algorithm
+def test_the_state_keeps_its_form_and_a_step_is_a_function_of_its_arguments(name: str) -> None:
+    algorithm = build(name)
+    batch = EnvBatch(*(t.float() if t.is_floating_point() else t for t in batches_of(0)[0]))
+    hparams = {row: value.float() for row, value in hparams_of(name, 1).items()}
+    before = algorithm.init(3)
+    kept = pytree.tree_map(torch.clone, before)
+    after, metrics = algorithm.step(before, batch, hparams, random.key_of(1))
+    again, _ = algorithm.step(before, batch, hparams, random.key_of(1))
+
+    assert pytree.tree_structure(after) == pytree.tree_structure(before)
+    for old, new, same, copy in zip(*map(pytree.tree_leaves, (before, after, again, kept)), strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+        assert not new.requires_grad
+        assert new.isfinite().all()
+        assert torch.equal(new, same), "two calls with the same arguments differ"
+        assert torch.equal(old, copy), "the step changed its argument"
+    assert after["step"].item() == before["step"].item() + 1
+    assert all(metric.shape == () and metric.isfinite() for metric in metrics.values())
+    assert metrics["loss"] > 0
+
+
+@every_algorithm
+def test_seeds_decide_the_initial_state(name: str) -> None:
+    algorithm = build(name)
+    assert_close_trees(algorithm.init(1), algorithm.init(1))
+    for part in ("params", "discriminator", "style", "context"):
+        if part in (state := algorithm.init(1)):
+            assert not torch.equal(state[part], algorithm.init(2)[part])
+
+
+# Where the defaults are for another problem, or train nothing (tau = 1 in SAND-mask).
+SOLVING = {
+    "ANDMask": {"tau": 0.5},
+    "ANDMask-rescaled": {"tau": 0.5},
+    "SANDMask": {"tau": 0.5},
+    "SANDMask-rescaled": {"tau": 0.5},
+    "SANDMask-released": {"tau": 0.5},
+    "IGA": {"penalty": 1.0},
+    "MMD": {"mmd_gamma": 0.1},
+}
+
+
+def gaussians(seed: int, n_examples: int) -> EnvBatch:
+    """Two classes, far apart along a direction that environments share; another direction is theirs."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(2, (N_ENVS, n_examples), generator=generator)
+    x = torch.randn(N_ENVS, n_examples, *VECTOR, generator=generator)
+    x[..., 0] += 5.0 * y - 2.5
+    x[..., 1] += torch.tensor([-1.0, 0.0, 1.0]).unsqueeze(1)
+    return make_batch(x, y, random.key_of(seed))
+
+
+@every_algorithm
+def test_solves_separable_gaussians(name: str) -> None:
+    algorithm = build(name)
+    space = space_for("spirals", "Spirals", name, ENTRIES[name].hparams)
+    values = resolve(space, overrides=SOLVING.get(name, {}))
+    hparams = {row: torch.tensor(float(v)) for row, v in values.items() if row not in SHAPE_HPARAMS}
+    state = algorithm.init(0)
+    for step in range(120):
+        state, metrics = algorithm.step(state, gaussians(step, 32), hparams, random.key_of(step))
+    test = gaussians(1000, 200)
+    right = torch.stack([algorithm.predict(state, x).argmax(-1) for x in test.x]) == test.y
+    assert metrics["loss"].isfinite()
+    assert right.double().mean() > 0.95
+
+
+@every_algorithm
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("space_name", SPACES)
+def test_hyperparameters_resolve_in_every_scope(name: str, scope: str, space_name: str) -> None:
+    space = space_for(scope, "PACS", name, ENTRIES[name].hparams, space_name)
+    assert {"lr", "batch_size", "weight_decay", "dropout"} <= set(space)
+    assert set(resolve(space)) == set(space)
+    for seed in range(1, 6):
+        for row, value in resolve(space, hparams_seed=seed).items():
+            assert space[row].parse(value) == value, "drawn from outside the bounds"
+
+
+@every_algorithm
+def test_entries_say_what_they_are(name: str) -> None:
+    entry = ENTRIES[name]
+    assert entry.summary
+    assert not entry.summary.endswith(".")
+    assert entry.paper
+    assert type(build(name)).__doc__

@@ -20,7 +20,7 @@ def report(
         list[str] | None,
         typer.Option(
             help=f"A selection rule: {', '.join(RULES)}; or all. May be given several times. "
-            f"[default: {', '.join(_PAPER)}, the paper's]",
+            f"(default: the paper's, {' and '.join(_PAPER)})",
             show_default=False,
         ),
     ] = None,
@@ -38,8 +38,8 @@ def report(
 ) -> None:
     """Print tables: one a dataset (columns are held-out environments), the averages, and comparisons.
 
-    Numbers are mean ± standard error over trials, in percent. Cells without all their runs say how many there
-    are; † marks cells with runs that diverged.
+    Numbers are mean ± standard error over trials, in percent.
+    Cells without all their runs say how many there are; † marks cells with runs that diverged.
     """
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))
     built = build_report(

@@ -5,7 +5,7 @@ A flat vector keeps the optimizer and the masks at a handful of kernels whatever
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 Params = dict[str, Tensor]
+
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -22,27 +24,78 @@ class Slot:
     name: str
     shape: torch.Size
     numel: int
+    channels_last: bool = False  # [out, in, height, width] is stored as [out, height, width, in]
+
+    def read(self, piece: Tensor) -> Tensor:
+        """The parameter, as a view of its piece of the vector."""
+        if not self.channels_last:
+            return piece.view(self.shape)
+        n_out, n_in, height, width = self.shape
+        return piece.view(n_out, height, width, n_in).permute(0, 3, 1, 2)
+
+    def write(self, value: Tensor) -> Tensor:
+        """The inverse: the piece of the vector that holds this value."""
+        return (value.permute(0, 2, 3, 1) if self.channels_last else value).reshape(-1)
 
 
 class FlatModule:
     """A module as a pure function of `(parameters, inputs)`.
 
     `build` makes the module; it is called once for the layout, and once for each run's initial parameters.
-    Buffers (frozen batch-norm statistics) are constants of the function.
+    Buffers (frozen batch-norm statistics) and parameters that want no gradient are constants of the function.
+
+    `dtype` is what parameters and constants are cast to for computing; the vector itself, its gradient and
+    the modules of the types in `exact` keep theirs. Batch-norm is among those: its kernels take float32 parameters
+    for inputs of lower precision, and a rounded scale would be one error for a whole channel. Exact parameters are
+    the last ones in the vector, so that one kernel casts all others.
+
+    A module whose attribute `memory_format` is `torch.channels_last` has the weights of its convolutions stored
+    that way, so that convolutions of such inputs need not reorder them at each step.
     """
 
-    def __init__(self, build: Callable[[], nn.Module]) -> None:
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        dtype: torch.dtype = torch.float32,
+        exact: tuple[type[nn.Module], ...] = BATCH_NORM,
+    ) -> None:
         self._build = build
+        self.dtype = dtype
         with torch.random.fork_rng(devices=[]):
             module = build()
-        self.buffers = {name: buffer.detach() for name, buffer in module.named_buffers()}
-        self.slots = tuple(Slot(name, p.shape, p.numel()) for name, p in module.named_parameters())
+        kept = set(_names_in(module, exact))
+        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        order = sorted(parameters, key=kept.__contains__)  # stable: otherwise as the module has them
+        last = set(_channels_last_names(module))
+        self.slots = tuple(
+            Slot(name, parameters[name].shape, parameters[name].numel(), name in last) for name in order
+        )
         self.numel = sum(slot.numel for slot in self.slots)
+        self._n_cast = sum(slot.name not in kept for slot in self.slots)
+        constants = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+        constants |= dict(module.named_buffers())
+        self.constants = {
+            name: value.detach() if name in kept else self._cast(value.detach())
+            for name, value in constants.items()
+        }
         self._skeleton = copy.deepcopy(module).to("meta")
+
+    @property
+    def stacks(self) -> bool:
+        """Whether `torch.func.vmap` can take it: not in channels-last, nor batch-norm below float32."""
+        if any(slot.channels_last for slot in self.slots):
+            return False
+        return self.dtype == torch.float32 or not any(
+            isinstance(m, BATCH_NORM) for m in self._skeleton.modules()
+        )
+
+    def _cast(self, value: Tensor) -> Tensor:
+        """The value as computed with; float32 computing casts nothing, so that float64 vectors stay float64."""
+        return value.to(self.dtype) if self.dtype != torch.float32 and value.is_floating_point() else value
 
     def to(self, device: torch.device) -> "FlatModule":
         """Move the constants; the parameters are wherever the caller keeps them."""
-        self.buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
+        self.constants = {name: value.to(device) for name, value in self.constants.items()}
         return self
 
     def init(self, seed: int) -> Tensor:
@@ -50,14 +103,45 @@ class FlatModule:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self._build()
-        return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+        return self.flatten({name: p.detach() for name, p in module.named_parameters()})
+
+    def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
+        """The flat vector of parameters given by name: the inverse of `named`."""
+        return torch.cat([slot.write(named[slot.name]) for slot in self.slots])
+
+    def named(self, vector: Tensor) -> Params:
+        """The parameters by name, as views of the vector and of its type: what a model file holds."""
+        return dict(self._read(self.slots, vector))
 
     def unflatten(self, vector: Tensor) -> Params:
-        """Views of the flat vector, by parameter name."""
-        pieces = vector.split([slot.numel for slot in self.slots])
-        return {slot.name: piece.view(slot.shape) for slot, piece in zip(self.slots, pieces, strict=True)}
+        """The parameters by name, ready to compute with: views of the vector, or of its cast to `dtype`."""
+        if self.dtype == torch.float32:
+            return self.named(vector)
+        cast, kept = self.slots[: self._n_cast], self.slots[self._n_cast :]
+        lower, exact = vector.split([sum(slot.numel for slot in slots) for slots in (cast, kept)])
+        return {**dict(self._read(cast, self._cast(lower))), **dict(self._read(kept, exact))}
+
+    @staticmethod
+    def _read(slots: tuple[Slot, ...], vector: Tensor) -> Iterator[tuple[str, Tensor]]:
+        pieces = vector.split([slot.numel for slot in slots])
+        return ((slot.name, slot.read(piece)) for slot, piece in zip(slots, pieces, strict=True))
 
     def __call__(self, params: Params, *args: object, **kwargs: object) -> Tensor:
         """The module's output for these parameters."""
-        out: Tensor = functional_call(self._skeleton, {**self.buffers, **params}, args, kwargs)
+        out: Tensor = functional_call(self._skeleton, {**self.constants, **params}, args, kwargs)
         return out
+
+
+def _names_in(module: nn.Module, types: tuple[type[nn.Module], ...]) -> Iterator[str]:
+    """The names of the parameters and buffers that modules of these types own."""
+    for prefix, part in module.named_modules():
+        if isinstance(part, types):
+            own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+            yield from (f"{prefix}.{name}" if prefix else name for name, _ in own)
+
+
+def _channels_last_names(module: nn.Module) -> Iterator[str]:
+    """The names of the convolutions' weights, where the module wants them in another memory format."""
+    if getattr(module, "memory_format", torch.contiguous_format) == torch.channels_last:
+        convolutions = _names_in(module, (nn.Conv2d,))
+        yield from (name for name in convolutions if name.endswith("weight"))

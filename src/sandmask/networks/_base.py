@@ -4,51 +4,68 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sandmask.functional.dropout import Dropout
-from sandmask.functional.flat import FlatModule, Params
+from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 
 
 class Featurizer(nn.Module):
     """Maps inputs `[N, *input_shape]` to features `[N, n_features]`; dropout, where it has any, is passed in."""
 
     n_features: int
+    memory_format: torch.memory_format = torch.contiguous_format  # of the convolutions' weights
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """The features."""
         raise TypeError(f"{type(self).__name__} should define forward(x, drop)")
 
 
+class _Classifier(nn.Linear):
+    """The last layer; a type of its own, so that it can stay in full precision: it is small, and its logits count."""
+
+
 class _Parts(nn.Module):
-    """Featurizer and classifier behind one `forward`, which is what `functional_call` can call."""
+    """Featurizer and classifier as one module, for their parameters; calling it gives the features."""
 
     def __init__(self, featurizer: Featurizer, n_classes: int, extra_features: int) -> None:
         super().__init__()
         self.featurizer = featurizer
-        self.classifier = nn.Linear(featurizer.n_features + extra_features, n_classes)
+        self.memory_format = featurizer.memory_format
+        self.classifier = _Classifier(featurizer.n_features + extra_features, n_classes)
 
-    def forward(self, part: str, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        if part == "features":
-            features: Tensor = self.featurizer(x, drop)
-            return features
-        logits: Tensor = self.classifier(x)
-        return logits
+    def forward(self, x: Tensor, drop: Dropout | None) -> Tensor:
+        features: Tensor = self.featurizer(x, drop)
+        return features
 
 
 class Network:
     """The model that algorithms train. Parameters are passed in: `params = network.unflatten(vector)`.
 
-    `extra_features` widens the classifier's input for methods that append something to the features.
+    `extra_features` widens the classifier's input for methods that append something to the features. `dtype` is what
+    the featurizer computes in; parameters, features and logits have the type of the vector whatever it is.
     """
 
-    def __init__(self, featurizer: Callable[[], Featurizer], n_classes: int, extra_features: int = 0) -> None:
-        self._flat = FlatModule(lambda: _Parts(featurizer(), n_classes, extra_features))
+    def __init__(
+        self,
+        featurizer: Callable[[], Featurizer],
+        n_classes: int,
+        extra_features: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._flat = FlatModule(
+            lambda: _Parts(featurizer(), n_classes, extra_features), dtype, exact=(*BATCH_NORM, _Classifier)
+        )
         widths = {slot.name: slot.shape for slot in self._flat.slots}
         self.n_features = widths["classifier.weight"][1] - extra_features
         self.n_classes = n_classes
+        self.dtype = dtype
         self.slots = self._flat.slots
         self.numel = self._flat.numel
+        self.stacks = self._flat.stacks  # whether runs of it can train as one, under vmap
         self.init = self._flat.init
+        self.flatten = self._flat.flatten
+        self.named = self._flat.named
         self.unflatten = self._flat.unflatten
 
     def to(self, device: torch.device) -> "Network":
@@ -58,11 +75,14 @@ class Network:
 
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Features [N, n_features] of inputs [N, ...]."""
-        return self._flat(params, "features", x, drop)
+        if self.dtype == torch.float32:
+            return self._flat(params, x, drop)
+        features = self._flat(params, x.to(self.dtype), drop)
+        return features.to(params["classifier.weight"].dtype)
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
         """Logits [N, n_classes] of features."""
-        return self._flat(params, "classify", features)
+        return F.linear(features, params["classifier.weight"], params["classifier.bias"])
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""

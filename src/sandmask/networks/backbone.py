@@ -1,0 +1,69 @@
+"""Any timm backbone by name, as a featurizer with frozen batch-norm."""
+
+import copy
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from sandmask.functional.dropout import Dropout
+from sandmask.networks._base import Featurizer
+from sandmask.networks._timm import create, feature_size
+from sandmask.networks.weights import fit_weights
+
+
+# A model from this size on is laid out for one run that fills the machine, a smaller one for stacks of runs.
+LARGE = 1_000_000
+
+
+class Backbone(Featurizer):
+    """A timm model without its last layer: pooled features; dropout before the classifier (site 0).
+
+    It computes as in evaluation, always: batch-norm uses its running statistics, which are constants (its scale and
+    shift are trained), so that the examples of a batch, and with them the environments, do not see each other. The
+    model's own stochastic depth and dropout are off: `drop` is the one source of noise.
+
+    A large model has its convolutions in channels-last format, which tensor cores want, and fused attention. Both are
+    beyond `torch.func.vmap`; a small model goes without, and stacks.
+
+    `weights` holds a state dict (see `load_weights`) to start from; None leaves timm's random initialization.
+    `source` is what messages call it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        input_shape: tuple[int, ...],
+        weights: Mapping[str, Tensor] | None = None,
+        source: str = "the weights",
+    ) -> None:
+        super().__init__()
+        self.model = create(name, input_shape)
+        if weights is not None:
+            self.model.load_state_dict(fit_weights(weights, self.model, name, source), strict=False)
+        if sum(p.numel() for p in self.model.parameters()) >= LARGE:
+            self.memory_format = torch.channels_last
+        else:
+            _unfuse_attention(self.model)
+        self.n_features = feature_size(copy.deepcopy(self.model).to("meta").eval(), name, input_shape)
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode is for what contains this module; the model itself stays in evaluation mode."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        """The features."""
+        if self.memory_format == torch.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.model(x)
+        return features if drop is None else drop(features, 0)
+
+
+def _unfuse_attention(model: nn.Module) -> None:
+    for part in model.modules():
+        if hasattr(part, "fused_attn"):
+            part.fused_attn = False

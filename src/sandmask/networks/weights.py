@@ -1,0 +1,173 @@
+"""Weights from a file: reading it, and fitting what it holds to a timm model."""
+
+import pickle
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sandmask.errors import SandmaskError
+from sandmask.networks._timm import pretrained_cfg
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "teacher", "params")
+_PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "featurizer.")
+_NOT_NEEDED = "num_batches_tracked"  # counts the steps of moving averages, which are constants here
+_CONVERSION_ERRORS = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+StateDict = dict[str, Tensor]
+
+
+def load_weights(path: str | Path) -> StateDict:
+    """Read a safetensors or PyTorch file (tensors only, no code) as a state dict of float32 tensors.
+
+    Unwraps `{"state_dict": ...}` and the prefixes that wrappers put before every name, such as `module.`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise SandmaskError(f"There is no weights file {path}. Give the path of a .safetensors or .pth file.")
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    for wrapper in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    tensors = (
+        {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
+    )
+    if not tensors:
+        raise SandmaskError(f"{path} holds no tensors by name. Give a file that holds a model's state dict.")
+    return {name: _full_precision(value) for name, value in _strip_prefixes(tensors).items()}
+
+
+def _read_safetensors(path: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise SandmaskError(
+            f"{path} cannot be read as safetensors: {error}. Fetch the file again."
+        ) from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise SandmaskError(
+            f"{path} cannot be read as a PyTorch file of tensors. A file that also holds Python objects is refused, "
+            "since loading it would run its code: save the state dict alone, as .safetensors or .pth."
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SandmaskError(
+            f"{path} cannot be read as a PyTorch file: {reason}. Fetch the file again."
+        ) from error
+
+
+def _strip_prefixes(tensors: StateDict) -> StateDict:
+    stripped = True
+    while stripped:
+        stripped = False
+        for prefix in _PREFIXES:
+            if all(name.startswith(prefix) for name in tensors):
+                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+                stripped = True
+    return tensors
+
+
+def _full_precision(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
+
+
+def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, source: str) -> StateDict:
+    """What of a state dict goes into a model without a last layer; an error unless it is everything it needs.
+
+    The file's last layer is dropped, the first convolution is adapted to the number of input channels (as timm does:
+    summed for one channel, otherwise repeated and scaled to the same sum), and position embeddings to the image size.
+    """
+    cfg = pretrained_cfg(name)
+    wanted = model.state_dict()
+    fitted = _adapt(dict(weights), wanted, cfg, source)
+    if _misfits(fitted, wanted):
+        converted = _convert(dict(weights), model)
+        if converted is not None:
+            fitted = _adapt(converted, wanted, cfg, source)
+    misfits = _misfits(fitted, wanted)
+    if misfits:
+        raise SandmaskError(
+            f"{source} does not fit the network {name!r}: {misfits}.{_advice(weights, name, source)}"
+        )
+    return fitted
+
+
+def _convert(weights: StateDict, model: nn.Module) -> StateDict | None:
+    """The weights by timm's own converter of the model's family, from other names and image sizes, if it has one."""
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if convert is None:
+        return None
+    try:
+        return dict(convert(weights, model))
+    except _CONVERSION_ERRORS:
+        return None  # weights of another family: the caller's message says so
+
+
+def _adapt(weights: StateDict, wanted: StateDict, cfg: Mapping[str, Any], source: str) -> StateDict:
+    """Without the last layer; with the first convolution for the model's number of input channels."""
+    from timm.models import adapt_input_conv
+
+    last = tuple(f"{layer}." for layer in _names(cfg.get("classifier")))
+    weights = {k: v for k, v in weights.items() if not k.startswith(last)}
+    for key in (f"{layer}.weight" for layer in _names(cfg.get("first_conv"))):
+        if key not in weights or key not in wanted or weights[key].shape == wanted[key].shape:
+            continue
+        n_channels = wanted[key].shape[1]
+        try:
+            weights[key] = adapt_input_conv(n_channels, weights[key])
+        except (NotImplementedError, AssertionError) as error:
+            raise SandmaskError(
+                f"{source}: the first layer cannot be adapted to {n_channels} input channels ({error}). "
+                "Use --weights none or another network."
+            ) from error
+    return weights
+
+
+def _names(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if not value else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _misfits(weights: StateDict, wanted: StateDict) -> str:
+    """What is missing, left over or of another shape, in words; empty when all fits."""
+    missing = [key for key in wanted if key not in weights and not key.endswith(_NOT_NEEDED)]
+    unexpected = [key for key in weights if key not in wanted]
+    reshaped = [
+        f"{key} {list(weights[key].shape)} instead of {list(wanted[key].shape)}"
+        for key in weights
+        if key in wanted and weights[key].shape != wanted[key].shape
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
+    return "; ".join(_some(items, kind) for kind, items in kinds if items)
+
+
+def _some(items: list[str], kind: str, shown: int = 3) -> str:
+    more = ", ..." if len(items) > shown else ""
+    return f"{len(items)} tensor{'s' * (len(items) > 1)} {kind} ({', '.join(items[:shown])}{more})"
+
+
+def _advice(weights: Mapping[str, Tensor], name: str, source: str) -> str:
+    from sandmask.networks._recognize import recognize
+
+    other = recognize(weights, source)
+    if other is None or other == name.partition(".")[0]:
+        return " Give a file for this network, or --weights none."
+    return f" It looks like weights for {other!r}: choose --network {other}, or another file."

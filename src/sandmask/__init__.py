@@ -1,0 +1,84 @@
+"""Gradient masks for models that must work on domains they have not seen.
+
+Data from several domains ("environments") holds features that predict in all of them, and others that
+predict in some and mislead elsewhere. The gradients tell them apart: a mask lets through what the
+environments agree on. In a training loop, `loss.backward()` becomes
+
+    losses = [loss_fn(model(x), y) for x, y in batches]      # one batch an environment
+    sandmask.backward(losses, model.parameters(), sandmask.SANDMask(tau=0.8))
+    optimizer.step()
+
+>>> import torch, sandmask
+>>> model = torch.nn.Linear(2, 1, bias=False)
+>>> first, second = model(torch.tensor([[1.0, 1.0], [1.0, -1.0]]))  # environments disagree on feature 2
+>>> report = sandmask.backward([-first, -second], model.parameters(), sandmask.ANDMask(tau=1.0))
+>>> model.weight.grad
+tensor([[-1.,  0.]])
+>>> report.dead_fraction
+0.5
+
+- `ANDMask`, `SANDMask`, `GeometricMean`: the masks. Called on stacked gradients `[E, *shape]`, each returns
+  the masked mean gradient; on `GradientMoments`, which take gradients as they come, the same without
+  holding all of them.
+- `backward`: losses in, `.grad` filled, a `MaskReport` back. Works with a generator of losses, mixed
+  precision and gradient accumulation.
+- `environment_gradients`, `environment_moments`, `set_gradients`: from a model and one batch an environment.
+- `find_leaks`, `freeze_batchnorm`: keep environments from seeing each other.
+- `sandmask.distributed`: environments that live in several processes.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from sandmask import distributed
+from sandmask._version import __version__
+from sandmask.errors import SandmaskError
+from sandmask.gradients import (
+    Leak,
+    MaskReport,
+    MaskSummary,
+    backward,
+    environment_gradients,
+    environment_moments,
+    find_leaks,
+    freeze_batchnorm,
+    set_gradients,
+)
+from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, MaskWarning, SANDMask
+
+__all__ = [
+    "ANDMask",
+    "GeometricMean",
+    "GradientMoments",
+    "Leak",
+    "Mask",
+    "MaskError",
+    "MaskReport",
+    "MaskSummary",
+    "MaskWarning",
+    "SANDMask",
+    "SandmaskError",
+    "__version__",
+    "backward",
+    "distributed",
+    "environment_gradients",
+    "environment_moments",
+    "find_leaks",
+    "freeze_batchnorm",
+    "load_records",
+    "load_run",
+    "set_gradients",
+]
+
+# Names whose modules load more than torch: imported at first use.
+_LAZY = {"load_records": "sandmask.records", "load_run": "sandmask.training"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -16,7 +16,7 @@ class ANDMask(Mask):
     With 3 environments A is 0, 1/3, 2/3 or 1, and only 1/3 or 1 where no gradient is zero: every tau in
     (1/3, 1) is then the same mask.
 
-    Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021; equation 1 of the
+    Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021; section 3.1 of the
     SAND-mask paper.
 
     :param tau: in [0, 1].

@@ -41,7 +41,7 @@ def agreement(sign_sum: Tensor, count: int) -> Tensor:
 
 
 def and_weights(sign_sum: Tensor, count: int, tau: Scalar) -> Tensor:
-    """AND-mask: m = 1[A >= tau] (Parascandolo et al., 2021; equation 1 of the SAND-mask paper)."""
+    """AND-mask: m = 1[A >= tau] (Parascandolo et al., 2021; section 3.1 of the SAND-mask paper)."""
     return (agreement(sign_sum, count) - tau >= -TAU_TOLERANCE).to(sign_sum.dtype)
 
 

@@ -82,7 +82,7 @@ class GradientMoments:
         self.layout = layout
         for i, grad in present.items():
             if i not in self.position:
-                self._open(i, grad, grad.dtype)
+                self.open_slot(i, grad, grad.dtype)
         slots = {position: i for i, position in self.position.items()}
         for bucket in self.buckets():
             sums = self.sums.take(bucket)
@@ -123,7 +123,7 @@ class GradientMoments:
             mean = other.sums.mean[position]
             self._check(self.layout, i, mean)
             if i not in self.position:
-                self._open(i, mean, other.dtypes[position])
+                self.open_slot(i, mean, other.dtypes[position])
         theirs = other.widened(self)
         if self.finite is not None and other.finite is not None:
             self.finite.extend(other.finite, offset=self.count)
@@ -207,7 +207,7 @@ class GradientMoments:
         if self.sums.log_sum is not None and moments.log_sum is not None:
             self.sums.log_sum.append(moments.log_sum)
 
-    def _open(self, index: int, like: Tensor, dtype: torch.dtype) -> None:
+    def open_slot(self, index: int, like: Tensor, dtype: torch.dtype) -> None:
         """Begin the moments of a tensor that was zero in every environment so far."""
         zero = torch.zeros_like(like, dtype=accumulation_dtype(like.dtype))
         logs = torch.full_like(zero, self.count * math.log(EPSILON)) if self.log_magnitude else None
@@ -220,7 +220,7 @@ class GradientMoments:
         wide.count = self.count
         for i, position in to.position.items():
             if (mine := self.of(i)) is None:
-                wide._open(i, to.sums.mean[position], to.dtypes[position])
+                wide.open_slot(i, to.sums.mean[position], to.dtypes[position])
             else:
                 wide._append(i, mine, to.dtypes[position])
         return wide.sums

@@ -29,6 +29,12 @@ def stack_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
     return TensorMoments(count, *(torch.cat(part).reshape(shape) for part in zip(*parts, strict=True)))
 
 
+def doubled(half: Tensor) -> Tensor:
+    """Twice a mean of halves, which may round beyond the largest number; what was not finite stays so."""
+    largest = torch.finfo(half.dtype).max
+    return (half * 2).clamp(-largest, largest) + half * 0
+
+
 def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:
     """Sign sum, mean, M2 and, if asked for, log sum, in two passes around the first environment.
 
@@ -39,15 +45,12 @@ def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:
     x = grads.to(accumulation_dtype(grads.dtype))
     count = x.shape[0]
     scale = 2.0 ** -math.ceil(math.log2(2 * count))
-    largest = torch.finfo(x.dtype).max
 
     difference = torch.add(x[0] * -scale, x, alpha=scale)
     half_shift = difference.sum(0) * (0.5 / (scale * count))
     half_mean = x[0] * 0.5 + half_shift
-    # The mean of numbers next to the largest one may round beyond it; adding 0 * keeps what was not finite
-    # so.
-    mean = (half_mean * 2).clamp(-largest, largest) + half_mean * 0
+    mean = doubled(half_mean)
     half_deviation = torch.add(-half_shift, difference, alpha=0.5 / scale)
-    m2 = half_deviation.square_().sum(0) * 4
+    m2 = half_deviation.square().sum(0) * 4
     moments = (x.sign().sum(0), mean, m2)
     return (*moments, log_magnitude(x).sum(0)) if log else moments

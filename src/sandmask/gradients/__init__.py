@@ -1,0 +1,18 @@
+"""From losses, or a model and batches, to gradients per environment and to masked gradients."""
+
+from sandmask.gradients._backward import backward
+from sandmask.gradients._environments import environment_gradients, environment_moments, set_gradients
+from sandmask.gradients._report import MaskReport, MaskSummary
+from sandmask.gradients._validator import Leak, find_leaks, freeze_batchnorm
+
+__all__ = [
+    "Leak",
+    "MaskReport",
+    "MaskSummary",
+    "backward",
+    "environment_gradients",
+    "environment_moments",
+    "find_leaks",
+    "freeze_batchnorm",
+    "set_gradients",
+]

@@ -1,0 +1,106 @@
+"""`sandmask.backward`: what `loss.backward()` is to one loss, for one loss an environment and a mask."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from sandmask.gradients._graph import warn_of_batchnorm
+from sandmask.gradients._losses import Losses, gradients_by_environment
+from sandmask.gradients._params import Params, trainable_parameters
+from sandmask.gradients._report import MaskReport
+from sandmask.gradients._scaling import Scaling
+from sandmask.masks import GradientMoments, Mask, MaskError
+
+
+def backward(
+    losses: Losses,
+    params: Params,
+    mask: Mask,
+    *,
+    scaler: GradScaler | None = None,
+    check_finite: bool = True,
+) -> MaskReport:
+    """Fill `.grad` of the parameters with the masked mean gradient of the environments' losses.
+
+    Stands where `loss.backward()` stood: like it, adds to a `.grad` that is there, and leaves that of an
+    unused parameter alone. A parameter that only some environments use has a zero gradient in the others.
+    Parameters may be shared, frozen, of several dtypes and on several devices. `.grad` is written only
+    after all has gone well.
+
+    Memory: with a list or a tensor, the graphs of all losses exist at once, because they exist already.
+    Pass a generator, `(loss_of(batch) for batch in batches)`, and one graph exists at a time; gradients
+    take the same few buffers however many environments there are.
+
+    Gradient accumulation: an environment may be an iterable of losses of its micro-batches, whose gradients
+    are added up as `Tensor.backward` would (so divide each loss by their number). Accumulating masked
+    gradients of several calls instead would mask each micro-batch by itself, which is noisier.
+
+    Mixed precision: pass the `torch.amp.GradScaler`. Losses are scaled, gradients unscaled before they meet
+    the mask, and the result is scaled again, so that `scaler.unscale_`, `scaler.step` and `scaler.update`
+    go on as in PyTorch's documentation. Gradients that overflowed reach `.grad` as NaN, and the scaler
+    skips that step.
+
+    Environments must not see each other in the forward pass. A batch-norm layer in training mode is the
+    usual way they do, and is warned about once; see `sandmask.find_leaks`.
+
+    :param losses: one scalar loss for each of at least two environments: a list, a tensor `[E]`, or any
+        iterable.
+    :param params: parameters, or `model.named_parameters()`, whose names then appear in errors and in the
+        report.
+    :param mask: for example `SANDMask(tau=0.8)`.
+    :param scaler: of mixed-precision training.
+    :param check_finite: raise a `MaskError` that names parameter and environment where a gradient is inf or
+        NaN. It costs one synchronization with the device. Without effect if a scaler is given, which looks
+        itself. :return: what the mask did; costs nothing unless it is read.
+
+    >>> import torch, sandmask
+    >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
+    >>> report = sandmask.backward([(w * w).sum(), (w[0] - w[1])], [w], sandmask.ANDMask(tau=1.0))
+    >>> w.grad
+    tensor([1.5000, 0.0000])
+    >>> report.dead_fraction
+    0.5
+    """
+    named = trainable_parameters(params)
+    if isinstance(losses, Tensor | Sequence) and len(losses) < 2:
+        raise MaskError(
+            f"The number of environments should be at least 2: a mask compares them. Found {len(losses)}."
+        )
+    scaling = Scaling(scaler)
+    moments = collect_moments(losses, named, mask, scaling, check_finite=check_finite)
+    return fill_gradients(named, mask, moments, scaling)
+
+
+def collect_moments(
+    losses: Losses, named: Mapping[str, Tensor], mask: Mask, scaling: Scaling, *, check_finite: bool
+) -> GradientMoments:
+    """Fold every environment's gradients into moments, and leave `.grad` alone."""
+    params = list(named.values())
+    moments = mask.new_moments(check_finite=check_finite and not scaling.active)
+    environments = gradients_by_environment(
+        losses,
+        params,
+        scale=scaling.scale_loss,
+        on_first_loss=lambda loss: warn_of_batchnorm(loss, params[0]),
+    )
+    for gradients in environments:
+        moments.update(dict(zip(named, scaling.unscale(gradients), strict=True)))
+    return moments
+
+
+@torch.no_grad()
+def fill_gradients(
+    named: Mapping[str, Tensor], mask: Mask, moments: GradientMoments, scaling: Scaling
+) -> MaskReport:
+    """Write the masked gradients to `.grad`, or add them to what is there."""
+    masked = {name: grad for name, grad in mask.from_moments(moments).items() if grad is not None}
+    scaled = scaling.rescale(list(masked.values()), moments.sums.mean)
+    for name, grad in zip(masked, scaled, strict=True):
+        param = named[name]
+        if param.grad is None:
+            param.grad = grad.to(param.dtype)
+        else:
+            param.grad.add_(grad)
+    return MaskReport(mask, moments)

@@ -1,0 +1,55 @@
+"""See in a loss's graph whether batch-norm ran in training mode: `backward` is not given the model."""
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.utils.weak import WeakIdKeyDictionary
+
+from sandmask.masks._errors import warn_once
+
+_MOST_NODES = 20_000
+_checked = WeakIdKeyDictionary()
+
+
+def warn_of_batchnorm(loss: Tensor, model_key: Tensor) -> None:
+    """Warn, once a process, if the loss went through batch-norm in training mode.
+
+    The graph is walked for the first loss of each model only (told apart by `model_key`, its first
+    parameter), so that a training loop pays nothing.
+    """
+    if model_key in _checked:
+        return
+    _checked[model_key] = True
+    if has_training_batchnorm(loss):
+        warn_once(
+            "training-batchnorm",
+            "A loss went through batch-norm in training mode: its statistics tie the examples of a batch "
+            "together (and, where environments share a forward pass, the environments), and its running "
+            "averages mix all environments. Call `sandmask.freeze_batchnorm(model)`; "
+            "`sandmask.find_leaks(model)` lists the layers.",
+            stacklevel=6,
+        )
+
+
+def has_training_batchnorm(loss: Tensor) -> bool:
+    """Whether the graph of `loss`, or its first 20,000 nodes, holds batch-norm in training mode."""
+    seen: set[Node] = set()
+    stack = [loss.grad_fn]
+    while stack and len(seen) < _MOST_NODES:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if "BatchNorm" in node.name() and _mixes(node):
+            return True
+        stack.extend(parent for parent, _ in node.next_functions)
+    return False
+
+
+def _mixes(node: Node) -> bool:
+    """Native, cuDNN and MIOpen nodes save their mode; synchronized batch-norm's exists in training only."""
+    if not getattr(node, "_saved_training", True):
+        return False
+    # Instance norm is batch-norm over [1, N * C, ...]: examples stay apart.
+    inputs = getattr(node, "_saved_input", None)
+    return not (isinstance(inputs, torch.Tensor) and inputs.shape[0] == 1)

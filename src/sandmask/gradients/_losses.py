@@ -1,0 +1,92 @@
+"""Gradients of one environment after the other, from losses that exist or are computed as asked for."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from sandmask.masks import MaskError
+
+EnvironmentLoss = Tensor | Iterable[Tensor]
+Losses = Tensor | Iterable[EnvironmentLoss]
+EnvironmentGradients = list[Tensor | None]
+
+
+def gradients_by_environment(
+    losses: Losses,
+    params: Sequence[Tensor],
+    *,
+    scale: Callable[[Tensor], Tensor] | None = None,
+    on_first_loss: Callable[[Tensor], None] | None = None,
+) -> Iterator[EnvironmentGradients]:
+    """Yield every environment's gradients, `None` where a parameter is unused.
+
+    Losses in a list or a tensor may share a graph, which is kept until the last one. Those of any other
+    iterable are taken one at a time, and each one's graph is freed before the next is asked for.
+    """
+    if isinstance(losses, Tensor):
+        if losses.ndim != 1:
+            raise MaskError(
+                "Parameter `losses` should be a tensor [E] of one loss per environment, or an iterable of "
+                f"losses. Found a tensor of shape {tuple(losses.shape)}."
+            )
+        losses = losses.unbind()
+    last = len(losses) - 1 if isinstance(losses, Sequence) else None
+    for environment, of_environment in enumerate(losses):
+        retain = last is not None and environment < last
+        total: EnvironmentGradients | None = None
+        for part, (loss, keep) in enumerate(_micro_batches(of_environment, environment, retain=retain)):
+            if environment == part == 0 and on_first_loss is not None:
+                on_first_loss(loss)
+            scaled = loss if scale is None else scale(loss)
+            gradients = torch.autograd.grad(scaled, params, retain_graph=keep, allow_unused=True)
+            total = _add(total, gradients, owned=part > 1)
+            # Else a name here would keep this loss alive while the next one is computed.
+            del loss, scaled, gradients
+        if total is None:
+            raise MaskError(
+                f"Environment {environment} should have at least one loss. Found an empty iterable."
+            )
+        del of_environment
+        yield total
+
+
+def _micro_batches(
+    losses: EnvironmentLoss, environment: int, *, retain: bool
+) -> Iterator[tuple[Tensor, bool]]:
+    """The losses of one environment, each with whether its graph is still needed afterwards."""
+    if isinstance(losses, Tensor) or not isinstance(losses, Iterable):
+        yield _scalar(losses, environment), retain
+        return
+    last = len(losses) - 1 if isinstance(losses, Sequence) else None
+    for part, loss in enumerate(losses):
+        yield _scalar(loss, environment), retain or (last is not None and part < last)
+
+
+def _scalar(loss: object, environment: int) -> Tensor:
+    where = f"The loss of environment {environment}"
+    if not isinstance(loss, Tensor):
+        raise MaskError(f"{where} should be a tensor. Found {type(loss).__name__}.")
+    if loss.numel() != 1:
+        raise MaskError(f"{where} should be a scalar. Found shape {tuple(loss.shape)}. Take its mean first.")
+    if not loss.requires_grad:
+        raise MaskError(f"{where} should depend on a parameter. Found a tensor that requires no gradient.")
+    return loss.reshape(())
+
+
+def _add(
+    total: EnvironmentGradients | None, gradients: Sequence[Tensor | None], *, owned: bool
+) -> EnvironmentGradients:
+    """The sum of gradients, in place only where `total` is a sum that was made here.
+
+    What autograd returns may share memory: two parameters that are added have one and the same gradient.
+    """
+    if total is None:
+        return list(gradients)
+    summed: EnvironmentGradients = []
+    for sum_so_far, gradient in zip(total, gradients, strict=True):
+        if sum_so_far is None or gradient is None:
+            summed.append(gradient if sum_so_far is None else sum_so_far)
+        else:
+            summed.append(sum_so_far.add_(gradient) if owned else sum_so_far + gradient)
+    return summed

@@ -1,0 +1,64 @@
+"""The parameters to fill, each once, by a name that error messages and reports can use."""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from sandmask.masks import MaskError
+
+Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
+
+
+def trainable_parameters(params: Params) -> dict[str, Tensor]:
+    """Those that require gradients, shared ones once, by name.
+
+    `named_parameters()` brings names; a plain parameter is called by its number and shape.
+    """
+    if isinstance(params, nn.Module):
+        raise MaskError(
+            "Parameter `params` should be an iterable of parameters. Pass `model.named_parameters()`."
+        )
+    if isinstance(params, Tensor):
+        raise MaskError("Parameter `params` should be an iterable of tensors. Pass `[tensor]`.")
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for number, item in enumerate(params):
+        name, param = _named(item, number)
+        if id(param) in seen or not param.requires_grad:
+            continue
+        if not param.is_leaf:
+            raise MaskError(
+                f"Every tensor in `params` should be a leaf, whose `.grad` can be filled. "
+                f"Found {name}, which is computed from others."
+            )
+        seen.add(id(param))
+        named[_unused(name, named)] = param
+    if not named:
+        raise MaskError(
+            "Parameter `params` should hold at least one tensor that requires a gradient. Found none. "
+            "Was a generator such as `model.parameters()` used up by an earlier call?"
+        )
+    return named
+
+
+def _named(item: object, number: int) -> tuple[str, Tensor]:
+    if isinstance(item, Tensor):
+        return f"parameter {number} of shape {tuple(item.shape)}", item
+    if (
+        isinstance(item, tuple)
+        and len(item) == 2
+        and isinstance(item[0], str)
+        and isinstance(item[1], Tensor)
+    ):
+        return item
+    raise MaskError(
+        "Parameter `params` should hold tensors or (name, tensor) pairs. "
+        f"Found {type(item).__name__} at position {number}."
+    )
+
+
+def _unused(name: str, taken: dict[str, Tensor]) -> str:
+    """Two models may use the same names."""
+    if name not in taken:
+        return name
+    return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)

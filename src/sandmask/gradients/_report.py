@@ -1,0 +1,105 @@
+"""What a mask did to a gradient, worked out only if somebody looks."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from sandmask.masks import GradientMoments, Mask, agreement
+from sandmask.masks._evaluate import evaluate
+
+
+@dataclass(frozen=True)
+class MaskSummary:
+    """The mask of one tensor, or of all of them together."""
+
+    numel: int
+    density: float
+    """Mean of the mask over the elements."""
+    dead_fraction: float
+    """Share of the elements whose mask is exactly 0: they get no gradient."""
+    agreement: float
+    """Mean over the elements of A = |mean_e sign(g_e)|."""
+
+    def __str__(self) -> str:
+        return (
+            f"density {self.density:.3f}, dead {self.dead_fraction:.1%}, agreement {self.agreement:.3f} "
+            f"({self.numel:,} elements)"
+        )
+
+
+class MaskReport:
+    """How much of the gradient a mask let through: `total`, and `per_tensor` by name.
+
+    Nothing is computed before the first look, which waits for the device. Until then the report holds the
+    moments, three buffers of the model's size; afterwards only the figures. Parameters without a gradient
+    are left out.
+    """
+
+    def __init__(self, mask: Mask, moments: GradientMoments) -> None:
+        self._pending: tuple[Mask, GradientMoments] | None = (mask, moments)
+        self.environments = moments.count
+
+    @cached_property
+    def per_tensor(self) -> dict[str, MaskSummary]:
+        """A summary for every tensor that had a gradient."""
+        if self._pending is None:
+            raise RuntimeError("The figures are cached before the moments are dropped.")
+        summaries = _summarize(*self._pending)
+        self._pending = None
+        return summaries
+
+    @cached_property
+    def total(self) -> MaskSummary:
+        """All tensors together, every element counting the same."""
+        parts = self.per_tensor.values()
+        numel = sum(part.numel for part in parts)
+        return MaskSummary(
+            numel,
+            sum(part.density * part.numel for part in parts) / max(numel, 1),
+            sum(part.dead_fraction * part.numel for part in parts) / max(numel, 1),
+            sum(part.agreement * part.numel for part in parts) / max(numel, 1),
+        )
+
+    @property
+    def density(self) -> float:
+        """Mean of the mask over all elements."""
+        return self.total.density
+
+    @property
+    def dead_fraction(self) -> float:
+        """Share of all elements whose mask is exactly 0."""
+        return self.total.dead_fraction
+
+    @property
+    def agreement(self) -> float:
+        """Mean agreement of signs over all elements."""
+        return self.total.agreement
+
+    def __repr__(self) -> str:
+        return f"MaskReport({self.environments} environments: {self.total})"
+
+    def __str__(self) -> str:
+        width = max((len(name) for name in self.per_tensor), default=0)
+        summaries = {**self.per_tensor, "total": self.total}
+        return "\n".join(f"{name:<{width}}  {summary}" for name, summary in summaries.items())
+
+
+@torch.no_grad()
+def _summarize(mask: Mask, moments: GradientMoments) -> dict[str, MaskSummary]:
+    weights = evaluate(mask, moments).weights
+    names = {position: moments.names[i] for i, position in moments.position.items()}
+    figures = {
+        position: torch.stack(
+            [w.mean(), (w == 0).to(w.dtype).mean(), agreement(signs, moments.count).mean()]
+        ).float()
+        for position, (w, signs) in enumerate(zip(weights, moments.sums.sign_sum, strict=True))
+        if w.numel() > 0
+    }
+    values: dict[int, list[float]] = {}
+    for device in {figure.device for figure in figures.values()}:  # one transfer a device, not one a tensor
+        here = [position for position, figure in figures.items() if figure.device == device]
+        values.update(zip(here, torch.stack([figures[position] for position in here]).tolist(), strict=True))
+    return {
+        names[position]: MaskSummary(weights[position].numel(), *values[position]) for position in figures
+    }

@@ -1,0 +1,65 @@
+"""Mixed precision: scale losses for autograd, unscale gradients for the mask, scale the result again."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, _foreach_mul
+from torch.amp.grad_scaler import GradScaler
+
+from sandmask.masks._finite import all_finite
+from sandmask.masks._stack import accumulation_dtype
+
+
+class Scaling:
+    """The factor of a `GradScaler`, or none. It stays on the devices: reading it would wait for them."""
+
+    def __init__(self, scaler: GradScaler | None) -> None:
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a scaler, and it is enabled."""
+        return self._scaler is not None
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """The loss as autograd should see it."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def unscale(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients at their true scale, in at least float32: float16 might not hold them."""
+        if self._scaler is None:
+            return list(grads)
+        present = {
+            i: grad.to(accumulation_dtype(grad.dtype)) for i, grad in enumerate(grads) if grad is not None
+        }
+        factors = {device: factor.reciprocal() for device, factor in self._factors(present.values()).items()}
+        unscaled = dict(zip(present, _times(list(present.values()), factors), strict=True))
+        return [unscaled.get(i) for i in range(len(grads))]
+
+    def rescale(self, masked: Sequence[Tensor], means: Sequence[Tensor]) -> list[Tensor]:
+        """Masked gradients at the scaler's scale; all NaN if any environment's gradient was not finite.
+
+        A mask may well be 0 just where a gradient overflowed, and the scaler would not notice.
+        """
+        if self._scaler is None:
+            return list(masked)
+        flags = all_finite(means)
+        factors = self._factors(masked)
+        for flag in flags:
+            factors = {d: torch.where(flag.to(d), factor, torch.nan) for d, factor in factors.items()}
+        return _times(masked, factors)
+
+    def _factors(self, tensors: Iterable[Tensor]) -> dict[torch.device, Tensor]:
+        if self._scaler is None:
+            raise RuntimeError("Without a scaler there is no factor.")
+        devices = dict.fromkeys(tensor.device for tensor in tensors)
+        return {device: self._scaler.scale(torch.ones((), device=device)) for device in devices}
+
+
+def _times(tensors: Sequence[Tensor], factors: dict[torch.device, Tensor]) -> list[Tensor]:
+    """Every tensor times its device's factor, a launch or few for all of a device."""
+    products: dict[int, Tensor] = {}
+    for device, factor in factors.items():
+        here = [i for i, tensor in enumerate(tensors) if tensor.device == device]
+        products.update(zip(here, _foreach_mul([tensors[i] for i in here], factor), strict=True))
+    return [products[i] for i in range(len(tensors))]

@@ -1,0 +1,113 @@
+"""Find what lets environments see each other, and put batch-norm to rest for good."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from sandmask.masks import MaskError
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_FREEZE = "call sandmask.freeze_batchnorm(model), or replace it by GroupNorm or LayerNorm"
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A module through which environments reach each other, why, and what to do about it."""
+
+    name: str
+    """Where the module is in the model; "" is the model itself."""
+    module: str
+    """The module's class."""
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the model'} ({self.module}): {self.reason}. To mend it, {self.remedy}."
+
+
+def find_leaks(model: nn.Module) -> list[Leak]:
+    """List everything in a model that lets environments leak into each other, in the order of its modules.
+
+    A mask asks whether environments agree; that means something only if each one's gradient is its own.
+
+    >>> import sandmask
+    >>> from torch import nn
+    >>> for leak in sandmask.find_leaks(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))):
+    ...     print(leak.name, leak.module)
+    1 BatchNorm1d
+    """
+    found = []
+    for name, module in model.named_modules():
+        if (why := _reason(module)) is not None:
+            found.append(Leak(name, type(module).__name__, *why))
+    return found
+
+
+def _reason(module: nn.Module) -> tuple[str, str] | None:
+    if isinstance(module, _NormBase):
+        return _reason_of_norm(module)
+    if isinstance(module, DistributedDataParallel) or type(module).__name__ == "FullyShardedDataParallel":
+        return (
+            "it averages gradients over processes before a mask can compare them",
+            "use the plain module, and sandmask.distributed.backward for environments in several processes",
+        )
+    return None
+
+
+def _reason_of_norm(module: _NormBase) -> tuple[str, str] | None:
+    running = module.running_mean is not None
+    if isinstance(module, _InstanceNorm):
+        if running and module.training:
+            return (
+                "its running statistics, used in evaluation, mix all environments",
+                "set track_running_stats=False",
+            )
+        return None
+    if not running:
+        return (
+            "without running statistics it ties the examples of every batch together, even in evaluation",
+            "replace it by GroupNorm or LayerNorm",
+        )
+    if not module.training:
+        return None
+    if isinstance(module, nn.SyncBatchNorm):
+        return (
+            "its statistics are shared by the batches of all processes, whatever their environments",
+            _FREEZE,
+        )
+    return (
+        "in training mode its statistics tie a batch's examples together, its running averages environments",
+        _FREEZE,
+    )
+
+
+def freeze_batchnorm(model: Model) -> Model:
+    """Keep every batch-norm layer of the model in evaluation mode, also through `model.train()`.
+
+    It then normalizes with the statistics that it has (those of the pretrained weights, most often) and
+    environments stay apart. Its weight and bias still train. The model is changed in place, and returned;
+    copies of it, and what `torch.save` writes of it, stay frozen too.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, _BatchNorm):
+            continue
+        if module.running_mean is None:
+            raise MaskError(
+                f"Batch-norm layer `{name}` should have running statistics to be frozen. Found none "
+                "(track_running_stats=False). Replace it by GroupNorm or LayerNorm."
+            )
+        module.eval()
+        # An attribute of the instance comes before the method of the class: model.train() calls this one.
+        module.train = partial(_stay_frozen, module)  # type: ignore[method-assign, assignment]
+    return model
+
+
+def _stay_frozen(module: nn.Module, mode: bool = True) -> nn.Module:  # noqa: ARG001
+    """Takes the place of `module.train`."""
+    return module

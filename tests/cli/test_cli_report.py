@@ -1,0 +1,147 @@
+"""`sandmask report` and `sandmask import-domainbed`, through the installed command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from sandmask.cli.import_domainbed import import_domainbed
+from sandmask.cli.report import report
+from sandmask.errors import SandmaskError
+from sandmask.records import read_runs, write_archive
+from sandmask.records.testing import made_up_sweep
+from sandmask.reports import build_report, render
+from sandmask.selection import RULES
+
+
+def run(function: object, *arguments: object) -> Result:
+    app = typer.Typer()
+    app.command()(function)  # type: ignore[type-var]
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    write_archive(made_up_sweep(["ERM", "SANDMask"], pairs=True), tmp_path / "x.records.parquet")
+    return tmp_path
+
+
+def test_the_default_is_the_papers_two_rules_as_text(store: Path) -> None:
+    result = run(report, store)
+    assert result.exit_code == 0
+    assert result.output == render(build_report(read_runs(store), ["training-domain", "oracle"]))
+
+
+def test_rules_can_be_named_or_all_taken(store: Path) -> None:
+    result = run(report, store, "--selection", "oracle", "--selection", "Worst_Training_Domain")
+    assert result.output == render(build_report(read_runs(store), ["oracle", "worst-training-domain"]))
+    everything = run(report, store, "--selection", "all")
+    assert everything.output == render(build_report(read_runs(store), list(RULES)))
+
+
+@pytest.mark.parametrize("name", ["text", "markdown", "latex", "json"])
+def test_formats_and_options_reach_the_report(store: Path, name: str) -> None:
+    options = [
+        "--against-paper",
+        "--draws",
+        "5",
+        "--trials",
+        "3",
+        "--baseline",
+        "SANDMask",
+        "--no-statistics",
+    ]
+    result = run(report, store, "--format", name, *options)
+    built = build_report(
+        read_runs(store),
+        ["training-domain", "oracle"],
+        against_paper=True,
+        baseline="SANDMask",
+        draws=5,
+        trials=3,
+    )
+    assert result.output == render(built, name, statistics=False)
+
+
+def test_a_report_can_go_to_a_file(store: Path) -> None:
+    target = store / "tables" / "report.json"
+    result = run(report, store, "--format", "json", "--output", target)
+    assert result.exit_code == 0
+    assert json.loads(target.read_text())["runs"] == 2 * 6 * 2 * 4
+    assert [path.name for path in target.parent.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--selection", "orakel"], "Did you mean 'oracle'"),
+        (["--format", "html5"], "Unknown report format 'html5'"),
+    ],
+)
+def test_mistakes_are_told(store: Path, arguments: list[str], message: str) -> None:
+    result = run(report, store, *arguments)
+    assert isinstance(result.exception, SandmaskError)
+    assert message in str(result.exception)
+
+
+def test_an_empty_folder_is_told(tmp_path: Path) -> None:
+    result = run(report, tmp_path)
+    assert isinstance(result.exception, SandmaskError)
+    assert "no runs to report" in str(result.exception)
+
+
+def domainbed_run(folder: Path, algorithm: str, env: int, *, done: bool = True) -> None:
+    folder.mkdir(parents=True)
+    args = {
+        "algorithm": algorithm,
+        "dataset": "ColoredMNIST",
+        "test_envs": [env],
+        "trial_seed": 0,
+        "hparams_seed": 0,
+        "seed": env,
+    }
+    record = {"args": args, "hparams": {"lr": 0.001}, "step": 0, "loss": 0.5}
+    record |= {
+        f"env{number}_{split}_acc": 0.25 + number / 4 for number in range(3) for split in ("in", "out")
+    }
+    (folder / "results.jsonl").write_text(json.dumps(record) + "\n")
+    if done:
+        (folder / "done").write_text("done")
+
+
+def test_a_domainbed_sweep_is_imported_and_reported(tmp_path: Path) -> None:
+    for env in range(3):
+        domainbed_run(tmp_path / "sweep" / f"e{env}", "ERM", env)
+        domainbed_run(tmp_path / "sweep" / f"i{env}", "IRM", env, done=env < 2)
+    first = run(import_domainbed, tmp_path / "sweep", "--out", tmp_path / "store")
+    assert first.exit_code == 0
+    assert "Imported 5 runs (1 skipped)" in first.output
+    assert "i2: not finished (no file `done`)." in first.output
+    second = run(import_domainbed, tmp_path / "sweep", "--out", tmp_path / "store", "--include-incomplete")
+    assert "Imported 6 runs (0 skipped)" in second.output
+    assert len(read_runs(tmp_path / "store")) == 6
+    lines = run(report, tmp_path / "store").output.splitlines()
+    assert lines[1].split() == ["Algorithm", "+90%", "+80%", "-90%", "Avg"]
+    assert lines[3].split() == ["ERM", "25.0", "±", "0.0", "50.0", "±", "0.0", "75.0", "±", "0.0", "50.0"]
+    assert "0/1 runs" in lines[4]
+
+
+def test_an_unfinished_domainbed_sweep_says_how_to_take_it(tmp_path: Path) -> None:
+    domainbed_run(tmp_path / "sweep" / "a", "ERM", 0, done=False)
+    result = run(import_domainbed, tmp_path / "sweep", "--out", tmp_path / "store")
+    assert isinstance(result.exception, SandmaskError)
+    assert "--include-incomplete" in str(result.exception)
+    assert not (tmp_path / "store").exists()
+
+
+def test_both_are_commands_of_the_program(store: Path) -> None:
+    from sandmask.cli._app import app
+
+    runner = CliRunner()
+    assert "ERM" in runner.invoke(app, ["report", str(store)]).output
+    wrong = runner.invoke(app, ["report", str(store / "nowhere")])
+    assert wrong.exit_code == 2
+    assert "does not exist" in wrong.output
+    assert runner.invoke(app, ["import-domainbed", str(store), "--out", str(store)]).exit_code == 2

@@ -1,0 +1,271 @@
+"""The report's data: every cell against the records, what is missing named, the paper's numbers beside."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sandmask.errors import SandmaskError
+from sandmask.paper import environments
+from sandmask.records import RunRecord
+from sandmask.records.testing import made_up_run, made_up_sweep
+from sandmask.reports import Cell, RuleReport, Table, build_report, grids
+from sandmask.selection import RULES, select
+
+
+def report(runs: list[RunRecord], rule: str = "training-domain", **options: object) -> RuleReport:
+    return build_report(runs, [rule], **options).rules[0]  # type: ignore[arg-type]
+
+
+def table(runs: list[RunRecord], rule: str = "training-domain", **options: object) -> Table:
+    (found,) = report(runs, rule, **options).datasets.values()
+    return found
+
+
+def without(runs: list[RunRecord], algorithm: str, env: int, trial: int, draw: int) -> list[RunRecord]:
+    key = (algorithm, (env,), trial, draw)
+    return [
+        run
+        for run in runs
+        if (run.spec.algorithm, run.spec.test_envs, run.spec.trial_seed, run.spec.hparams_seed) != key
+    ]
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_cells_are_means_over_what_each_trial_selects(rule: str) -> None:
+    runs = made_up_sweep(["SANDMask", "ERM"], environments=3, trials=3, pairs=True)
+    found = report(runs, rule)
+    toy = found.datasets["Toy"]
+    assert (toy.methods, toy.columns) == (("ERM", "SANDMask"), ("0", "1", "2"))
+    for method in toy.methods:
+        values = np.zeros((3, 3))
+        for env in range(3):
+            for trial in range(3):
+                group = [r for r in runs if (r.spec.algorithm, r.spec.trial_seed) == (method, trial)]
+                chosen = select(RULES[rule], group, env)
+                assert chosen is not None
+                values[env, trial] = 100 * chosen.test_accuracy
+            cell = toy.cells[method, str(env)]
+            assert cell.complete
+            assert cell.mean == pytest.approx(values[env].mean())
+            assert cell.error == pytest.approx(values[env].std() / np.sqrt(3))
+            assert cell.values == pytest.approx(values[env])
+            assert cell.interval is not None
+            low, high = cell.interval
+            assert values[env].min() - 1e-9 <= low <= high <= values[env].max() + 1e-9
+        assert toy.averages[method].mean == pytest.approx(values.mean())
+        assert toy.averages[method].error is None
+        assert found.averages is not None
+        average = found.averages.cells[method, "Toy"]
+        assert average.mean == pytest.approx(values.mean())
+        assert average.error == pytest.approx(values.mean(axis=0).std() / np.sqrt(3))
+
+
+def test_a_missing_run_makes_a_cell_provisional_and_is_named() -> None:
+    runs = made_up_sweep(["ERM", "IRM"], draws=4, trials=2)
+    found = table(without(runs, "IRM", 1, 0, 3))
+    cell = found.cells["IRM", "1"]
+    assert (cell.have, cell.expected, cell.complete) == (7, 8, False)
+    assert cell.mean is not None
+    gaps = [gap for trial in cell.trials for gap in trial.gaps]
+    assert [(gap.trial_seed, gap.hparams_seed, gap.why) for gap in gaps] == [(0, 3, "")]
+    assert not found.averages["IRM"].complete
+    assert found.averages["ERM"].complete
+    assert found.cells["IRM", "0"].complete
+
+
+def test_an_unfinished_run_is_missing_and_its_numbers_are_not_used() -> None:
+    runs = made_up_sweep(["ERM"], draws=2, trials=1)
+    best = made_up_run(
+        [[1.0, 1.0, 1.0]] * 2, hparams_seed=1, status="running", steps=5001, hparams={"lr": 0.002}
+    )
+    runs = [replace(best, spec=replace(r.spec)) if r.spec.hparams_seed == 1 else r for r in runs]
+    cell = table(runs).cells["ERM", "0"]
+    assert (cell.have, cell.expected) == (1, 2)
+    assert cell.trials[0].gaps[0].why == "at step 100 of 401"
+    assert cell.mean != 100
+
+
+def test_a_cell_without_any_run_has_no_number_and_neither_has_the_average() -> None:
+    runs = [r for r in made_up_sweep(["ERM", "IRM"]) if (r.spec.algorithm, r.spec.test_envs) != ("IRM", (1,))]
+    found = report(runs)
+    toy = found.datasets["Toy"]
+    assert toy.cells["IRM", "1"].mean is None
+    assert toy.averages["IRM"].mean is None
+    assert found.averages is not None
+    assert found.averages.cells["IRM", "Toy"].mean is None
+    assert (toy.averages["IRM"].have, toy.averages["IRM"].expected) == (16, 24)
+    assert toy.averages["ERM"].mean is not None
+
+
+def test_an_average_needs_every_environment_in_every_trial() -> None:
+    runs = made_up_sweep(["ERM"], draws=1, trials=3)
+    found = report(without(runs, "ERM", 0, 2, 0))
+    assert found.datasets["Toy"].cells["ERM", "0"].mean is not None
+    assert found.averages is not None
+    assert found.averages.cells["ERM", "Toy"].mean is None
+
+
+def test_environments_that_nobody_holds_out_have_no_column_but_are_missed() -> None:
+    runs = [run for run in made_up_sweep(["ERM"]) if run.spec.test_envs == (2,)]
+    found = table(runs)
+    assert found.columns == ("2",)
+    assert found.notes == ("No run holds out 0, 1 alone.",)
+    assert found.averages["ERM"].mean is None
+
+
+def test_how_much_is_expected_can_be_said() -> None:
+    runs = made_up_sweep(["ERM"], draws=4, trials=2)
+    assert table(runs).cells["ERM", "0"].expected == 8
+    cell = table(runs, draws=20, trials=3).cells["ERM", "0"]
+    assert (cell.have, cell.expected) == (8, 60)
+
+
+def test_diverged_runs_are_marked_and_not_missing() -> None:
+    runs = made_up_sweep(["ERM"], draws=2, trials=1)
+    runs[0] = replace(runs[0], status="diverged", diverged_at=250)
+    for rule in ("training-domain", "oracle"):
+        cell = table(runs, rule).cells["ERM", "0"]
+        assert (cell.have, cell.expected, cell.diverged) == (2, 2, 1)
+        assert cell.trials[0].diverged == ("trial 0 draw 0 at step 250",)
+    all_diverged = [replace(run, status="diverged", diverged_at=250) for run in runs]
+    assert table(all_diverged, "oracle").cells["ERM", "0"].mean is None
+
+
+def test_leaving_one_out_says_which_pair_it_lacks() -> None:
+    runs = made_up_sweep(["ERM"], draws=1, trials=1, pairs=True)
+    lacking = [run for run in runs if run.spec.test_envs != (0, 2)]
+    cell = table(lacking, "leave-one-domain-out").cells["ERM", "0"]
+    assert (cell.have, cell.mean) == (0, None)
+    assert cell.trials[0].gaps[0].why == "no run holds out 2 as well"
+    unfinished = [replace(r, status="running") if r.spec.test_envs == (0, 2) else r for r in runs]
+    gap = table(unfinished, "leave-one-domain-out").cells["ERM", "0"].trials[0].gaps[0]
+    assert gap.why == "with 2 at step 400 of 401"
+    single = report(made_up_sweep(["ERM"]), "leave-one-domain-out")
+    assert (single.datasets, single.averages) == ({}, None)
+    assert single.notes == ("Toy: no run holds out two environments, which this rule needs.",)
+
+
+def pacs(algorithms: list[str], dataset: str = "PACS") -> list[RunRecord]:
+    names = environments(dataset)
+    runs = made_up_sweep(algorithms, environments=len(names), draws=2, dataset=dataset)
+    return [replace(run, env_names=names) for run in runs]
+
+
+def test_the_papers_numbers_stand_beside_ours() -> None:
+    found = report(pacs(["SANDMask", "Mine"]), "oracle", against_paper=True)
+    toy = found.datasets["PACS"]
+    cell = toy.cells["SANDMask", "A"]
+    assert cell.paper is not None
+    assert cell.mean is not None
+    assert cell.difference == pytest.approx(cell.mean - cell.paper.mean)
+    assert (cell.paper.table, cell.paper.mean, cell.paper.error) == ("appendix", 86.1, 0.6)
+    average = toy.averages["SANDMask"].paper
+    assert average is not None
+    assert (average.table, average.mean) == ("appendix", 85.9)
+    assert found.averages is not None
+    overall = found.averages.cells["SANDMask", "PACS"].paper
+    assert overall is not None
+    assert (overall.table, overall.error) == ("2", 0.4)
+    assert found.averages.averages["SANDMask"].paper is None  # the paper's is over seven datasets
+    assert toy.cells["Mine", "A"].paper is None
+    assert table(pacs(["SANDMask"])).cells["SANDMask", "A"].paper is None
+
+
+def test_the_average_over_the_papers_datasets_compares_with_its() -> None:
+    names = ("ColoredMNIST", "RotatedMNIST", "VLCS", "PACS", "OfficeHome", "TerraIncognita", "DomainNet")
+    runs = [run for name in names for run in pacs(["ERM"], name)]
+    averages = report(runs, against_paper=True).averages
+    assert averages is not None
+    assert averages.columns == names
+    assert averages.averages["ERM"].paper is not None
+    assert averages.averages["ERM"].paper.mean == 66.6
+    more = report([*runs, *made_up_sweep(["ERM"])], against_paper=True).averages
+    assert more is not None
+    assert more.averages["ERM"].paper is None
+
+
+def test_spirals_reports_sixteen_of_its_seventeen_environments() -> None:
+    runs = made_up_sweep(["ERM"], environments=17, draws=1, trials=1, dataset="Spirals")
+    found = table(runs)
+    assert found.columns == tuple(str(env) for env in range(16))
+    assert found.averages["ERM"].expected == 16
+
+
+def test_different_settings_are_different_rows() -> None:
+    runs = made_up_sweep(["ERM", "SANDMask"])
+    released = [
+        replace(run, spec=replace(run.spec, options={"form": "released"}))
+        for run in runs
+        if run.spec.algorithm == "SANDMask"
+    ]
+    found = table([*runs, *released])
+    assert found.methods == ("ERM", "SANDMask", "SANDMask (form=released)")
+    assert all(cell.complete for cell in found.cells.values())
+
+
+def test_a_method_that_skipped_a_dataset_has_a_blank_and_no_average() -> None:
+    runs = made_up_sweep(["ERM", "IRM"]) + made_up_sweep(["ERM"], dataset="Two")
+    averages = report(runs).averages
+    assert averages is not None
+    assert averages.cells["IRM", "Two"] == Cell(mean=None)
+    assert averages.averages["IRM"].mean is None
+    assert averages.averages["ERM"].mean is not None
+
+
+def test_datasets_and_methods_come_in_the_papers_order() -> None:
+    runs = [
+        run
+        for name in ("PACS", "Toy", "Spirals")
+        for run in made_up_sweep(["Zeta", "SANDMask", "ERM", "Alpha"], dataset=name)
+    ]
+    found = report(runs)
+    assert list(found.datasets) == ["Spirals", "PACS", "Toy"]
+    assert found.datasets["Toy"].methods == ("ERM", "SANDMask", "Alpha", "Zeta")
+
+
+def test_statistics_pair_environments_and_trials() -> None:
+    runs = made_up_sweep(["ERM", "IRM", "VREx"], environments=3, trials=2) + made_up_sweep(
+        ["ERM", "IRM"], dataset="Two"
+    )
+    statistics = report(runs).statistics
+    assert statistics is not None
+    assert statistics.baseline == "ERM"
+    by_scope = {(item.scope, item.method): item for item in statistics.comparisons}
+    toy = table([run for run in runs if run.spec.dataset == "Toy"])
+    ours = [toy.cells["IRM", str(env)].values[trial] for env in range(3) for trial in range(2)]
+    base = [toy.cells["ERM", str(env)].values[trial] for env in range(3) for trial in range(2)]
+    against = by_scope["Toy", "IRM"].against_baseline
+    assert against is not None
+    assert against.pairs == 6
+    assert against.difference == pytest.approx(np.mean(ours) - np.mean(base))
+    assert by_scope["Toy", "ERM"].against_baseline is None
+    everything = by_scope["all", "IRM"].against_baseline
+    assert everything is not None
+    assert everything.pairs == 12
+    ranks = [by_scope["Toy", method].mean_rank for method in ("ERM", "IRM", "VREx")]
+    assert sum(rank for rank in ranks if rank is not None) == pytest.approx(6)
+    assert by_scope["all", "VREx"].mean_rank is None  # it has not all of them
+    assert by_scope["all", "ERM"].mean_rank is not None
+    assert set(statistics.critical_differences) == {"Toy", "Two", "all"}
+
+
+def test_without_a_baseline_there_is_nothing_to_compare() -> None:
+    assert report(made_up_sweep(["IRM", "VREx"])).statistics is None
+    assert report(made_up_sweep(["ERM"])).statistics is None
+    assert report(made_up_sweep(["IRM", "VREx"]), baseline="VREx").statistics is not None
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(SandmaskError, match="no runs to report"):
+        build_report([])
+    with pytest.raises(SandmaskError, match="Did you mean 'oracle'"):
+        build_report(made_up_sweep(["ERM"]), ["orakle"])
+    renamed = made_up_run([[0.5, 0.5, 0.5]], env_names=["a", "b", "c"], seed=77)
+    with pytest.raises(SandmaskError, match="'Toy' name different environments: 0, 1, 2 and a, b, c"):
+        build_report([*made_up_sweep(["ERM"]), renamed])
+
+
+def test_nothing_to_show_is_still_a_grid() -> None:
+    (only,) = grids(build_report(made_up_sweep(["ERM"]), ["leave-one-domain-out"]))
+    assert (only.header, only.rows) == ((), ())

@@ -1,7 +1,8 @@
 """A module whose parameters are one flat vector that is passed in.
 
-A flat vector keeps the optimizer and the masks at a handful of kernels whatever the model, and K runs are one
-`[K, P]` matrix. Gradients with respect to the vector arrive as one vector: the backward of `split` is one `cat`.
+A flat vector keeps the optimizer and the masks at a handful of kernels whatever the model, and K runs are
+one `[K, P]` matrix. Gradients with respect to the vector arrive as one vector: the backward of `split` is
+one `cat`.
 """
 
 import copy
@@ -45,12 +46,12 @@ class FlatModule:
     Buffers (frozen batch-norm statistics) and parameters that want no gradient are constants of the function.
 
     `dtype` is what parameters and constants are cast to for computing; the vector itself, its gradient and
-    the modules of the types in `exact` keep theirs. Batch-norm is among those: its kernels take float32 parameters
-    for inputs of lower precision, and a rounded scale would be one error for a whole channel. Exact parameters are
-    the last ones in the vector, so that one kernel casts all others.
+    the modules of the types in `exact` keep theirs. Batch-norm is among those: its kernels take float32
+    parameters for inputs of lower precision, and a rounded scale would be one error for a whole channel.
+    Exact parameters are the last ones in the vector, so that one kernel casts all others.
 
-    A module whose attribute `memory_format` is `torch.channels_last` has the weights of its convolutions stored
-    that way, so that convolutions of such inputs need not reorder them at each step.
+    A module whose attribute `memory_format` is `torch.channels_last` has the weights of its convolutions
+    stored that way, so that convolutions of such inputs need not reorder them at each step.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class FlatModule:
         )
         self.numel = sum(slot.numel for slot in self.slots)
         self._n_cast = sum(slot.name not in kept for slot in self.slots)
-        constants = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+        constants: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         constants |= dict(module.named_buffers())
         self.constants = {
             name: value.detach() if name in kept else self._cast(value.detach())
@@ -90,7 +91,7 @@ class FlatModule:
         )
 
     def _cast(self, value: Tensor) -> Tensor:
-        """The value as computed with; float32 computing casts nothing, so that float64 vectors stay float64."""
+        """The value as computed with. Float32 casts nothing, so that float64 vectors stay what they are."""
         return value.to(self.dtype) if self.dtype != torch.float32 and value.is_floating_point() else value
 
     def to(self, device: torch.device) -> "FlatModule":
@@ -118,12 +119,12 @@ class FlatModule:
         if self.dtype == torch.float32:
             return self.named(vector)
         cast, kept = self.slots[: self._n_cast], self.slots[self._n_cast :]
-        lower, exact = vector.split([sum(slot.numel for slot in slots) for slots in (cast, kept)])
+        lower, exact = torch.split(vector, [sum(slot.numel for slot in slots) for slots in (cast, kept)])
         return {**dict(self._read(cast, self._cast(lower))), **dict(self._read(kept, exact))}
 
     @staticmethod
     def _read(slots: tuple[Slot, ...], vector: Tensor) -> Iterator[tuple[str, Tensor]]:
-        pieces = vector.split([slot.numel for slot in slots])
+        pieces = torch.split(vector, [slot.numel for slot in slots])
         return ((slot.name, slot.read(piece)) for slot, piece in zip(slots, pieces, strict=True))
 
     def __call__(self, params: Params, *args: object, **kwargs: object) -> Tensor:

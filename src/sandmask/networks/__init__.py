@@ -1,7 +1,7 @@
 """Networks as pure functions: an MLP, the MNIST ConvNet, and any timm backbone by name.
 
-`build_featurizer` goes from a name to a function that builds the featurizer; `Network` puts a classifier on it and is
-what algorithms train. timm is imported when a backbone is asked for, not before.
+`build_featurizer` goes from a name to a function that builds the featurizer; `Network` puts a classifier on
+it and is what algorithms train. timm is imported when a backbone is asked for, not before.
 """
 
 from sandmask.networks._base import Featurizer, Network

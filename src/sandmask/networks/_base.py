@@ -11,18 +11,18 @@ from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 
 
 class Featurizer(nn.Module):
-    """Maps inputs `[N, *input_shape]` to features `[N, n_features]`; dropout, where it has any, is passed in."""
+    """Maps inputs `[N, *input_shape]` to features `[N, n_features]`; dropout, if it has any, is passed in."""
 
     n_features: int
     memory_format: torch.memory_format = torch.contiguous_format  # of the convolutions' weights
 
-    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
+    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
         """The features."""
         raise TypeError(f"{type(self).__name__} should define forward(x, drop)")
 
 
 class _Classifier(nn.Linear):
-    """The last layer; a type of its own, so that it can stay in full precision: it is small, and its logits count."""
+    """The last layer; a type of its own, so that it stays in full precision: it is small, logits matter."""
 
 
 class _Parts(nn.Module):
@@ -42,8 +42,8 @@ class _Parts(nn.Module):
 class Network:
     """The model that algorithms train. Parameters are passed in: `params = network.unflatten(vector)`.
 
-    `extra_features` widens the classifier's input for methods that append something to the features. `dtype` is what
-    the featurizer computes in; parameters, features and logits have the type of the vector whatever it is.
+    `extra_features` widens the classifier's input for methods that append something to the features. `dtype`
+    is what the featurizer computes in; the vector, the features and the logits stay float32 whatever it is.
     """
 
     def __init__(

@@ -23,9 +23,9 @@ def build_featurizer(
 ) -> Build:
     """A function that builds the featurizer of a network: `mlp`, `mnist-convnet`, or any timm model by name.
 
-    The function takes `extra_channels`, for methods that append channels (or, for vectors, elements) to the inputs.
-    `sizes` holds `mlp_width` and `mlp_depth`. `weights` is "pretrained" (the default for timm's models), "none", or
-    the path of a file, which is read here, once.
+    The function takes `extra_channels`, for methods that append channels (to vectors: elements) to the inputs.
+    `sizes` holds `mlp_width` and `mlp_depth`. `weights` is "pretrained" (the default for timm's models),
+    "none" or the path of a file, which is read here, once.
     """
     network = network.strip().lower()
     if network not in ("mlp", "mnist-convnet"):
@@ -57,8 +57,8 @@ def _mlp_build(input_shape: tuple[int, ...], sizes: Mapping[str, int]) -> Build:
 def _convnet_build(input_shape: tuple[int, ...]) -> Build:
     if len(input_shape) != 3:
         raise SandmaskError(
-            "The network mnist-convnet takes images, [channels, height, width]; the inputs here have the shape "
-            f"{list(input_shape)}. Choose the network mlp."
+            "The network mnist-convnet takes images, [channels, height, width]; the inputs here have the "
+            f"shape {list(input_shape)}. Choose the network mlp."
         )
     return lambda extra_channels=0: MNISTConvNet(input_shape[0] + extra_channels)
 

@@ -1,4 +1,4 @@
-"""timm's own pretrained weights: from its cache, or downloaded; a quick and plain error where neither works."""
+"""timm's own pretrained weights: from its cache, or downloaded; a quick, plain error where neither works."""
 
 import os
 import urllib.error
@@ -26,7 +26,8 @@ def pretrained_weights(name: str, input_shape: tuple[int, ...]) -> StateDict:
         raise SandmaskError(f"timm has no pretrained weights for the network {name!r}. {_REMEDIES}")
     if not _is_cached(cfg) and not _answers(host):
         raise SandmaskError(
-            f"The pretrained weights of {name!r} are not on this machine, and {host} cannot be reached. {_REMEDIES}"
+            f"The pretrained weights of {name!r} are not on this machine, and {host} cannot be reached. "
+            + _REMEDIES
         )
     try:
         model = create(name, (3, *input_shape[1:]), pretrained=True)
@@ -61,7 +62,7 @@ def _is_cached(cfg: dict[str, Any]) -> bool:
 
 
 def _answers(address: str) -> bool:
-    """Whether a server can be reached at all; the download itself would try for most of a minute to find out."""
+    """Whether a server can be reached at all; the download itself would take most of a minute to give up."""
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     try:

@@ -19,7 +19,8 @@ def import_timm() -> ModuleType:
         import timm
     except ImportError as error:
         raise SandmaskError("Backbones need timm. Install it with: pip install 'sandmask[vision]'") from error
-    return timm  # type: ignore[no-any-return]
+    module: ModuleType = timm
+    return module
 
 
 def resolve(name: str) -> str:
@@ -30,8 +31,8 @@ def resolve(name: str) -> str:
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.5)
         raise SandmaskError(
-            f"Unknown network {name!r}. {_did_you_mean(near)}Choose mlp, mnist-convnet or the name of a timm model: "
-            "sandmask list networks --search 'resnet*'"
+            f"Unknown network {name!r}. {_did_you_mean(near)}Choose mlp, mnist-convnet or the name of a timm "
+            "model: sandmask list networks --search 'resnet*'"
         )
     tagged = timm.list_models(f"{architecture}.*", include_tags=True) if tag else []
     if tag and lowered not in tagged:
@@ -47,7 +48,7 @@ def _did_you_mean(names: list[str]) -> str:
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
-    """What timm records of a model's pretrained weights: their source, normalization, first and last layers."""
+    """What timm records of a model's weights: their source, normalization, first and last layers."""
     cfg = import_timm().get_pretrained_cfg(resolve(name))
     return {} if cfg is None else dict(cfg.to_dict())
 
@@ -62,7 +63,7 @@ def check_input_shape(name: str, input_shape: tuple[int, ...]) -> None:
 
 
 def create(name: str, input_shape: tuple[int, ...], **options: Any) -> nn.Module:
-    """A timm model for inputs of this shape, without its last layer; randomly initialized unless `options` say other."""
+    """A timm model for inputs of this shape, without its last layer; `options` are timm's."""
     name = resolve(name)
     check_input_shape(name, input_shape)
     if pretrained_cfg(name).get("fixed_input_size"):

@@ -12,7 +12,6 @@ from sandmask.networks._base import Featurizer
 from sandmask.networks._timm import create, feature_size
 from sandmask.networks.weights import fit_weights
 
-
 # A model from this size on is laid out for one run that fills the machine, a smaller one for stacks of runs.
 LARGE = 1_000_000
 
@@ -20,12 +19,12 @@ LARGE = 1_000_000
 class Backbone(Featurizer):
     """A timm model without its last layer: pooled features; dropout before the classifier (site 0).
 
-    It computes as in evaluation, always: batch-norm uses its running statistics, which are constants (its scale and
-    shift are trained), so that the examples of a batch, and with them the environments, do not see each other. The
-    model's own stochastic depth and dropout are off: `drop` is the one source of noise.
+    It computes as in evaluation, always: batch-norm uses its running statistics, which are constants (its
+    scale and shift are trained), so that the examples of a batch, and with them the environments, do not see
+    each other. The model's own stochastic depth and dropout are off: `drop` is the one source of noise.
 
-    A large model has its convolutions in channels-last format, which tensor cores want, and fused attention. Both are
-    beyond `torch.func.vmap`; a small model goes without, and stacks.
+    A large model has its convolutions in channels-last format, which tensor cores want, and fused attention.
+    Both are beyond `torch.func.vmap`; a small model goes without, and stacks.
 
     `weights` holds a state dict (see `load_weights`) to start from; None leaves timm's random initialization.
     `source` is what messages call it.
@@ -66,4 +65,4 @@ class Backbone(Featurizer):
 def _unfuse_attention(model: nn.Module) -> None:
     for part in model.modules():
         if hasattr(part, "fused_attn"):
-            part.fused_attn = False
+            vars(part)["fused_attn"] = False

@@ -1,5 +1,7 @@
 """The multi-layer perceptron of the Spirals experiments."""
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -8,15 +10,13 @@ from sandmask.networks._base import Featurizer
 
 
 class MLP(Featurizer):
-    """input -> width, `depth - 2` hidden layers, width -> `n_outputs`; dropout and ReLU between, none at the end."""
+    """input -> width, `depth - 2` hidden layers, width -> `n_outputs`; dropout and ReLU between them."""
 
     def __init__(self, n_inputs: int, width: int, depth: int, n_outputs: int | None = None) -> None:
         super().__init__()
         self.n_features = width if n_outputs is None else n_outputs
         sizes = [n_inputs] + [width] * (depth - 1) + [self.n_features]
-        self.layers = nn.ModuleList(
-            nn.Linear(before, after) for before, after in zip(sizes[:-1], sizes[1:], strict=True)
-        )
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in itertools.pairwise(sizes))
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """The features."""

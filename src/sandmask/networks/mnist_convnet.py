@@ -7,7 +7,7 @@ from sandmask.networks._base import Featurizer
 
 
 class MNISTConvNet(Featurizer):
-    """Four 3 x 3 convolutions, each with ReLU and group normalization; global average pooling; 128 features."""
+    """Four 3 x 3 convolutions, each with ReLU and group normalization; average pooling; 128 features."""
 
     n_features = 128
 

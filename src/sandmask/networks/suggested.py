@@ -1,4 +1,4 @@
-"""Networks to choose from: the two of the paper's small experiments, and timm models that are a good start."""
+"""Networks to choose from: the two of the paper's small experiments, and timm models for a good start."""
 
 from dataclasses import dataclass
 

@@ -65,8 +65,8 @@ def _read_torch(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise SandmaskError(
-            f"{path} cannot be read as a PyTorch file of tensors. A file that also holds Python objects is refused, "
-            "since loading it would run its code: save the state dict alone, as .safetensors or .pth."
+            f"{path} cannot be read as a PyTorch file of tensors. A file that also holds Python objects is "
+            "refused, since its code would run: save the state dict alone, to .safetensors or .pth."
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -93,8 +93,9 @@ def _full_precision(value: Tensor) -> Tensor:
 def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, source: str) -> StateDict:
     """What of a state dict goes into a model without a last layer; an error unless it is everything it needs.
 
-    The file's last layer is dropped, the first convolution is adapted to the number of input channels (as timm does:
-    summed for one channel, otherwise repeated and scaled to the same sum), and position embeddings to the image size.
+    The file's last layer is dropped, the first convolution is adapted to the number of input channels (as
+    timm does: summed for one channel, otherwise repeated and scaled to the same sum), and position embeddings
+    to the image size.
     """
     cfg = pretrained_cfg(name)
     wanted = model.state_dict()
@@ -112,7 +113,7 @@ def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, sour
 
 
 def _convert(weights: StateDict, model: nn.Module) -> StateDict | None:
-    """The weights by timm's own converter of the model's family, from other names and image sizes, if it has one."""
+    """The weights by the converter that timm has for some families: from other names and image sizes."""
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if convert is None:
         return None

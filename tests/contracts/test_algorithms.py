@@ -19,8 +19,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins" / "my_method.py"
 SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
 N_RUNS, N_ENVS, N_EXAMPLES, N_STEPS = 3, 3, 6, 4
 
-# In float64 rounding is far below this: what differs by more differs in the algorithm. (A gradient that is zero
-# but for rounding, some 1e-17, is divided by Adam's epsilon of 1e-8.)
+# In float64 rounding is far below this: what differs by more differs in the algorithm. (A gradient that is
+# zero but for rounding, some 1e-17, is divided by Adam's epsilon of 1e-8.)
 RTOL, ATOL = 1e-6, 1e-9
 
 Hparams = dict[str, Tensor]

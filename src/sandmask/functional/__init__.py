@@ -1,4 +1,4 @@
-"""The toolkit of pure functions that algorithms are written with: keys, batches, flat modules, Adam, gradients."""
+"""The pure functions that algorithms are written with: keys, batches, flat modules, Adam, gradients."""
 
 from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch, make_batch

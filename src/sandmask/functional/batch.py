@@ -11,8 +11,8 @@ from sandmask.functional import random
 class EnvBatch(NamedTuple):
     """One minibatch from each of E environments, B examples each; a pytree, so it works under `vmap`.
 
-    `weight` is 1 for an example and 0 for padding. `rows` holds a random key for every example: what is random
-    about an example (dropout, say) follows its key, wherever in a batch the example stands.
+    `weight` is 1 for an example and 0 for padding. `rows` holds a random key for every example: what is
+    random about an example (dropout, say) follows its key, wherever in a batch the example stands.
     """
 
     x: Tensor  # [E, B, *input_shape]
@@ -32,7 +32,7 @@ class EnvBatch(NamedTuple):
 
     def split(self, values: Tensor) -> Tensor:
         """The inverse: [E * B, ...] back to [E, B, ...]."""
-        return values.unflatten(0, self.y.shape)
+        return values.view(*self.y.shape, *values.shape[1:])
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over each environment's true examples: [E, B] -> [E]."""

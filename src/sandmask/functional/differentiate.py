@@ -1,7 +1,8 @@
 """Two ways to take the gradients that an algorithm asks for; both give the same numbers.
 
-`Functional` uses `torch.func` and works under `vmap`: small models, stacks of runs. `Autograd` uses plain autograd and
-folds one environment after the other into running moments: large models, whose E gradients should not all be kept.
+`Functional` uses `torch.func` and works under `vmap`: small models, stacks of runs. `Autograd` uses plain
+autograd and folds one environment after the other into running moments: large models, whose E gradients
+should not all be kept.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
+from torch.utils import _pytree as pytree
 
 from sandmask.functional.batch import EnvBatch
 from sandmask.masks import GradientMoments, TensorMoments
@@ -37,7 +39,7 @@ class Differentiator(Protocol):
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
     ) -> tuple[Tensor, Tensor]:
-        """Each environment's gradient at its own vector, [E, P] -> [E, P], and the losses [E]; keeps all E."""
+        """Each environment's gradient at its own vector, [E, P] -> [E, P], and the losses [E]. Keeps all."""
         ...
 
 
@@ -113,9 +115,9 @@ class Autograd:
 def _of_vector(moments: GradientMoments) -> TensorMoments:
     """The moments of the one tensor that there is: the flat vector."""
     of_vector = moments.of(0)
-    assert of_vector is not None  # noqa: S101 - the vector always has a gradient
+    assert of_vector is not None  # the vector always has a gradient
     return of_vector
 
 
 def _detach(tree: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, tree)
+    return pytree.tree_map_only(Tensor, Tensor.detach, tree)

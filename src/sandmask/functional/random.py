@@ -1,11 +1,12 @@
 """Random numbers as a pure function of a key.
 
 A key is a 0-dimensional int64 tensor. The same key gives the same numbers on every device, alone or under
-`torch.func.vmap`, whatever else is drawn: a run's randomness does not depend on its neighbours, and a run resumes
-at any step without a saved generator state.
+`torch.func.vmap`, whatever else is drawn: a run's randomness does not depend on its neighbours, and a run
+resumes at any step without a saved generator state.
 
-Streams are prefix-stable in every dimension: `uniform(key, 4, 8)[:2, :3]` equals `uniform(key, 2, 3)`, so padding a
-batch or a layer does not change the numbers that the true elements see.
+Streams are prefix-stable in every dimension: `uniform(key, 4, 8)[:2, :3]` equals `uniform(key, 2, 3)`, so
+padding a batch or a layer does not change the numbers that the true elements see. Keys, uniform numbers and
+integers are the same to the bit, normal and beta variates to rounding, since they go through logarithms.
 """
 
 import math
@@ -29,7 +30,7 @@ def _wrap(n: int) -> int:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer (Steele, Lea, Flood 2014): every input bit flips each output bit half the time."""
+    """SplitMix64's finalizer (Steele et al., 2014): every input bit flips each output bit half the time."""
     x = (x ^ _shift_right(x, 30)) * _ROUND_1
     x = (x ^ _shift_right(x, 27)) * _ROUND_2
     return x ^ _shift_right(x, 31)

@@ -1,0 +1,108 @@
+"""Both ways to take gradients, against a loop over environments with autograd."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from sandmask.functional import Autograd, Differentiator, EnvBatch, Functional, make_batch, random
+
+both = pytest.mark.parametrize("way", [Functional(), Autograd()], ids=["functional", "autograd"])
+N_ENVS, N_PARAMS = 4, 6
+
+
+@pytest.fixture
+def batch() -> EnvBatch:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N_ENVS, 5, N_PARAMS, generator=generator, dtype=torch.float64)
+    y = torch.randint(2, (N_ENVS, 5), generator=generator)
+    return make_batch(x, y, random.key_of(0))
+
+
+def losses(vector: Tensor, batch: EnvBatch) -> Tensor:
+    return batch.mean((torch.tanh(batch.x @ vector) - batch.y) ** 2)
+
+
+def naive_gradients(vectors: Tensor, batch: EnvBatch) -> tuple[Tensor, Tensor]:
+    gradients, values = [], []
+    for e in range(N_ENVS):
+        leaf = vectors[e].clone().requires_grad_()
+        value = ((torch.tanh(batch.x[e] @ leaf) - batch.y[e]) ** 2).mean()
+        gradients.append(torch.autograd.grad(value, leaf)[0])
+        values.append(value.detach())
+    return torch.stack(gradients), torch.stack(values)
+
+
+@both
+def test_gradient_value_and_auxiliary_output(way: Differentiator, batch: EnvBatch) -> None:
+    vector = torch.linspace(-1, 1, N_PARAMS, dtype=torch.float64)
+
+    def objective(vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        each = losses(vector, batch)
+        return each.mean(), {"each": each, "constant": torch.ones(2)}
+
+    gradient, value, aux = way.gradient(objective, vector)
+    gradients, values = naive_gradients(vector.expand(N_ENVS, -1), batch)
+    torch.testing.assert_close(gradient, gradients.mean(0))
+    torch.testing.assert_close(value, values.mean())
+    torch.testing.assert_close(aux["each"], values)
+    assert torch.equal(aux["constant"], torch.ones(2))
+    assert not any(t.requires_grad for t in (gradient, value, aux["each"], vector))
+
+
+@both
+def test_gradients_within_the_objective(way: Differentiator) -> None:
+    """The gradient of |grad f|^2 for f = sum v^3 is 36 v^3."""
+
+    def objective(vector: Tensor) -> tuple[Tensor, tuple[()]]:
+        slope = torch.func.grad(lambda v: (v**3).sum())(vector)
+        return slope.square().sum(), ()
+
+    vector = torch.tensor([-1.0, 0.5, 2.0])
+    gradient, value, _ = way.gradient(objective, vector)
+    torch.testing.assert_close(gradient, 36 * vector**3)
+    torch.testing.assert_close(value, (9 * vector**4).sum())
+
+
+@both
+@pytest.mark.parametrize("log_magnitude", [False, True])
+def test_moments_over_environments(way: Differentiator, batch: EnvBatch, log_magnitude: bool) -> None:
+    vector = torch.linspace(-1, 1, N_PARAMS, dtype=torch.float64)
+    moments, values = way.environment_moments(losses, vector, batch, log_magnitude=log_magnitude)
+    gradients, expected = naive_gradients(vector.expand(N_ENVS, -1), batch)
+    torch.testing.assert_close(values, expected)
+    assert moments.count == N_ENVS
+    torch.testing.assert_close(moments.mean, gradients.mean(0))
+    torch.testing.assert_close(moments.sign_sum, gradients.sign().sum(0))
+    torch.testing.assert_close(moments.m2, gradients.var(0) * (N_ENVS - 1))
+    if log_magnitude:
+        assert moments.log_sum is not None
+        torch.testing.assert_close(moments.log_sum, (gradients.abs() + 1e-10).log().sum(0))
+    else:
+        assert moments.log_sum is None
+
+
+@both
+def test_gradients_of_environments_each_at_a_vector_of_its_own(way: Differentiator, batch: EnvBatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    vectors = torch.randn(N_ENVS, N_PARAMS, generator=generator, dtype=torch.float64)
+    gradients, values = way.environment_gradients(losses, vectors, batch)
+    expected_gradients, expected_values = naive_gradients(vectors, batch)
+    torch.testing.assert_close(gradients, expected_gradients)
+    torch.testing.assert_close(values, expected_values)
+    assert not gradients.requires_grad
+
+
+def test_the_functional_way_stacks(batch: EnvBatch) -> None:
+    vectors = torch.randn(3, N_PARAMS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    way = Functional()
+
+    def means(vector: Tensor) -> tuple[Tensor, Tensor]:
+        moments, values = way.environment_moments(losses, vector, batch)
+        return moments.mean, values
+
+    together, values = vmap(means)(vectors)
+    for k in range(3):
+        gradients, expected = naive_gradients(vectors[k].expand(N_ENVS, -1), batch)
+        torch.testing.assert_close(together[k], gradients.mean(0))
+        torch.testing.assert_close(values[k], expected)

@@ -1,0 +1,112 @@
+"""Adam as a pure function against PyTorch's."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from sandmask.functional import AdamState, adam_init, adam_reset, adam_step
+
+N_STEPS = 25
+
+
+def gradients(seed: int = 0) -> list[Tensor]:
+    """Of very different sizes, and some zero."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.tensor([1e-6, 1e-3, 1.0, 1e3, 0.0])
+    return [torch.randn(5, generator=generator) * scales for _ in range(N_STEPS)]
+
+
+def torch_adam(
+    start: Tensor, steps: list[Tensor], reset_at: int | None = None, **options: float | tuple[float, float]
+) -> Tensor:
+    parameter = torch.nn.Parameter(start.clone())
+    for step, gradient in enumerate(steps):
+        if step in (0, reset_at):
+            optimizer = torch.optim.Adam([parameter], **options)  # type: ignore[arg-type]
+        parameter.grad = gradient.to(start.dtype)
+        optimizer.step()
+    return parameter.detach()
+
+
+def our_adam(
+    start: Tensor,
+    steps: list[Tensor],
+    lr: Tensor | float,
+    weight_decay: Tensor | float = 0.0,
+    betas: tuple[Tensor | float, Tensor | float] = (0.9, 0.999),
+    reset_at: Tensor | int = -1,
+) -> Tensor:
+    params, state = start, adam_init(start)
+    for step, gradient in enumerate(steps):
+        state = adam_reset(state, torch.as_tensor(reset_at) == step)
+        params, state = adam_step(params, gradient.to(start.dtype), state, lr, weight_decay, betas)
+    return params
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2, 1.0])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.0, 0.9)])
+@pytest.mark.parametrize("lr", [1e-4, 1e-1])
+def test_equals_torch_adam(
+    dtype: torch.dtype, weight_decay: float, betas: tuple[float, float], lr: float
+) -> None:
+    start = torch.linspace(-1, 1, 5, dtype=dtype)
+    expected = torch_adam(start, gradients(), lr=lr, weight_decay=weight_decay, betas=betas)
+    ours = our_adam(start, gradients(), lr, weight_decay, betas)
+    assert ours.dtype == dtype
+    rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (1e-6, 1e-7)
+    torch.testing.assert_close(ours, expected, rtol=rtol, atol=atol)
+
+
+def test_numbers_may_be_tensors() -> None:
+    start = torch.linspace(-1, 1, 5)
+    tensors = our_adam(start, gradients(), torch.tensor(0.1), torch.tensor(0.01), (torch.tensor(0.5), 0.9))
+    torch.testing.assert_close(tensors, our_adam(start, gradients(), 0.1, 0.01, (0.5, 0.9)))
+
+
+def test_a_reset_is_a_new_optimizer() -> None:
+    start = torch.linspace(-1, 1, 5)
+    ours = our_adam(start, gradients(), 0.05, 0.01, reset_at=10)
+    expected = torch_adam(start, gradients(), reset_at=10, lr=0.05, weight_decay=0.01)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(ours, torch_adam(start, gradients(), lr=0.05, weight_decay=0.01), atol=1e-3)
+
+
+def test_a_reset_of_a_state_gives_the_initial_one_or_the_same() -> None:
+    _, state = adam_step(torch.ones(3), torch.ones(3), adam_init(torch.ones(3)), 0.1)
+    for kept, same in zip(adam_reset(state, torch.tensor(False)), state, strict=True):
+        assert torch.equal(kept, same)
+    for fresh, first in zip(adam_reset(state, torch.tensor(True)), adam_init(torch.ones(3)), strict=True):
+        assert torch.equal(fresh, first)
+
+
+def test_stacked_runs_with_numbers_of_their_own_equal_those_alone() -> None:
+    starts = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    rates, decays, resets = (
+        torch.tensor(values) for values in ((0.1, 0.01, 0.001), (0.0, 0.1, 1.0), (5, 9, -1))
+    )
+    runs = [gradients(seed) for seed in range(3)]
+    stacked = torch.stack([torch.stack(run) for run in runs])
+
+    def train(start: Tensor, run: Tensor, lr: Tensor, decay: Tensor, reset_at: Tensor) -> Tensor:
+        return our_adam(start, list(run), lr, decay, reset_at=reset_at)
+
+    together = vmap(train)(starts, stacked, rates, decays, resets)
+    for k in range(3):
+        alone = torch_adam(
+            starts[k],
+            runs[k],
+            reset_at=int(resets[k]),
+            lr=rates[k].item(),
+            weight_decay=decays[k].item(),
+        )
+        torch.testing.assert_close(together[k], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_the_arguments_are_left_alone() -> None:
+    start, state = torch.ones(3), AdamState(torch.ones(3), torch.ones(3), torch.tensor(2.0))
+    adam_step(start, torch.ones(3), state, 0.1, 0.1)
+    assert torch.equal(start, torch.ones(3))
+    assert state.count == 2
+    assert torch.equal(state.mean, torch.ones(3))

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from sandmask.errors import SandmaskError
 
+PNG = b"\x89PNG"  # how such files begin
+
 
 class CorruptImageError(SandmaskError):
     """An image that cannot be decoded; `path` names it."""
@@ -36,7 +38,7 @@ def decode(path: Path, size: int | None = None) -> Decoded:
         content = torch.from_numpy(np.fromfile(path, dtype=np.uint8))
     except OSError as error:
         raise SandmaskError(f"{path} cannot be read ({error.strerror or error}).") from error
-    image = _decode_natively(content)
+    image = _decode_natively(path, content)
     if image is None:
         image = _decode_with_pillow(path)
     _, height, width = image.shape
@@ -60,7 +62,7 @@ def common_size(paths: Iterable[Path]) -> int | None:
     return width if width == height else None
 
 
-def _decode_natively(content: Tensor) -> Tensor | None:
+def _decode_natively(path: Path, content: Tensor) -> Tensor | None:
     """Pixels [3, height, width], or None where Pillow has to try.
 
     torchvision's decoders let other threads run all the while; Pillow holds Python's lock for a good part.
@@ -69,7 +71,9 @@ def _decode_natively(content: Tensor) -> Tensor | None:
 
     try:
         image: Tensor = decode_image(content, mode=ImageReadMode.RGB)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError) as error:
+        if bytes(content[:4].tolist()) == PNG:  # Pillow takes damaged ones for good
+            raise CorruptImageError(path, str(error).splitlines()[0]) from error
         return None
     return image if image.dtype == torch.uint8 and image.ndim == 3 else None
 

@@ -1,0 +1,105 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandmask.datasets import DATASETS, data_folder, dataset_entry, load_dataset, resolve_environment
+from sandmask.errors import SandmaskError
+
+
+def test_registration_order() -> None:
+    paper = [
+        "Spirals",
+        "ColoredMNIST",
+        "RotatedMNIST",
+        "VLCS",
+        "PACS",
+        "OfficeHome",
+        "TerraIncognita",
+        "DomainNet",
+    ]
+    assert list(DATASETS)[:10] == [*paper, "Debug28", "DebugVector"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "text", "number"),
+    [
+        ("PACS", "S", 3),
+        ("PACS", "s", 3),
+        ("PACS", "sketch", 3),
+        ("PACS", "Art-Painting", 0),
+        ("PACS", "2", 2),
+        ("PACS", 2, 2),
+        ("OfficeHome", "real_world", 3),
+        ("TerraIncognita", "l38", 1),
+        ("TerraIncognita", "location_38", 1),
+        ("ColoredMNIST", "-90%", 2),
+        ("ColoredMNIST", "-90", 2),
+        ("ColoredMNIST", "+90", 0),
+        ("RotatedMNIST", "15", 1),  # a name goes before a number
+        ("RotatedMNIST", "5", 5),
+        ("Spirals", "16", 16),
+        ("DomainNet", "clipart", 0),
+        ("DomainNet", "clip", 0),
+    ],
+)
+def test_environments_by_name_or_number(dataset: str, text: str | int, number: int) -> None:
+    assert resolve_environment(DATASETS[dataset], text) == number
+
+
+def test_an_unknown_environment_gets_a_suggestion() -> None:
+    with pytest.raises(SandmaskError, match=r"no environment 'skech'.*Did you mean 'sketch'\?.*0 to 3"):
+        resolve_environment(DATASETS["PACS"], "skech")
+    with pytest.raises(SandmaskError, match="no environment '4'"):
+        resolve_environment(DATASETS["PACS"], 4)
+    with pytest.raises(SandmaskError, match="no environment '-1'"):
+        resolve_environment(load_dataset("DebugVector"), "-1")
+
+
+def test_unknown_names_and_options() -> None:
+    with pytest.raises(SandmaskError, match="Did you mean 'Spirals'"):
+        load_dataset("Spiral")
+    with pytest.raises(SandmaskError, match=r"Spirals has no option 'nois'. Did you mean 'noise'"):
+        load_dataset("Spirals", nois=0.1)
+    with pytest.raises(SandmaskError, match=r"has no option 'noise'\. It has none"):
+        load_dataset("DebugVector", noise=0.1)
+
+
+def test_a_folder_is_a_dataset(make_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_folder(("b", "a", "c"))
+    data = load_dataset(str(root), image_size=16)
+    assert data.environments == ("a", "b", "c")
+    assert data.classes == ("cat", "dog")
+    assert data.name == str(root)
+    entry = dataset_entry(root)
+    assert (entry.environments, entry.scope, entry.network) == (("a", "b", "c"), "image", "resnet50.tv_in1k")
+    assert resolve_environment(entry, "C") == 2
+    monkeypatch.chdir(root.parent)
+    assert dataset_entry("images").name == str(root)
+    assert dataset_entry("./images").name == str(root)
+
+
+def test_a_dataset_goes_before_a_folder_of_its_name(
+    make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(root=tmp_path / "Spirals")
+    monkeypatch.chdir(tmp_path)
+    assert dataset_entry("Spirals") is DATASETS["Spirals"]
+    assert dataset_entry("./Spirals").scope == "image"
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SandmaskError, match=r"There is no folder .*/nothing"):
+        load_dataset(tmp_path / "nothing")
+
+
+def test_where_data_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("SANDMASK_DATA", raising=False)
+    assert data_folder() == tmp_path / "home" / ".cache" / "sandmask" / "data"
+    (tmp_path / "data").mkdir()
+    assert data_folder() == Path("data")
+    monkeypatch.setenv("SANDMASK_DATA", "~/sets")
+    assert data_folder() == tmp_path / "home" / "sets"
+    assert data_folder("here") == Path("here")

@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from sandmask.datasets import TensorDataset
+from sandmask.errors import SandmaskError
+
+X = torch.arange(12.0).reshape(6, 2)
+Y = torch.tensor([0, 1, 0, 1, 0, 1])
+
+
+def test_environments_are_numbered_through() -> None:
+    data = TensorDataset("mine", ("a", "b"), ("no", "yes"), [(X[:4], Y[:4]), (X[4:], Y[4:])])
+    assert data.bounds == (0, 4, 6)
+    assert data.input_shape == (2,)
+    assert torch.equal(data.inputs(torch.tensor([[5, 0], [1, 1]])), torch.stack([X[[5, 0]], X[[1, 1]]]))
+    assert data.inputs(torch.tensor(3)).tolist() == X[3].tolist()
+    assert data.inputs(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
+
+
+def test_bytes_become_shares() -> None:
+    pixels = torch.tensor([[0], [51], [255]], dtype=torch.uint8)
+    data = TensorDataset("mine", ("a",), ("no", "yes"), [(pixels, Y[:3])])
+    assert data.inputs(torch.arange(3)).flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
+
+
+def test_works_under_vmap() -> None:
+    data = TensorDataset("mine", ("a",), ("no", "yes"), [(X, Y)])
+    indices = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    assert torch.equal(torch.func.vmap(data.inputs)(indices), data.inputs(indices))
+
+
+@pytest.mark.parametrize(
+    ("environments", "inputs", "labels", "message"),
+    [
+        (("a", "b"), X, Y, "2 environment names for 1"),
+        (("a",), X[:3], Y, "3 inputs and 6 labels"),
+        (("a",), X.double(), Y, "float32 or uint8"),
+        (("a",), X, Y + 1, r"labels should lie in 0\.\.1"),
+        (("a",), X[:0], Y[:0], "0 inputs"),
+    ],
+)
+def test_mistakes_are_named(
+    environments: tuple[str, ...], inputs: torch.Tensor, labels: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(SandmaskError, match=message):
+        TensorDataset("mine", environments, ("no", "yes"), [(inputs, labels)])

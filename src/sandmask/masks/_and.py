@@ -23,7 +23,7 @@ class ANDMask(Mask):
     :param rescale: see `Mask`.
 
     >>> import torch
-    >>> ANDMask(tau=1.0)(torch.tensor([[1.0, 1.0], [3.0, -3.0]]))
+    >>> ANDMask(tau=1.0)(torch.tensor([[1.0, 3.0], [3.0, -1.0]]))
     tensor([2., 0.])
     """
 

@@ -91,7 +91,7 @@ def evaluate(mask: "Mask", moments: GradientMoments) -> Evaluation:
 
 
 def _launches(tensor: Tensor) -> bool:
-    """Whether work on this tensor is launched on a device, where few launches beat many, and not in `vmap`."""
+    """Whether work on this tensor is launched on a device, where few launches beat many, not in `vmap`."""
     return tensor.device.type != "cpu" and peek_interpreter_stack() is None
 
 

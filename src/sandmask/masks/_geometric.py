@@ -19,7 +19,7 @@ class GeometricMean(Mask):
     :param rescale: see `Mask`.
 
     >>> import torch
-    >>> GeometricMean(tau=1.0)(torch.tensor([[1.0, 1.0], [4.0, -4.0]]))
+    >>> GeometricMean(tau=1.0)(torch.tensor([[1.0, 4.0], [4.0, -1.0]]))
     tensor([2., 0.])
     """
 

@@ -1,4 +1,4 @@
-"""A small problem, and a slow and obvious trainer that the algorithms are compared with."""
+"""A small problem, and a slow and obvious trainer that algorithms are compared with, in double precision."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import ALGORITHMS, Problem, State
 from sandmask.functional import EnvBatch, make_batch, random
@@ -33,7 +34,7 @@ def batches() -> list[EnvBatch]:
     generator = torch.Generator().manual_seed(0)
     made = []
     for step in range(6):
-        x = torch.randn(N_ENVS, N_EXAMPLES, N_INPUTS, generator=generator)
+        x = torch.randn(N_ENVS, N_EXAMPLES, N_INPUTS, generator=generator, dtype=torch.float64)
         x = x * torch.tensor([0.5, 1.0, 1.5]).view(-1, 1, 1) + torch.tensor([-0.5, 0.0, 0.5]).view(-1, 1, 1)
         y = torch.randint(N_CLASSES, (N_ENVS, N_EXAMPLES), generator=generator)
         made.append(make_batch(x, y, random.key_of(step)))
@@ -47,9 +48,16 @@ def hparams_of() -> Callable[..., dict[str, Tensor]]:
     def build(name: str, **values: float) -> dict[str, Tensor]:
         shared = {"lr": 3e-3, "weight_decay": 1e-2, "dropout": 0.0}
         own = {row.name: row.default for row in ALGORITHMS[name].hparams if isinstance(row, Hparam)}
-        return {key: torch.tensor(float(value)) for key, value in {**shared, **own, **values}.items()}
+        merged = {**shared, **own, **values}
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in merged.items()}
 
     return build
+
+
+def double(state: State) -> State:
+    """The state in double precision; counters stay whole numbers."""
+    doubled: State = pytree.tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, state)
+    return doubled
 
 
 @pytest.fixture
@@ -64,7 +72,7 @@ def train(problem: Problem) -> Callable[..., tuple[list[float], State]]:
         seed: int = 5,
     ) -> tuple[list[float], State]:
         algorithm = ALGORITHMS[name].build(problem)
-        state = algorithm.init(seed)
+        state = double(algorithm.init(seed))
         losses = []
         for step, batch in enumerate(batches):
             state, metrics = algorithm.step(state, batch, hparams, random.fold(random.key_of(seed), step))
@@ -87,8 +95,10 @@ def assert_minimizes(
         name: str, hparams: dict[str, Tensor], naive: NaiveObjective, reset_at: int | None = None
     ) -> None:
         losses, state = train(name, batches, hparams)
-        model = nn.ModuleDict({"featurizer": featurizer(), "classifier": nn.Linear(WIDTH, N_CLASSES)})
-        vector_to_parameters(ALGORITHMS[name].build(problem).init(5)["params"].clone(), model.parameters())
+        model = nn.ModuleDict(
+            {"featurizer": featurizer(), "classifier": nn.Linear(WIDTH, N_CLASSES)}
+        ).double()
+        vector_to_parameters(ALGORITHMS[name].build(problem).init(5)["params"].double(), model.parameters())
         lr, weight_decay = hparams["lr"].item(), hparams["weight_decay"].item()
         for step, batch in enumerate(batches):
             if step in (0, reset_at):
@@ -97,8 +107,8 @@ def assert_minimizes(
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            assert losses[step] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6), f"loss at step {step}"
+            assert losses[step] == pytest.approx(loss.item(), rel=1e-9), f"loss at step {step}"
         expected = parameters_to_vector(model.parameters()).detach()
-        torch.testing.assert_close(state["params"], expected, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(state["params"], expected, rtol=1e-7, atol=1e-9)
 
     return check

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandmask.algorithms import ALGORITHMS, Problem, State
-from sandmask.functional import EnvBatch, random
+from sandmask.algorithms import State
+from sandmask.functional import EnvBatch
 
 
 def test_trains_like_algorithm_1(
@@ -38,16 +38,17 @@ def test_the_weights_are_kept_and_grow_where_the_risk_is_largest(
     hparams = hparams_of("GroupDRO", groupdro_eta=0.1, lr=0)
     risks = [train("ERM", [batches[0].environment(e)], hparams_of("ERM"))[0][0] for e in range(3)]
     _, state = train("GroupDRO", [batches[0]] * 4, hparams)
-    expected = torch.softmax(4 * 0.1 * torch.tensor(risks), 0)
+    expected = torch.softmax(4 * 0.1 * torch.tensor(risks, dtype=torch.float64), 0)
     torch.testing.assert_close(state["q"], expected)
 
 
 def test_a_huge_risk_gives_a_weight_of_one_rather_than_nan(
-    problem: Problem, batches: list[EnvBatch], hparams_of: Callable[..., dict[str, Tensor]]
+    batches: list[EnvBatch],
+    hparams_of: Callable[..., dict[str, Tensor]],
+    train: Callable[..., tuple[list[float], State]],
 ) -> None:
-    algorithm = ALGORITHMS["GroupDRO"].build(problem)
     batch = batches[0]._replace(x=batches[0].x * torch.tensor([1.0, 1.0, 1e7]).view(-1, 1, 1))
     hparams = hparams_of("GroupDRO", groupdro_eta=0.1)
-    state, metrics = algorithm.step(algorithm.init(0), batch, hparams, random.key_of(0))
+    losses, state = train("GroupDRO", [batch], hparams)
     assert state["q"].tolist() == pytest.approx([0, 0, 1])
-    assert metrics["loss"].isfinite()
+    assert math.isfinite(losses[0])

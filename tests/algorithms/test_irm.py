@@ -11,7 +11,7 @@ from sandmask.functional import EnvBatch, make_batch, random
 
 
 def naive_derivative(logits: Tensor, y: Tensor) -> Tensor:
-    scale = torch.ones((), requires_grad=True)
+    scale = torch.ones((), dtype=logits.dtype, requires_grad=True)
     return torch.autograd.grad(F.cross_entropy(scale * logits, y), scale, create_graph=True)[0]
 
 

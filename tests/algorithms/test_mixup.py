@@ -16,13 +16,13 @@ def test_trains_like_a_loop_over_the_pairs(
     def naive(model: nn.ModuleDict, minibatches: list[tuple[Tensor, Tensor]], step: int) -> Tensor:
         key = random.fold(random.key_of(5), step)
         order = random.permutation(random.fold(key, 0), 3).tolist()
-        shares = random.symmetric_beta(random.fold(key, 1), torch.tensor(0.7), 3).tolist()
+        shares = random.symmetric_beta(random.fold(key, 1), torch.tensor(0.7, dtype=torch.float64), 3)
         total = torch.zeros(())
-        for place, lam in enumerate(shares):
+        for place, (lam, rest) in enumerate(zip(shares.tolist(), (1 - shares).tolist(), strict=True)):
             x_i, y_i = minibatches[order[place]]
             x_j, y_j = minibatches[order[(place + 1) % 3]]
-            logits = model["classifier"](model["featurizer"](lam * x_i + (1 - lam) * x_j))
-            total = total + lam * F.cross_entropy(logits, y_i) + (1 - lam) * F.cross_entropy(logits, y_j)
+            logits = model["classifier"](model["featurizer"](lam * x_i + rest * x_j))
+            total = total + lam * F.cross_entropy(logits, y_i) + rest * F.cross_entropy(logits, y_j)
         return total / 3
 
     assert_minimizes("Mixup", hparams_of("Mixup", mixup_alpha=0.7), naive)

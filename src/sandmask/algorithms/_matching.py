@@ -4,7 +4,6 @@
 
 from abc import abstractmethod
 
-import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import Hparams, ObjectiveAlgorithm, State, environment_risks
@@ -28,8 +27,4 @@ class MatchingAlgorithm(ObjectiveAlgorithm):
         """The mean risk plus the weighted distance."""
         features = self.features(params, batch, hparams)
         risks = environment_risks(self.network.classify(params, features), batch)
-        # In full precision: differences of sums of squares are what a short mantissa is worst at.
-        with torch.autocast(features.device.type, enabled=False):
-            exact = features.to(torch.promote_types(features.dtype, torch.float32))
-            distance = self.distance(exact, batch.weight)
-        return risks.mean() + hparams["mmd_gamma"] * distance, {}
+        return risks.mean() + hparams["mmd_gamma"] * self.distance(features, batch.weight), {}

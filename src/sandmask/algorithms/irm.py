@@ -49,14 +49,13 @@ def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
     places = batch.weight.to(torch.int64).cumsum(-1) - 1
     odd = batch.weight * (places % 2)
     even = batch.weight - odd
-    first = (slopes * even).sum(-1) / even.sum(-1).clamp_min(1)
+    first = (slopes * even).sum(-1) / even.sum(-1)
     second = (slopes * odd).sum(-1) / odd.sum(-1).clamp_min(1)  # may be empty: then no penalty
     return first * second
 
 
 def scale_derivative(logits: Tensor, y: Tensor) -> Tensor:
     """d cross_entropy(s * logits, y) / ds at s = 1, by example: sum_c (softmax_c - 1[c = y]) * logit_c."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     onehot = y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=y.device)
     return ((logits.softmax(-1) - onehot.to(logits.dtype)) * logits).sum(-1)
 

@@ -30,10 +30,11 @@ def discrepancy(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     seven kernels between all examples would be kept: gigabytes a run, for 16 environments of 512 examples.
     """
     n_envs = features.shape[0]
+    weight = weight.to(features.dtype)
     share = weight / weight.sum(-1, keepdim=True)  # of an example in its environment's mean
     # The sum over pairs i < j of K_ii + K_jj - 2 K_ij equals sum_ij (E 1[i = j] - 1) K_ij.
     pairs = n_envs * max(n_envs - 1, 1) / 2
-    factors = (n_envs * torch.eye(n_envs, device=features.device) - 1.0) / pairs
+    factors = (n_envs * torch.eye(n_envs, dtype=features.dtype, device=features.device) - 1.0) / pairs
     # The kernel sees differences only; centred, the squares that are subtracted from each other are small.
     points = features - (share.unsqueeze(-1) * features).sum((0, 1)) / n_envs
     everyone = points.flatten(0, 1)
@@ -56,9 +57,8 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """|a_i - b_j|^2 of rows: [N, D], [M, D] -> [N, M]."""
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1)
     distances = squares - 2.0 * (a @ b.T)
-    return torch.where(
-        distances > 4e-7 * squares, distances, 0.0
-    )  # nearer than rounding can tell: the same point
+    noise = 4.0 * torch.finfo(squares.dtype).eps * squares  # nearer than rounding can tell: the same point
+    return torch.where(distances > noise, distances, 0.0)
 
 
 def kernel_and_slope(distances: Tensor) -> tuple[Tensor, Tensor]:

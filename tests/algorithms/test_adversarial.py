@@ -26,7 +26,8 @@ def sized(problem: Problem) -> Problem:
 
 def naive_weights(y: Tensor, n_classes: int, conditional: bool) -> Tensor:
     counts = [(y == c).sum().item() for c in range(n_classes)]
-    return torch.tensor([1 / (counts[label] * n_classes) if conditional else 1 / len(y) for label in y])
+    weights = [1 / (counts[label] * n_classes) if conditional else 1 / len(y) for label in y]
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 def naive_training(
@@ -35,8 +36,10 @@ def naive_training(
     """Losses of classifier and discriminator, and the final vectors of generator and discriminator."""
     featurizer = problem.featurizer()
     classifier = nn.Linear(featurizer.n_features, problem.n_classes)
-    generator = nn.ModuleList([featurizer, classifier])
-    discriminator = Discriminator(featurizer.n_features, 3, problem.n_classes if conditional else 0, 8, 4)
+    generator = nn.ModuleList([featurizer, classifier]).double()
+    discriminator = Discriminator(
+        featurizer.n_features, 3, problem.n_classes if conditional else 0, 8, 4
+    ).double()
     vector_to_parameters(start["params"].clone(), generator.parameters())
     vector_to_parameters(start["discriminator"].clone(), discriminator.parameters())
     betas = (hparams["beta1"], 0.9)
@@ -89,20 +92,21 @@ def test_trains_like_modules_that_take_turns(
     train: Train,
 ) -> None:
     values = {**OWN, "d_steps_per_g_step": turn, "beta1": beta1, "grad_penalty": grad_penalty}
-    losses, state = train(name, batches, hparams_of(name, **values), sized)
-    start = ALGORITHMS[name].build(sized).init(5)
+    hparams = hparams_of(name, **values)
+    losses, state = train(name, batches, hparams, sized)
+    start = train(name, [], hparams, sized)[1]
     expected, g_vector, d_vector = naive_training(sized, batches, values, start, name == "CDANN")
-    assert losses == pytest.approx([risk for risk, _ in expected], rel=1e-4)
-    torch.testing.assert_close(state["params"], g_vector, rtol=1e-3, atol=2e-5)
-    torch.testing.assert_close(state["discriminator"], d_vector, rtol=1e-3, atol=2e-5)
+    assert losses == pytest.approx([risk for risk, _ in expected], rel=1e-9)
+    torch.testing.assert_close(state["params"], g_vector, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(state["discriminator"], d_vector, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
 def test_one_network_moves_at_a_time_and_each_counts_its_own_steps(
-    turn: int, sized: Problem, batches: list[EnvBatch], hparams_of: MakeHparams
+    turn: int, sized: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
 ) -> None:
-    algorithm = ALGORITHMS["DANN"].build(sized)
-    state, hparams = algorithm.init(0), hparams_of("DANN", **OWN, d_steps_per_g_step=turn)
+    algorithm, hparams = ALGORITHMS["DANN"].build(sized), hparams_of("DANN", **OWN, d_steps_per_g_step=turn)
+    state = train("DANN", [], hparams, sized)[1]
     whose = []
     for count, batch in enumerate(batches, start=1):
         before = state
@@ -128,15 +132,12 @@ def test_classes_weigh_the_same_whatever_their_number_and_the_padding(problem: P
 
 
 def test_the_discriminator_has_dropout_of_its_own(
-    sized: Problem, batches: list[EnvBatch], hparams_of: MakeHparams
+    sized: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
 ) -> None:
     algorithm = ALGORITHMS["DANN"].build(sized)
-    losses = [
-        algorithm.step(
-            algorithm.init(0), batches[0], hparams_of("DANN", **OWN, mlp_dropout=rate), random.key_of(0)
-        )[1]
-        for rate in (0.0, 0.5)
-    ]
+    rates = [hparams_of("DANN", **OWN, mlp_dropout=rate) for rate in (0.0, 0.5)]
+    start = train("DANN", [], rates[0], sized)[1]
+    losses = [algorithm.step(start, batches[0], hparams, random.key_of(0))[1] for hparams in rates]
     assert losses[0]["loss"] == losses[1]["loss"]
     assert losses[0]["discriminator_loss"] != losses[1]["discriminator_loss"]
 

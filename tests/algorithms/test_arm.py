@@ -32,10 +32,11 @@ class Naive:
     """The model and its context network as modules."""
 
     def __init__(self, problem: Problem, state: State) -> None:
-        self.context = context_network(problem.input_shape)
+        dtype = state["params"].dtype
+        self.context = context_network(problem.input_shape).to(dtype)
         n_channels = 1 if len(problem.input_shape) == 3 else problem.input_shape[0]
         featurizer = problem.featurizer(extra_channels=n_channels)
-        self.model = nn.Sequential(featurizer, nn.Linear(featurizer.n_features, problem.n_classes))
+        self.model = nn.Sequential(featurizer, nn.Linear(featurizer.n_features, problem.n_classes)).to(dtype)
         vector_to_parameters(state["params"].clone(), self.model.parameters())
         vector_to_parameters(state["context"].clone(), self.context.parameters())
         self.parameters = [*self.model.parameters(), *self.context.parameters()]
@@ -50,7 +51,7 @@ def image_batches() -> list[EnvBatch]:
     generator = torch.Generator().manual_seed(0)
     return [
         make_batch(
-            torch.rand(3, 4, 2, 6, 6, generator=generator),
+            torch.rand(3, 4, 2, 6, 6, generator=generator, dtype=torch.float64),
             torch.randint(4, (3, 4), generator=generator),
             random.key_of(step),
         )
@@ -63,21 +64,22 @@ def test_trains_like_a_loop_over_environments(
     problem: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
 ) -> None:
     batches = batches if problem is VECTORS else image_batches()
-    losses, state = train("ARM", batches, hparams_of("ARM", lr=1e-3), problem)
-    naive = Naive(problem, ALGORITHMS["ARM"].build(problem).init(5))
+    hparams = hparams_of("ARM", lr=1e-3)
+    losses, state = train("ARM", batches, hparams, problem)
+    start = train("ARM", [], hparams, problem)[1]
+    naive = Naive(problem, start)
     optimizer = torch.optim.Adam(naive.parameters, lr=1e-3, weight_decay=1e-2)
     for batch, ours in zip(batches, losses, strict=True):
-        loss = torch.zeros(())
+        loss = torch.zeros((), dtype=torch.float64)
         for x, y in zip(batch.x, batch.y, strict=True):
             loss = loss + F.cross_entropy(naive.logits(x), y) / 3
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        assert ours == pytest.approx(loss.item(), rel=1e-4)
+        assert ours == pytest.approx(loss.item(), rel=1e-9)
     ours_vector = torch.cat([state["params"], state["context"]])
     expected = parameters_to_vector(naive.parameters).detach()
-    torch.testing.assert_close(ours_vector, expected, rtol=1e-3, atol=1e-4)
-    start = ALGORITHMS["ARM"].build(problem).init(5)
+    torch.testing.assert_close(ours_vector, expected, rtol=1e-7, atol=1e-7)
     assert not torch.equal(state["context"], start["context"])
 
 

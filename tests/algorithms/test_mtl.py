@@ -19,7 +19,7 @@ MakeHparams = Callable[..., dict[str, Tensor]]
 def model_of(problem: Problem, vector: Tensor) -> nn.ModuleDict:
     featurizer = problem.featurizer()
     classifier = nn.Linear(2 * featurizer.n_features, problem.n_classes)
-    model = nn.ModuleDict({"featurizer": featurizer, "classifier": classifier})
+    model = nn.ModuleDict({"featurizer": featurizer, "classifier": classifier}).double()
     vector_to_parameters(vector.clone(), model.parameters())
     return model
 
@@ -31,11 +31,11 @@ def test_trains_like_a_loop_over_environments(
     hparams = hparams_of("MTL", mtl_ema=ema)
     losses, state = train("MTL", batches, hparams)
 
-    model = model_of(problem, ALGORITHMS["MTL"].build(problem).init(5)["params"])
+    model = model_of(problem, train("MTL", [], hparams)[1]["params"])
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=1e-2)
-    embeddings = [torch.zeros(problem.featurizer().n_features) for _ in range(3)]
+    embeddings = [torch.zeros(problem.featurizer().n_features, dtype=torch.float64) for _ in range(3)]
     for batch, ours in zip(batches, losses, strict=True):
-        loss = torch.zeros(())
+        loss = torch.zeros((), dtype=torch.float64)
         for e in range(3):
             features = model["featurizer"](batch.x[e])
             embedding = ema * features.mean(0) + (1 - ema) * embeddings[e]
@@ -45,10 +45,10 @@ def test_trains_like_a_loop_over_environments(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        assert ours == pytest.approx(loss.item(), rel=1e-4)
-    torch.testing.assert_close(state["embeddings"], torch.stack(embeddings), rtol=1e-3, atol=2e-5)
+        assert ours == pytest.approx(loss.item(), rel=1e-9)
+    torch.testing.assert_close(state["embeddings"], torch.stack(embeddings), rtol=1e-7, atol=1e-9)
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
-    torch.testing.assert_close(state["params"], expected, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(state["params"], expected, rtol=1e-7, atol=1e-9)
 
 
 def test_predicts_with_the_mean_feature_of_the_batch(

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, read_runs
 from sandmask.records._lines import eval_line, metric_value
+from sandmask.records._lock import lock
 from sandmask.records.testing import made_up_run, made_up_sweep
 
 
@@ -145,6 +147,23 @@ def test_the_lock_dies_with_a_killed_writer_although_its_worker_lives(tmp_path: 
     finally:
         os.close(pipe_write)
         os.close(pipe_read)
+
+
+def test_a_file_replaced_between_opening_and_locking_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, newer = tmp_path / "records.jsonl", tmp_path / "newer"
+    with RecordWriter(newer) as writer:
+        write(writer, made_up_run([[0.5, 0.5]]))
+
+    def lock_after_a_rewind(file: FileIO) -> bool:
+        if newer.exists():
+            newer.replace(path)
+        return lock(file)
+
+    monkeypatch.setattr("sandmask.records._lock.lock", lock_after_a_rewind)
+    with RecordWriter(path) as writer:
+        assert writer.last_step(made_up_run([[0.5, 0.5]]).spec.id) == 0
 
 
 def test_rewinding_equals_never_having_written(tmp_path: Path) -> None:

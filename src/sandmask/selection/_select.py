@@ -45,8 +45,8 @@ def select(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) -> Sel
     """The run and checkpoint that a rule chooses; None when no run is eligible.
 
     When runs tie, the one with the highest `hparams_seed` is taken. That is what DomainBed's collector does
-    (it sorts by value, keeping order, and reads from the end), and where validation accuracy saturates, as
-    on Spirals, it decides the table.
+    (it sorts by value, keeping order, and reads from the end), and where validation accuracies saturate it
+    decides the table.
     """
     best: Selected | None = None
     for offer in candidates(rule, runs, test_env):

@@ -44,7 +44,12 @@ every_algorithm = pytest.mark.parametrize("name", list(ENTRIES))
 on_images = pytest.mark.parametrize("name", ["ERM", "SANDMask", "ARM", "CDANN", "Fish", "MLDG", "SagNet"])
 
 
-def build(name: str, shape: Input = VECTOR, differentiate: Differentiator | None = None) -> Algorithm:
+def build(
+    name: str,
+    shape: Input = VECTOR,
+    differentiate: Differentiator | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Algorithm:
     def featurizer(extra_channels: int = 0) -> Featurizer:
         if len(shape) == 3:
             return MNISTConvNet(shape[0] + extra_channels)
@@ -57,6 +62,7 @@ def build(name: str, shape: Input = VECTOR, differentiate: Differentiator | None
             n_classes=2,
             input_shape=shape,
             sizes={"mlp_width": 8, "mlp_depth": 3},
+            dtype=dtype,
             differentiate=differentiate or Functional(),
         )
     )
@@ -184,8 +190,9 @@ def test_padding_changes_nothing(name: str) -> None:
 
 
 @every_algorithm
-def test_the_state_keeps_its_form_and_a_step_is_a_function_of_its_arguments(name: str) -> None:
-    algorithm = build(name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_the_state_keeps_its_form_and_a_step_is_a_function(name: str, dtype: torch.dtype) -> None:
+    algorithm = build(name, dtype=dtype)
     batch = EnvBatch(*(t.float() if t.is_floating_point() else t for t in batches_of(0)[0]))
     hparams = {row: value.float() for row, value in hparams_of(name, 1).items()}
     before = algorithm.init(3)

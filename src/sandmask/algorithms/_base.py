@@ -61,7 +61,7 @@ class Algorithm(ABC):
 
     def build_network(self) -> Network:
         """The model; a method that needs another classifier overrides this."""
-        return Network(self.problem.featurizer, self.problem.n_classes)
+        return Network(self.problem.featurizer, self.problem.n_classes, dtype=self.problem.dtype)
 
     def to(self, device: torch.device) -> "Algorithm":
         """Move the constants of the networks."""

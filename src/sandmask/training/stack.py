@@ -56,7 +56,8 @@ class Stack:
         self.specs = tuple(specs)
         self.device = device
         self.dataset = dataset.to(device)
-        drops = any(spec.hparams.get("dropout", 0.0) > 0 for spec in specs)
+        rates = ("dropout", "mlp_dropout")
+        drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
         self.n_runs = len(specs)
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)

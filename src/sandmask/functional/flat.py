@@ -83,7 +83,7 @@ class FlatModule:
 
     @property
     def stacks(self) -> bool:
-        """Whether `torch.func.vmap` can take it: not in channels-last, nor batch-norm below float32."""
+        """Whether `torch.func.vmap` suits it: not in channels-last, nor batch-norm below float32."""
         if any(slot.channels_last for slot in self.slots):
             return False
         return self.dtype == torch.float32 or not any(

@@ -23,7 +23,7 @@ def build_featurizer(
 ) -> Build:
     """A function that builds the featurizer of a network: `mlp`, `mnist-convnet`, or any timm model by name.
 
-    The function takes `extra_channels`, for methods that append channels (to vectors: elements) to the inputs.
+    The function takes `extra_channels`, for methods that append channels (or elements) to the inputs.
     `sizes` holds `mlp_width` and `mlp_depth`. `weights` is "pretrained" (the default for timm's models),
     "none" or the path of a file, which is read here, once.
     """

@@ -24,7 +24,7 @@ class Backbone(Featurizer):
     each other. The model's own stochastic depth and dropout are off: `drop` is the one source of noise.
 
     A large model has its convolutions in channels-last format, which tensor cores want, and fused attention.
-    Both are beyond `torch.func.vmap`; a small model goes without, and stacks.
+    Both are slow under `torch.func.vmap`, where they work at all; a small model goes without, and stacks.
 
     `weights` holds a state dict (see `load_weights`) to start from; None leaves timm's random initialization.
     `source` is what messages call it.
@@ -57,7 +57,9 @@ class Backbone(Featurizer):
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """The features."""
         if self.memory_format == torch.channels_last:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = (
+                x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+            )  # vmap has no contiguous(memory_format)
         features: Tensor = self.model(x)
         return features if drop is None else drop(features, 0)
 

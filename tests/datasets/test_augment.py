@@ -129,6 +129,16 @@ def test_every_image_has_its_own_draws_whatever_its_neighbours() -> None:
     torch.testing.assert_close(part, grid[:2, :3])
 
 
+def test_a_stack_of_runs_is_augmented_as_each_run_alone() -> None:
+    augment = Augmentation(size=10)
+    batch = pictures(12).reshape(3, 4, 3, 12, 12)
+    keys = torch.stack([key_of(seed) for seed in range(3)])
+    together = augment(batch, keys)
+    for run in range(3):
+        assert torch.equal(together[run], augment(batch[run], keys[run]))
+        assert torch.equal(together[run : run + 1], augment(batch[run : run + 1], keys[run : run + 1]))
+
+
 def test_key_decides() -> None:
     augment = Augmentation(size=10)
     images = pictures(3)

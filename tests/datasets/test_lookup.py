@@ -103,3 +103,15 @@ def test_where_data_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SANDMASK_DATA", "~/sets")
     assert data_folder() == tmp_path / "home" / "sets"
     assert data_folder("here") == Path("here")
+
+
+def test_the_documented_dataset_works() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    block = page.split("```python\n")[-1].split("```")[0]
+    try:
+        exec(block, {"__name__": "documented"})
+        data = load_dataset("Shifted")
+        assert data.environments == DATASETS["Shifted"].environments == ("low", "middle", "high")
+        assert data.bounds == (0, 100, 200, 300)
+    finally:
+        DATASETS._entries.pop("shifted", None)

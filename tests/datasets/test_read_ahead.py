@@ -100,6 +100,63 @@ def test_an_error_in_the_requests_reaches_the_caller(data: ImageDataset) -> None
         list(data.training_batches(broken()))
 
 
+def test_readers_wait_for_numbers_that_are_on_their_way(data: ImageDataset) -> None:
+    numbers = torch.zeros(2, dtype=torch.int64)
+    arrived = threading.Event()
+    reading = data._feed.store.start(numbers, ready=lambda: assert_true(arrived.wait(5)))
+    numbers[:] = torch.tensor([3, 7])
+    arrived.set()
+    expected = data._feed.store.start(torch.tensor([3, 7])).result()
+    assert torch.equal(reading.result().pixels, expected.pixels)
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+def test_images_on_the_device_need_no_readers(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands in for a GPU: everything is decoded at the first request, and the files may then go."""
+    root = make_folder()
+    plain = load_dataset(root, image_size=24, cache="none")
+    indices = torch.tensor([[0, 11], [5, 5]])
+    expected = plain.inputs(indices), plain.training_inputs(indices, key_of(1))
+    monkeypatch.setattr("sandmask.datasets._feed.place_cache", lambda *_: "device")
+    data = load_dataset(root, image_size=24)
+    assert isinstance(data, ImageDataset)
+    assert data.cached_in == "device"
+    data.inputs(torch.tensor([0]))
+    assert data._feed.store._pixels is None  # not kept in memory a second time
+    data.close()
+    for path in root.rglob("*.png"):
+        path.unlink()
+    assert torch.equal(data.inputs(indices), expected[0])
+    assert torch.equal(next(data.training_batches(iter([(indices, key_of(1))]))), expected[1])
+    half = data.normalized_by((0.5,) * 3, (0.5,) * 3)  # shares what is on the device
+    assert half.inputs(indices).shape == expected[0].shape
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("cache", ["device", "memory", "none"])
+def test_a_gpu_sees_the_images_that_a_cpu_sees(make_folder: MakeFolder, cache: str) -> None:
+    root = make_folder()
+    expected = load_dataset(root, image_size=24)
+    data = load_dataset(root, image_size=24, cache=cache).to(torch.device("cuda"))
+    assert isinstance(data, ImageDataset)
+    assert data.cached_in == cache
+    numbers = [torch.tensor([[i % 12, (5 * i) % 12]]) for i in range(9)]
+    requests = [(some.cuda(), key_of(i).cuda()) for i, some in enumerate(numbers)]
+    for i, got in enumerate(data.training_batches(iter(requests))):
+        assert got.device.type == "cuda"
+        torch.testing.assert_close(
+            got.cpu(), expected.training_inputs(numbers[i], key_of(i)), atol=1e-3, rtol=0
+        )
+    for i, got in enumerate(data.batches(some for some, _ in requests)):
+        torch.testing.assert_close(got.cpu(), expected.inputs(numbers[i]), atol=1e-3, rtol=0)
+
+
 SCRIPT = """
 import sys, torch
 from sandmask.datasets import _decode, load_dataset

@@ -37,12 +37,14 @@ class Augmentation:
     def __call__(self, images: Tensor, key: Tensor, aspects: Tensor | None = None) -> Tensor:
         """Images [..., 3, height, width], uint8 or float in 0..1 -> float32 [..., 3, size, size] in 0..1.
 
+        `key` is one key for all, or one for each place of the first dimensions: images [K, E, B, ...] with
+        keys [K] are augmented run by run as they would be alone.
         `aspects` [...] is width / height of the originals, where the images were squeezed to another shape:
         crops then have the distribution that they would have had on the originals.
         """
         lead = images.shape[:-3]
         flat = images.flatten(0, -4) if lead else images[None]
-        draws = uniform(key.to(images.device), *lead, N_DRAWS).reshape(-1, N_DRAWS)
+        draws = uniform(key.to(images.device), *lead[key.ndim :], N_DRAWS).reshape(-1, N_DRAWS)
         if aspects is None:
             aspect = torch.full((len(flat),), images.shape[-1] / images.shape[-2], device=images.device)
         else:
@@ -96,7 +98,7 @@ def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
 
     Bilinear without antialiasing: stored images are little larger than what is asked for.
     """
-    pixels = images.float() / 255.0 if images.dtype == torch.uint8 else images.float()
+    pixels = images / 255.0 if images.dtype == torch.uint8 else images.float()
     steps = (torch.arange(size, device=images.device) + 0.5) / size
     across = torch.where(flip[:, None], 1.0 - steps, steps)
     x = 2.0 * (boxes[:, 0:1] + boxes[:, 2:3] * across) - 1.0

@@ -39,7 +39,10 @@ class Dataset(ABC):
         """The same dataset, whose `inputs` and `labels` arrive on `device`."""
 
     def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:  # noqa: ARG002 - most sets augment nothing
-        """The examples as a training step sees them: augmented, with randomness from `key` alone."""
+        """The examples as a training step sees them: augmented, with randomness from `key` alone.
+
+        `key` is one key, or one for each place of the first dimensions of `indices` (a stack of runs).
+        """
         return self.inputs(indices)
 
     def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:  # noqa: ARG002

@@ -42,7 +42,16 @@ class Feed:
             yield from self._decode_ahead(requests, depth, keep=True)
 
     def _start(self, indices: Tensor, *, keep: bool = True) -> Reading:
-        return self.store.start(indices.reshape(-1).cpu(), pin=self.device.type == "cuda", keep=keep)
+        numbers = indices.reshape(-1)
+        pin = self.device.type == "cuda"
+        if numbers.device.type == "cpu":
+            return self.store.start(numbers, pin=pin, keep=keep)
+        # The readers wait for the numbers to arrive from the device, and the caller goes on.
+        here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=pin)
+        here.copy_(numbers, non_blocking=True)
+        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrival.record(torch.cuda.current_stream(numbers.device))
+        return self.store.start(here, pin=pin, keep=keep, ready=arrival.synchronize)
 
     def _decode_ahead(
         self, requests: Iterable[tuple[Tensor, T]], depth: int, *, keep: bool

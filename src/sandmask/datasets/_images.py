@@ -119,7 +119,7 @@ class ImageDataset(Dataset):
         self._feed.store.close()
 
     def _evaluated(self, stored: Stored, shape: torch.Size) -> Tensor:
-        images = stored.pixels.permute(0, 3, 1, 2).float() / 255.0
+        images = stored.pixels.permute(0, 3, 1, 2) / 255.0
         size = self.input_shape[-1]
         if images.shape[-1] != size:
             images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)

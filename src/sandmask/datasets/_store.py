@@ -3,7 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
@@ -74,29 +74,41 @@ class ImageStore:
         """Pickled as the list of files: the other process decodes for itself."""
         return _rebuild, (self.paths, self.size, self.workers, self.keep)
 
-    def start(self, indices: Tensor, *, pin: bool = False, keep: bool = True) -> Reading:
+    def start(
+        self,
+        indices: Tensor,
+        *,
+        pin: bool = False,
+        keep: bool = True,
+        ready: Callable[[], None] | None = None,
+    ) -> Reading:
         """Begin to read the images with these numbers ([n], on the CPU).
 
         `pin` puts the batch into memory that a GPU can fetch from on its own. `keep=False` is for images that
-        are read once, even where the store keeps others.
+        are read once, even where the store keeps others. The readers call `ready` before they look at
+        `indices`.
         """
-        numbers = indices.tolist()
-        n = len(numbers)
+        n = len(indices)
         batch = Stored(
             torch.empty(n, self.size, self.size, 3, dtype=torch.uint8, pin_memory=pin),
             torch.empty(n, pin_memory=pin),
         )
-        stop = threading.Event()
-        n_parts = min(n, self.workers)
-        pool = self._threads()
         keep = keep and self.keep
         if keep and self._pixels is None:  # pages are taken from the system as images are written to them
             self._pixels = torch.empty(len(self.paths), self.size, self.size, 3, dtype=torch.uint8)
-        parts = [
-            pool.submit(self._read_some, numbers, slice(i, n, n_parts), batch, stop, keep)
-            for i in range(n_parts)
-        ]
-        return Reading(batch, parts, stop)
+        stop = threading.Event()
+
+        def read_some(first: int, step: int) -> None:
+            if ready is not None:
+                ready()
+            for place in range(first, n, step):
+                if stop.is_set():
+                    return
+                batch.pixels[place], batch.aspects[place] = self._image(int(indices[place]), keep)
+
+        pool = self._threads()
+        n_parts = min(n, self.workers)
+        return Reading(batch, [pool.submit(read_some, first, n_parts) for first in range(n_parts)], stop)
 
     def corrupt(self, block: int = 256) -> list[tuple[int, str]]:
         """Decode every image; (number, message) of those that cannot be."""
@@ -120,16 +132,6 @@ class ImageStore:
         except CorruptImageError as error:
             return str(error)
         return ""
-
-    def _read_some(
-        self, numbers: list[int], places: slice, batch: Stored, stop: threading.Event, keep: bool
-    ) -> None:
-        for place in range(*places.indices(len(numbers))):
-            if stop.is_set():
-                return
-            pixels, aspect = self._image(numbers[place], keep)
-            batch.pixels[place] = pixels
-            batch.aspects[place] = aspect
 
     def _image(self, index: int, keep: bool) -> tuple[Tensor, Tensor | float]:
         kept = self._pixels

@@ -36,7 +36,7 @@ class TensorDataset(Dataset):
     def inputs(self, indices: Tensor) -> Tensor:
         """The examples with these numbers: [*indices.shape, *input_shape], float32."""
         chosen = self.stored[indices]
-        return chosen.float() / 255.0 if chosen.dtype == torch.uint8 else chosen
+        return chosen / 255.0 if chosen.dtype == torch.uint8 else chosen
 
     def to(self, device: torch.device) -> "TensorDataset":
         """A copy on `device`."""

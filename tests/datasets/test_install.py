@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -240,6 +241,21 @@ def test_the_ledger_is_always_whole(tmp_path: Path) -> None:
     (tmp_path / "sandmask-data.json").write_text("{")
     with pytest.raises(SandmaskError, match=r"sandmask-data\.json cannot be read"):
         Ledger(tmp_path).get("archives", "1")
+
+
+def test_a_folder_that_cannot_be_written_to(
+    server: FlakyServer, archive: bytes, tmp_path: Path, make_folder: Callable[..., Path]
+) -> None:
+    source = tiny(server.serve("tiny.zip", archive))
+    (tmp_path / "file").touch()
+    with pytest.raises(SandmaskError, match="file/home cannot be written to"):
+        install(source, tmp_path / "file" / "home", patience=QUICK)
+    home = tmp_path / "home"
+    make_folder(root=home / "tiny")
+    (home / f".sandmask-data.json.{os.getpid()}").mkdir()  # in the way of the ledger
+    found = verify(source, home)
+    assert found.status == "ok"
+    assert "not recorded" in found.notes[0]
 
 
 def test_sources_cover_every_dataset_that_is_not_generated() -> None:

@@ -20,7 +20,7 @@ class Feed:
     def __init__(self, store: ImageStore, device: torch.device, cache: CacheMode) -> None:
         self.store = store
         self.device = device
-        n_bytes = len(store.paths) * store.size * store.size * 3
+        n_bytes = len(store.tree.paths) * store.size * store.size * 3
         place = place_cache(cache, n_bytes, device)
         self.place: CacheMode = place if place == "device" or store.keep else "none"
         self._all: Stored | None = None
@@ -77,7 +77,7 @@ class Feed:
     def _on_device(self) -> Stored:
         """All images; decoded at the first call."""
         if self._all is None:
-            n, size = len(self.store.paths), self.store.size
+            n, size = len(self.store.tree.paths), self.store.size
             images = Stored(
                 torch.empty(n, size, size, 3, dtype=torch.uint8, device=self.device),
                 torch.empty(n, device=self.device),

@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ class ImageDataset(Dataset):
         workers: int | None = None,
         skip_corrupt: bool = False,
     ) -> None:
+        _check_packages()
         _check_options(name, image_size, storage_size, cache, workers)
         size = storage_size or _storage_size(tree, image_size)
         n_workers = workers or min(16, os.cpu_count() or 1)
@@ -148,7 +150,7 @@ def _open_store(
     """The images to use, and a store of them that keeps what it decodes if they fit into memory."""
     n_bytes = len(tree.paths) * size * size * 3
     keep = place_cache(cache, n_bytes, torch.device("cpu")) == "memory"
-    store = ImageStore([tree.path(i) for i in range(len(tree.paths))], size, workers=workers, keep=keep)
+    store = ImageStore(tree, size, workers=workers, keep=keep)
     corrupt = [index for index, _ in store.corrupt()] if skip_corrupt else []
     if not corrupt:
         return store, tree
@@ -171,6 +173,14 @@ def _normalization(
             f"Found `mean` = {tuple(mean)}, `std` = {tuple(std)}."
         )
     return torch.tensor(tuple(mean), device=device), torch.tensor(tuple(std), device=device)
+
+
+def _check_packages() -> None:
+    missing = [package for package in ("PIL", "torchvision") if find_spec(package) is None]
+    if missing:
+        raise SandmaskError(
+            f"Images need the packages Pillow and torchvision: install sandmask[vision] (no {missing[0]})."
+        )
 
 
 def _check_options(

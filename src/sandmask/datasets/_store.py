@@ -5,13 +5,13 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sandmask.datasets._decode import CorruptImageError, decode
+from sandmask.datasets._scan import ImageTree
 
 
 class Stored(NamedTuple):
@@ -58,12 +58,12 @@ class ImageStore:
     exit.
     """
 
-    def __init__(self, paths: Sequence[Path], size: int, *, workers: int, keep: bool) -> None:
-        self.paths = paths
+    def __init__(self, tree: ImageTree, size: int, *, workers: int, keep: bool) -> None:
+        self.tree = tree
         self.size = size
         self.workers = workers
         self.keep = keep
-        n = len(paths)
+        n = len(tree.paths)
         self._pixels: Tensor | None = None
         self._aspects = torch.ones(n)
         self._kept = bytearray(n)
@@ -72,7 +72,7 @@ class ImageStore:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled as the list of files: the other process decodes for itself."""
-        return _rebuild, (self.paths, self.size, self.workers, self.keep)
+        return _rebuild, (self.tree, self.size, self.workers, self.keep)
 
     def start(
         self,
@@ -95,7 +95,7 @@ class ImageStore:
         )
         keep = keep and self.keep
         if keep and self._pixels is None:  # pages are taken from the system as images are written to them
-            self._pixels = torch.empty(len(self.paths), self.size, self.size, 3, dtype=torch.uint8)
+            self._pixels = torch.empty(len(self.tree.paths), self.size, self.size, 3, dtype=torch.uint8)
         stop = threading.Event()
 
         def read_some(first: int, step: int) -> None:
@@ -114,8 +114,9 @@ class ImageStore:
         """Decode every image; (number, message) of those that cannot be."""
         found: list[tuple[int, str]] = []
         pool = self._threads()
-        for begin in range(0, len(self.paths), block):
-            numbers = range(begin, min(begin + block, len(self.paths)))
+        n = len(self.tree.paths)
+        for begin in range(0, n, block):
+            numbers = range(begin, min(begin + block, n))
             messages = pool.map(self._why_corrupt, numbers)
             found += [(i, why) for i, why in zip(numbers, messages, strict=True) if why]
         return found
@@ -137,7 +138,7 @@ class ImageStore:
         kept = self._pixels
         if kept is not None and self._kept[index]:
             return kept[index], self._aspects[index]
-        pixels, aspect = decode(self.paths[index], self.size)
+        pixels, aspect = decode(self.tree.path(index), self.size)
         if keep and kept is not None:
             # Two threads may write the same image at once: the same bytes, so no harm.
             kept[index] = pixels
@@ -153,5 +154,5 @@ class ImageStore:
         return self._pool
 
 
-def _rebuild(paths: Sequence[Path], size: int, workers: int, keep: bool) -> ImageStore:
-    return ImageStore(paths, size, workers=workers, keep=keep)
+def _rebuild(tree: ImageTree, size: int, workers: int, keep: bool) -> ImageStore:
+    return ImageStore(tree, size, workers=workers, keep=keep)

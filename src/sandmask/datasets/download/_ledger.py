@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,19 +51,24 @@ class Ledger:
         return content
 
     def _write(self, content: dict[str, dict[str, dict[str, Any]]]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{NAME}.", dir=self.path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, sort_keys=True)
-            file.write("\n")
-        Path(temporary).replace(self.path)
+        temporary = self.path.with_name(f".{NAME}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            raise SandmaskError(f"{self.path} cannot be written ({error.strerror}).") from error
 
 
 @contextmanager
 def sole_user(data_dir: Path) -> Iterator[None]:
     """Hold the data folder's lock, so that two downloads do not write the same files."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / LOCK).open("a") as file:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / LOCK).open("a")
+    except OSError as error:
+        raise SandmaskError(f"{data_dir} cannot be written to ({error.strerror}).") from error
+    with lock as file:
         try:
             import fcntl
         except ImportError:  # no such locks here

@@ -78,8 +78,12 @@ def _compare(
     seen = (ledger.get("folders", source.folder) or {}).get(kind)
     what = "names and sizes of the files" if kind == "listing" else "contents of the files"
     if seen is None and not problems:
-        ledger.record("folders", source.folder, {kind: found})
-        notes.append(f"{what} recorded in {ledger.path}: seen for the first time")
+        try:
+            ledger.record("folders", source.folder, {kind: found})
+        except SandmaskError as error:  # someone else's folder, perhaps
+            notes.append(f"{what} not recorded: {error}")
+        else:
+            notes.append(f"{what} recorded in {ledger.path}: seen for the first time")
     elif seen is not None and seen != found:
         problems.append(
             f"{what} are not those that were first seen (if you changed them on purpose, remove the entry "

@@ -123,14 +123,14 @@ def assert_close_trees(one: Any, other: Any) -> None:
         torch.testing.assert_close(leaf, same, rtol=RTOL, atol=ATOL, msg=f"{where} differs: {leaf} {same}")
 
 
-def assert_stack_equals_runs_alone(name: str, shape: Input, n_steps: int) -> None:
+def assert_stack_equals_runs_alone(name: str, shape: Input, n_runs: int, n_steps: int) -> None:
     algorithm = build(name, shape)
-    runs = [(batches_of(run, shape, n_steps), hparams_of(name, run)) for run in range(N_RUNS)]
-    alone = [train(algorithm, *runs[run], seed=run) for run in range(N_RUNS)]
+    runs = [(batches_of(run, shape, n_steps), hparams_of(name, run)) for run in range(n_runs)]
+    alone = [train(algorithm, *runs[run], seed=run) for run in range(n_runs)]
 
-    state = stack([initial_state(algorithm, run) for run in range(N_RUNS)])
+    state = stack([initial_state(algorithm, run) for run in range(n_runs)])
     hparams = stack([hparams for _, hparams in runs])
-    keys = torch.stack([random.key_of(100 + run) for run in range(N_RUNS)])
+    keys = torch.stack([random.key_of(100 + run) for run in range(n_runs)])
     losses = []
     for step in range(n_steps):
         batch = stack([batches[step] for batches, _ in runs])
@@ -140,18 +140,18 @@ def assert_stack_equals_runs_alone(name: str, shape: Input, n_steps: int) -> Non
     assert_close_trees(torch.stack(losses, 1), torch.stack([losses for _, losses in alone]))
 
     x = torch.stack([batches[0].x[0] for batches, _ in runs])
-    logits = torch.stack([algorithm.predict(alone[run][0], x[run]) for run in range(N_RUNS)])
+    logits = torch.stack([algorithm.predict(alone[run][0], x[run]) for run in range(n_runs)])
     assert_close_trees(vmap(algorithm.predict)(state, x), logits)
 
 
 @every_algorithm
 def test_a_stack_of_runs_equals_the_runs_alone(name: str) -> None:
-    assert_stack_equals_runs_alone(name, VECTOR, N_STEPS)
+    assert_stack_equals_runs_alone(name, VECTOR, N_RUNS, N_STEPS)
 
 
 @on_images
 def test_a_stack_of_runs_equals_the_runs_alone_on_images(name: str) -> None:
-    assert_stack_equals_runs_alone(name, IMAGE, 2)
+    assert_stack_equals_runs_alone(name, IMAGE, n_runs=2, n_steps=2)
 
 
 @every_algorithm
@@ -250,7 +250,7 @@ def test_solves_separable_gaussians(name: str) -> None:
     values = resolve(space, overrides=SOLVING.get(name, {}))
     hparams = {row: torch.tensor(float(v)) for row, v in values.items() if row not in SHAPE_HPARAMS}
     state = algorithm.init(0)
-    for step in range(120):
+    for step in range(80):
         state, metrics = algorithm.step(state, gaussians(step, 32), hparams, random.key_of(step))
     test = gaussians(1000, 200)
     right = torch.stack([algorithm.predict(state, x).argmax(-1) for x in test.x]) == test.y

@@ -27,11 +27,11 @@ Hparams = Mapping[str, Tensor]  # name -> 0-dimensional tensor
 class Problem:
     """What a run trains on: everything that decides shapes, and how gradients are taken.
 
-    Hyperparameters that decide shapes (`batch_size`, `mlp_width`, ...) are here as whole numbers, in `sizes`; all
-    others reach `step` as tensors, one value a run.
+    Hyperparameters that decide shapes (`batch_size`, `mlp_width`, ...) are here as whole numbers, in `sizes`;
+    all others reach `step` as tensors, one value a run.
     """
 
-    featurizer: Callable[..., Featurizer]  # featurizer(extra_channels=n) is one for inputs with n more channels
+    featurizer: Callable[..., Featurizer]  # featurizer(extra_channels=n): for inputs with n more channels
     n_envs: int
     n_classes: int
     input_shape: tuple[int, ...]
@@ -49,8 +49,8 @@ class Algorithm(ABC):
     """A training method as pure functions `init`, `step` and `predict`.
 
     `step` must not branch in Python on a tensor's value (`torch.where` instead), must take gradients through
-    `problem.differentiate`, and must draw random numbers from `key` alone: it then trains one run, or K stacked ones
-    under `torch.func.vmap`, with the same numbers.
+    `problem.differentiate`, and must draw random numbers from `key` alone: it then trains one run, or K stacked
+    ones under `torch.func.vmap`, with the same numbers.
     """
 
     uses_context = False  # whether a prediction depends on the batch around the example

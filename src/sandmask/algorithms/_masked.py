@@ -13,8 +13,8 @@ from sandmask.masks import Mask, rescale_by_sparsity
 class MaskedAlgorithm(Algorithm):
     """A method that masks the mean of the environments' gradients, element by element.
 
-    `rescaled` divides each tensor's update by the mean of its mask plus 1e-10, as ILC's and DomainBed's code do;
-    the paper's equation does not.
+    `rescaled` divides each tensor's update by the mean of its mask plus 1e-10, as ILC's and DomainBed's code
+    do; the paper's equation does not.
     """
 
     rescaled = False
@@ -44,5 +44,5 @@ class MaskedAlgorithm(Algorithm):
     def _rescale(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Divide by the mask's density, tensor by tensor of the flat vector."""
         sizes = [slot.numel for slot in self.network.slots]
-        pieces = zip(gradient.split(sizes), weights.split(sizes), strict=True)
+        pieces = zip(torch.split(gradient, sizes), torch.split(weights, sizes), strict=True)
         return torch.cat([rescale_by_sparsity(masked, mask) for masked, mask in pieces])

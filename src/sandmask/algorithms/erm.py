@@ -1,5 +1,7 @@
 """Empirical risk minimization (Vapnik, 1998): the mean loss over all environments' examples."""
 
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
 from torch import Tensor
 
 from sandmask.algorithms._base import (

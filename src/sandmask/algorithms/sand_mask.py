@@ -1,4 +1,4 @@
-"""SAND-mask (Shahtalebi et al., 2021): the paper's equations 2 and 3, and the variant of the released code."""
+"""SAND-mask (Shahtalebi et al., 2021): the paper's equations 2 and 3, and the released code's variant."""
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
 from sandmask.algorithms._masked import MaskedAlgorithm
@@ -25,7 +25,7 @@ class RescaledSANDMaskAlgorithm(SANDMaskAlgorithm):
 
 
 class ReleasedSANDMaskAlgorithm(MaskedAlgorithm):
-    """m = max(0, tanh(k (A - tau) / var_e(g_e))), divided by the mask's density: the authors' released code."""
+    """m = max(0, tanh(k (A - tau) / var_e(g_e))), divided by the mask's density: the released code."""
 
     rescaled = True
 

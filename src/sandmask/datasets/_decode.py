@@ -42,9 +42,14 @@ def decode(path: Path, size: int | None = None) -> Decoded:
     if image is None:
         image = _decode_with_pillow(path)
     _, height, width = image.shape
-    if size is not None and (height, width) != (size, size):
-        image = F.interpolate(image[None], (size, size), mode="bilinear", antialias=True)[0]
-    return Decoded(image.permute(1, 2, 0), width / height)
+    return Decoded(squeeze(image, size).permute(1, 2, 0), width / height)
+
+
+def squeeze(image: Tensor, size: int | None) -> Tensor:
+    """Pixels [3, height, width], uint8, at the size that images are stored at."""
+    if size is None or image.shape[1:] == (size, size):
+        return image
+    return F.interpolate(image[None], (size, size), mode="bilinear", antialias=True)[0]
 
 
 def common_size(paths: Iterable[Path]) -> int | None:

@@ -68,6 +68,15 @@ class Network:
         self.named = self._flat.named
         self.unflatten = self._flat.unflatten
 
+    @property
+    def constants(self) -> Params:
+        """What every call uses beside the parameters, by name: frozen batch-norm statistics."""
+        return self._flat.constants
+
+    @constants.setter
+    def constants(self, values: Params) -> None:
+        self._flat.constants = values
+
     def to(self, device: torch.device) -> "Network":
         """Move the network's constants (frozen batch-norm statistics)."""
         self._flat.to(device)

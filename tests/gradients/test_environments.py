@@ -17,7 +17,43 @@ def make_model(kind: str) -> nn.Module:
         return nn.Sequential(
             nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(24, 3)
         )
+    if kind == "frozen":
+        model = nn.Sequential(
+            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1, groups=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+            nn.Linear(24, 3),
+        )
+        model[2].running_mean.uniform_()
+        model[2].running_var.uniform_(0.5, 2)
+        return model.eval()
+    if kind == "shared":
+        return Shared()
+    if kind == "odd":
+        return Odd()
     return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Unflatten(1, (2, 4)), nn.Flatten(), nn.Linear(8, 3))
+
+
+class Shared(nn.Module):
+    """Uses a layer twice, and has one that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head, self.idle = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.layer(torch.relu(self.layer(x)))))
+        return out
+
+
+class Odd(nn.Module):
+    """Uses a parameter outside of the usual layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.head = nn.Parameter(torch.randn(6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(x + self.shift))
+        return out
 
 
 def make_batches(sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
@@ -33,12 +69,13 @@ def naive(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str, T
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         rows.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     model.zero_grad()
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    return {name: torch.stack([row.get(name, zero) for row in rows]) for name, zero in zeros.items()}
 
 
 @pytest.mark.parametrize("method", ["loop", "batched", "auto"])
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("kind", ["mlp", "conv", "norm"])
+@pytest.mark.parametrize("kind", ["mlp", "conv", "norm", "frozen", "shared", "odd"])
 def test_every_method_gives_the_same_numbers(kind: str, sizes: str, method: str) -> None:
     model, batches = make_model(kind), make_batches(SIZES[sizes])
     expected = naive(model, batches)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
+from sandmask.gradients._one_pass import OnePass, UnsupportedError
 from sandmask.gradients._params import trainable_parameters
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
@@ -19,7 +20,7 @@ Method = Literal["auto", "loop", "batched"]
 NamedGradients = dict[str, Tensor]
 
 # "auto" stacks gradients up to this many elements in all (E x P); a loop keeps one environment's at a time.
-STACK_LIMIT = 64 * 1024 * 1024
+STACK_LIMIT = 128 * 1024 * 1024
 
 
 def environment_gradients(
@@ -31,8 +32,10 @@ def environment_gradients(
     environment of its own, as in ILC. Frozen parameters are left out. Keeps all E gradients: for a large model, or
     many examples, use `environment_moments`, which does not.
 
-    :param method: "loop" takes one environment after the other (the reference, and best for large models); "batched"
-        takes all environments of one size at once with `torch.func.vmap`; "auto" chooses.
+    :param method: "loop" takes one environment after the other (the reference, and lightest on memory); "batched" takes
+        all in one forward and backward pass over their concatenated batches, in which layers keep the environments'
+        weight gradients apart, or, for models that use parameters outside of the usual layers, with `torch.func.vmap`;
+        "auto" chooses. The model should treat the first dimension of its input as examples.
     """
     stacks = list(_stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=None))
     order = torch.tensor([e for envs, _ in stacks for e in envs]).argsort()
@@ -55,7 +58,7 @@ def environment_moments(
 
     Give the result to `mask.from_moments`, or to `sandmask.set_gradients` to fill `.grad`.
 
-    :param chunk_size: how many environments "batched" takes at once (all, if not given).
+    :param chunk_size: how many environments "batched" takes at once, through `vmap` (all, if not given).
     """
     moments = GradientMoments(log_magnitude=log_magnitude, check_finite=check_finite)
     for _, grads in _stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size):
@@ -99,12 +102,29 @@ def _stacks(
     if per_sample:
         batches = [(x[i : i + 1], y[i : i + 1]) for x, y in batches for i in range(len(y))]
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if method == "auto":
-        method = _choose(model, params, len(batches))
-    if method == "loop":
+    if method == "loop" or (method == "auto" and _too_many(params, len(batches))):
         yield from _loop(model, loss_fn, batches, params)
+    elif per_sample or chunk_size is not None:
+        yield from _vmapped(model, loss_fn, batches, params, chunk_size or len(batches))
     else:
-        yield from _batched(model, loss_fn, batches, params, chunk_size or len(batches))
+        try:
+            stack = _one_pass(model, loss_fn, batches, params)
+        except UnsupportedError:
+            slow = method == "auto" and _convolves(model)
+            yield from (_loop if slow else _vmapped)(model, loss_fn, batches, params)
+        else:
+            yield list(range(len(batches))), stack
+
+
+def _one_pass(
+    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients
+) -> NamedGradients:
+    sizes = [len(y) for _, y in batches]
+    with OnePass(params, sizes) as tape:
+        outputs = model(torch.cat([x for x, _ in batches])).split(sizes)
+        losses = [loss_fn(output, y) for output, (_, y) in zip(outputs, batches, strict=True)]
+    torch.autograd.backward(losses)
+    return tape.gradients()
 
 
 def _loop(
@@ -116,15 +136,19 @@ def _loop(
         yield [e], {name: g.unsqueeze(0) for name, g in zip(params, grads, strict=True)}
 
 
-def _batched(
-    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients, chunk_size: int
+def _vmapped(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batches: Batches,
+    params: NamedGradients,
+    chunk_size: int | None = None,
 ) -> Iterator[tuple[list[int], NamedGradients]]:
     def loss(values: NamedGradients, x: Tensor, y: Tensor) -> Tensor:
         return loss_fn(functional_call(model, values, (x,)), y)
 
     gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     values = {name: p.detach() for name, p in params.items()}
-    for envs in _same_shape(batches, chunk_size):
+    for envs in _same_shape(batches, chunk_size or len(batches)):
         x = torch.stack([batches[e][0] for e in envs])
         y = torch.stack([batches[e][1] for e in envs])
         yield envs, gradients(values, x, y)
@@ -139,14 +163,14 @@ def _same_shape(batches: Batches, chunk_size: int) -> Iterator[list[int]]:
         yield from (envs[i : i + chunk_size] for i in range(0, len(envs), chunk_size))
 
 
-def _choose(model: nn.Module, params: NamedGradients, n_envs: int) -> Literal["loop", "batched"]:
-    """Batched where it is faster: products of matrices batch well; a convolution's weight gradients do not.
+def _too_many(params: NamedGradients, n_envs: int) -> bool:
+    """Whether all environments' gradients together would take too much memory."""
+    return n_envs * sum(p.numel() for p in params.values()) > STACK_LIMIT
 
-    Their vmap is a grouped convolution, slower than one after the other.
-    """
-    convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-    elements = n_envs * sum(p.numel() for p in params.values())
-    return "loop" if convolutions or elements > STACK_LIMIT else "batched"
+
+def _convolves(model: nn.Module) -> bool:
+    """The vmap of a convolution's weight gradient is a grouped convolution, slower than one after the other."""
+    return any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
 
 
 def _check(batches: Batches, method: str, chunk_size: int | None) -> None:

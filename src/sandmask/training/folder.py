@@ -88,7 +88,7 @@ class RunFolder:
         """The final state, as far as `predict` needs it."""
         template = algorithm.init(0)
         tree = load_tree(self.path / MODEL, model_tree(algorithm, template), device)
-        params = torch.cat([tree["params"][slot.name].flatten() for slot in algorithm.network.slots])
+        params = algorithm.network.flatten(tree["params"])
         return {**tree["extra"], "params": params}
 
 
@@ -96,5 +96,5 @@ def model_tree(algorithm: Algorithm, state: State) -> dict[str, Any]:
     """A state without its optimizers, the parameters by name: what a model file holds."""
     left_out = ("params", "step")
     extra = {k: v for k, v in state.items() if k not in left_out and not isinstance(v, AdamState)}
-    named: dict[str, Tensor] = algorithm.network.unflatten(state["params"])
+    named: dict[str, Tensor] = algorithm.network.named(state["params"])
     return {"params": named, "extra": extra}

@@ -1,7 +1,7 @@
 """K runs as one program. K = 1 is the ordinary run: the same code, without `vmap`."""
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,26 @@ LARGE_MODEL = 4_000_000
 _NUMBERS, _ROWS, _AUGMENT, _STEP = range(4)  # what a step's random numbers are for
 
 
-def build_algorithm(spec: RunSpec, dataset: Dataset, *, weights: str | None, dropout: bool) -> Algorithm:
+class Shapes(Protocol):
+    """What an algorithm is built for: a dataset, or what a model file says of it."""
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """Their names, held-out ones included."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        ...
+
+
+def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, dropout: bool) -> Algorithm:
     """The algorithm of a spec, built for a dataset."""
     sizes = {name: int(spec.hparams[name]) for name in SHAPE_HPARAMS if name in spec.hparams}
     featurizer = build_featurizer(spec.network, dataset.input_shape, sizes, weights)
@@ -38,7 +57,7 @@ def build_algorithm(spec: RunSpec, dataset: Dataset, *, weights: str | None, dro
         dtype=compute_dtype(spec.precision),
     )
     algorithm = ALGORITHMS[spec.algorithm].build(problem)
-    if algorithm.network.numel > LARGE_MODEL:
+    if algorithm.network.numel > LARGE_MODEL or not algorithm.network.stacks:
         algorithm.problem = problem.with_differentiator(Autograd())
     return algorithm
 

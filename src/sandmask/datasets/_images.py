@@ -112,6 +112,11 @@ class ImageDataset(Dataset):
         return moved
 
     @property
+    def storage_size(self) -> int:
+        """The side of the images as they are kept."""
+        return self._feed.store.size
+
+    @property
     def cached_in(self) -> CacheMode:
         """Where decoded images are kept: "device", "memory" or "none"."""
         return self._feed.place
@@ -121,10 +126,7 @@ class ImageDataset(Dataset):
         self._feed.store.close()
 
     def _evaluated(self, stored: Stored, shape: torch.Size) -> Tensor:
-        images = stored.pixels.permute(0, 3, 1, 2) / 255.0
-        size = self.input_shape[-1]
-        if images.shape[-1] != size:
-            images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+        images = evaluated(stored.pixels, self.input_shape[-1])
         return self._normalized(images).reshape(*shape, *self.input_shape)
 
     def _augmented(self, stored: Stored, shape: torch.Size, key: Tensor) -> Tensor:
@@ -132,8 +134,20 @@ class ImageDataset(Dataset):
         return self.augment(pixels.reshape(*shape, *pixels.shape[1:]), key, stored.aspects.reshape(shape))
 
     def _normalized(self, images: Tensor) -> Tensor:
-        mean, std = (each[:, None, None] for each in self.normalization)
-        return (images - mean) / std
+        return normalized(images, *self.normalization)
+
+
+def evaluated(pixels: Tensor, size: int) -> Tensor:
+    """Stored pixels [n, side, side, 3] as evaluation sees them: [n, 3, size, size] in 0..1."""
+    images = pixels.permute(0, 3, 1, 2) / 255.0
+    if images.shape[-1] == size:
+        return images
+    return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+
+
+def normalized(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Images [..., 3, h, w] with the channels' mean taken off and divided by their deviation."""
+    return (images - mean[:, None, None]) / std[:, None, None]
 
 
 def _storage_size(tree: ImageTree, image_size: int) -> int:

@@ -49,8 +49,8 @@ class Algorithm(ABC):
     """A training method as pure functions `init`, `step` and `predict`.
 
     `step` must not branch in Python on a tensor's value (`torch.where` instead), must take gradients through
-    `problem.differentiate`, and must draw random numbers from `key` alone: it then trains one run, or K stacked
-    ones under `torch.func.vmap`, with the same numbers.
+    `problem.differentiate`, and must draw random numbers from `key` alone: it then trains one run, or K
+    stacked ones under `torch.func.vmap`, with the same numbers.
     """
 
     uses_context = False  # whether a prediction depends on the batch around the example

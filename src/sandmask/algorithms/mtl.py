@@ -31,9 +31,7 @@ class MTL(ObjectiveAlgorithm):
         """A classifier twice as wide as the features."""
         with torch.random.fork_rng(devices=[]):
             n_features = self.problem.featurizer().n_features
-        return Network(
-            self.problem.featurizer, self.problem.n_classes, n_features, dtype=self.problem.dtype
-        )
+        return Network(self.problem.featurizer, self.problem.n_classes, n_features, dtype=self.problem.dtype)
 
     def extra_state(self, seed: int) -> State:  # noqa: ARG002
         """An embedding for each environment."""

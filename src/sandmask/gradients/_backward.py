@@ -11,7 +11,8 @@ from sandmask.gradients._losses import Losses, gradients_by_environment
 from sandmask.gradients._params import Params, trainable_parameters
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
-from sandmask.masks import GradientMoments, Mask, MaskError
+from sandmask.masks import GradientMoments, Mask
+from sandmask.masks._evaluate import check_count
 
 
 def backward(
@@ -64,10 +65,8 @@ def backward(
     0.5
     """
     named = trainable_parameters(params)
-    if isinstance(losses, Tensor | Sequence) and len(losses) < 2:
-        raise MaskError(
-            f"The number of environments should be at least 2: a mask compares them. Found {len(losses)}."
-        )
+    if isinstance(losses, Sequence) or (isinstance(losses, Tensor) and losses.ndim == 1):
+        check_count(len(losses))  # before any work is done
     scaling = Scaling(scaler)
     moments = collect_moments(losses, named, mask, scaling, check_finite=check_finite)
     return fill_gradients(named, mask, moments, scaling)

@@ -60,8 +60,10 @@ def environment_moments(
 
     :param chunk_size: how many environments "batched" takes at once, through `vmap` (all, if not given).
     """
-    moments = GradientMoments(log_magnitude=log_magnitude, check_finite=check_finite)
-    for _, grads in _stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size):
+    stacks = _stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size)
+    _, first = next(stacks)
+    moments = GradientMoments.of_stack(first, log_magnitude=log_magnitude, check_finite=check_finite)
+    for _, grads in stacks:
         moments.update_stack(grads)
     return moments
 

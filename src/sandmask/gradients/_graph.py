@@ -27,7 +27,7 @@ def warn_of_batchnorm(loss: Tensor, model_key: Tensor) -> None:
             "together (and, where environments share a forward pass, the environments), and its running "
             "averages mix all environments. Call `sandmask.freeze_batchnorm(model)`; "
             "`sandmask.find_leaks(model)` lists the layers.",
-            stacklevel=6,
+            stacklevel=7,  # the caller of `backward`
         )
 
 

@@ -63,7 +63,11 @@ class OnePass(TorchFunctionMode):
     def by_environment(self, of_rows: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`of_rows` of each environment's rows, stacked."""
         parts = zip(*(tensor.split(self.rows) for tensor in tensors), strict=True)
-        return torch.stack([of_rows(*part) for part in parts])
+        found = [of_rows(*part) for part in parts]
+        if found[0].is_contiguous():
+            return torch.stack(found)
+        # Channels last: keep each gradient's order in memory, which is its parameter's.
+        return torch.stack([one.permute(0, 2, 3, 1) for one in found]).permute(0, 1, 4, 2, 3)
 
     def gradients(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`; zeros for parameters that were not used."""

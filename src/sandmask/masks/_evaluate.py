@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 
 from sandmask.masks._errors import MaskError
 from sandmask.masks._functional import TensorMoments, finite, rescale_by_sparsity
+from sandmask.masks._gpu import kernels, launches
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 from sandmask.masks._packing import pack, unpack
@@ -25,7 +25,7 @@ class Evaluation(NamedTuple):
 
 def masked_mean_of_stacks(mask: "Mask", grads: Gradients, *, check_finite: bool) -> Any:
     """The masked mean of stacked gradients, in the form they came in."""
-    if isinstance(grads, Tensor) and _launches(grads):
+    if isinstance(grads, Tensor):
         one_pass = _in_one_pass(mask, grads, check_finite=check_finite)
         if one_pass is not None:
             return one_pass
@@ -34,13 +34,10 @@ def masked_mean_of_stacks(mask: "Mask", grads: Gradients, *, check_finite: bool)
 
 def _in_one_pass(mask: "Mask", grads: Tensor, *, check_finite: bool) -> Tensor | None:
     """The result of the GPU kernel; None where there is none, or where the slow way has an error to name."""
-    try:
-        from sandmask.masks import _triton
-    except ImportError:  # a build of torch without Triton
+    triton = kernels([grads])
+    if triton is None or not triton.supports(mask, grads):
         return None
-    if not _triton.supports(mask, grads):
-        return None
-    masked = _triton.masked_mean(mask, grads)
+    masked: Tensor = triton.masked_mean(mask, grads)
     return None if check_finite and not torch.isfinite(masked).all() else masked
 
 
@@ -73,7 +70,7 @@ def evaluate(mask: "Mask", moments: GradientMoments) -> Evaluation:
     masked: dict[int, Tensor] = {}
     for bucket in moments.buckets():
         sums = moments.sums.take(bucket)
-        if len(bucket) > 1 and _launches(sums.mean[0]):
+        if len(bucket) > 1 and launches(sums.mean[0]):
             flat = pack(sums, moments.count)
             flat_weights = mask.element_weights(flat)
             found = unpack(flat_weights, sums.mean), unpack(flat_weights * mask.direction(flat), sums.mean)
@@ -90,16 +87,16 @@ def evaluate(mask: "Mask", moments: GradientMoments) -> Evaluation:
     return Evaluation([weights[i] for i in range(len(weights))], [masked[i] for i in range(len(masked))])
 
 
-def _launches(tensor: Tensor) -> bool:
-    """Whether work on this tensor is launched on a device, where few launches beat many, not in `vmap`."""
-    return tensor.device.type != "cpu" and peek_interpreter_stack() is None
+def check_count(count: int) -> None:
+    """Raise unless there are environments to compare."""
+    if count < 2:
+        raise MaskError(
+            f"The number of environments should be at least 2: a mask compares them. Found {count}."
+        )
 
 
 def _check(mask: "Mask", moments: GradientMoments) -> None:
-    if moments.count < 2:
-        raise MaskError(
-            f"The number of environments should be at least 2: a mask compares them. Found {moments.count}."
-        )
+    check_count(moments.count)
     if mask.needs_log_magnitude and not moments.log_magnitude:
         raise MaskError(
             f"{type(mask).__name__} needs moments with log-magnitudes. "

@@ -10,6 +10,7 @@ from sandmask.masks._errors import MaskError
 from sandmask.masks._finite import FiniteCheck, check_stacks_finite
 from sandmask.masks._fold import Sums, buckets, fold_gradients, fold_sums
 from sandmask.masks._functional import EPSILON, TensorMoments, agreement
+from sandmask.masks._gpu import moments_of_many
 from sandmask.masks._layout import Gradients, Layout, check_kind
 from sandmask.masks._stack import accumulation_dtype, stack_moments
 
@@ -56,8 +57,10 @@ class GradientMoments:
         self.layout = layout
         self.count = _number_of_environments(layout, stacks)
         with torch.no_grad():
-            for i, stack in stacks.items():
-                self._append(i, stack_moments(stack, log=log_magnitude), stack.dtype)
+            together = None if log_magnitude else moments_of_many(list(stacks.values()))
+            each = together or (stack_moments(stack, log=log_magnitude) for stack in stacks.values())
+            for (i, stack), moments in zip(stacks.items(), each, strict=True):
+                self._append(i, moments, stack.dtype)
             if check_finite:
                 check_stacks_finite(layout, stacks, self.sums.mean)
         return self

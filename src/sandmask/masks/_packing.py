@@ -23,7 +23,7 @@ def unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """
     pieces = torch.split(flat, [tensor.numel() for tensor in like])
     return [
-        piece.as_strided(tensor.shape, tensor.stride()) if _dense(tensor) else piece.view(tensor.shape)
+        piece.as_strided(tensor.shape, tensor.stride()) if is_dense(tensor) else piece.view(tensor.shape)
         for piece, tensor in zip(pieces, like, strict=True)
     ]
 
@@ -34,14 +34,14 @@ def _flat(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
 
 
 def _in_order_of(tensor: Tensor, like: Tensor) -> Tensor:
-    if not _dense(like):
+    if not is_dense(like):
         return tensor.reshape(-1)
     if tensor.stride() != like.stride():
         tensor = torch.empty_like(like).copy_(tensor)
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill a stretch of memory, in whatever order."""
     expected = 1
     for stride, size in sorted(

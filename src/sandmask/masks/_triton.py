@@ -1,7 +1,7 @@
-"""The masked mean of stacked gradients in one pass over memory: E gradients read once, one result written.
+"""Stacked gradients on a GPU, in one pass over memory: every gradient is read once.
 
-`masked_mean_of_stacks` uses it for CUDA tensors; the same numbers come from `GradientMoments`, which is the twin that
-tests compare it with.
+`masked_mean` writes the masked mean, `stack_moments` the moments. The same numbers come from `_stack.stack_moments` and the
+functions of `_functional`, the twins that tests compare these with.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sandmask.masks._base import Mask
 
 _BLOCK = 1024
+_MOST_ENVIRONMENTS = 64  # the loop over environments is unrolled
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _AND, _RELATIVE, _ABSOLUTE = 0, 1, 2
 
 
@@ -29,57 +31,123 @@ def _tanh(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
-    grads, out, numel, stride, tau, gain, tolerance, count: tl.constexpr, kind: tl.constexpr, block: tl.constexpr
+def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Sum of signs, mean and M2 of a block of elements.
+
+    Deviations are taken from the first environment and corrected at the end. That loses no more than a factor E in
+    precision, because the first one is itself at most sqrt(M2) away from the mean; identical gradients give exactly 0.
+    """
+    first = tl.load(grads + offsets, mask=inside, other=0.0).to(tl.float32)
+    mean = first * (1.0 / count)
+    signs = tl.where(first > 0, 1.0, 0.0) - tl.where(first < 0, 1.0, 0.0)
+    squares = tl.zeros_like(first)
+    for e in tl.static_range(1, count):
+        g = tl.load(grads + e * row * unit + offsets, mask=inside, other=0.0).to(tl.float32)
+        mean += g * (1.0 / count)
+        away = g - first
+        squares += away * away
+        signs += tl.where(g > 0, 1.0, 0.0) - tl.where(g < 0, 1.0, 0.0)
+    shift = mean - first
+    m2 = tl.maximum(squares - count * (shift * shift), 0.0)
+    # Huge gradients: what is too large to square has no finite dispersion, and no NaN either.
+    return signs, mean, tl.where(squares == float("inf"), squares, m2)
+
+
+@triton.jit
+def _masked_mean_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    grads,  # noqa: ANN001
+    out,  # noqa: ANN001
+    numel,  # noqa: ANN001
+    row,  # noqa: ANN001
+    tau,  # noqa: ANN001
+    gain,  # noqa: ANN001
+    tolerance,  # noqa: ANN001
+    count: tl.constexpr,
+    unit: tl.constexpr,
+    kind: tl.constexpr,
+    block: tl.constexpr,
 ):
     offsets = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = offsets < numel
-    mean = tl.zeros((block,), tl.float32)
-    m2 = tl.zeros((block,), tl.float32)
-    signs = tl.zeros((block,), tl.float32)
-    for e in tl.static_range(count):
-        g = tl.load(grads + e * stride + offsets, mask=inside, other=0.0).to(tl.float32)
-        # Welford, with the mean as a weighted sum: the difference of two huge gradients may overflow, a mean may not.
-        before = mean
-        mean = before * (e / (e + 1)) + g * (1 / (e + 1))
-        m2 += (g - before) * (g - mean)
-        signs += tl.where(g > 0, 1.0, 0.0) - tl.where(g < 0, 1.0, 0.0)
-    excess = tl.abs(signs) / count - tau
+    signs, mean, m2 = _moments(grads, offsets, inside, row, count, unit)
+    excess = tl.abs(signs) * (1.0 / count) - tau
     if kind == 0:
         weight = tl.where(excess >= -tolerance, 1.0, 0.0)
+    elif kind == 1:
+        # (mean / std)^2, divided before it is squared: neither a small nor a large mean is lost.
+        ratio = mean * tl.rsqrt(m2 * (1.0 / (count - 1)))
+        weight = tl.where((excess > tolerance) & (mean != 0), _tanh(excess * ratio * ratio), 0.0)
     else:
-        variance = m2 / (count - 1)
-        if kind == 1:
-            ratio = tl.abs(mean) / tl.sqrt(variance)
-            weight = _tanh(excess * ratio * ratio)
-            weight = tl.where((excess > tolerance) & (mean != 0), weight, 0.0)
-        else:
-            weight = tl.where(excess > tolerance, _tanh(gain * excess / variance), 0.0)
-    # A gradient that is no number must stay visible: 0 * NaN is NaN.
+        weight = tl.where(excess > tolerance, _tanh(gain * excess / (m2 * (1.0 / (count - 1)))), 0.0)
+    # A gradient that is no number stays visible: 0 * NaN is NaN.
     tl.store(out + offsets, weight * mean, mask=inside)
 
 
-def supports(mask: "Mask", grads: Tensor) -> bool:
-    """Whether the kernel computes this mask on these gradients."""
+@triton.jit
+def _moments_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    grads,  # noqa: ANN001
+    sign_sum,  # noqa: ANN001
+    mean_out,  # noqa: ANN001
+    m2_out,  # noqa: ANN001
+    numel,  # noqa: ANN001
+    row,  # noqa: ANN001
+    count: tl.constexpr,
+    unit: tl.constexpr,
+    block: tl.constexpr,
+):
+    offsets = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = offsets < numel
+    signs, mean, m2 = _moments(grads, offsets, inside, row, count, unit)
+    tl.store(sign_sum + offsets, signs, mask=inside)
+    tl.store(mean_out + offsets, mean, mask=inside)
+    tl.store(m2_out + offsets, m2, mask=inside)
+
+
+def takes(grads: Tensor) -> bool:
+    """Whether the kernels can read these stacked gradients."""
     return (
-        _kind(mask) is not None
-        and mask.rescale == "none"
-        and not isinstance(mask.tau, Tensor)
-        and grads.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and 2 <= grads.shape[0] <= 64  # the loop over environments is unrolled
+        grads.dtype in _DTYPES
+        and 2 <= grads.shape[0] <= _MOST_ENVIRONMENTS
         and grads.is_contiguous()
         and grads.numel() > 0
     )
 
 
+def supports(mask: "Mask", grads: Tensor) -> bool:
+    """Whether `masked_mean` computes this mask on these gradients."""
+    return takes(grads) and _kind(mask) is not None and mask.rescale == "none" and not isinstance(mask.tau, Tensor)
+
+
 def masked_mean(mask: "Mask", grads: Tensor) -> Tensor:
-    """Masked mean of gradients `[E, *shape]` on a GPU."""
+    """Masked mean of gradients `[E, *shape]`."""
     out = torch.empty_like(grads[0])
-    numel, count = out.numel(), grads.shape[0]
     gain = getattr(mask, "gain", None) or 1.0
-    launch: Any = _kernel[(triton.cdiv(numel, _BLOCK),)]
-    launch(grads, out, numel, numel, mask.tau, gain, TAU_TOLERANCE, count=count, kind=_kind(mask), block=_BLOCK)
+    launch: Any = _masked_mean_kernel[(triton.cdiv(out.numel(), _BLOCK),)]
+    launch(grads, out, *_sizes(grads), mask.tau, gain, TAU_TOLERANCE, **_constants(grads), kind=_kind(mask))
     return out
+
+
+def stack_moments(grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of signs, mean and M2 over the first dimension of gradients `[E, *shape]`, in float32."""
+    outs = [torch.empty(grads.shape[1:], device=grads.device) for _ in range(3)]
+    launch: Any = _moments_kernel[(triton.cdiv(outs[0].numel(), _BLOCK),)]
+    launch(grads, *outs, *_sizes(grads), **_constants(grads))
+    return outs[0], outs[1], outs[2]
+
+
+def _sizes(grads: Tensor) -> tuple[int, int]:
+    """Elements of one gradient, and the same in units that rows are aligned to."""
+    numel = grads[0].numel()
+    return numel, numel // _unit(numel)
+
+
+def _constants(grads: Tensor) -> dict[str, int]:
+    return {"count": grads.shape[0], "unit": _unit(grads[0].numel()), "block": _BLOCK}
+
+
+def _unit(numel: int) -> int:
+    """Rows that begin at multiples of four elements can be read four at a time; the kernel is told so."""
+    return 4 if numel % 4 == 0 else 1
 
 
 def _kind(mask: "Mask") -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
@@ -210,6 +211,25 @@ def test_the_state_keeps_its_form_and_a_step_is_a_function(name: str, dtype: tor
     assert after["step"].item() == before["step"].item() + 1
     assert all(metric.shape == () and metric.isfinite() for metric in metrics.values())
     assert metrics["loss"] > 0
+
+
+@every_algorithm
+def test_a_step_stays_on_the_device_of_its_arguments(name: str) -> None:
+    """On tensors without contents, which any operation with a tensor of another device refuses."""
+    algorithm = build(name)
+    arguments = (algorithm.init(0), batches_of(0)[0], hparams_of(name, 0), random.key_of(0))
+    with FakeTensorMode():
+        state, batch, hparams, key = (
+            pytree.tree_map(lambda t: torch.empty(t.shape, dtype=_single(t.dtype), device="meta"), tree)
+            for tree in arguments
+        )
+        state, metrics = algorithm.step(state, batch, hparams, key)
+        logits = algorithm.predict(state, batch.x[0])
+    assert {t.device.type for t in pytree.tree_leaves((state, metrics, logits))} == {"meta"}
+
+
+def _single(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype == torch.float64 else dtype
 
 
 @every_algorithm

@@ -1,0 +1,299 @@
+"""What the documentation shows is true: its code runs, its links lead somewhere, its commands exist."""
+
+import ast
+import doctest
+import importlib
+import io
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml  # type: ignore[import-untyped]
+from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
+
+import sandmask
+from sandmask.algorithms import ALGORITHMS
+from sandmask.cli._commands import COMMANDS
+from sandmask.datasets import DATASETS
+from sandmask.masks import _errors
+from sandmask.selection import RULES
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "sandmask"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `comment` is the HTML comment right above it."""
+
+    language: str
+    code: str
+    line: int
+    comment: str
+
+
+def read_blocks(page: Path) -> list[Block]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    found, start = [], None
+    for number, line in enumerate(lines):
+        if line.startswith("```") and start is None:
+            start = number
+        elif line.startswith("```") and start is not None:
+            above = re.fullmatch(r"<!-- (.*) -->", lines[start - 1]) if start else None
+            code = "\n".join(lines[start + 1 : number]) + "\n"
+            found.append(Block(lines[start][3:].strip(), code, start + 2, above.group(1) if above else ""))
+            start = None
+    assert start is None, f"{page.name}: the block at line {(start or 0) + 1} has no end"
+    return found
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- Python
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder with some photos, registries to write into, and what torchrun tells a lone process."""
+    from PIL import Image
+
+    for domain in ("north", "south", "west"):
+        for kind in ("benign", "malignant"):
+            folder = tmp_path / "photos" / "by_hospital" / domain / kind
+            folder.mkdir(parents=True)
+            Image.new("RGB", (32, 32)).save(folder / "0.png")
+    monkeypatch.chdir(tmp_path)
+    for registry in (ALGORITHMS, DATASETS, RULES):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(_errors, "_warned", set())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    lone = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    for variable, value in lone.items():
+        monkeypatch.setenv(variable, value)
+    with torch.random.fork_rng(devices=[]):
+        yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def run(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    if block.language == "python":
+        code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+        exec(code, namespace)
+        return
+    test = doctest.DocTestParser().get_doctest(block.code, namespace, page.name, str(page), block.line - 1)
+    output = io.StringIO()
+    failed, attempted = doctest.DocTestRunner(verbose=False).run(test, out=output.write, clear_globs=False)
+    namespace.update(test.globs)
+    assert attempted > 0
+    assert failed == 0, output.getvalue()
+
+
+def expected_warning(block: Block) -> AbstractContextManager[object]:
+    """`<!-- warns: MaskWarning -->` above a block: it must. Elsewhere warnings are errors."""
+    if not block.comment.startswith("warns: "):
+        return nullcontext()
+    return pytest.warns(getattr(sandmask, block.comment.removeprefix("warns: ")))
+
+
+WITH_PYTHON = [page for page in PAGES if any(b.language in ("python", "pycon") for b in read_blocks(page))]
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
+def test_python_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType(f"page_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
+    for block in read_blocks(page):
+        if block.language not in ("python", "pycon"):
+            continue
+        if block.comment.startswith("not run:"):
+            assert block.comment.removeprefix("not run:").strip(), f"{page.name}:{block.line} has no reason"
+            continue
+        with expected_warning(block):
+            run(block, page, vars(module))
+
+
+def test_the_script_for_torchrun_gives_the_same_model_in_two_processes(tmp_path: Path) -> None:
+    blocks = read_blocks(ROOT / "docs" / "own-loop.md")
+    (script,) = [block.code for block in blocks if block.code.startswith("# train.py\n")]
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sums = dict(re.findall(r"process (\d) of 2: (\S+)", done.stdout))
+    assert set(sums) == {"0", "1"}
+    assert sums["0"] == sums["1"]
+
+
+MODULES = [path for path in sorted(SOURCE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_examples_in_docstrings_run(path: Path) -> None:
+    dotted = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+    with torch.random.fork_rng(devices=[]):
+        failed, attempted = doctest.testmod(importlib.import_module(dotted))
+    assert attempted > 0
+    assert failed == 0
+
+
+# --- Commands
+
+
+def shown_lines(page: Path) -> list[str]:
+    """The commands of console blocks."""
+    shown = [b.code.splitlines() for b in read_blocks(page) if b.language in ("console", "bash", "sh")]
+    lines = [line for block in shown for line in block if line.startswith(("$ ", "sandmask "))]
+    return [line.removeprefix("$ ") for line in lines]
+
+
+def mentioned(page: Path) -> list[str]:
+    """`sandmask ...` in running text; it need not be complete."""
+    return [" ".join(found.split()) for found in re.findall(r"`(sandmask [a-z-][^`]*)`", prose(page))]
+
+
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command object that the words lead to, and what is left of them."""
+    (entry,) = [command for command in COMMANDS if command.name == words[0]]
+    assert entry.exists, f"sandmask {words[0]} is not there"
+    command, rest = entry.load(), words[1:]
+    while rest and hasattr(command, "commands"):
+        assert rest[0] in command.commands, f"sandmask {' '.join(words)}: no command {rest[0]!r}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
+def check_options(command: Any, rest: list[str]) -> None:
+    known = {"--help", "-h"} | {option for p in command.params for option in (*p.opts, *p.secondary_opts)}
+    unknown = {word.split("=")[0] for word in rest if re.match(r"--?[a-z]", word)} - known
+    assert not unknown, f"{command.name} has no option {unknown}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
+def test_commands_exist(page: Path) -> None:
+    for line in [*shown_lines(page), *mentioned(page)]:
+        words = shlex.split(line, comments=True)
+        if words[0] == "sandmask" and not words[1].startswith("-"):
+            command, rest = find_command(words[1:])
+            check_options(command, rest)
+        if words[0] == "make":
+            targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+            assert set(words[1:]) <= set(targets), line
+        if words[:2] == ["python", "-m"]:
+            assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file(), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_command_lines_parse(page: Path) -> None:
+    for line in shown_lines(page):
+        words = shlex.split(line, comments=True)
+        if words[0] == "sandmask" and not words[1].startswith("-") and "--help" not in words:
+            command, rest = find_command(words[1:])
+            command.make_context(words[1], rest)  # raises where click would complain; runs nothing
+
+
+def test_a_wrong_command_line_would_be_noticed() -> None:
+    command, rest = find_command(["train", "Spirals", "ERM", "--test-environment", "0"])
+    with pytest.raises(AssertionError, match="--test-environment"):
+        check_options(command, rest)
+    with pytest.raises(Exception, match="test_env"):
+        command.make_context("train", rest[:2])
+
+
+# --- Links, navigation, tables
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {slugify(title.replace("`", ""), "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"`[^`]*`", "code", prose(page))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path) if path else page
+        assert linked.is_file(), f"{page.name} links to {target}"
+        assert not anchor or anchor in headings(linked), f"{page.name} links to {target}"
+
+
+def test_the_navigation_has_every_page() -> None:
+    def leaves(item: Any) -> list[str]:
+        if isinstance(item, str):
+            return [item]
+        return [leaf for part in (item.values() if isinstance(item, dict) else item) for leaf in leaves(part)]
+
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(leaves(config["nav"])) == [page.name for page in DOCS]
+
+
+def test_the_table_of_algorithms_is_the_registry() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([\w-]+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    ours = [entry for entry in ALGORITHMS.values() if entry.build.__module__.startswith("sandmask.")]
+    assert listed == [
+        (
+            entry.name,
+            entry.summary,
+            ", ".join(f"`{own}`" for own in dict.fromkeys(row.name for row in entry.hparams)) or "-",
+            entry.paper,
+        )
+        for entry in ours
+    ]
+
+
+def imported_packages(path: Path) -> set[str]:
+    """The parts of sandmask that a file imports, at the top or within functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "sandmask":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sandmask."):
+            found.add(str(node.module).split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("sandmask.")}
+    return found
+
+
+def test_the_map_of_the_house_is_complete_and_imports_go_one_way() -> None:
+    page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
+    order = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    parts = {path.stem: path for path in SOURCE.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert sorted(order) == sorted(part for part in parts if not part.startswith("_"))
+    for place, part in enumerate(order):
+        for path in [parts[part]] if parts[part].is_file() else parts[part].rglob("*.py"):
+            upwards = imported_packages(path) & set(order[place + 1 :])
+            assert not upwards, f"{name(path)} imports {upwards}, which come after `{part}` in docs/house.md"

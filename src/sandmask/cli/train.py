@@ -42,6 +42,9 @@ def train(
         str | None, typer.Option(metavar="FILE|none", help="Pretrained weights for a timm network, or none of them.")
     ] = None,
     precision: Annotated[str, typer.Option(metavar="fp32|tf32|bf16", help="What is computed in.")] = "fp32",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the network: a slow start, faster steps. For timm networks.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU if there is one.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the datasets are; see: sandmask data where")] = None,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be read.")] = False,
@@ -93,6 +96,7 @@ def train(
             data,
             choose_device(device),
             weights=weights,
+            compiled=compiled,
             report=bar.update,
             checkpoint_seconds=checkpoint_seconds,
         )

@@ -5,7 +5,7 @@ autograd and folds one environment after the other into running moments: large m
 should not all be kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from sandmask.functional.batch import EnvBatch
 from sandmask.masks import GradientMoments, TensorMoments
 
 Objective = Callable[[Tensor], tuple[Tensor, Any]]
+STACK_BYTES = 2**31  # of all environments' gradients together, that are kept at once on a GPU
 EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
 
 
@@ -91,13 +92,15 @@ class Autograd:
     ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
         leaf = vector.detach().requires_grad_()
-        moments = GradientMoments(log_magnitude=log_magnitude, check_finite=False)
-        values = []
-        for e in range(batch.n_envs):
-            loss = losses(leaf, batch.environment(e))[0]
-            moments.update(torch.autograd.grad(loss, leaf)[0])
-            values.append(loss.detach())
-        return _of_vector(moments), torch.stack(values)
+        values = vector.new_empty(batch.n_envs)
+
+        def gradients() -> Iterator[Tensor]:
+            for e in range(batch.n_envs):
+                loss = losses(leaf, batch.environment(e))[0]
+                values[e] = loss.detach()
+                yield torch.autograd.grad(loss, leaf)[0]
+
+        return _of_vector(_fold(gradients(), batch.n_envs, vector, log_magnitude=log_magnitude)), values
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
@@ -110,6 +113,19 @@ class Autograd:
             gradients.append(torch.autograd.grad(loss, leaf)[0])
             values.append(loss.detach())
         return torch.stack(gradients), torch.stack(values)
+
+
+def _fold(gradients: Iterator[Tensor], n_envs: int, vector: Tensor, *, log_magnitude: bool) -> GradientMoments:
+    """Moments of gradients that come one by one; on a GPU with memory to spare, of all of them by one kernel."""
+    if vector.device.type == "cuda" and n_envs * vector.numel() * vector.element_size() <= STACK_BYTES:
+        stack = torch.empty(n_envs, vector.numel(), dtype=vector.dtype, device=vector.device)
+        for e, gradient in enumerate(gradients):
+            stack[e] = gradient
+        return GradientMoments.of_stack(stack, log_magnitude=log_magnitude, check_finite=False)
+    moments = GradientMoments(log_magnitude=log_magnitude, check_finite=False)
+    for gradient in gradients:
+        moments.update(gradient)
+    return moments
 
 
 def _of_vector(moments: GradientMoments) -> TensorMoments:

@@ -1,5 +1,6 @@
 """A featurizer and a linear classifier as one pure function of a flat parameter vector."""
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -67,6 +68,14 @@ class Network:
         self.flatten = self._flat.flatten
         self.named = self._flat.named
         self.unflatten = self._flat.unflatten
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def compile(self) -> None:
+        """Compile the featurizer's training passes: slow to start, then fewer and larger kernels.
+
+        Where the compiler fails, a warning says so and the network computes as before.
+        """
+        self._compiled = torch.compile(self._flat.__call__, dynamic=False)
 
     @property
     def constants(self) -> Params:
@@ -85,9 +94,20 @@ class Network:
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Features [N, n_features] of inputs [N, ...]."""
         if self.dtype == torch.float32:
-            return self._flat(params, x, drop)
-        features = self._flat(params, x.to(self.dtype), drop)
+            return self._forward(params, x, drop)
+        features = self._forward(params, x.to(self.dtype), drop)
         return features.to(params["classifier.weight"].dtype)
+
+    def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
+        if self._compiled is None or not torch.is_grad_enabled():
+            return self._flat(params, x, drop)
+        try:
+            return self._compiled(params, x, drop)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"torch.compile failed ({reason}); training goes on without it.", stacklevel=2)
+            self._compiled = None
+            return self._flat(params, x, drop)
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
         """Logits [N, n_classes] of features."""

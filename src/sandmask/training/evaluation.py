@@ -26,7 +26,7 @@ class Accuracies:
 class Evaluator:
     """Counts right answers. Group 2e is environment e's "in" split, group 2e + 1 its "out" split."""
 
-    def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], device: torch.device, chunk: int = 4096) -> None:
+    def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], device: torch.device, chunk: int) -> None:
         self.dataset = dataset
         self.chunk = chunk
         trials = sorted({spec.trial_seed for spec in specs})
@@ -51,8 +51,9 @@ class Evaluator:
     def alone(self, predict: Predict) -> Accuracies:
         """For methods whose prediction of an example depends on that example alone: any batches will do."""
         counts = torch.zeros(self._sizes.shape, device=self._group_of.device)
-        for numbers in torch.arange(len(self.dataset.labels), device=counts.device).split(self.chunk):
-            right = predict(self.dataset.inputs(numbers)).argmax(-1) == self.dataset.labels[numbers]
+        chunks = torch.arange(len(self.dataset.labels), device=counts.device).split(self.chunk)
+        for numbers, x in zip(chunks, self.dataset.batches(chunks), strict=True):
+            right = predict(x).argmax(-1) == self.dataset.labels[numbers]
             groups = self._group_of[:, numbers][self._trial_of_run]
             # Whole numbers below 2^24 add up exactly in float32, in any order.
             counts = counts.scatter_add(1, groups, right.to(counts.dtype))

@@ -7,19 +7,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import Algorithm, State
+from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.functional import AdamState
 from sandmask.records import RecordWriter, RunRecord, RunSpec, read_runs
-from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
+from sandmask.training.checkpoint import load_metadata
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
+from sandmask.training.model_file import save_model
 from sandmask.training.stack import Stack
 
 RECORDS, CHECKPOINT, MODEL = "records.jsonl", "checkpoint.safetensors", "model.safetensors"
@@ -38,6 +36,7 @@ class RunFolder:
         device: torch.device,
         *,
         weights: str | None = None,
+        compiled: bool = False,
         report: Report = lambda _: None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> RunRecord:
@@ -46,10 +45,12 @@ class RunFolder:
         self._check_same_run(spec)
         with RecordWriter(self.path / RECORDS) as writer:
             if not self.finished(spec):
-                stack = Stack([spec], dataset, device, weights=weights)
+                stack = Stack([spec], dataset, device, weights=weights, compiled=compiled)
                 trainer = Trainer(stack, writer, self.path / CHECKPOINT, report, checkpoint_seconds)
-                state = trainer.run()
-                self._save_model(stack, state, spec)
+                state: State = pytree.tree_map(lambda t: t[0], trainer.run())
+                status = writer.status(spec.id)
+                assert status is not None
+                save_model(self.path / MODEL, stack.algorithm, state, spec, status, stack.dataset)
         (self.path / CHECKPOINT).unlink(missing_ok=True)
         return self.record()
 
@@ -73,28 +74,3 @@ class RunFolder:
                     f"{self.path} holds another run ({other[0].algorithm} on {other[0].dataset}, run {other[0].id}). "
                     "Choose another folder with --out, or delete that one."
                 )
-
-    def _save_model(self, stack: Stack, state: State, spec: RunSpec) -> None:
-        single: State = pytree.tree_map(lambda t: t[0], state)
-        metadata = {
-            "spec": spec.to_json(),
-            "environments": list(stack.dataset.environments),
-            "classes": list(stack.dataset.classes),
-            "input_shape": list(stack.dataset.input_shape),
-        }
-        save_tree(self.path / MODEL, model_tree(stack.algorithm, single), metadata)
-
-    def load_state(self, algorithm: Algorithm, device: torch.device) -> State:
-        """The final state, as far as `predict` needs it."""
-        template = algorithm.init(0)
-        tree = load_tree(self.path / MODEL, model_tree(algorithm, template), device)
-        params = algorithm.network.flatten(tree["params"])
-        return {**tree["extra"], "params": params}
-
-
-def model_tree(algorithm: Algorithm, state: State) -> dict[str, Any]:
-    """A state without its optimizers, the parameters by name: what a model file holds."""
-    left_out = ("params", "step")
-    extra = {k: v for k, v in state.items() if k not in left_out and not isinstance(v, AdamState)}
-    named: dict[str, Tensor] = algorithm.network.named(state["params"])
-    return {"params": named, "extra": extra}

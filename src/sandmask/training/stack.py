@@ -1,5 +1,6 @@
 """K runs as one program. K = 1 is the ordinary run: the same code, without `vmap`."""
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
@@ -9,10 +10,10 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import ALGORITHMS, Algorithm, Metrics, Problem, State
-from sandmask.datasets import Dataset
+from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
-from sandmask.functional import Autograd, EnvBatch, Functional, random
-from sandmask.networks import build_featurizer
+from sandmask.functional import Autograd, EnvBatch, random
+from sandmask.networks import build_featurizer, normalization
 from sandmask.records import RunSpec
 from sandmask.training.evaluation import Accuracies, Evaluator
 from sandmask.training.precision import compute_dtype, set_precision
@@ -21,6 +22,7 @@ from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000
+EVALUATED_NUMBERS = 2**25  # inputs (at least 512 an example) that K runs are evaluated on at a time
 _NUMBERS, _ROWS, _AUGMENT, _STEP = range(4)  # what a step's random numbers are for
 
 
@@ -62,11 +64,22 @@ def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, drop
     return algorithm
 
 
+def _normalized_for(network: str, dataset: Dataset) -> Dataset:
+    """Images with the means and deviations that a network's weights were trained on."""
+    return dataset.normalized_by(*normalization(network)) if isinstance(dataset, ImageDataset) else dataset
+
+
 class Stack:
     """Runs that differ in numbers only: seeds, trials, held-out environments, numeric hyperparameters."""
 
     def __init__(
-        self, specs: Sequence[RunSpec], dataset: Dataset, device: torch.device, *, weights: str | None = None
+        self,
+        specs: Sequence[RunSpec],
+        dataset: Dataset,
+        device: torch.device,
+        *,
+        weights: str | None = None,
+        compiled: bool = False,
     ) -> None:
         if len({stack_key(spec) for spec in specs}) != 1:
             raise SandmaskError("These runs differ in more than numbers and cannot train as one program.")
@@ -74,15 +87,18 @@ class Stack:
         set_precision(specs[0].precision)
         self.specs = tuple(specs)
         self.device = device
-        self.dataset = dataset.to(device)
+        self.dataset = _normalized_for(specs[0].network, dataset).to(device)
         rates = ("dropout", "mlp_dropout")
         drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
+        if compiled:
+            self.algorithm.network.compile()
         self.n_runs = len(specs)
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
-        self.evaluator = Evaluator(self.dataset, specs, device)
+        examples = EVALUATED_NUMBERS // (self.n_runs * max(math.prod(dataset.input_shape), 512))
+        self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))
 
     def _stack_hparams(self) -> dict[str, Tensor]:
         names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
@@ -99,14 +115,18 @@ class Stack:
 
     def lift(self, function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
         """A function of one run as a function of K runs; arguments with dimension None are shared."""
-        if self.n_runs > 1:
+        if self.n_runs > 1 and self.algorithm.network.stacks:
             return vmap(function, in_dims=in_dims)
 
-        def single(*args: Any) -> Any:
-            own = [pytree.tree_map(lambda t: t[0], a) if dim == 0 else a for a, dim in zip(args, in_dims, strict=True)]
-            return pytree.tree_map(lambda t: t.unsqueeze(0), function(*own))
+        def one(k: int, args: tuple[Any, ...]) -> Any:
+            pairs = zip(args, in_dims, strict=True)
+            return function(*(pytree.tree_map(lambda t: t[k], a) if dim == 0 else a for a, dim in pairs))
 
-        return single
+        def one_by_one(*args: Any) -> Any:
+            each = [one(k, args) for k in range(self.n_runs)]
+            return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+
+        return one_by_one
 
     def feed(self, start: int) -> Generator[EnvBatch, None, None]:
         """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""

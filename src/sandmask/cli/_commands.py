@@ -56,7 +56,7 @@ COMMANDS = (
     Command("train", "Train one model with one or more environments held out", RUN, "train"),
     Command("sweep", "Train many: algorithms x datasets x held-out environments x draws", RUN, "sweep"),
     Command("predict", "Classify images or arrays with a trained model", RUN, "predict"),
-    Command("export", "Save a trained model as ONNX, TorchScript or safetensors", RUN, "export"),
+    Command("export", "Save a trained model for PyTorch (torch.export) or as ONNX", RUN, "export"),
     Command("report", "Tables and pages from the records of a sweep", READ, "report"),
     Command("paper", "Remake the paper's figures and tables next to its numbers", READ, "paper"),
     Command("import-domainbed", "Read the results of a DomainBed sweep", READ, "import_domainbed"),

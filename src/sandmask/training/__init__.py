@@ -1,28 +1,34 @@
 """Training: specs become runs, runs become records and a model.
 
-    from sandmask.datasets import DATASETS, load_dataset
-    from sandmask.training import RunFolder, make_spec
+from sandmask.datasets import DATASETS, load_dataset
+from sandmask.training import RunFolder, make_spec
 
-    spec = make_spec(DATASETS["Spirals"], "SANDMask", test_envs=[0], hparams={"tau": 0.5})
-    record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torch.device("cpu"))
+spec = make_spec(DATASETS["Spirals"], "SANDMask", test_envs=[0], hparams={"tau": 0.5})
+record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torch.device("cpu"))
 """
 
 from sandmask.training.evaluation import Accuracies
+from sandmask.training.exporting import Exported, export_run
 from sandmask.training.folder import RunFolder
 from sandmask.training.loop import Progress, Trainer
 from sandmask.training.precision import PRECISIONS, choose_device, set_precision
 from sandmask.training.specs import make_spec, stack_key
 from sandmask.training.splits import split_environment
 from sandmask.training.stack import Stack
+from sandmask.training.trained import TrainedRun, load_run
 
 __all__ = [
     "PRECISIONS",
     "Accuracies",
+    "Exported",
     "Progress",
     "RunFolder",
     "Stack",
+    "TrainedRun",
     "Trainer",
     "choose_device",
+    "export_run",
+    "load_run",
     "make_spec",
     "set_precision",
     "split_environment",

@@ -1,5 +1,7 @@
 """What the numbers are computed in, and that they come out the same twice."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -33,6 +35,19 @@ def set_precision(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = fast
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+
+
+@contextmanager
+def temporary_precision(precision: str) -> Iterator[None]:
+    """`set_precision` for a while: in a program that is not ours, its settings come back."""
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    set_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
 
 
 def compute_dtype(precision: str) -> torch.dtype:

@@ -1,0 +1,173 @@
+"""Trained models for other programs: `torch.export` and ONNX.
+
+An exported model takes preprocessed examples `[N, *input_shape]` (any N) and gives logits `[N, classes]`. What
+its numbers mean (class names, preprocessing, the run's spec) travels in the file, as JSON.
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sandmask.errors import SandmaskError
+from sandmask.registry import closest
+from sandmask.training.trained import TrainedRun
+
+METADATA = "sandmask"  # the metadata's name in an ONNX file; with .json, that of the extra file in a .pt2
+_TOLERANCE = 1e-3  # of the logits, relative to the largest; what other kernels do differently is far below
+_ONNX_LIMIT = 2**31 - 2**20  # bytes that one ONNX file can hold
+_KNOWN_WARNINGS = (  # of the packages that export, about themselves
+    r"The given buffer is not writable",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+)
+
+Model = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """A way to save a model: `write(module, example, metadata, path)`, and `read(path)` for the check."""
+
+    name: str
+    suffix: str
+    write: Callable[[nn.Module, Tensor, str, Path], None]
+    read: Callable[[Path], Model]
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and the largest difference between its logits and the run's."""
+
+    path: Path
+    difference: float
+
+
+def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str] | None = None) -> Exported:
+    """Save the model of a run; `model.pt2` or `model.onnx` in its folder if not told where.
+
+    The file is read back and compared with the run on batches of two sizes before it takes its name.
+    """
+    chosen = _format(format_name)
+    path = run.path / f"model{chosen.suffix}" if output is None else Path(output)
+    if path.is_dir():
+        raise SandmaskError(f"{path} is a folder. Name the file to write, such as {path / 'model'}{chosen.suffix}.")
+    module = run.module().cpu().requires_grad_(False)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{chosen.suffix}")
+    try:
+        with _quiet(), _explained(run, chosen.name, path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            example = torch.zeros(2, *run.input_shape)
+            chosen.write(module, example, json.dumps(run.info.to_json()), temporary)
+            difference = _compare(module, chosen.read(temporary), run)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Exported(path, difference)
+
+
+def _format(name: str) -> ExportFormat:
+    if name not in FORMATS:
+        raise SandmaskError(f"Unknown export format {name!r}. {closest(name, list(FORMATS))}")
+    missing = [package for package in FORMATS[name].packages if find_spec(package) is None]
+    if missing:
+        raise SandmaskError(f"Export as {name} needs {', '.join(missing)}: pip install 'sandmask[export]'")
+    return FORMATS[name]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        for message in _KNOWN_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        yield
+
+
+@contextmanager
+def _explained(run: TrainedRun, name: str, path: Path) -> Iterator[None]:
+    """Errors in words: a file that cannot be written, a network that the exporter cannot take."""
+    try:
+        yield
+    except OSError as error:
+        raise SandmaskError(f"{path} cannot be written: {error.strerror or error}.") from error
+    except RuntimeError as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise SandmaskError(
+            f"PyTorch cannot export {run.spec.network} ({run.spec.algorithm}) as {name}: {reason}"
+        ) from error
+
+
+@torch.no_grad()
+def _compare(module: nn.Module, read: Model, run: TrainedRun) -> float:
+    """The largest difference of logits on random inputs; an error where it is no matter of rounding."""
+    generator = torch.Generator().manual_seed(0)
+    differences = []
+    for count in (1, 3):
+        x = torch.randn(count, *run.input_shape, generator=generator)
+        expected = module(x)
+        differences.append(float((read(x) - expected).abs().max()))
+        if not differences[-1] <= _TOLERANCE * (1.0 + float(expected.abs().max())):
+            raise SandmaskError(
+                f"The exported {run.spec.network} computes something else than the run: logits differ by "
+                f"{differences[-1]:g}. Nothing was written; please report this."
+            )
+    return max(differences)
+
+
+def _dynamic() -> tuple[dict[int, Any]]:
+    return ({0: torch.export.Dim("batch")},)
+
+
+def _write_torch(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:
+    program = torch.export.export(module, (example,), dynamic_shapes=_dynamic())
+    torch.export.save(program, path, extra_files={f"{METADATA}.json": metadata})
+
+
+def _read_torch(path: Path) -> Model:
+    return torch.export.load(path).module()
+
+
+def _write_onnx(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:
+    n_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    if n_bytes > _ONNX_LIMIT:
+        raise SandmaskError(
+            f"The model has {n_bytes / 2**30:.1f} GiB of weights, and one ONNX file holds 2. Use torch-export."
+        )
+    program = torch.onnx.export(
+        module,
+        (example,),
+        dynamo=True,
+        dynamic_shapes=_dynamic(),
+        input_names=["x"],
+        output_names=["logits"],
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props[METADATA] = metadata
+    program.save(path, external_data=False)
+
+
+def _read_onnx(path: Path) -> Model:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+FORMATS = {
+    entry.name: entry
+    for entry in (
+        ExportFormat("torch-export", ".pt2", _write_torch, _read_torch),
+        ExportFormat("onnx", ".onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    )
+}

@@ -1,0 +1,106 @@
+"""What a model file holds: the weights by name, the networks' constants, and how to use them.
+
+Nothing else is needed to predict: no dataset, and no pretrained weights.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sandmask.algorithms import Algorithm, State
+from sandmask.datasets import Dataset
+from sandmask.errors import SandmaskError
+from sandmask.functional import AdamState, FlatModule, Params
+from sandmask.networks import Network
+from sandmask.records import RunSpec, Status
+from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
+from sandmask.training.preprocessing import Preprocessing
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model file says of its model."""
+
+    spec: RunSpec
+    status: Status
+    environments: tuple[str, ...]
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one preprocessed example."""
+        return self.preprocessing.input_shape
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "spec": self.spec.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "ModelInfo":
+        """The inverse of `to_json`."""
+        return cls(
+            spec=RunSpec.from_json(data["spec"]),
+            status=data["status"],
+            environments=tuple(data["environments"]),
+            classes=tuple(data["classes"]),
+            preprocessing=Preprocessing.from_json(data["preprocessing"]),
+        )
+
+
+def save_model(path: Path, algorithm: Algorithm, state: State, spec: RunSpec, status: Status, dataset: Dataset) -> None:
+    """Write the model of one run, trained on `dataset`."""
+    info = ModelInfo(spec, status, dataset.environments, dataset.classes, Preprocessing.of(dataset))
+    save_tree(path, model_tree(algorithm, state), info.to_json())
+
+
+def load_info(path: Path) -> ModelInfo:
+    """What a model file says of its model."""
+    data = load_metadata(path)
+    try:
+        return ModelInfo.from_json(data)
+    except (KeyError, TypeError) as error:
+        raise SandmaskError(
+            f"{path} was written by another version of sandmask ({type(error).__name__}: {error}). Use it with "
+            "that version, or delete it and train the run again."
+        ) from error
+
+
+def load_state(path: Path, algorithm: Algorithm, device: torch.device) -> State:
+    """A model file's state, as far as `predict` needs it; the algorithm's networks get their constants back."""
+    tree = load_tree(path, model_tree(algorithm, algorithm.init(0)), device)
+    set_constants(algorithm, tree["constants"])
+    return {**tree["extra"], "params": algorithm.network.flatten(tree["params"])}
+
+
+def model_tree(algorithm: Algorithm, state: State) -> dict[str, Any]:
+    """A state without its optimizers, the parameters by name, and the networks' constants.
+
+    Constants (frozen batch-norm statistics) are no part of the state, but without them a pretrained backbone
+    computes something else.
+    """
+    left_out = ("params", "step")
+    extra = {k: v for k, v in state.items() if k not in left_out and not isinstance(v, AdamState)}
+    # Copies: a file takes no two names for the same memory, which buffers may have.
+    constants = pytree.tree_map(torch.clone, constants_of(algorithm))
+    return {"params": algorithm.network.named(state["params"]), "extra": extra, "constants": constants}
+
+
+def constants_of(algorithm: Algorithm) -> dict[str, Params]:
+    """The constants of an algorithm's networks."""
+    return {name: part.constants for name, part in _networks(algorithm).items()}
+
+
+def set_constants(algorithm: Algorithm, constants: dict[str, Params]) -> None:
+    """Give an algorithm's networks other constants, of the types that theirs have."""
+    for name, part in _networks(algorithm).items():
+        own = part.constants
+        part.constants = {k: value.to(own[k].dtype) for k, value in constants[name].items()}
+
+
+def _networks(algorithm: Algorithm) -> dict[str, Network | FlatModule]:
+    """The networks of an algorithm by attribute: the model, and whatever else the method has."""
+    return {name: part for name, part in vars(algorithm).items() if isinstance(part, Network | FlatModule)}

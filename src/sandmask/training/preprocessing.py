@@ -1,0 +1,128 @@
+"""From what a user has (files, pictures, arrays) to what a model takes, as evaluation during training did it."""
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sandmask.datasets import CorruptImageError, Dataset, ImageDataset, TensorDataset
+from sandmask.datasets._decode import decode, squeeze
+from sandmask.datasets._images import evaluated, normalized
+from sandmask.errors import SandmaskError
+
+InputKind = Literal["image", "pixels", "numbers"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What happens to an example before a model sees it.
+
+    A model of the kind "image" was trained on image files, which are squeezed to `storage_size`, resized to
+    `input_shape` and normalized; one of "pixels" on arrays of bytes, which are divided by 255; one of "numbers"
+    on arrays that are taken as they are.
+    """
+
+    input_shape: tuple[int, ...]
+    kind: InputKind
+    storage_size: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Preprocessing":
+        """What a dataset does to the examples that it is evaluated on."""
+        if isinstance(dataset, ImageDataset):
+            mean, std = (tuple(each.tolist()) for each in dataset.normalization)
+            return cls(dataset.input_shape, "image", dataset.storage_size, mean, std)
+        is_pixels = isinstance(dataset, TensorDataset) and dataset.stored.dtype == torch.uint8
+        return cls(dataset.input_shape, "pixels" if is_pixels else "numbers")
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Preprocessing":
+        """From the fields as JSON has them."""
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**fields)
+
+    @property
+    def expected(self) -> str:
+        """What one example should be, in words."""
+        shape = list(self.input_shape)
+        if self.kind == "image":
+            return f"images (files, uint8 arrays or PIL images) or preprocessed float arrays of shape {shape}"
+        return f"{'float or uint8' if self.kind == 'pixels' else 'float'} arrays of shape {shape}"
+
+    def __call__(self, x: Any) -> Tensor:
+        """Examples `[N, *input_shape]`, float32, of anything that `TrainedRun.predict` takes."""
+        if isinstance(x, str | os.PathLike) or _is_picture(x):
+            x = [x]
+        if isinstance(x, np.ndarray | Tensor) and not (self.kind == "image" and _is_uint8(x)):
+            return self._array(x, leading=1)
+        if not isinstance(x, Iterable):
+            raise SandmaskError(f"This model takes {self.expected}. Found {type(x).__name__}.")
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # decoding runs outside Python's lock
+            examples = list(pool.map(self.one, x))
+        return torch.stack(examples) if examples else torch.empty(0, *self.input_shape)
+
+    def one(self, item: Any) -> Tensor:
+        """One example `[*input_shape]`, float32."""
+        if self.kind != "image" or (isinstance(item, np.ndarray | Tensor) and not _is_uint8(item)):
+            return self._array(item)
+        pixels = squeeze(self._pixels(item), self.storage_size)
+        image = evaluated(pixels.permute(1, 2, 0)[None], self.input_shape[-1])[0]
+        return normalized(image, *(torch.tensor(each, device=image.device) for each in (self.mean, self.std)))
+
+    def _array(self, array: Any, leading: int = 0) -> Tensor:
+        """Preprocessed examples, with so many dimensions before an example's own."""
+        if not isinstance(array, np.ndarray | Tensor):
+            raise SandmaskError(f"This model takes {self.expected}. Found {type(array).__name__}.")
+        if tuple(array.shape[leading:]) != self.input_shape or array.ndim != leading + len(self.input_shape):
+            batch = f", one dimension of examples before it: {['N', *self.input_shape]}" if leading else ""
+            raise SandmaskError(f"This model takes {self.expected}{batch}. Found the shape {list(array.shape)}.")
+        if _is_uint8(array) and self.kind == "pixels":
+            return torch.as_tensor(array) / 255.0
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            return torch.from_numpy(np.array(array, dtype=np.float32))  # a copy: the array may be read-only
+        if not isinstance(array, Tensor) or not array.is_floating_point():
+            raise SandmaskError(f"This model takes {self.expected}. Found numbers of type {array.dtype}.")
+        return array.to(torch.float32)
+
+    def _pixels(self, item: Any) -> Tensor:
+        """The pixels [3, height, width] of a file, a picture or a uint8 array, before any resizing."""
+        if isinstance(item, str | os.PathLike):
+            return _decoded(Path(item))
+        if isinstance(item, Tensor):
+            planes = item[None] if item.ndim == 2 else item
+        else:
+            array = np.array(item.convert("RGB") if _is_picture(item) else item)
+            if array.dtype != np.uint8:
+                raise SandmaskError(f"This model takes {self.expected}. Found {type(item).__name__}.")
+            planes = torch.from_numpy(array[..., None] if array.ndim == 2 else array)
+            planes = planes.permute(2, 0, 1) if planes.ndim == 3 else planes
+        if planes.ndim != 3 or planes.shape[0] not in (1, 3) or 0 in planes.shape:
+            raise SandmaskError(
+                "Images as uint8 arrays should have the shape [height, width, 3] or [height, width], as tensors "
+                f"[3, height, width]. Found {list(item.shape)}."
+            )
+        return planes.expand(3, -1, -1)
+
+
+def _decoded(path: Path) -> Tensor:
+    try:
+        return decode(path).pixels.permute(2, 0, 1)
+    except CorruptImageError as error:
+        raise SandmaskError(f"{path} cannot be decoded as an image ({error.__cause__}).") from error
+
+
+def _is_uint8(array: Any) -> bool:
+    return array.dtype in (np.uint8, torch.uint8)
+
+
+def _is_picture(item: Any) -> bool:
+    """Whether it is a PIL image, asked without importing PIL."""
+    return hasattr(item, "convert") and hasattr(item, "getbands")

@@ -1,0 +1,170 @@
+"""A trained run, read back from its folder and ready to predict."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sandmask.algorithms import ALGORITHMS, Algorithm, State
+from sandmask.errors import SandmaskError
+from sandmask.records import RunRecord, RunSpec, read_runs
+from sandmask.training.folder import MODEL, RECORDS, RunFolder
+from sandmask.training.model_file import ModelInfo, constants_of, load_info, load_state, set_constants
+from sandmask.training.modules import as_module
+from sandmask.training.precision import choose_device, temporary_precision
+from sandmask.training.stack import build_algorithm
+
+BATCH_SIZE = 256
+
+
+class TrainedRun:
+    """A finished run: its spec, its record, and its model, which needs neither data nor pretrained weights.
+
+    `predict`, `logits` and `classify` take a batch of examples, as
+
+    - a float tensor or array `[N, *input_shape]` of inputs as the network takes them;
+    - for models trained on images: a list of image files, PIL images, uint8 arrays `[height, width, 3]` or
+      uint8 tensors `[3, height, width]`, of any size. They are resized and normalized as in evaluation;
+    - for models trained on arrays of pixels (the MNIST sets): uint8 arrays `[N, *input_shape]`.
+
+    They compute what evaluation during training computed, in the run's precision, and give tensors on the
+    device of the run. Methods that use context (ARM, MTL: `uses_context`) take all examples of one call for a
+    batch of one environment, whose other members the prediction of each depends on; evaluation gives them 64
+    at a time. With all other methods, a prediction depends on its example alone.
+    """
+
+    def __init__(
+        self, path: Path, info: ModelInfo, algorithm: Algorithm, state: State, device: torch.device
+    ) -> None:
+        self.path = path
+        self.info = info
+        self.device = device
+        self._algorithm = algorithm
+        self._state = state
+
+    @property
+    def spec(self) -> RunSpec:
+        """What was trained, and how."""
+        return self.info.spec
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the probabilities."""
+        return self.info.classes
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """The names of the dataset's environments, held-out ones included."""
+        return self.info.environments
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example as the network takes it."""
+        return self.info.input_shape
+
+    @property
+    def uses_context(self) -> bool:
+        """Whether the prediction of an example depends on the others of its batch."""
+        return self._algorithm.uses_context
+
+    def record(self) -> RunRecord:
+        """The run's evaluations."""
+        if not (self.path / RECORDS).exists():
+            raise SandmaskError(f"There is no {RECORDS} beside the model in {self.path}.")
+        return RunFolder(self.path).record()
+
+    def preprocess(self, x: Any) -> Tensor:
+        """Examples as the network takes them, `[N, *input_shape]`: what `module` and exported models want."""
+        return self.info.preprocessing(x).to(self.device)
+
+    @torch.no_grad()
+    def logits(self, x: Any, batch_size: int = BATCH_SIZE) -> Tensor:
+        """The network's outputs `[N, classes]`, float32; `batch_size` examples are computed at a time."""
+        with temporary_precision(self.spec.precision):
+            parts = [self._algorithm.predict(self._state, part) for part in self._batches(x, batch_size)]
+        return torch.cat(parts) if parts else torch.empty(0, len(self.classes), device=self.device)
+
+    def predict(self, x: Any, batch_size: int = BATCH_SIZE) -> Tensor:
+        """Probabilities `[N, classes]`: the softmax of the logits."""
+        return self.logits(x, batch_size).softmax(-1)
+
+    def classify(self, x: Any, batch_size: int = BATCH_SIZE) -> list[str]:
+        """The names of the likeliest classes."""
+        return [self.classes[number] for number in self.logits(x, batch_size).argmax(-1).tolist()]
+
+    def module(self) -> nn.Module:
+        """The model as an ordinary module in evaluation mode, `[N, *input_shape]` -> logits `[N, classes]`.
+
+        It has a copy of the weights, on the device of the run, and computes in float32 whatever the run's
+        precision. `featurizer` and `classifier` are its parts, unless the method predicts in a way of its own
+        (ARM, MTL): then it has one flat vector of parameters.
+        """
+        spec = replace(self.spec, precision="fp32")
+        algorithm = build_algorithm(spec, self.info, weights="none", dropout=False)
+        set_constants(algorithm, constants_of(self._algorithm))
+        return as_module(algorithm, self._state).to(self.device)
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        return f"TrainedRun({spec.algorithm} on {spec.dataset}, {len(self.classes)} classes, {str(self.path)!r})"
+
+    def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
+        """Preprocessed batches; files are read a batch at a time, so that any number of them will do."""
+        if batch_size < 1:
+            raise SandmaskError(f"`batch_size` should be at least 1. Found `batch_size` = {batch_size}.")
+        sliceable = isinstance(x, list | tuple | np.ndarray | Tensor) and getattr(x, "ndim", 1) > 0
+        if self.uses_context or not sliceable:
+            x = self.preprocess(x)
+        step = len(x) if self.uses_context else batch_size
+        for begin in range(0, len(x), step or 1):
+            yield self.preprocess(x[begin : begin + step])
+
+
+def load_run(directory: str | os.PathLike[str], device: str | torch.device = "cpu") -> TrainedRun:
+    """The trained run in a folder that `sandmask train` made.
+
+    The folder can be moved or copied; of its files, `model.safetensors` alone is needed to predict. A run of an
+    algorithm of one's own needs that to be registered (see `sandmask.plugins`).
+    """
+    path = Path(directory)
+    if not (path / MODEL).is_file():
+        raise SandmaskError(_why_no_model(path))
+    info = load_info(path / MODEL)
+    spec = info.spec
+    if info.status != "done":
+        raise SandmaskError(_diverged(path))
+    if spec.algorithm not in ALGORITHMS:
+        raise SandmaskError(
+            f"The run in {path} was trained with {spec.algorithm!r}, which is not registered here. Import the "
+            "module that registers it, or name it with --plugin FILE."
+        )
+    where = choose_device(str(device))
+    algorithm = build_algorithm(spec, info, weights="none", dropout=False).to(where)
+    return TrainedRun(path, info, algorithm, load_state(path / MODEL, algorithm, where), where)
+
+
+def _why_no_model(path: Path) -> str:
+    """What a folder without a model is, and what to do about it."""
+    if not path.is_dir():
+        return f"There is no folder {path}. Give the folder of a run: what `sandmask train` names at its end."
+    if not (path / RECORDS).is_file():
+        return f"{path} is not the folder of a run: it has neither {MODEL} nor {RECORDS}."
+    runs = read_runs(path / RECORDS)
+    if len(runs) != 1:
+        return f"{path} holds records of {len(runs)} runs and no model. Train the one that you want by itself."
+    if runs[0].status == "diverged":
+        return _diverged(path)
+    done = int(runs[0].steps[-1]) + 1 if len(runs[0].steps) else 0
+    return (
+        f"The run in {path} is not finished: {done} of {runs[0].spec.steps} steps are recorded. Give the same "
+        "`sandmask train` command again; it goes on from there."
+    )
+
+
+def _diverged(path: Path) -> str:
+    return f"The run in {path} diverged: its weights are no numbers. Train it again with a smaller learning rate."

@@ -2,7 +2,7 @@
 
 import importlib
 
-NAMES = ("mask_step_cpu", "mask_step_gpu", "mask_bandwidth", "peak_memory")
+NAMES = ("mask_step_cpu", "start_up", "mask_step_gpu", "mask_bandwidth", "peak_memory", "image_step")
 
 
 def main() -> None:

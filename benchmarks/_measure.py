@@ -30,8 +30,15 @@ def seconds_of(action: Action) -> float:
     return time.perf_counter() - start
 
 
-def alternate(actions: Mapping[str, Action], repeats: int, warmup: int = 3) -> dict[str, float]:
-    """Median seconds of each action; they take turns, so that all see the same machine."""
+def alternate(actions: Mapping[str, Action], repeats: int, warmup: int = 3, calls: int = 1) -> dict[str, float]:
+    """Median seconds of each action; they take turns, so that all see the same machine.
+
+    With `calls` above 1 an action is called so often in a row for each reading: what a busy device needs for it, without
+    the wait for the first launch.
+    """
+    if calls > 1:
+        many = {name: lambda action=action: [action() for _ in range(calls)] for name, action in actions.items()}
+        return {name: seconds / calls for name, seconds in alternate(many, repeats, warmup).items()}
     for _ in range(warmup):
         for action in actions.values():
             seconds_of(action)

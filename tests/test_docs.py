@@ -7,7 +7,6 @@ import io
 import re
 import shlex
 import socket
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -142,18 +141,6 @@ def test_python_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             run(block, page, vars(module))
 
 
-def test_the_script_for_torchrun_gives_the_same_model_in_two_processes(tmp_path: Path) -> None:
-    blocks = read_blocks(ROOT / "docs" / "own-loop.md")
-    (script,) = [block.code for block in blocks if block.code.startswith("# train.py\n")]
-    (tmp_path / "train.py").write_text(script, encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    sums = dict(re.findall(r"process (\d) of 2: (\S+)", done.stdout))
-    assert set(sums) == {"0", "1"}
-    assert sums["0"] == sums["1"]
-
-
 MODULES = [path for path in sorted(SOURCE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
 
 
@@ -248,6 +235,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = (page.parent / path) if path else page
         assert linked.is_file(), f"{page.name} links to {target}"
         assert not anchor or anchor in headings(linked), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_of_the_repository_that_are_named_exist(page: Path) -> None:
+    for path in re.findall(r"`((?:benchmarks|docs|examples|src|tests)/[^`\s]*)`", prose(page)):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
 def test_the_navigation_has_every_page() -> None:

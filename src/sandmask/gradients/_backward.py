@@ -54,7 +54,8 @@ def backward(
     :param scaler: of mixed-precision training.
     :param check_finite: raise a `MaskError` that names parameter and environment where a gradient is inf or
         NaN. It costs one synchronization with the device. Without effect if a scaler is given, which looks
-        itself. :return: what the mask did; costs nothing unless it is read.
+        itself.
+    :return: what the mask did; costs nothing unless it is read.
 
     >>> import torch, sandmask
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)

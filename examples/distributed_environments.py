@@ -1,0 +1,70 @@
+"""Domains spread over processes, and why plain DDP cannot do this.
+
+Each process computes the losses of its own domains. `sandmask.distributed.backward` merges counts, signs,
+means and squared deviations with all-reduce, and only then masks: the same gradient, in every process, as
+one process with all domains would have. DistributedDataParallel averages gradients before a mask could
+compare them: what is left has one value for each element, which agrees with itself.
+
+    torchrun --standalone --nproc-per-node 2 examples/distributed_environments.py
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import sandmask
+
+DOMAINS = 5
+
+
+def make_model() -> nn.Module:
+    """The same model in every process."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1))
+
+
+def loss_of(model: nn.Module, domain: int) -> Tensor:
+    """The loss of one domain, on made-up data."""
+    generator = torch.Generator().manual_seed(domain)
+    x, slope = torch.randn(64, 6, generator=generator), torch.randn(6, generator=generator)
+    return nn.functional.mse_loss(model(x).squeeze(1), x[:, 0] + x @ slope)
+
+
+def largest_difference(model: nn.Module, other: nn.Module) -> float:
+    """The largest difference of any two gradients."""
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max((p.grad - q.grad).abs().max().item() for p, q in pairs if p.grad is not None and q.grad is not None)
+
+
+def main() -> None:
+    """Mask the same domains in several processes and in one, and compare."""
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mask = sandmask.SANDMask(tau=0.5)
+
+    model = make_model()
+    mine = range(rank, DOMAINS, world)
+    losses = (loss_of(model, domain) for domain in mine)
+    report = sandmask.distributed.backward(losses, model.named_parameters(), mask)
+
+    alone = make_model()
+    sandmask.backward((loss_of(alone, domain) for domain in range(DOMAINS)), alone.named_parameters(), mask)
+
+    # What DDP would hand to a mask: every process the same average, in place of its own domains' gradients.
+    averaged = make_model()
+    torch.stack([loss_of(averaged, domain) for domain in range(DOMAINS)]).mean().backward()  # type: ignore[no-untyped-call]
+    after_averaging = [mask(torch.stack([p.grad] * world)) for p in averaged.parameters() if p.grad is not None]
+    untouched = sum(int((grad != 0).sum()) for grad in after_averaging) / sum(p.numel() for p in averaged.parameters())
+
+    if rank == 0:
+        print(f"{world} processes, {DOMAINS} domains; {report.total}")
+        print(f"largest difference to one process: {largest_difference(model, alone):.1e}")
+        print(f"masked after averaging, as with DDP: {untouched:.1%} of all elements would pass")
+    print(f"process {os.environ['RANK']} had domains {list(mine)}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

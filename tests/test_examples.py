@@ -1,0 +1,56 @@
+"""Every script in examples/ runs, with the arguments declared here, and prints what it promises."""
+
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+@dataclass(frozen=True)
+class Example:
+    """How a script is run: in this process, or by a launcher."""
+
+    arguments: tuple[str, ...]
+    prints: str
+    launcher: tuple[str, ...] = ()
+
+
+RUNS = {
+    "plain_pytorch.py": Example(("--steps", "40"), r"SAND-mask +\d+\.\d% +\d+\.\d%"),
+    "mixed_precision.py": Example(("--steps", "6"), r"accuracy \d+\.\d%"),
+    "distributed_environments.py": Example(
+        (),
+        r"largest difference to one process: \d\.\de-0[6-9]",
+        launcher=(*TORCHRUN, "--standalone", "--nproc-per-node", "2"),
+    ),
+}
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+def test_every_script_is_declared() -> None:
+    assert sorted(RUNS) == SCRIPTS
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_runs(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    example = RUNS[script]
+    monkeypatch.chdir(tmp_path)
+    if example.launcher:
+        command = [*example.launcher, str(EXAMPLES / script), *example.arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        output = done.stdout
+    else:
+        monkeypatch.setattr(sys, "argv", [script, *example.arguments])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        output = capsys.readouterr().out
+    assert re.search(example.prints, output), output

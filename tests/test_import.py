@@ -1,0 +1,58 @@
+"""`import sandmask` is light, and every public name resolves."""
+
+import subprocess
+import sys
+
+import pytest
+
+import sandmask
+import sandmask.gradients
+import sandmask.masks
+
+HEAVY = [
+    "PIL",
+    "jinja2",
+    "matplotlib",
+    "pandas",
+    "plotly",
+    "pyarrow",
+    "ray",
+    "rich",
+    "safetensors",
+    "submitit",
+    "tensorboard",
+    "timm",
+    "torchvision",
+    "typer",
+]
+
+
+def test_importing_loads_torch_and_nothing_heavier() -> None:
+    code = f"import sys, sandmask; print(sorted(set({HEAVY}) & set(sys.modules)), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "[] True"
+
+
+@pytest.mark.parametrize("module", [sandmask, sandmask.masks, sandmask.gradients, sandmask.distributed])
+def test_every_public_name_resolves(module: object) -> None:
+    names = module.__all__  # type: ignore[attr-defined]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert getattr(module, name) is not None
+
+
+@pytest.mark.parametrize("name", sorted(sandmask._LAZY))
+def test_lazy_names_are_listed_and_are_those_of_their_modules(name: str) -> None:
+    assert name in sandmask.__all__
+    assert name in dir(sandmask)
+    __import__(sandmask._LAZY[name])
+    assert getattr(sandmask, name) is getattr(sys.modules[sandmask._LAZY[name]], name)
+
+
+def test_names_that_do_not_exist() -> None:
+    with pytest.raises(AttributeError, match="module 'sandmask' has no attribute 'ORMask'"):
+        _ = sandmask.ORMask
+
+
+def test_version() -> None:
+    assert sandmask.__version__.count(".") == 2

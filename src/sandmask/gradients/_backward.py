@@ -100,7 +100,9 @@ def fill_gradients(
     for name, grad in zip(masked, scaled, strict=True):
         param = named[name]
         if param.grad is None:
-            param.grad = grad.to(param.dtype)
+            # A gradient lies in memory as its parameter does: fused optimizers count on it.
+            same = grad.dtype == param.dtype and grad.stride() == param.stride()
+            param.grad = grad if same else torch.empty_like(param).copy_(grad)
         else:
             param.grad.add_(grad)
     return MaskReport(mask, moments)

@@ -88,7 +88,7 @@ def _read_csv(path: Path) -> "NDArray[Any]":
     if lines and not _is_numeric(lines[0]):
         lines = lines[1:]
     if not lines:
-        return np.empty((0, 0))
+        raise SandmaskError(f"{path} holds no examples.")
     return np.loadtxt(lines, delimiter=",", ndmin=2)
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,7 +72,8 @@ def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str]
                 os.fsync(file.fileno())
             temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none, or its folder is no folder
+            temporary.unlink()
     return Exported(path, difference)
 
 

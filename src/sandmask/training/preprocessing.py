@@ -82,12 +82,13 @@ class Preprocessing:
         if not isinstance(array, np.ndarray | Tensor):
             raise SandmaskError(f"This model takes {self.expected}. Found {type(array).__name__}.")
         if tuple(array.shape[leading:]) != self.input_shape or array.ndim != leading + len(self.input_shape):
-            batch = f", one dimension of examples before it: {['N', *self.input_shape]}" if leading else ""
+            sizes = ", ".join(map(str, self.input_shape))
+            batch = f", in a batch of shape [N, {sizes}]" if leading else ""
             raise SandmaskError(f"This model takes {self.expected}{batch}. Found the shape {list(array.shape)}.")
         if _is_uint8(array) and self.kind == "pixels":
-            return torch.as_tensor(array) / 255.0
+            return (torch.tensor(array) if isinstance(array, np.ndarray) else array) / 255.0
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-            return torch.from_numpy(np.array(array, dtype=np.float32))  # a copy: the array may be read-only
+            return torch.tensor(array.astype(np.float32))  # a copy: the array may be read-only
         if not isinstance(array, Tensor) or not array.is_floating_point():
             raise SandmaskError(f"This model takes {self.expected}. Found numbers of type {array.dtype}.")
         return array.to(torch.float32)

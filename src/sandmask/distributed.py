@@ -30,7 +30,6 @@ from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.masks import GradientMoments, Mask, MaskError
 from sandmask.masks._layout import Layout
-from sandmask.masks._stack import doubled
 
 __all__ = ["backward", "merge_moments"]
 
@@ -108,9 +107,7 @@ def _merge(
     tensors = {i: about for share in shares for i, about in share.tensors.items()}
     for i, (shape, kept, dtype) in sorted(tensors.items()):
         if i not in moments.position:
-            like = torch.empty(
-                shape, dtype=kept, device=_device(moments, named.get(layouts[0].names[i]), group)
-            )
+            like = torch.empty(shape, dtype=kept, device=_device(moments, named.get(layouts[0].names[i]), group))
             moments.open_slot(i, like, dtype)
     for bucket in _buckets(tensors):
         _reduce([moments.position[i] for i in bucket], moments, total, group)
@@ -132,9 +129,7 @@ def _exchange(moments: GradientMoments, group: dist.ProcessGroup | None, error: 
     alike = {(share.layout, share.log_magnitude) for share in shares if share.layout is not None}
     shapes = {(i, about[:2]) for share in shares for i, about in share.tensors.items()}
     if len(alike) > 1 or len(shapes) > len({i for i, _ in shapes}):
-        raise MaskError(
-            "Every process should have gradients of the same tensors. Found different names or shapes."
-        )
+        raise MaskError("Every process should have gradients of the same tensors. Found different names or shapes.")
     return shares
 
 
@@ -152,9 +147,7 @@ def _buckets(tensors: Mapping[int, tuple[torch.Size, torch.dtype, torch.dtype]])
         yield bucket
 
 
-def _reduce(
-    positions: list[int], moments: GradientMoments, total: int, group: dist.ProcessGroup | None
-) -> None:
+def _reduce(positions: list[int], moments: GradientMoments, total: int, group: dist.ProcessGroup | None) -> None:
     """Add up the moments at these positions: signs and means first, then deviations from the new mean."""
     sums = moments.sums.take(positions)
     parts = [sums.sign_sum, sums.mean] if sums.log_sum is None else [sums.sign_sum, sums.mean, sums.log_sum]
@@ -170,7 +163,9 @@ def _reduce(
         m2 = m2 + (half_mean - reduced[1]).square() * (4 * moments.count)
     dist.all_reduce(m2, group=group)
 
-    reduced[1] = doubled(reduced[1])
+    # Weights such as 3/7 add up to 1 but for rounding: the mean of the largest numbers may come out as inf.
+    largest = torch.finfo(half_mean.dtype).max
+    reduced[1] = (reduced[1] * 2).clamp(-largest, largest) + reduced[1] * 0  # what was not finite stays so
     for tensors, values in zip([*parts, sums.m2], [*reduced, m2], strict=True):
         pieces = torch.split(values, [tensor.numel() for tensor in tensors])
         for tensor, piece in zip(tensors, pieces, strict=True):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import sandmask
-from sandmask.masks import ANDMask, Mask, SANDMask
+from sandmask.masks import ANDMask, GeometricMean, Mask, SANDMask
 
 MASKS = [ANDMask(1.0), SANDMask(0.1), SANDMask(0.1, dispersion="absolute")]
 
@@ -55,12 +55,17 @@ def test_gradients_are_left_at_the_scale_that_the_scaler_expects() -> None:
         torch.testing.assert_close(p.grad, q.grad * 1024)
 
 
-def test_an_overflow_skips_the_step_even_where_the_mask_is_zero() -> None:
+@pytest.mark.parametrize(
+    "mask",
+    [*MASKS, ANDMask(0.0, rescale="sparsity"), GeometricMean(0.0), GeometricMean(1.0, rescale="sparsity")],
+    ids=repr,
+)
+def test_an_overflow_skips_the_step_even_where_the_mask_is_zero(mask: Mask) -> None:
     w = torch.tensor([1.0, 1.0], requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=0.1)
     scaler = GradScaler("cpu", init_scale=2.0**16)
     losses = [w[0] + w[1] * 1e36, w[0] - w[1]]  # 1e36 overflows once scaled; its sign disagrees
-    sandmask.backward(losses, [w], ANDMask(1.0), scaler=scaler)
+    sandmask.backward(losses, [w], mask, scaler=scaler)
     scaler.step(optimizer)
     scaler.update()
     assert w.tolist() == [1, 1]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sandmask.masks import ANDMask, GeometricMean, Mask, SANDMask, testing
+from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, SANDMask, testing
 
 MASKS: list[Mask] = [
     build
@@ -66,14 +66,12 @@ def test_the_largest_numbers_of_both_signs_have_the_right_mean(dtype: torch.dtyp
     backwards = ANDMask(0.0).new_moments()
     for grad in grads.flip(0):
         backwards.merge(ANDMask(0.0).new_moments().update(grad))
-    for found in (
-        ANDMask(0.0)(grads),
-        ANDMask(0.0).from_moments(streamed),
-        ANDMask(0.0).from_moments(backwards),
-    ):
-        torch.testing.assert_close(
-            found.double(), expected, rtol=torch.finfo(dtype).eps * 4, atol=largest * 1e-6
-        )
+    many_into_one = ANDMask(0.0).new_moments().update(grads[0]).merge(GradientMoments.of_stack(grads[1:]))
+    one_into_many = GradientMoments.of_stack(grads[1:]).update(grads[0])
+    results = [ANDMask(0.0)(grads)]
+    results += [ANDMask(0.0).from_moments(m) for m in (streamed, backwards, many_into_one, one_into_many)]
+    for found in results:
+        torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps * 4, atol=largest * 1e-6)
 
 
 def test_one_environment_of_many_that_disagrees() -> None:

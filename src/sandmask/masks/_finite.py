@@ -24,16 +24,13 @@ class FiniteCheck:
         filled = [(slot, grad) for slot, grad in zip(slots, grads, strict=True) if grad.numel() > 0]
         if not filled:
             return
-        norms = _foreach_norm([grad for _, grad in filled], math.inf)
-        self.pending.append((environment, [slot for slot, _ in filled], torch.stack(list(norms))))
+        self.pending.append((environment, [slot for slot, _ in filled], largest([grad for _, grad in filled])))
         if len(self.pending) > _MOST_PENDING:  # keeps memory bounded however many environments there are
             self._settle()
 
     def extend(self, other: "FiniteCheck", offset: int) -> None:
         """Take over what `other` recorded; its first environment is number `offset` here."""
-        self.pending.extend(
-            (environment + offset, slots, norms) for environment, slots, norms in other.pending
-        )
+        self.pending.extend((environment + offset, slots, norms) for environment, slots, norms in other.pending)
         if self.found is None and other.found is not None:
             environment, slot, value = other.found
             self.found = (environment + offset, slot, value)
@@ -51,22 +48,23 @@ class FiniteCheck:
             here = [entry for entry in pending if entry[2].device == device]
             values = torch.cat([norms for _, _, norms in here]).tolist()
             places = [(environment, slot) for environment, slots, _ in here for slot in slots]
-            bad = [
-                (*place, value)
-                for place, value in zip(places, values, strict=True)
-                if not math.isfinite(value)
-            ]
+            bad = [(*place, value) for place, value in zip(places, values, strict=True) if not math.isfinite(value)]
             self.found = min([*bad, *([self.found] if self.found else [])], default=None)
+
+
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each tensor, all of them filled and on one device; NaN and inf come through."""
+    if tensors[0].device.type == "cpu":  # where the norm takes twenty times as long as the extremes
+        extremes = torch.stack([extreme for tensor in tensors for extreme in torch.aminmax(tensor)])
+        return extremes.view(-1, 2).abs().amax(1)
+    return torch.stack(list(_foreach_norm(list(tensors), math.inf)))
 
 
 def all_finite(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Whether all elements are finite: a 0-dimensional boolean tensor on each of the devices involved."""
     filled = [tensor for tensor in tensors if tensor.numel() > 0]
     devices = dict.fromkeys(tensor.device for tensor in filled)
-    return [
-        torch.stack(list(_foreach_norm([t for t in filled if t.device == device], math.inf))).isfinite().all()
-        for device in devices
-    ]
+    return [largest([t for t in filled if t.device == device]).isfinite().all() for device in devices]
 
 
 def check_stacks_finite(layout: Layout, stacks: Mapping[int, Tensor], means: Sequence[Tensor]) -> None:

@@ -29,12 +29,6 @@ def stack_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
     return TensorMoments(count, *(torch.cat(part).reshape(shape) for part in zip(*parts, strict=True)))
 
 
-def doubled(half: Tensor) -> Tensor:
-    """Twice a mean of halves, which may round beyond the largest number; what was not finite stays so."""
-    largest = torch.finfo(half.dtype).max
-    return (half * 2).clamp(-largest, largest) + half * 0
-
-
 def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:
     """Sign sum, mean, M2 and, if asked for, log sum, in two passes around the first environment.
 
@@ -49,7 +43,7 @@ def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:
     difference = torch.add(x[0] * -scale, x, alpha=scale)
     half_shift = difference.sum(0) * (0.5 / (scale * count))
     half_mean = x[0] * 0.5 + half_shift
-    mean = doubled(half_mean)
+    mean = half_mean * 2
     half_deviation = torch.add(-half_shift, difference, alpha=0.5 / scale)
     m2 = half_deviation.square().sum(0) * 4
     moments = (x.sign().sum(0), mean, m2)

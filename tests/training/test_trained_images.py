@@ -66,7 +66,14 @@ class Trained:
     weights: dict[str, Tensor]
 
 
-def train(folder: Path, network: str, algorithm: str = "ERM", precision: str = "fp32", steps: int = 4) -> Trained:
+def train(
+    folder: Path,
+    network: str,
+    algorithm: str = "ERM",
+    precision: str = "fp32",
+    steps: int = 4,
+    device: torch.device = CPU,
+) -> Trained:
     root = draw_images(folder / "images")
     weights = save_weights(folder / "weights.safetensors", network)
     dataset = load_dataset(root, image_size=SIZE)
@@ -75,7 +82,7 @@ def train(folder: Path, network: str, algorithm: str = "ERM", precision: str = "
         dataset_entry(root), algorithm, [0], steps=steps, hparams={"batch_size": 4, "lr": 1e-3},
         network=network, weights=str(folder / "weights.safetensors"), precision=precision,
     )  # fmt: skip
-    record = RunFolder(folder / "run").train(spec, dataset, CPU, weights=str(folder / "weights.safetensors"))
+    record = RunFolder(folder / "run").train(spec, dataset, device, weights=str(folder / "weights.safetensors"))
     tree = scan_images(root)
     shutil.copytree(root, folder / "elsewhere")
     files = [folder / "elsewhere" / tree.path(i).relative_to(root) for i in range(len(tree.paths))]
@@ -219,3 +226,22 @@ def test_a_file_that_is_no_image_is_named(trained: Trained, tmp_path: Path) -> N
         with pytest.raises(SandmaskError, match=f"{name} cannot be decoded as an image") as caught:
             load_run(trained.run).predict([tmp_path / name])
         assert "skip_corrupt" not in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_of_the_gpu_predicts_there_and_on_the_cpu(precision: str, tmp_path: Path) -> None:
+    trained = train(tmp_path, "test_resnet", precision=precision, device=torch.device("cuda"))
+    there, here = load_run(trained.run, "cuda"), load_run(trained.run)
+    assert_reproduces(trained, there.predict(trained.files).cpu())
+    torch.backends.cudnn.allow_tf32 = True  # PyTorch's default, which the run's precision overrides
+    tolerance = 1e-4 if precision == "fp32" else 0.05
+    logits = there.logits(trained.files)
+    assert logits.device.type == "cuda"
+    torch.testing.assert_close(logits.cpu(), here.logits(trained.files), rtol=tolerance, atol=tolerance)
+    with torch.no_grad():
+        module = there.module()
+        torch.backends.cudnn.allow_tf32 = False
+        out = module(there.preprocess(trained.files))
+    torch.testing.assert_close(out.cpu(), here.module()(trained.inputs).detach(), rtol=1e-4, atol=1e-4)

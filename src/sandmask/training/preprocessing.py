@@ -57,25 +57,26 @@ class Preprocessing:
             return f"images (files, uint8 arrays or PIL images) or preprocessed float arrays of shape {shape}"
         return f"{'float or uint8' if self.kind == 'pixels' else 'float'} arrays of shape {shape}"
 
-    def __call__(self, x: Any) -> Tensor:
-        """Examples `[N, *input_shape]`, float32, of anything that `TrainedRun.predict` takes."""
+    def __call__(self, x: Any, device: torch.device) -> Tensor:
+        """Examples `[N, *input_shape]`, float32, on `device`, of anything that `TrainedRun.predict` takes."""
         if isinstance(x, str | os.PathLike) or _is_picture(x):
             x = [x]
         if isinstance(x, np.ndarray | Tensor) and not (self.kind == "image" and _is_uint8(x)):
-            return self._array(x, leading=1)
+            return self._array(x, leading=1).to(device)
         if not isinstance(x, Iterable):
             raise SandmaskError(f"This model takes {self.expected}. Found {type(x).__name__}.")
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # decoding runs outside Python's lock
-            examples = list(pool.map(self.one, x))
-        return torch.stack(examples) if examples else torch.empty(0, *self.input_shape)
+            examples = list(pool.map(lambda item: self._one(item, device), x))
+        return torch.stack(examples) if examples else torch.empty(0, *self.input_shape, device=device)
 
-    def one(self, item: Any) -> Tensor:
+    def _one(self, item: Any, device: torch.device) -> Tensor:
         """One example `[*input_shape]`, float32."""
         if self.kind != "image" or (isinstance(item, np.ndarray | Tensor) and not _is_uint8(item)):
-            return self._array(item)
-        pixels = squeeze(self._pixels(item), self.storage_size)
+            return self._array(item).to(device)
+        # As in training: squeezed on the CPU, like every file; then to the device, and the rest there.
+        pixels = squeeze(self._pixels(item).cpu(), self.storage_size).to(device)
         image = evaluated(pixels.permute(1, 2, 0)[None], self.input_shape[-1])[0]
-        return normalized(image, *(torch.tensor(each, device=image.device) for each in (self.mean, self.std)))
+        return normalized(image, torch.tensor(self.mean, device=device), torch.tensor(self.std, device=device))
 
     def _array(self, array: Any, leading: int = 0) -> Tensor:
         """Preprocessed examples, with so many dimensions before an example's own."""

@@ -38,9 +38,7 @@ class TrainedRun:
     at a time. With all other methods, a prediction depends on its example alone.
     """
 
-    def __init__(
-        self, path: Path, info: ModelInfo, algorithm: Algorithm, state: State, device: torch.device
-    ) -> None:
+    def __init__(self, path: Path, info: ModelInfo, algorithm: Algorithm, state: State, device: torch.device) -> None:
         self.path = path
         self.info = info
         self.device = device
@@ -80,7 +78,7 @@ class TrainedRun:
 
     def preprocess(self, x: Any) -> Tensor:
         """Examples as the network takes them, `[N, *input_shape]`: what `module` and exported models want."""
-        return self.info.preprocessing(x).to(self.device)
+        return self.info.preprocessing(x, self.device)
 
     @torch.no_grad()
     def logits(self, x: Any, batch_size: int = BATCH_SIZE) -> Tensor:

@@ -21,9 +21,7 @@ RESCALED: list[Mask] = [
     GeometricMean(0.6, rescale="sparsity"),
 ]
 OF_MEAN = [mask for mask in MASKS if not isinstance(mask, GeometricMean)]
-SCALE_FREE = [
-    m for m in [*MASKS, *RESCALED] if isinstance(m, ANDMask) or getattr(m, "dispersion", "") == "relative"
-]
+SCALE_FREE = [m for m in [*MASKS, *RESCALED] if isinstance(m, ANDMask) or getattr(m, "dispersion", "") == "relative"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 every_mask = pytest.mark.parametrize("mask", [*MASKS, *RESCALED], ids=repr)
@@ -35,9 +33,7 @@ def gradients(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     envs, size = draw(st.integers(2, 6)), draw(st.integers(1, 12))
     noise = torch.randn(envs, size, generator=generator, dtype=torch.float64)
-    common = torch.randn(1, size, generator=generator, dtype=torch.float64) * draw(
-        st.sampled_from([0.0, 1.0, 5.0])
-    )
+    common = torch.randn(1, size, generator=generator, dtype=torch.float64) * draw(st.sampled_from([0.0, 1.0, 5.0]))
     keep = torch.rand(envs, size, generator=generator) < draw(st.sampled_from([0.5, 1.0]))
     same = torch.rand(1, size, generator=generator) < 0.2
     grads = torch.where(same, common.expand_as(noise), common + noise) * keep

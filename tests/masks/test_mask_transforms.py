@@ -48,9 +48,7 @@ def test_runs_in_a_stack_equal_runs_alone(member: int, rescale: str) -> None:
 
 def test_gains_may_differ_from_run_to_run() -> None:
     gains, grads = torch.tensor([1e-3, 10.0]), torch.randn(5, 4)
-    stacked = vmap(lambda gain: SANDMask(0.1, dispersion="absolute", gain=gain)(grads, check_finite=False))(
-        gains
-    )
+    stacked = vmap(lambda gain: SANDMask(0.1, dispersion="absolute", gain=gain)(grads, check_finite=False))(gains)
     for k, gain in enumerate(gains.tolist()):
         torch.testing.assert_close(stacked[k], SANDMask(0.1, dispersion="absolute", gain=gain)(grads))
 
@@ -81,9 +79,7 @@ def test_functions_on_plain_moments() -> None:
 
 @pytest.mark.parametrize("rescale", RESCALES)
 @pytest.mark.parametrize("member", range(4))
-def test_packed_tensors_give_what_each_gives_alone(
-    member: int, rescale: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_tensors_give_what_each_gives_alone(member: int, rescale: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = family(0.4, rescale)[member]
     shapes = [(4, 3, 2, 2), (7,), (), (0,), (5, 1, 3), (2, 6)]
     moments = mask.new_moments()
@@ -115,8 +111,6 @@ def test_masks_on_a_gpu(member: int) -> None:
         torch.testing.assert_close(
             found.cpu(), expected, rtol=1e-2 if found.dtype == torch.bfloat16 else 1e-4, atol=1e-5
         )
-    moments.update(
-        [torch.full_like(grads[0][0], float("nan")).cuda(), grads[1][0].cuda(), grads[2][0].cuda()]
-    )
+    moments.update([torch.full_like(grads[0][0], float("nan")).cuda(), grads[1][0].cuda(), grads[2][0].cuda()])
     with pytest.raises(ValueError, match="gradient 0 in environment 5"):
         mask.from_moments(moments)

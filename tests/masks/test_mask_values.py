@@ -63,9 +63,7 @@ masks = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    mask=masks, seed=st.integers(0, 2**32), envs=st.integers(2, 9), streamed=st.booleans(), wide=st.booleans()
-)
+@given(mask=masks, seed=st.integers(0, 2**32), envs=st.integers(2, 9), streamed=st.booleans(), wide=st.booleans())
 def test_every_mask_equals_its_twin(mask: Mask, seed: int, envs: int, streamed: bool, wide: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     grads = torch.randn(envs, 20, generator=generator) + torch.randn(20, generator=generator)

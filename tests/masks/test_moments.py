@@ -77,9 +77,7 @@ def test_merging_moments_in_which_different_tensors_had_gradients(grads: list[Te
     left = GradientMoments().update([a[0], None]).update([a[1], None])
     right = GradientMoments().update([None, b[2]])
     zero_a, zero_b = torch.zeros_like(a[0]), torch.zeros_like(b[0])
-    expected = GradientMoments.of_stack(
-        [torch.stack([a[0], a[1], zero_a]), torch.stack([zero_b, zero_b, b[2]])]
-    )
+    expected = GradientMoments.of_stack([torch.stack([a[0], a[1], zero_a]), torch.stack([zero_b, zero_b, b[2]])])
     for merged in (GradientMoments().merge(left).merge(right), GradientMoments().merge(right).merge(left)):
         assert merged.count == 3
         for name in ("mean", "m2", "sign_sum"):

@@ -91,9 +91,7 @@ def collect_moments(
 
 
 @torch.no_grad()
-def fill_gradients(
-    named: Mapping[str, Tensor], mask: Mask, moments: GradientMoments, scaling: Scaling
-) -> MaskReport:
+def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMoments, scaling: Scaling) -> MaskReport:
     """Write the masked gradients to `.grad`, or add them to what is there."""
     masked = {name: grad for name, grad in mask.from_moments(moments).items() if grad is not None}
     scaled = scaling.rescale(list(masked.values()), moments.sums.mean)

@@ -44,16 +44,12 @@ def gradients_by_environment(
             # Else a name here would keep this loss alive while the next one is computed.
             del loss, scaled, gradients
         if total is None:
-            raise MaskError(
-                f"Environment {environment} should have at least one loss. Found an empty iterable."
-            )
+            raise MaskError(f"Environment {environment} should have at least one loss. Found an empty iterable.")
         del of_environment
         yield total
 
 
-def _micro_batches(
-    losses: EnvironmentLoss, environment: int, *, retain: bool
-) -> Iterator[tuple[Tensor, bool]]:
+def _micro_batches(losses: EnvironmentLoss, environment: int, *, retain: bool) -> Iterator[tuple[Tensor, bool]]:
     """The losses of one environment, each with whether its graph is still needed afterwards."""
     if isinstance(losses, Tensor) or not isinstance(losses, Iterable):
         yield _scalar(losses, environment), retain

@@ -15,9 +15,7 @@ def trainable_parameters(params: Params) -> dict[str, Tensor]:
     `named_parameters()` brings names; a plain parameter is called by its number and shape.
     """
     if isinstance(params, nn.Module):
-        raise MaskError(
-            "Parameter `params` should be an iterable of parameters. Pass `model.named_parameters()`."
-        )
+        raise MaskError("Parameter `params` should be an iterable of parameters. Pass `model.named_parameters()`.")
     if isinstance(params, Tensor):
         raise MaskError("Parameter `params` should be an iterable of tensors. Pass `[tensor]`.")
     named: dict[str, Tensor] = {}
@@ -44,12 +42,7 @@ def trainable_parameters(params: Params) -> dict[str, Tensor]:
 def _named(item: object, number: int) -> tuple[str, Tensor]:
     if isinstance(item, Tensor):
         return f"parameter {number} of shape {tuple(item.shape)}", item
-    if (
-        isinstance(item, tuple)
-        and len(item) == 2
-        and isinstance(item[0], str)
-        and isinstance(item[1], Tensor)
-    ):
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], Tensor):
         return item
     raise MaskError(
         "Parameter `params` should hold tensors or (name, tensor) pairs. "

@@ -90,9 +90,7 @@ def _summarize(mask: Mask, moments: GradientMoments) -> dict[str, MaskSummary]:
     weights = evaluate(mask, moments).weights
     names = {position: moments.names[i] for i, position in moments.position.items()}
     figures = {
-        position: torch.stack(
-            [w.mean(), (w == 0).to(w.dtype).mean(), agreement(signs, moments.count).mean()]
-        ).float()
+        position: torch.stack([w.mean(), (w == 0).to(w.dtype).mean(), agreement(signs, moments.count).mean()]).float()
         for position, (w, signs) in enumerate(zip(weights, moments.sums.sign_sum, strict=True))
         if w.numel() > 0
     }
@@ -100,6 +98,4 @@ def _summarize(mask: Mask, moments: GradientMoments) -> dict[str, MaskSummary]:
     for device in {figure.device for figure in figures.values()}:  # one transfer a device, not one a tensor
         here = [position for position, figure in figures.items() if figure.device == device]
         values.update(zip(here, torch.stack([figures[position] for position in here]).tolist(), strict=True))
-    return {
-        names[position]: MaskSummary(weights[position].numel(), *values[position]) for position in figures
-    }
+    return {names[position]: MaskSummary(weights[position].numel(), *values[position]) for position in figures}

@@ -29,9 +29,7 @@ class Scaling:
         """Gradients at their true scale, in at least float32: float16 might not hold them."""
         if self._scaler is None:
             return list(grads)
-        present = {
-            i: grad.to(accumulation_dtype(grad.dtype)) for i, grad in enumerate(grads) if grad is not None
-        }
+        present = {i: grad.to(accumulation_dtype(grad.dtype)) for i, grad in enumerate(grads) if grad is not None}
         factors = {device: factor.reciprocal() for device, factor in self._factors(present.values()).items()}
         unscaled = dict(zip(present, _times(list(present.values()), factors), strict=True))
         return [unscaled.get(i) for i in range(len(grads))]

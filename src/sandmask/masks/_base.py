@@ -37,15 +37,11 @@ class Mask(ABC):
         low, high = self.tau_range
         if isinstance(tau, Tensor):
             if tau.ndim != 0:
-                raise MaskError(
-                    f"Parameter `tau` should be a number. Found `tau` of shape {tuple(tau.shape)}."
-                )
+                raise MaskError(f"Parameter `tau` should be a number. Found `tau` of shape {tuple(tau.shape)}.")
         elif not low <= tau <= high:
             raise MaskError(f"Parameter `tau` should be in [{low:g}, {high:g}]. Found `tau` = {tau}.")
         if rescale not in ("none", "sparsity"):
-            raise MaskError(
-                f'Parameter `rescale` should be "none" or "sparsity". Found `rescale` = {rescale!r}.'
-            )
+            raise MaskError(f'Parameter `rescale` should be "none" or "sparsity". Found `rescale` = {rescale!r}.')
         self.tau = tau
         self.rescale = rescale
 
@@ -93,6 +89,4 @@ class Mask(ABC):
         return GradientMoments(log_magnitude=self.needs_log_magnitude, check_finite=check_finite)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-        )
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"

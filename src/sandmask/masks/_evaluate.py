@@ -90,9 +90,7 @@ def evaluate(mask: "Mask", moments: GradientMoments) -> Evaluation:
 def check_count(count: int) -> None:
     """Raise unless there are environments to compare."""
     if count < 2:
-        raise MaskError(
-            f"The number of environments should be at least 2: a mask compares them. Found {count}."
-        )
+        raise MaskError(f"The number of environments should be at least 2: a mask compares them. Found {count}.")
 
 
 def _check(mask: "Mask", moments: GradientMoments) -> None:

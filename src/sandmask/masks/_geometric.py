@@ -32,7 +32,5 @@ class GeometricMean(Mask):
     def direction(self, moments: TensorMoments) -> Tensor:
         """sign(mean g) exp(mean log(|g| + 1e-10))."""
         if moments.log_sum is None:
-            raise MaskError(
-                "GeometricMean needs moments with log-magnitudes. Build them with `mask.new_moments()`."
-            )
+            raise MaskError("GeometricMean needs moments with log-magnitudes. Build them with `mask.new_moments()`.")
         return geometric_mean(moments.mean, moments.log_sum, moments.count)

@@ -43,9 +43,7 @@ class Layout:
         if not isinstance(grads, Mapping):
             return list(grads)
         if missing := set(self.names) - set(found.names):
-            raise MaskError(
-                f"Every environment should give gradients of the same names. Missing: {sorted(missing)}."
-            )
+            raise MaskError(f"Every environment should give gradients of the same names. Missing: {sorted(missing)}.")
         return [grads[name] for name in self.names]
 
     def restore(self, values: Sequence[Any]) -> Any:
@@ -71,9 +69,7 @@ def check_kind(layout: Layout, index: int, grad: Tensor) -> None:
     if not isinstance(grad, Tensor):
         raise MaskError(f"{layout.describe(index)} should be a tensor or None. Found {type(grad).__name__}.")
     if not grad.dtype.is_floating_point:
-        raise MaskError(
-            f"{layout.describe(index)} should be of a real floating-point dtype. Found {grad.dtype}."
-        )
+        raise MaskError(f"{layout.describe(index)} should be of a real floating-point dtype. Found {grad.dtype}.")
     if grad.layout is not torch.strided:
         raise MaskError(
             f"{layout.describe(index)} should be dense. Found layout {grad.layout}. "

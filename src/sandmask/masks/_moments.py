@@ -37,16 +37,12 @@ class GradientMoments:
         self.layout: Layout | None = None
         self.sums = Sums(log_sum=[] if log_magnitude else None)
         self.dtypes: list[torch.dtype] = []
-        self.position: dict[
-            int, int
-        ] = {}  # where a tensor's moments are in `sums`; none before its first gradient
+        self.position: dict[int, int] = {}  # where a tensor's moments are in `sums`; none before its first gradient
         self._buckets: list[list[int]] = []
         self.finite = FiniteCheck() if check_finite else None
 
     @classmethod
-    def of_stack(
-        cls, grads: Gradients, *, log_magnitude: bool = False, check_finite: bool = True
-    ) -> "GradientMoments":
+    def of_stack(cls, grads: Gradients, *, log_magnitude: bool = False, check_finite: bool = True) -> "GradientMoments":
         """Moments of stacked gradients `[E, *shape]`, at once and in two passes.
 
         Works under `torch.func.vmap` with `check_finite=False` (the check reads a value).
@@ -90,9 +86,7 @@ class GradientMoments:
         for bucket in self.buckets():
             sums = self.sums.take(bucket)
             folded = [
-                present[slots[position]].to(mean.dtype)
-                if slots[position] in present
-                else torch.zeros_like(mean)
+                present[slots[position]].to(mean.dtype) if slots[position] in present else torch.zeros_like(mean)
                 for position, mean in zip(bucket, sums.mean, strict=True)
             ]
             if self.finite is not None:
@@ -103,24 +97,18 @@ class GradientMoments:
 
     def update_stack(self, grads: Gradients) -> "GradientMoments":
         """Fold in the gradients `[E, *shape]` of E more environments."""
-        more = GradientMoments.of_stack(
-            grads, log_magnitude=self.log_magnitude, check_finite=self.finite is not None
-        )
+        more = GradientMoments.of_stack(grads, log_magnitude=self.log_magnitude, check_finite=self.finite is not None)
         return self.merge(more)
 
     @torch.no_grad()
     def merge(self, other: "GradientMoments") -> "GradientMoments":
         """Fold in the environments of another object (Chan et al.); `other` is left as it is."""
         if self.log_magnitude != other.log_magnitude:
-            raise MaskError(
-                "Moments with log-magnitudes and moments without cannot be merged. Build both alike."
-            )
+            raise MaskError("Moments with log-magnitudes and moments without cannot be merged. Build both alike.")
         if other.layout is None:
             return self
         if self.layout is not None and self.layout != other.layout:
-            raise MaskError(
-                f"Moments to merge should be of the same tensors. Found {self.layout} and {other.layout}."
-            )
+            raise MaskError(f"Moments to merge should be of the same tensors. Found {self.layout} and {other.layout}.")
         self.layout = other.layout
         for i, position in other.position.items():
             mean = other.sums.mean[position]
@@ -149,9 +137,7 @@ class GradientMoments:
             return None
         sums = self.sums
         logs = None if sums.log_sum is None else sums.log_sum[position]
-        return TensorMoments(
-            self.count, sums.sign_sum[position], sums.mean[position], sums.m2[position], logs
-        )
+        return TensorMoments(self.count, sums.sign_sum[position], sums.mean[position], sums.m2[position], logs)
 
     def buckets(self) -> list[list[int]]:
         """Positions in `sums` that are worked on together."""
@@ -162,9 +148,7 @@ class GradientMoments:
     def restore(self, values: list[Any]) -> Any:
         """Values, one for each position of `sums`, in the form the gradients came in."""
         if self.layout is None:
-            raise MaskError(
-                "Moments should have at least one environment before they are read. Call `update` first."
-            )
+            raise MaskError("Moments should have at least one environment before they are read. Call `update` first.")
         found = {i: values[position] for i, position in self.position.items()}
         return self.layout.restore([found.get(i) for i in range(len(self.layout.names))])
 

@@ -50,8 +50,7 @@ class SANDMask(Mask):
         super().__init__(tau, rescale)
         if dispersion not in ("relative", "absolute"):
             raise MaskError(
-                'Parameter `dispersion` should be "relative" or "absolute". '
-                f"Found `dispersion` = {dispersion!r}."
+                f'Parameter `dispersion` should be "relative" or "absolute". Found `dispersion` = {dispersion!r}.'
             )
         if gain is not None and dispersion == "relative":
             raise MaskError('Parameter `gain` should be left out unless `dispersion` = "absolute".')

@@ -23,7 +23,7 @@ Prediction = dict[str, Any]
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run.")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images; or arrays, as .npy, .npz or .csv.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Images; or arrays, as .npy, .npz or .csv.")],
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Show the K likeliest classes.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU if there is one.")] = None,
     json: JsonOption = False,

@@ -1,8 +1,8 @@
 """A run's folder: its records, its checkpoint while it trains, and the model it ends with.
 
-    records.jsonl            spec and evaluations
-    checkpoint.safetensors   everything needed to go on; removed when the run is done
-    model.safetensors        the weights by name, with what is needed to use them
+records.jsonl            spec and evaluations
+checkpoint.safetensors   everything needed to go on; removed when the run is done
+model.safetensors        the weights by name, with what is needed to use them
 """
 
 from dataclasses import dataclass

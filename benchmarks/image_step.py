@@ -1,6 +1,6 @@
 """A whole training step of ResNet-50 on PACS: sampling, decoding, augmentation, gradients, mask, Adam.
 
-    python -m benchmarks.image_step DATA_DIR     # holds PACS/
+python -m benchmarks.image_step DATA_DIR     # holds PACS/
 """
 
 import sys

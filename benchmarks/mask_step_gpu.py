@@ -66,7 +66,9 @@ def main() -> None:
         erm = times.pop("ERM")
         kind = "torch.compile" if compiled else "eager"
         rows += [(kind, way, f"{1e3 * erm:.1f}", f"{1e3 * t:.1f}", f"{t / erm:.2f}") for way, t in times.items()]
-    print_rows("ResNet-50, 3 x 32 images, bf16, channels last: SAND-mask step over ERM step (DomainBed: 2.2, fp32)", rows)
+    print_rows(
+        "ResNet-50, 3 x 32 images, bf16, channels last: SAND-mask step over ERM step (DomainBed: 2.2, fp32)", rows
+    )
 
 
 if __name__ == "__main__":

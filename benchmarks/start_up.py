@@ -9,7 +9,19 @@ import time
 from benchmarks._measure import print_rows
 
 REPEATS = 5
-COMMAND = ("-m", "sandmask", "train", "Spirals", "SANDMask", "--test-env", "0", "--hparam", "tau=0.5", "--device", "cpu")
+COMMAND = (
+    "-m",
+    "sandmask",
+    "train",
+    "Spirals",
+    "SANDMask",
+    "--test-env",
+    "0",
+    "--hparam",
+    "tau=0.5",
+    "--device",
+    "cpu",
+)
 
 
 def seconds(*arguments: str) -> float:
@@ -26,7 +38,9 @@ def main() -> None:
         times["import torch"].append(seconds("-c", "import torch"))
         times["--help"].append(seconds("-m", "sandmask", "--help"))
     head = ("what", "seconds", "DomainBed's script")
-    rows = [(name, f"{statistics.median(values):.2f}", "11" if name == "one step" else "") for name, values in times.items()]
+    rows = [
+        (name, f"{statistics.median(values):.2f}", "11" if name == "one step" else "") for name, values in times.items()
+    ]
     print_rows("Starting a run: import, data, first step, evaluation, records, model", [head, *rows])
 
 

@@ -91,13 +91,9 @@ def assert_minimizes(
     The objective gets a model with a "featurizer" and a "classifier", a list of (x, y), and the step.
     """
 
-    def check(
-        name: str, hparams: dict[str, Tensor], naive: NaiveObjective, reset_at: int | None = None
-    ) -> None:
+    def check(name: str, hparams: dict[str, Tensor], naive: NaiveObjective, reset_at: int | None = None) -> None:
         losses, state = train(name, batches, hparams)
-        model = nn.ModuleDict(
-            {"featurizer": featurizer(), "classifier": nn.Linear(WIDTH, N_CLASSES)}
-        ).double()
+        model = nn.ModuleDict({"featurizer": featurizer(), "classifier": nn.Linear(WIDTH, N_CLASSES)}).double()
         vector_to_parameters(ALGORITHMS[name].build(problem).init(5)["params"].double(), model.parameters())
         lr, weight_decay = hparams["lr"].item(), hparams["weight_decay"].item()
         for step, batch in enumerate(batches):

@@ -37,9 +37,7 @@ def naive_training(
     featurizer = problem.featurizer()
     classifier = nn.Linear(featurizer.n_features, problem.n_classes)
     generator = nn.ModuleList([featurizer, classifier]).double()
-    discriminator = Discriminator(
-        featurizer.n_features, 3, problem.n_classes if conditional else 0, 8, 4
-    ).double()
+    discriminator = Discriminator(featurizer.n_features, 3, problem.n_classes if conditional else 0, 8, 4).double()
     vector_to_parameters(start["params"].clone(), generator.parameters())
     vector_to_parameters(start["discriminator"].clone(), discriminator.parameters())
     betas = (hparams["beta1"], 0.9)

@@ -95,9 +95,7 @@ def test_a_batch_is_its_own_context(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize(("problem", "n_more"), [(VECTORS, 5), (IMAGES, 1)], ids=["vectors", "images"])
-def test_the_context_is_the_mean_over_the_true_examples_of_the_environment(
-    problem: Problem, n_more: int
-) -> None:
+def test_the_context_is_the_mean_over_the_true_examples_of_the_environment(problem: Problem, n_more: int) -> None:
     algorithm = ALGORITHMS["ARM"].build(problem)
     assert isinstance(algorithm, ARM)
     context, n = algorithm.init(0)["context"], problem.input_shape[0]

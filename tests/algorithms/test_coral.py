@@ -45,10 +45,7 @@ def test_trains_like_a_loop_over_pairs(
 ) -> None:
     def naive(model: nn.ModuleDict, minibatches: list[tuple[Tensor, Tensor]], step: int) -> Tensor:
         features = [model["featurizer"](x) for x, _ in minibatches]
-        risk = sum(
-            F.cross_entropy(model["classifier"](z), y)
-            for z, (_, y) in zip(features, minibatches, strict=True)
-        )
+        risk = sum(F.cross_entropy(model["classifier"](z), y) for z, (_, y) in zip(features, minibatches, strict=True))
         penalty = torch.zeros(())
         for a, b in combinations(features, 2):
             penalty = penalty + ((a.mean(0) - b.mean(0)) ** 2).mean()

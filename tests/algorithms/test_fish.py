@@ -46,9 +46,7 @@ def test_the_order_of_the_environments_changes_from_step_to_step(
 ) -> None:
     algorithm, hparams = ALGORITHMS["Fish"].build(problem), hparams_of("Fish")
     start = train("Fish", [], hparams)[1]
-    ends = [
-        algorithm.step(start, batches[0], hparams, random.key_of(seed))[0]["params"] for seed in range(40)
-    ]
+    ends = [algorithm.step(start, batches[0], hparams, random.key_of(seed))[0]["params"] for seed in range(40)]
     assert len({tuple(end.tolist()) for end in ends}) == 6  # the orders of three environments
 
 

@@ -35,9 +35,7 @@ def test_trains_like_a_loop_with_double_backward(
 def test_scatter_of_equal_gradients_is_zero() -> None:
     gradient = torch.randn(3, 4)
     assert scatter({"w": gradient.expand(5, 3, 4)}).item() == pytest.approx(0.0, abs=1e-10)
-    assert scatter(
-        {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([[0.0], [2.0]])}
-    ).item() == pytest.approx(4.0)
+    assert scatter({"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([[0.0], [2.0]])}).item() == pytest.approx(4.0)
 
 
 def test_both_differentiators_agree_on_a_convolutional_network(

@@ -75,9 +75,7 @@ def test_trains_like_the_naive_objective_through_the_jump_of_the_weight(
         total = torch.zeros(())
         for x, y in minibatches:
             logits = model["classifier"](model["featurizer"](x))
-            total = (
-                total + F.cross_entropy(logits, y) + (50.0 if step >= 3 else 1.0) * naive_penalty(logits, y)
-            )
+            total = total + F.cross_entropy(logits, y) + (50.0 if step >= 3 else 1.0) * naive_penalty(logits, y)
         return total / len(minibatches)
 
     hparams = hparams_of("IRM", irm_lambda=50, irm_penalty_anneal_iters=3)

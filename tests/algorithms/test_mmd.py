@@ -76,10 +76,7 @@ def test_trains_like_the_loops(
 ) -> None:
     def naive(model: nn.ModuleDict, minibatches: list[tuple[Tensor, Tensor]], step: int) -> Tensor:
         features = [model["featurizer"](x) for x, _ in minibatches]
-        risk = sum(
-            F.cross_entropy(model["classifier"](z), y)
-            for z, (_, y) in zip(features, minibatches, strict=True)
-        )
+        risk = sum(F.cross_entropy(model["classifier"](z), y) for z, (_, y) in zip(features, minibatches, strict=True))
         return risk / 3 + 2.0 * naive_discrepancy(features)
 
     assert_minimizes("MMD", hparams_of("MMD", mmd_gamma=2), naive)

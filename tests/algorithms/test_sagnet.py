@@ -64,9 +64,7 @@ def test_trains_like_three_modules_in_turn(
         assert losses[step] == pytest.approx(content, rel=1e-9)
     expected = parameters_to_vector([*f.parameters(), *c.parameters()]).detach()
     torch.testing.assert_close(state["params"], expected, rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(
-        state["style"], parameters_to_vector(s.parameters()).detach(), rtol=1e-7, atol=1e-9
-    )
+    torch.testing.assert_close(state["style"], parameters_to_vector(s.parameters()).detach(), rtol=1e-7, atol=1e-9)
     assert state["adam"].count.item() == 2 * len(batches)
     assert state["content_adam"].count.item() == len(batches)
 

@@ -30,9 +30,7 @@ def test_the_variance_is_numpys_population_variance(
     train: Callable[..., tuple[list[float], State]],
 ) -> None:
     losses = {
-        weight: train(
-            "VREx", batches[:1], hparams_of("VREx", vrex_lambda=weight, vrex_penalty_anneal_iters=0)
-        )[0][0]
+        weight: train("VREx", batches[:1], hparams_of("VREx", vrex_lambda=weight, vrex_penalty_anneal_iters=0))[0][0]
         for weight in (0, 1)
     }
     risks = [train("ERM", [batches[0].environment(e)], hparams_of("ERM"))[0][0] for e in range(3)]

@@ -62,21 +62,15 @@ def test_names_are_forgiving_and_so_is_their_order() -> None:
 
 
 def test_values_can_be_set_by_hand() -> None:
-    values = configuration(
-        "ERM", "PACS", "--hparams-seed", "2", "--hparam", "lr=1e-4", "--hparam", "batch_size=16"
-    )
+    values = configuration("ERM", "PACS", "--hparams-seed", "2", "--hparam", "lr=1e-4", "--hparam", "batch_size=16")
     assert values == {**configuration("ERM", "PACS", "--hparams-seed", "2"), "lr": 1e-4, "batch_size": 16}
 
 
 def test_the_table_shows_value_default_and_range() -> None:
-    result = runner.invoke(
-        app, ["hparams", "ANDMask", "PACS", "--hparam", "lr=0.002"], env={"COLUMNS": "120"}
-    )
+    result = runner.invoke(app, ["hparams", "ANDMask", "PACS", "--hparam", "lr=0.002"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
     assert "ANDMask on PACS, space 'paper'" in result.stdout
-    (line,) = (
-        line.split(maxsplit=3) for line in result.stdout.splitlines() if line.strip().startswith("lr ")
-    )
+    (line,) = (line.split(maxsplit=3) for line in result.stdout.splitlines() if line.strip().startswith("lr "))
     assert [part.strip() for part in line] == ["lr", "0.002", "5e-05", "10^U(-5, -3.5)"]
 
 
@@ -86,9 +80,7 @@ def test_mistakes_are_one_line_with_a_remedy() -> None:
     assert "Unknown hyperparameter 'leaning_rate'" in failure("ERM", "PACS", "--hparam", "leaning_rate=1")
     assert "should look like name=value" in failure("ERM", "PACS", "--hparam", "lr")
     assert "'batch_size' should be a whole number" in failure("ERM", "PACS", "--hparam", "batch_size=many")
-    assert "Unknown hyperparameter space 'papr'. Did you mean 'paper'?" in failure(
-        "ERM", "PACS", "--space", "papr"
-    )
+    assert "Unknown hyperparameter space 'papr'. Did you mean 'paper'?" in failure("ERM", "PACS", "--space", "papr")
 
 
 def test_a_plugins_algorithm_and_dataset_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

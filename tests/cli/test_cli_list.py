@@ -41,9 +41,7 @@ def test_json_holds_every_entry_of_the_registries() -> None:
 
 
 def test_algorithms_are_described() -> None:
-    rows = {
-        row["name"]: row for row in json.loads(runner.invoke(app, ["list", "algorithms", "--json"]).stdout)
-    }
+    rows = {row["name"]: row for row in json.loads(runner.invoke(app, ["list", "algorithms", "--json"]).stdout)}
     assert rows["ANDMask"]["hparams"] == ["tau"]
     assert rows["ERM"]["hparams"] == []
     assert all(row["summary"] and row["paper"] for row in rows.values())

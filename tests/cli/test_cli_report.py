@@ -103,9 +103,7 @@ def domainbed_run(folder: Path, algorithm: str, env: int, *, done: bool = True) 
         "seed": env,
     }
     record = {"args": args, "hparams": {"lr": 0.001}, "step": 0, "loss": 0.5}
-    record |= {
-        f"env{number}_{split}_acc": 0.25 + number / 4 for number in range(3) for split in ("in", "out")
-    }
+    record |= {f"env{number}_{split}_acc": 0.25 + number / 4 for number in range(3) for split in ("in", "out")}
     (folder / "results.jsonl").write_text(json.dumps(record) + "\n")
     if done:
         (folder / "done").write_text("done")

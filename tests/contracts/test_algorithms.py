@@ -76,11 +76,7 @@ def hparams_of(name: str, run: int, **values: float) -> Hparams:
     alternating = {"d_steps_per_g_step": float(1 + run % 2)} if "d_steps_per_g_step" in space else {}
     dropout = {row: (0.0, 0.1, 0.5)[run] for row in ("dropout", "mlp_dropout") if row in space}
     drawn = {**resolve(space, hparams_seed=1 + run), **early, **alternating, **dropout, **values}
-    return {
-        row: torch.tensor(value, dtype=torch.float64)
-        for row, value in drawn.items()
-        if row not in SHAPE_HPARAMS
-    }
+    return {row: torch.tensor(value, dtype=torch.float64) for row, value in drawn.items() if row not in SHAPE_HPARAMS}
 
 
 def batches_of(run: int, shape: Input = VECTOR, n_steps: int = N_STEPS) -> list[EnvBatch]:
@@ -101,9 +97,7 @@ def initial_state(algorithm: Algorithm, seed: int) -> State:
     return state
 
 
-def train(
-    algorithm: Algorithm, batches: list[EnvBatch], hparams: Hparams, seed: int = 0
-) -> tuple[State, Tensor]:
+def train(algorithm: Algorithm, batches: list[EnvBatch], hparams: Hparams, seed: int = 0) -> tuple[State, Tensor]:
     """The final state, and the losses [steps]."""
     state, losses = initial_state(algorithm, seed), []
     for batch in batches:

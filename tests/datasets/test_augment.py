@@ -20,13 +20,9 @@ def pictures(n: int, size: int = 12) -> Tensor:
 
 
 def test_hue_equals_torchvision() -> None:
-    images = torch.cat(
-        [pictures(8), torch.zeros(1, 3, 12, 12), torch.ones(1, 3, 12, 12), pictures(1).round()]
-    )
+    images = torch.cat([pictures(8), torch.zeros(1, 3, 12, 12), torch.ones(1, 3, 12, 12), pictures(1).round()])
     shifts = torch.linspace(-0.5, 0.5, len(images))
-    expected = torch.stack(
-        [tv.adjust_hue(x, shift) for x, shift in zip(images, shifts.tolist(), strict=True)]
-    )
+    expected = torch.stack([tv.adjust_hue(x, shift) for x, shift in zip(images, shifts.tolist(), strict=True)])
     torch.testing.assert_close(shift_hue(images, shifts), expected, atol=1e-5, rtol=0)
 
 
@@ -95,9 +91,7 @@ def test_crop_boxes_are_distributed_as_torchvisions(height: int, width: int) -> 
     draws = torch.rand(3000, 2 * CROP_TRIES + 2)
     ours = crop_boxes(draws, torch.full((3000,), width / height), SCALE, RATIO)
     levels = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9])
-    torch.testing.assert_close(
-        ours.quantile(levels, dim=0), theirs.quantile(levels, dim=0), atol=0.02, rtol=0
-    )
+    torch.testing.assert_close(ours.quantile(levels, dim=0), theirs.quantile(levels, dim=0), atol=0.02, rtol=0)
 
 
 def test_crop_without_resizing_is_a_slice() -> None:
@@ -165,15 +159,11 @@ def test_results_stay_between_0_and_1_and_some_are_gray() -> None:
 
 def test_half_of_the_images_are_flipped() -> None:
     ramp = torch.linspace(0, 1, 9).expand(400, 3, 9, 9)
-    quiet = Augmentation(
-        size=9, scale=(1, 1), ratio=(1, 1), brightness=0, contrast=0, saturation=0, hue=0, grayscale=0
-    )
+    quiet = Augmentation(size=9, scale=(1, 1), ratio=(1, 1), brightness=0, contrast=0, saturation=0, hue=0, grayscale=0)
     got = quiet(ramp, key_of(0))
     flipped = got[:, 0, 0, 0] > got[:, 0, 0, -1]
     assert 0.4 < flipped.float().mean() < 0.6
-    torch.testing.assert_close(
-        torch.where(flipped[:, None, None, None], got.flip(-1), got), ramp, atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(torch.where(flipped[:, None, None, None], got.flip(-1), got), ramp, atol=1e-5, rtol=0)
 
 
 def test_a_single_image() -> None:

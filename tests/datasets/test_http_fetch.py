@@ -66,9 +66,7 @@ def test_a_finished_part_is_not_fetched_again(server: FlakyServer, tmp_path: Pat
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_file_that_changed_in_between_is_not_mixed(
-    server: FlakyServer, tmp_path: Path, ranges: bool
-) -> None:
+def test_a_file_that_changed_in_between_is_not_mixed(server: FlakyServer, tmp_path: Path, ranges: bool) -> None:
     url = server.serve("x", CONTENT, cuts=[1000, 0, 0, 0])
     with pytest.raises(MirrorError):
         get(url, tmp_path / "x.part")
@@ -135,9 +133,7 @@ def test_other_schemes_are_refused(tmp_path: Path) -> None:
 def test_drive(server: FlakyServer, tmp_path: Path) -> None:
     server.serve("uc", CONTENT)
     seen: list[int] = []
-    fetch_from_drive(
-        "abc", tmp_path / "x.part", lambda done, _total: seen.append(done), server.address("uc?id={id}")
-    )
+    fetch_from_drive("abc", tmp_path / "x.part", lambda done, _total: seen.append(done), server.address("uc?id={id}"))
     assert (tmp_path / "x.part").read_bytes() == CONTENT
     assert seen[-1] == len(CONTENT)
 

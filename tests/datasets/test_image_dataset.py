@@ -56,11 +56,7 @@ def test_images_of_one_size_are_stored_as_they_are(make_folder: MakeFolder) -> N
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA", "I;16"])
 def test_any_kind_of_picture_is_read_as_rgb(tmp_path: Path, mode: str) -> None:
     gray = np.random.RandomState(0).randint(0, 256, (8, 8)).astype(np.uint8)
-    image = (
-        Image.fromarray(gray.astype(np.uint16) * 256)
-        if mode == "I;16"
-        else Image.fromarray(gray).convert(mode)
-    )
+    image = Image.fromarray(gray.astype(np.uint16) * 256) if mode == "I;16" else Image.fromarray(gray).convert(mode)
     image.save(tmp_path / "x.png")
     expected = np.array(Image.open(tmp_path / "x.png").convert("RGB"))
     assert (decode(tmp_path / "x.png").pixels.numpy() == expected).all()
@@ -76,9 +72,7 @@ def test_every_cache_gives_the_same_images(make_folder: MakeFolder, cache: str) 
     indices = torch.tensor([[3, 3, 0], [11, 2, 5]])
     for _ in range(2):  # the second time from the cache
         assert torch.equal(data.inputs(indices), plain.inputs(indices))
-        assert torch.equal(
-            data.training_inputs(indices, key_of(1)), plain.training_inputs(indices, key_of(1))
-        )
+        assert torch.equal(data.training_inputs(indices, key_of(1)), plain.training_inputs(indices, key_of(1)))
 
 
 def test_kept_images_are_not_read_again(make_folder: MakeFolder) -> None:
@@ -120,9 +114,7 @@ def test_a_corrupt_image_is_named(make_folder: MakeFolder) -> None:
     root = make_folder()
     corrupt(root / "photo" / "cat" / "1.png")
     data = load_dataset(root, image_size=24)
-    with pytest.raises(
-        CorruptImageError, match=r"photo/cat/1\.png cannot be decoded.*skip_corrupt=True"
-    ) as caught:
+    with pytest.raises(CorruptImageError, match=r"photo/cat/1\.png cannot be decoded.*skip_corrupt=True") as caught:
         data.inputs(torch.arange(12))
     assert caught.value.path == root / "photo" / "cat" / "1.png"
     batches = data.training_batches((torch.tensor([i]), key_of(i)) for i in range(12))

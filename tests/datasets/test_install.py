@@ -123,9 +123,7 @@ def test_a_wrong_archive_put_there_by_hand_is_not_deleted(tmp_path: Path) -> Non
     assert names(tmp_path / "downloads") == ["tiny.zip"]
 
 
-def test_what_was_first_seen_is_compared_from_then_on(
-    server: FlakyServer, archive: bytes, tmp_path: Path
-) -> None:
+def test_what_was_first_seen_is_compared_from_then_on(server: FlakyServer, archive: bytes, tmp_path: Path) -> None:
     url = server.serve("tiny.zip", archive)
     install(tiny(url), tmp_path, patience=QUICK)
     other = io.BytesIO(archive)
@@ -139,9 +137,7 @@ def test_what_was_first_seen_is_compared_from_then_on(
     install(tiny(url), tmp_path, replace=True, patience=QUICK)
 
 
-def test_a_failed_preparation_leaves_nothing_half_done(
-    server: FlakyServer, archive: bytes, tmp_path: Path
-) -> None:
+def test_a_failed_preparation_leaves_nothing_half_done(server: FlakyServer, archive: bytes, tmp_path: Path) -> None:
     url = server.serve("tiny.zip", archive)
     source = replace(tiny(url), prepare=partial(move_domains, domains=("art", "sculpture")))
     with pytest.raises(SandmaskError, match="sculpture"):

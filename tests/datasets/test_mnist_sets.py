@@ -21,10 +21,7 @@ N_TRAIN, N_TEST = 600, 100
 
 
 def idx(values: NDArray[np.int64]) -> bytes:
-    return (
-        struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
-        + values.astype(np.uint8).tobytes()
-    )
+    return struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
 
 
 @pytest.fixture
@@ -90,9 +87,7 @@ def test_dealing_is_a_round_robin_of_a_permutation() -> None:
 
 
 def test_coloring_against_a_loop() -> None:
-    digits = torch.randint(
-        1, 256, (200, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    digits = torch.randint(1, 256, (200, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     numbers = torch.arange(200) % 10
     images, labels = color(digits, numbers, 0.2, RandomState(1))
     draws = RandomState(1)

@@ -54,9 +54,7 @@ def test_it_reads_ahead_but_not_too_far(data: ImageDataset) -> None:
     assert len(asked) == 5
 
 
-def test_decoding_goes_on_while_the_caller_computes(
-    data: ImageDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_goes_on_while_the_caller_computes(data: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = threading.Semaphore(0)
 
     def watched(path: Path, size: int | None) -> object:
@@ -114,9 +112,7 @@ def assert_true(value: bool) -> None:
     assert value
 
 
-def test_images_on_the_device_need_no_readers(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_on_the_device_need_no_readers(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for a GPU: everything is decoded at the first request, and the files may then go."""
     root = make_folder()
     plain = load_dataset(root, image_size=24, cache="none")
@@ -150,9 +146,7 @@ def test_a_gpu_sees_the_images_that_a_cpu_sees(make_folder: MakeFolder, cache: s
     requests = [(some.cuda(), key_of(i).cuda()) for i, some in enumerate(numbers)]
     for i, got in enumerate(data.training_batches(iter(requests))):
         assert got.device.type == "cuda"
-        torch.testing.assert_close(
-            got.cpu(), expected.training_inputs(numbers[i], key_of(i)), atol=1e-3, rtol=0
-        )
+        torch.testing.assert_close(got.cpu(), expected.training_inputs(numbers[i], key_of(i)), atol=1e-3, rtol=0)
     for i, got in enumerate(data.batches(some for some, _ in requests)):
         torch.testing.assert_close(got.cpu(), expected.inputs(numbers[i]), atol=1e-3, rtol=0)
 

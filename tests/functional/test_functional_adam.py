@@ -48,9 +48,7 @@ def our_adam(
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-2, 1.0])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.0, 0.9)])
 @pytest.mark.parametrize("lr", [1e-4, 1e-1])
-def test_equals_torch_adam(
-    dtype: torch.dtype, weight_decay: float, betas: tuple[float, float], lr: float
-) -> None:
+def test_equals_torch_adam(dtype: torch.dtype, weight_decay: float, betas: tuple[float, float], lr: float) -> None:
     start = torch.linspace(-1, 1, 5, dtype=dtype)
     expected = torch_adam(start, gradients(), lr=lr, weight_decay=weight_decay, betas=betas)
     ours = our_adam(start, gradients(), lr, weight_decay, betas)
@@ -83,9 +81,7 @@ def test_a_reset_of_a_state_gives_the_initial_one_or_the_same() -> None:
 
 def test_stacked_runs_with_numbers_of_their_own_equal_those_alone() -> None:
     starts = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    rates, decays, resets = (
-        torch.tensor(values) for values in ((0.1, 0.01, 0.001), (0.0, 0.1, 1.0), (5, 9, -1))
-    )
+    rates, decays, resets = (torch.tensor(values) for values in ((0.1, 0.01, 0.001), (0.0, 0.1, 1.0), (5, 9, -1)))
     runs = [gradients(seed) for seed in range(3)]
     stacked = torch.stack([torch.stack(run) for run in runs])
 

@@ -130,9 +130,7 @@ def test_streams_of_neighbouring_keys_are_independent(other: int) -> None:
 def test_neighbouring_rows_and_columns_are_independent() -> None:
     numbers = random.uniform(random.key_of(11), 300, 300).double()
     for a, b in ((numbers[:-1], numbers[1:]), (numbers[:, :-1], numbers[:, 1:]), (numbers, numbers.T)):
-        off_diagonal = (
-            ~torch.eye(300, dtype=torch.bool) if a is numbers else torch.ones_like(a, dtype=torch.bool)
-        )
+        off_diagonal = ~torch.eye(300, dtype=torch.bool) if a is numbers else torch.ones_like(a, dtype=torch.bool)
         assert abs(torch.corrcoef(torch.stack([a[off_diagonal], b[off_diagonal]]))[0, 1]) < 5 / 300
 
 

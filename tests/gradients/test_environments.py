@@ -15,11 +15,19 @@ def make_model(kind: str) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
     if kind == "conv":
         return nn.Sequential(
-            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(24, 3)
+            nn.Unflatten(1, (1, 2, 3)),
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.Flatten(),
+            nn.Linear(24, 3),
         )
     if kind == "frozen":
         model = nn.Sequential(
-            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1, groups=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+            nn.Unflatten(1, (1, 2, 3)),
+            nn.Conv2d(1, 4, 3, padding=1, groups=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
             nn.Linear(24, 3),
         )
         model[2].running_mean.uniform_()

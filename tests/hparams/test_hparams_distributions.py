@@ -33,9 +33,7 @@ ALL: list[tuple[Distribution, str, str]] = [
 
 
 @pytest.mark.parametrize(("distribution", "representation", "text"), ALL)
-def test_prints_as_code_and_as_the_papers_table(
-    distribution: Distribution, representation: str, text: str
-) -> None:
+def test_prints_as_code_and_as_the_papers_table(distribution: Distribution, representation: str, text: str) -> None:
     assert repr(distribution) == representation
     assert str(distribution) == text
     names = {kind.__name__: kind for kind in (Constant, Uniform, LogUniform, IntLogUniform, Choice)}

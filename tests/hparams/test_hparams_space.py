@@ -172,9 +172,7 @@ def test_like_takes_over_everything_but_the_stream() -> None:
         space = space_for(scope, dataset, "DANN", DANN)
         assert (space["lr_g"].default, space["lr_g"].draw) == (space["lr"].default, space["lr"].draw)
         assert len({resolve(space, 1)[name] for name in ("lr", "lr_g", "lr_d")}) == 3
-    with pytest.raises(
-        SandmaskError, match=r"'lr_g' is said to be like 'learn'.*Choose from: lr, batch_size"
-    ):
+    with pytest.raises(SandmaskError, match=r"'lr_g' is said to be like 'learn'.*Choose from: lr, batch_size"):
         space_for("image", "PACS", "DANN", [Like("lr_g", "learn")])
 
 

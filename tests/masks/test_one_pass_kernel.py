@@ -31,7 +31,9 @@ print("agreed")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Triton is there on Linux only")
 def test_interpreted_kernel_agrees_with_the_moments() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INTERPRETED], env=environment, capture_output=True, text=True
+    )
     assert done.stdout.strip() == "agreed", done.stderr
 
 

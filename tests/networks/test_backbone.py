@@ -141,9 +141,7 @@ def test_small_models_stack(name: str) -> None:
     for got, want in zip(over_runs, expected, strict=True):
         assert error(got, want) < 1e-4
     by_env = (x.view(2, 2, *SHAPE), LABELS.view(2, 2))
-    over_envs = vmap(grad(lambda v, x, y: loss_of(network, v, x, y)), in_dims=(None, 0, 0))(
-        vectors[0], *by_env
-    )
+    over_envs = vmap(grad(lambda v, x, y: loss_of(network, v, x, y)), in_dims=(None, 0, 0))(vectors[0], *by_env)
     assert error(over_envs.mean(0), expected[0]) < 1e-4
 
 

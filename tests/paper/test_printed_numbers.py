@@ -105,13 +105,8 @@ def test_every_table_is_complete() -> None:
     cells = Counter(cell.table for cell in printed_cells())
     assert cells["1"] == cells["2"] == 16 * 8
     assert cells["3"] == 4 * 2
-    assert cells["appendix"] == 2 * (
-        16 * sum(size + 1 for name, size in sizes.items() if name != "Spirals") + 4 * 17
-    )
-    keys = [
-        (cell.table, cell.selection, cell.dataset, cell.environment, cell.algorithm)
-        for cell in printed_cells()
-    ]
+    assert cells["appendix"] == 2 * (16 * sum(size + 1 for name, size in sizes.items() if name != "Spirals") + 4 * 17)
+    keys = [(cell.table, cell.selection, cell.dataset, cell.environment, cell.algorithm) for cell in printed_cells()]
     assert len(keys) == len(set(keys))
 
 

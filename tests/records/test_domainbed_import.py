@@ -62,9 +62,7 @@ def write_run(
 
 
 def raw_records(root: Path) -> Records:
-    return [
-        json.loads(line) for file in root.glob("*/results.jsonl") for line in file.read_text().splitlines()
-    ]
+    return [json.loads(line) for file in root.glob("*/results.jsonl") for line in file.read_text().splitlines()]
 
 
 def training_domain(records: Records, test_env: int) -> list[tuple[float, float]]:
@@ -147,9 +145,7 @@ def printed_as(values: list[float]) -> str:
 
 
 @pytest.fixture(scope="module", params=[3, 8, 160])
-def both_ways(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Records, Path]:
+def both_ways(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Records, Path]:
     """DomainBed's records of a sweep, and the store that the sweep was imported into."""
     root = tmp_path_factory.mktemp("domainbed")
     sweep(root / "sweep", seed=request.param, size=request.param)

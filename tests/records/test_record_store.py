@@ -94,9 +94,7 @@ def damage(lines: list[dict[str, object]], number: int, **changes: object) -> st
         (4, {"status": "fine"}, "neither 'done' nor 'diverged'"),
     ],
 )
-def test_a_damaged_line_is_named(
-    tmp_path: Path, number: int, changes: dict[str, object], message: str
-) -> None:
+def test_a_damaged_line_is_named(tmp_path: Path, number: int, changes: dict[str, object], message: str) -> None:
     path = tmp_path / "records.jsonl"
     save(path, made_up_run([[0.5, 0.5], [0.6, 0.6]]))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -152,13 +150,9 @@ def test_an_archive_is_lossless(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).random((3, 2)).tolist()  # no fractions: stored raw
     runs += [
         made_up_run(noise, dataset="Weighted", status="diverged", hparams={"batch_size": 32, "lr": 0.1}),
-        made_up_run(
-            [[0.5, 1.0]], dataset="Other", status="running", options={"rescale": True, "x": [1, "a"]}
-        ),
+        made_up_run([[0.5, 1.0]], dataset="Other", status="running", options={"rescale": True, "x": [1, "a"]}),
         replace(made_up_run([[0.5, 1.0]], seed=5), metrics={"penalty": np.array([np.inf])}, classes=()),
-        replace(
-            made_up_run([[0.5, 1.0]], seed=6), metrics={"penalty": np.array([np.nan]), "x": np.array([0.1])}
-        ),
+        replace(made_up_run([[0.5, 1.0]], seed=6), metrics={"penalty": np.array([np.nan]), "x": np.array([0.1])}),
         replace(shortened(made_up_run([[0.5, 1.0]], seed=7), 0)),
     ]
     assert_archive_keeps(runs, tmp_path)

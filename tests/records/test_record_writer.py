@@ -35,9 +35,7 @@ def write(writer: RecordWriter, run: RunRecord, begin: int = 0, stop: int | None
     name = writer.start(run.spec, run.env_names, run.classes)
     for index in range(begin, len(run.steps) if stop is None else stop):
         metrics = {key: float(values[index]) for key, values in run.metrics.items()}
-        writer.evaluation(
-            name, int(run.steps[index]), run.accuracy_in[index], run.accuracy_out[index], metrics
-        )
+        writer.evaluation(name, int(run.steps[index]), run.accuracy_in[index], run.accuracy_out[index], metrics)
     if stop is None and run.status != "running":
         writer.end(name, run.status, int(run.diverged_at or run.steps[-1]))
     return name

@@ -76,9 +76,7 @@ def test_a_missing_run_makes_a_cell_provisional_and_is_named() -> None:
 
 def test_an_unfinished_run_is_missing_and_its_numbers_are_not_used() -> None:
     runs = made_up_sweep(["ERM"], draws=2, trials=1)
-    best = made_up_run(
-        [[1.0, 1.0, 1.0]] * 2, hparams_seed=1, status="running", steps=5001, hparams={"lr": 0.002}
-    )
+    best = made_up_run([[1.0, 1.0, 1.0]] * 2, hparams_seed=1, status="running", steps=5001, hparams={"lr": 0.002})
     runs = [replace(best, spec=replace(r.spec)) if r.spec.hparams_seed == 1 else r for r in runs]
     cell = table(runs).cells["ERM", "0"]
     assert (cell.have, cell.expected) == (1, 2)

@@ -26,9 +26,7 @@ def test_the_python_on_the_page_runs(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 4
     script = "\n".join(blocks)
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Toy, model selection: low-loss" in done.stdout
     assert "88.0 2.9 3" in done.stdout

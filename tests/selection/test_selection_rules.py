@@ -50,9 +50,7 @@ def slow_leave_one_out(run: RunRecord, runs: list[RunRecord], test_env: int) -> 
             for other in runs:
                 matches = other.spec.hparams_seed == run.spec.hparams_seed
                 if matches and set(other.spec.test_envs) == {env, test_env} and env != test_env:
-                    values += [
-                        other.accuracy_in[row, env] for row, at in enumerate(other.steps) if at == step
-                    ]
+                    values += [other.accuracy_in[row, env] for row, at in enumerate(other.steps) if at == step]
         if len(values) != len(run.env_names) - 1:
             continue
         value = float(np.sum(values) / len(values))
@@ -87,9 +85,7 @@ def slow_select(rule: str, runs: list[RunRecord], test_env: int) -> tuple[str, i
 @pytest.mark.parametrize("rule", list(RULES))
 @settings(deadline=None, max_examples=30)
 @given(size=st.integers(1, 12), environments=st.integers(2, 10), seed=st.integers(0, 999))
-def test_a_rule_chooses_what_its_slow_twin_chooses(
-    rule: str, size: int, environments: int, seed: int
-) -> None:
+def test_a_rule_chooses_what_its_slow_twin_chooses(rule: str, size: int, environments: int, seed: int) -> None:
     runs = made_up_sweep(
         ["ERM"], environments=environments, draws=3, trials=1, checkpoints=4, size=size, seed=seed, pairs=True
     )
@@ -187,17 +183,13 @@ def test_means_are_bitwise_those_of_a_list(environments: int, seed: int) -> None
     columns = [1 + index for index in range(environments)]
     for layout in (table, np.asfortranarray(table)):
         means = mean_over_environments(layout[:, columns])
-        assert [float(value) for value in means] == [
-            float(np.mean([row[c] for c in columns])) for row in table
-        ]
+        assert [float(value) for value in means] == [float(np.mean([row[c] for c in columns])) for row in table]
 
 
 def test_methods_are_told_apart_by_settings_and_not_by_draws() -> None:
     runs = made_up_sweep(["ERM", "SANDMask"], draws=2, trials=1)
     assert set(method_names(runs).values()) == {"ERM", "SANDMask"}
-    wide = [
-        replace(run, spec=replace(run.spec, space="domainbed")) for run in runs if run.spec.algorithm != "ERM"
-    ]
+    wide = [replace(run, spec=replace(run.spec, space="domainbed")) for run in runs if run.spec.algorithm != "ERM"]
     option = [replace(runs[0], spec=replace(runs[0].spec, options={"rescale": True}))]
     elsewhere = [made_up_run([[0.5, 0.5]], dataset="Other", network="resnet50", steps=9)]
     assert set(method_names([*runs, *wide, *option, *elsewhere]).values()) == {

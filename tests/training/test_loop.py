@@ -78,9 +78,7 @@ def test_a_finished_run_is_not_trained_again(
     folder.train(spec_of(), dataset, device, report=lambda _: pytest.fail("it trained"))
 
 
-def test_another_runs_folder_is_refused(
-    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
-) -> None:
+def test_another_runs_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     RunFolder(tmp_path).train(spec_of(), dataset, device)
     with pytest.raises(SandmaskError, match="holds another run"):
         RunFolder(tmp_path).train(spec_of(seed=1), dataset, device)
@@ -108,17 +106,13 @@ def test_a_diverged_run_does_not_disturb_the_others(
     np.testing.assert_array_equal(alone.accuracy_in, runs[specs[2].id].accuracy_in)
 
 
-def test_model_file_names_its_weights(
-    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
-) -> None:
+def test_model_file_names_its_weights(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     RunFolder(tmp_path).train(spec_of(), dataset, device)
     weights = load_file(tmp_path / "model.safetensors")
     assert weights["params.featurizer.layers.0.weight"].shape == (16, 8)
 
 
-def test_a_broken_checkpoint_is_named(
-    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
-) -> None:
+def test_a_broken_checkpoint_is_named(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     (tmp_path / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(SandmaskError, match=r"checkpoint\.safetensors cannot be read"):
         RunFolder(tmp_path).train(spec_of(), dataset, device)

@@ -29,9 +29,7 @@ ALGORITHMS.register(
     AlgorithmEntry(
         name="CDANN",
         summary="Learn features from which, within a class, a discriminator cannot tell the environment",
-        paper=(
-            "Li et al., Deep domain generalization via conditional invariant adversarial networks, ECCV 2018"
-        ),
+        paper=("Li et al., Deep domain generalization via conditional invariant adversarial networks, ECCV 2018"),
         build=CDANN,
         hparams=HPARAMS,
     )

@@ -44,9 +44,7 @@ class MLDG(Algorithm):
         differentiate = self.problem.differentiate
         w, beta = state["params"], hparams["mldg_beta"]
         train, test, used = split(batch.n_envs, hparams["n_meta_test"], key)
-        inner, inner_losses = differentiate.environment_gradients(
-            losses, w.expand(len(train), -1), batch.take(train)
-        )
+        inner, inner_losses = differentiate.environment_gradients(losses, w.expand(len(train), -1), batch.take(train))
         tuned, _ = adam_step(w, inner, adam_init(w), hparams["lr"], hparams["weight_decay"])
         outer, outer_losses = differentiate.environment_gradients(losses, tuned, batch.take(test))
         share = used / used.sum()

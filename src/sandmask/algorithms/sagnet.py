@@ -56,9 +56,7 @@ class SagNet(Algorithm):
         metrics = {"loss": content_loss, "style_loss": style_loss, "adversarial_loss": adversarial_loss}
         return {**state, "step": state["step"] + 1}, metrics
 
-    def _learn_content(
-        self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
-    ) -> tuple[State, Tensor]:
+    def _learn_content(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Tensor]:
         exchange = Exchange(batch, key)
 
         def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
@@ -67,9 +65,7 @@ class SagNet(Algorithm):
             return environment_risks(batch.split(logits), batch).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["params"])
-        pieces = zip(
-            torch.split(state["params"], self._parts), torch.split(gradient, self._parts), strict=True
-        )
+        pieces = zip(torch.split(state["params"], self._parts), torch.split(gradient, self._parts), strict=True)
         (featurizer, adam), (content, content_adam) = (
             adam_step(part, piece, state[name], hparams["lr"], hparams["weight_decay"])
             for name, (part, piece) in zip(("adam", "content_adam"), pieces, strict=True)
@@ -77,9 +73,7 @@ class SagNet(Algorithm):
         params = torch.cat([featurizer, content])
         return {**state, "params": params, "adam": adam, "content_adam": content_adam}, loss
 
-    def _learn_style(
-        self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
-    ) -> tuple[State, Tensor]:
+    def _learn_style(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Tensor]:
         swapped = Exchange(batch, key).swap_contents(self._features(state["params"], batch, hparams))
 
         def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
@@ -87,14 +81,10 @@ class SagNet(Algorithm):
             return environment_risks(batch.split(logits), batch).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["style"])
-        style, adam = adam_step(
-            state["style"], gradient, state["style_adam"], hparams["lr"], hparams["weight_decay"]
-        )
+        style, adam = adam_step(state["style"], gradient, state["style_adam"], hparams["lr"], hparams["weight_decay"])
         return {**state, "style": style, "style_adam": adam}, loss
 
-    def _unlearn_style(
-        self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
-    ) -> tuple[State, Tensor]:
+    def _unlearn_style(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Tensor]:
         exchange = Exchange(batch, key)
         featurizer, content = torch.split(state["params"], self._parts)
 
@@ -104,9 +94,7 @@ class SagNet(Algorithm):
             return hparams["sag_w_adv"] * batch.mean(-F.log_softmax(logits, dim=-1).mean(-1)).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(distance_to_uniform, featurizer)
-        featurizer, adam = adam_step(
-            featurizer, gradient, state["adam"], hparams["lr"], hparams["weight_decay"]
-        )
+        featurizer, adam = adam_step(featurizer, gradient, state["adam"], hparams["lr"], hparams["weight_decay"])
         return {**state, "params": torch.cat([featurizer, content]), "adam": adam}, loss
 
     def _features(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:

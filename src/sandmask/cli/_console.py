@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-PIPE_WIDTH = (
-    160  # of a table that goes to a file or another program, where nobody says how wide a line may be
-)
+PIPE_WIDTH = 160  # of a table that goes to a file or another program, where nobody says how wide a line may be
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -23,9 +23,7 @@ SpaceOption = Annotated[
     str,
     typer.Option("--space", metavar="paper|domainbed", help="Whose ranges random draws come from."),
 ]
-HparamsSeedOption = Annotated[
-    int, typer.Option("--hparams-seed", min=0, help="Which random draw; 0 is the defaults.")
-]
+HparamsSeedOption = Annotated[int, typer.Option("--hparams-seed", min=0, help="Which random draw; 0 is the defaults.")]
 TrialSeedOption = Annotated[
     int, typer.Option("--trial-seed", min=0, help="Which repetition: decides the draw and the data splits.")
 ]

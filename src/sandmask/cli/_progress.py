@@ -49,7 +49,9 @@ class TrainingBar:
         if self._bar:
             self._bar.stop()
         if kind is KeyboardInterrupt and not self.quiet:
-            typer.echo(f"stopped; what was done is saved in {self.folder}. The same command goes on from there.", err=True)
+            typer.echo(
+                f"stopped; what was done is saved in {self.folder}. The same command goes on from there.", err=True
+            )
 
     def update(self, report: "Report") -> None:
         """Show one more report."""

@@ -76,9 +76,7 @@ def download(
     names: Annotated[list[str], typer.Argument(help="Datasets, such as PACS or MNIST.")],
     data_dir: DataDir = None,
     replace: Annotated[bool, typer.Option("--replace", help="Fetch anew what is there already.")] = False,
-    keep_archives: Annotated[
-        bool, typer.Option("--keep-archives", help="Keep the downloaded archives.")
-    ] = False,
+    keep_archives: Annotated[bool, typer.Option("--keep-archives", help="Keep the downloaded archives.")] = False,
 ) -> None:
     """Download datasets, check them, and put them in place. A broken download resumes where it stopped."""
     folder = data_folder(data_dir)
@@ -92,9 +90,7 @@ def download(
 
 @app.command("verify")
 def verify_datasets(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Datasets; without one, all that are there.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Datasets; without one, all that are there.")] = None,
     data_dir: DataDir = None,
     contents: Annotated[bool, typer.Option("--contents", help="Also read and decode every image.")] = False,
     as_json: JsonOption = False,

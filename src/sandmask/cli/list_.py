@@ -40,9 +40,7 @@ CHOICES = [*KINDS, NETWORKS]
 
 
 def list_(
-    what: Annotated[
-        str, typer.Argument(metavar="KIND", help="One of: algorithms, datasets, rules, networks.")
-    ],
+    what: Annotated[str, typer.Argument(metavar="KIND", help="One of: algorithms, datasets, rules, networks.")],
     search: Annotated[
         str | None, typer.Option("--search", help="Only names like this, such as 'resnet*'; for networks.")
     ] = None,
@@ -94,11 +92,7 @@ def _plain(value: Any) -> Any:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return (
-        ", ".join(map(str, value))
-        if isinstance(value, Sequence) and not isinstance(value, str)
-        else str(value)
-    )
+    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
 
 
 def _networks(search: str | None) -> list[Row]:
@@ -116,7 +110,5 @@ def _networks(search: str | None) -> list[Row]:
         raise SandmaskError("Backbones need timm. Install it with: pip install 'sandmask[vision]'") from None
     names = timm.list_models(search, pretrained=True)
     if not names:
-        raise SandmaskError(
-            f"timm {timm.__version__} has no pretrained model like {search!r}. Try 'resnet*'."
-        )
+        raise SandmaskError(f"timm {timm.__version__} has no pretrained model like {search!r}. Try 'resnet*'.")
     return [{"name": name, "default of": []} for name in names]

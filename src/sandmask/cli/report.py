@@ -13,9 +13,7 @@ _PAPER = ("training-domain", "oracle")
 
 
 def report(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of records, a .jsonl file or an archive.")
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of records, a .jsonl file or an archive.")],
     selection: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,9 +28,7 @@ def report(
     ] = False,
     baseline: Annotated[str, typer.Option(help="The method that others are compared with.")] = "ERM",
     statistics: Annotated[bool, typer.Option(help="Whether to compare with the baseline.")] = True,
-    draws: Annotated[
-        int | None, typer.Option(min=1, help="Hyperparameter draws that a complete cell has.")
-    ] = None,
+    draws: Annotated[int | None, typer.Option(min=1, help="Hyperparameter draws that a complete cell has.")] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Trials that a complete cell has.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of the screen.")] = None,
 ) -> None:

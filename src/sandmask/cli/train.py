@@ -24,9 +24,12 @@ def train(
     dataset: Annotated[str, typer.Argument(help="A dataset, or the folder of your own: root/domain/class/*.jpg")],
     algorithm: Annotated[str, typer.Argument(help="An algorithm, as in: sandmask list algorithms")],
     test_env: Annotated[
-        list[str], typer.Option("--test-env", metavar="E", help="Environment to hold out, by name or number. Repeatable.")
+        list[str],
+        typer.Option("--test-env", metavar="E", help="Environment to hold out, by name or number. Repeatable."),
     ],
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the dataset's protocol if not given.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps; the dataset's protocol if not given.")
+    ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Evaluate every so many steps; the dataset's protocol if not given.")
     ] = None,

@@ -59,18 +59,14 @@ class Augmentation:
         boxes = crop_boxes(crops, aspects, self.scale, self.ratio)
         x = crop(images, boxes, rest[:, 0] < self.flip, self.size)
         strengths = (self.brightness, self.contrast, self.saturation, self.hue)
-        *changes, hue_shift = (
-            strength * (2.0 * rest[:, 1 + i] - 1.0) for i, strength in enumerate(strengths)
-        )
+        *changes, hue_shift = (strength * (2.0 * rest[:, 1 + i] - 1.0) for i, strength in enumerate(strengths))
         factors = 1.0 + torch.stack(changes, dim=1)
         x = jitter(x, factors, hue_shift, torch.argsort(rest[:, 5:9], dim=1, stable=True))
         is_gray = (rest[:, 9] < self.grayscale)[:, None, None, None]
         return torch.where(is_gray, to_gray(x), x)
 
 
-def crop_boxes(
-    draws: Tensor, aspects: Tensor, scale: tuple[float, float], ratio: tuple[float, float]
-) -> Tensor:
+def crop_boxes(draws: Tensor, aspects: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
     """Left, top, width and height [n, 4] of random crops, as shares of the image's sides.
 
     Uses 22 draws in 0..1 an image: ten tries at an area and a shape, the first that fits wins, and two for

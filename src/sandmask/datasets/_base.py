@@ -26,9 +26,7 @@ class Dataset(ABC):
     input_shape: tuple[int, ...]
     labels: Tensor  # [N] int64
     bounds: tuple[int, ...]
-    domains: tuple[
-        str, ...
-    ] = ()  # longer names of the environments, such as their folders; empty when there are none
+    domains: tuple[str, ...] = ()  # longer names of the environments, such as their folders; empty when there are none
 
     @abstractmethod
     def inputs(self, indices: Tensor) -> Tensor:

@@ -26,9 +26,7 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
     # Hue in sixths of a turn, counted from the channel that is largest: red at 0, green at 2, blue at 4.
     from_green = (blue - red).div_(span).add_(2.0)
     from_blue = (red - green).div_(span).add_(4.0)
-    hue = torch.where(
-        value == red, (green - blue).div_(span), torch.where(value == green, from_green, from_blue)
-    )
+    hue = torch.where(value == red, (green - blue).div_(span), torch.where(value == green, from_green, from_blue))
     hue += 6.0 * shift[:, None, None, None]
     # A channel is `value` up to one sixth of a turn from its own hue, `value - chroma` from two sixths on,
     # and linear between: `near` runs from 1 to 2 there.

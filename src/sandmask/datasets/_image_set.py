@@ -42,9 +42,7 @@ class ImageSet:
                 f"{self.name} is not in {data_folder(data_dir) / self.folder}. Run `sandmask data download "
                 f"{self.name}`, or put its folders there: {', '.join(self.domains)}, each with one per class."
             )
-        tree = scan_images(
-            root, self.domains, self.classes, allow_missing_classes=allow_missing_classes or self.sparse
-        )
+        tree = scan_images(root, self.domains, self.classes, allow_missing_classes=allow_missing_classes or self.sparse)
         if self.n_classes not in (None, len(tree.classes)):
             raise SandmaskError(
                 f"{root} holds {len(tree.classes)} classes, and {self.name} has {self.n_classes}: something "

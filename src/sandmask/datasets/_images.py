@@ -197,13 +197,9 @@ def _check_packages() -> None:
         )
 
 
-def _check_options(
-    name: str, image_size: int, storage_size: int | None, cache: str, workers: int | None
-) -> None:
+def _check_options(name: str, image_size: int, storage_size: int | None, cache: str, workers: int | None) -> None:
     if image_size < 8:
-        raise SandmaskError(
-            f"{name}: option `image_size` should be 8 or more. Found `image_size` = {image_size}."
-        )
+        raise SandmaskError(f"{name}: option `image_size` should be 8 or more. Found `image_size` = {image_size}.")
     if storage_size is not None and not image_size <= storage_size <= 2 * image_size:
         raise SandmaskError(
             f"{name}: option `storage_size` should lie between `image_size` ({image_size}) and twice that, "

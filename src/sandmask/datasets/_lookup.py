@@ -19,9 +19,7 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
     """
     text = os.fspath(name_or_path)
     separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
-    is_path = (
-        isinstance(name_or_path, Path) or any(separator in text for separator in separators) or text == "."
-    )
+    is_path = isinstance(name_or_path, Path) or any(separator in text for separator in separators) or text == "."
     if is_path or (text not in DATASETS and Path(text).is_dir()):
         return image_folder.entry_of(Path(text))
     return DATASETS[text]
@@ -58,9 +56,7 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
         return int(wanted)
     extra = [name for name in dataset.domains if name not in dataset.environments]
     choices = closest(str(text), [*dataset.environments, *extra])
-    raise SandmaskError(
-        f"{dataset.name} has no environment {str(text)!r}. {choices} Or a number from 0 to {n - 1}."
-    )
+    raise SandmaskError(f"{dataset.name} has no environment {str(text)!r}. {choices} Or a number from 0 to {n - 1}.")
 
 
 def _simplified(name: str) -> str:

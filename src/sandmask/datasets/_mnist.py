@@ -73,9 +73,7 @@ def parse_idx(content: bytes) -> Tensor:
     return torch.from_numpy(values.reshape(shape).copy())
 
 
-def deal(
-    images: Tensor, labels: Tensor, n_environments: int, draws: RandomState
-) -> list[tuple[Tensor, Tensor]]:
+def deal(images: Tensor, labels: Tensor, n_environments: int, draws: RandomState) -> list[tuple[Tensor, Tensor]]:
     """Shuffle, then deal round-robin: environment e gets places e, e + n, e + 2n, ... of the order."""
     order = torch.from_numpy(draws.permutation(len(labels)))
     hands = (order[e::n_environments] for e in range(n_environments))

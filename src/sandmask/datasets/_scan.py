@@ -77,18 +77,14 @@ def scan_images(
 
 def subfolders(folder: Path) -> list[Path]:
     """The visible subfolders, in alphabetical order."""
-    return sorted(
-        each for each in folder.iterdir() if each.is_dir() and not each.name.startswith((".", "__"))
-    )
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
 
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> list[Path]:
     found = subfolders(root)
     if not domains:
         if not found:
-            raise SandmaskError(
-                f"{root} holds no folders. It should hold one per domain, each with one per class."
-            )
+            raise SandmaskError(f"{root} holds no folders. It should hold one per domain, each with one per class.")
         return found
     chosen = [find_folder(root, [domain]) for domain in domains]
     missing = [domain for domain, folder in zip(domains, chosen, strict=True) if folder is None]
@@ -125,9 +121,7 @@ def _check_classes(
 ) -> None:
     unknown = [name for name in images if name not in names]
     if unknown:
-        raise SandmaskError(
-            f"{domain / unknown[0]} is no class of this dataset. Its classes: {', '.join(names)}."
-        )
+        raise SandmaskError(f"{domain / unknown[0]} is no class of this dataset. Its classes: {', '.join(names)}.")
     missing = [name for name in names if name not in images]
     if missing and not allow_missing_classes:
         more = f" (and {len(missing) - 1} more classes)" if len(missing) > 1 else ""

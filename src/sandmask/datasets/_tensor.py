@@ -51,9 +51,7 @@ def _check_parts(
 ) -> None:
     """All that has to hold between names, inputs and labels."""
     if len(environments) != len(parts) or not parts:
-        raise SandmaskError(
-            f"{name}: found {len(environments)} environment names for {len(parts)} environments."
-        )
+        raise SandmaskError(f"{name}: found {len(environments)} environment names for {len(parts)} environments.")
     for environment, (inputs, labels) in zip(environments, parts, strict=True):
         where = f"{name}, environment {environment!r}"
         if len(inputs) != len(labels) or not len(labels):
@@ -63,6 +61,4 @@ def _check_parts(
         if inputs.dtype not in (torch.uint8, torch.float32):
             raise SandmaskError(f"{where}: inputs should be float32 or uint8. Found {inputs.dtype}.")
         if labels.min() < 0 or labels.max() >= len(classes):
-            raise SandmaskError(
-                f"{where}: labels should lie in 0..{len(classes) - 1} for {len(classes)} classes."
-            )
+            raise SandmaskError(f"{where}: labels should lie in 0..{len(classes) - 1} for {len(classes)} classes.")

@@ -25,9 +25,7 @@ DOMAIN_NET = DOMAIN_NET_IMAGES.entry("345 kinds of things in six styles", checkp
 def prepare(extracted: Path, target: Path) -> str:
     """Gather the six domains in `target` and remove duplicates; say how many."""
     move_domains(extracted, target, DOMAIN_NET_IMAGES.domains)
-    duplicates = [
-        path for domain in subfolders(target) for kind in subfolders(domain) for path in repeated(kind)
-    ]
+    duplicates = [path for domain in subfolders(target) for kind in subfolders(domain) for path in repeated(kind)]
     for path in duplicates:
         path.unlink()
     return f"{len(duplicates)} duplicate images removed"

@@ -9,6 +9,4 @@ OFFICE_HOME_IMAGES = ImageSet(
     domains=("Art", "Clipart", "Product", "Real World"),
     n_classes=65,
 )
-OFFICE_HOME = OFFICE_HOME_IMAGES.entry(
-    "65 kinds of everyday things as art, clip art, product pictures and photos"
-)
+OFFICE_HOME = OFFICE_HOME_IMAGES.entry("65 kinds of everyday things as art, clip art, product pictures and photos")

@@ -34,8 +34,7 @@ def load(data_dir: Path | None = None, *, seed: int = SHUFFLE_SEED) -> TensorDat
     """Six environments, dealt from digits that `RandomState(seed)` shuffled."""
     hands = deal(*load_digits(data_dir), len(ANGLES), RandomState(seed))
     parts = [
-        (rotate(digits, angle).unsqueeze(1), numbers)
-        for (digits, numbers), angle in zip(hands, ANGLES, strict=True)
+        (rotate(digits, angle).unsqueeze(1), numbers) for (digits, numbers), angle in zip(hands, ANGLES, strict=True)
     ]
     return TensorDataset("RotatedMNIST", ROTATED_MNIST.environments, tuple("0123456789"), parts)
 

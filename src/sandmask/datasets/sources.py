@@ -53,9 +53,7 @@ class Source:
 
 def _mnist_file(name: str, md5: str, size: int) -> RemoteFile:
     hosts = ("ossci-datasets.s3.amazonaws.com/mnist", "storage.googleapis.com/cvdf-datasets/mnist")
-    return RemoteFile(
-        f"{name}.gz", tuple(f"https://{host}/{name}.gz" for host in hosts), md5, size, archive=False
-    )
+    return RemoteFile(f"{name}.gz", tuple(f"https://{host}/{name}.gz" for host in hosts), md5, size, archive=False)
 
 
 def _domains_of(images: ImageSet) -> Callable[[Path, Path], str]:
@@ -141,9 +139,7 @@ SOURCES.register(
         folder="domain_net",
         datasets=("DomainNet",),
         files=tuple(
-            RemoteFile(
-                f"{path.split('/')[-1]}.zip", (f"https://{_VISDA}/{path}.zip", f"http://{_VISDA}/{path}.zip")
-            )
+            RemoteFile(f"{path.split('/')[-1]}.zip", (f"https://{_VISDA}/{path}.zip", f"http://{_VISDA}/{path}.zip"))
             for path in (
                 "groundtruth/clipart",
                 "infograph",

@@ -26,9 +26,7 @@ TERRA_INCOGNITA_IMAGES = ImageSet(
     ),
     sparse=True,  # not every animal passes every camera
 )  # fmt: skip
-TERRA_INCOGNITA = TERRA_INCOGNITA_IMAGES.entry(
-    "Ten kinds of animals (or none) before camera traps at four places"
-)
+TERRA_INCOGNITA = TERRA_INCOGNITA_IMAGES.entry("Ten kinds of animals (or none) before camera traps at four places")
 
 
 def prepare(extracted: Path, target: Path) -> str:

@@ -67,9 +67,7 @@ class Functional:
         return self._stacked(losses, vectors, batch, 0)
 
     @staticmethod
-    def _stacked(
-        losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, dim: int | None
-    ) -> tuple[Tensor, Tensor]:
+    def _stacked(losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, dim: int | None) -> tuple[Tensor, Tensor]:
         def loss_of_one(vector: Tensor, fields: EnvBatch) -> Tensor:
             return losses(vector, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
 

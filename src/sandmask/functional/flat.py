@@ -68,16 +68,13 @@ class FlatModule:
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         order = sorted(parameters, key=kept.__contains__)  # stable: otherwise as the module has them
         last = set(_channels_last_names(module))
-        self.slots = tuple(
-            Slot(name, parameters[name].shape, parameters[name].numel(), name in last) for name in order
-        )
+        self.slots = tuple(Slot(name, parameters[name].shape, parameters[name].numel(), name in last) for name in order)
         self.numel = sum(slot.numel for slot in self.slots)
         self._n_cast = sum(slot.name not in kept for slot in self.slots)
         constants: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         constants |= dict(module.named_buffers())
         self.constants = {
-            name: value.detach() if name in kept else self._cast(value.detach())
-            for name, value in constants.items()
+            name: value.detach() if name in kept else self._cast(value.detach()) for name, value in constants.items()
         }
         self._skeleton = copy.deepcopy(module).to("meta")
 
@@ -86,9 +83,7 @@ class FlatModule:
         """Whether `torch.func.vmap` suits it: not in channels-last, nor batch-norm below float32."""
         if any(slot.channels_last for slot in self.slots):
             return False
-        return self.dtype == torch.float32 or not any(
-            isinstance(m, BATCH_NORM) for m in self._skeleton.modules()
-        )
+        return self.dtype == torch.float32 or not any(isinstance(m, BATCH_NORM) for m in self._skeleton.modules())
 
     def _cast(self, value: Tensor) -> Tensor:
         """The value as computed with. Float32 casts nothing, so that float64 vectors stay what they are."""

@@ -118,9 +118,7 @@ def _stacks(
             yield list(range(len(batches))), stack
 
 
-def _one_pass(
-    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients
-) -> NamedGradients:
+def _one_pass(model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients) -> NamedGradients:
     sizes = [len(y) for _, y in batches]
     with OnePass(params, sizes) as tape:
         outputs = model(torch.cat([x for x, _ in batches])).split(sizes)

@@ -132,9 +132,7 @@ class Choice(Distribution):
             raise SandmaskError("Choice() has nothing to choose from. Give at least one value.")
         _check_finite(self, **{f"value {i + 1}": value for i, value in enumerate(values)})
         if len({type(value) for value in values}) > 1:
-            raise SandmaskError(
-                f"{self!r} mixes whole numbers and fractions. Write all as int or all as float."
-            )
+            raise SandmaskError(f"{self!r} mixes whole numbers and fractions. Write all as int or all as float.")
 
     @property
     def integer(self) -> bool:

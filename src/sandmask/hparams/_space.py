@@ -43,14 +43,11 @@ class Space(Mapping[str, Hparam]):
     def draw(self, seed: int) -> dict[str, float]:
         """A random configuration; each value comes from its own stream, named after the hyperparameter."""
         return {
-            row.name: row.draw.draw(np.random.RandomState(seed_hash(seed, row.stream or row.name)))
-            for row in self.rows
+            row.name: row.draw.draw(np.random.RandomState(seed_hash(seed, row.stream or row.name))) for row in self.rows
         }
 
 
-def space_for(
-    scope: str, dataset: str, algorithm: str, own: Sequence[Hparam | Like], space: str = "paper"
-) -> Space:
+def space_for(scope: str, dataset: str, algorithm: str, own: Sequence[Hparam | Like], space: str = "paper") -> Space:
     """The dataset's rows and the algorithm's `own`, which replace those of the same name, as they hold there.
 
     `scope` is the kind of dataset ("spirals", "mnist" or "image"); `space` is "paper" (the paper's table,

@@ -31,9 +31,7 @@ def build_featurizer(
     if network not in ("mlp", "mnist-convnet"):
         return _timm_build(network, input_shape, weights)
     if weights is not None and str(weights) not in (PRETRAINED, NO_WEIGHTS):
-        raise SandmaskError(
-            f"The network {network} starts from random weights and takes no file. Leave out --weights."
-        )
+        raise SandmaskError(f"The network {network} starts from random weights and takes no file. Leave out --weights.")
     return _mlp_build(input_shape, sizes) if network == "mlp" else _convnet_build(input_shape)
 
 
@@ -44,9 +42,7 @@ def _widened(input_shape: tuple[int, ...], extra_channels: int) -> tuple[int, ..
 def _mlp_build(input_shape: tuple[int, ...], sizes: Mapping[str, int]) -> Build:
     missing = [name for name in ("mlp_width", "mlp_depth") if name not in sizes]
     if missing:
-        raise SandmaskError(
-            f"The network mlp needs {' and '.join(missing)}. Set them with --hparam NAME=VALUE."
-        )
+        raise SandmaskError(f"The network mlp needs {' and '.join(missing)}. Set them with --hparam NAME=VALUE.")
 
     def build(extra_channels: int = 0) -> Featurizer:
         return MLP(math.prod(_widened(input_shape, extra_channels)), sizes["mlp_width"], sizes["mlp_depth"])
@@ -82,9 +78,7 @@ def _timm_build(name: str, input_shape: tuple[int, ...], weights: str | Path | N
     return lambda extra_channels=0: copy.deepcopy(template(extra_channels))
 
 
-def _read(
-    name: str, input_shape: tuple[int, ...], weights: str | Path | None
-) -> tuple[dict[str, torch.Tensor], str]:
+def _read(name: str, input_shape: tuple[int, ...], weights: str | Path | None) -> tuple[dict[str, torch.Tensor], str]:
     """A state dict, and what messages call it."""
     from sandmask.networks._pretrained import pretrained_weights
     from sandmask.networks.weights import load_weights

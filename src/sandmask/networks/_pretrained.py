@@ -13,9 +13,7 @@ from sandmask.networks.weights import StateDict
 
 _FILES = ("model.safetensors", "pytorch_model.bin")  # what timm looks for, in its order
 _SECONDS_TO_ANSWER = 5.0
-_REMEDIES = (
-    "Give a local file with --weights FILE (.safetensors or .pth), or train from scratch with --weights none."
-)
+_REMEDIES = "Give a local file with --weights FILE (.safetensors or .pth), or train from scratch with --weights none."
 
 
 def pretrained_weights(name: str, input_shape: tuple[int, ...]) -> StateDict:
@@ -26,16 +24,13 @@ def pretrained_weights(name: str, input_shape: tuple[int, ...]) -> StateDict:
         raise SandmaskError(f"timm has no pretrained weights for the network {name!r}. {_REMEDIES}")
     if not _is_cached(cfg) and not _answers(host):
         raise SandmaskError(
-            f"The pretrained weights of {name!r} are not on this machine, and {host} cannot be reached. "
-            + _REMEDIES
+            f"The pretrained weights of {name!r} are not on this machine, and {host} cannot be reached. " + _REMEDIES
         )
     try:
         model = create(name, (3, *input_shape[1:]), pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise SandmaskError(
-            f"The pretrained weights of {name!r} could not be loaded: {reason} {_REMEDIES}"
-        ) from error
+        raise SandmaskError(f"The pretrained weights of {name!r} could not be loaded: {reason} {_REMEDIES}") from error
     return dict(model.state_dict())
 
 

@@ -37,9 +37,7 @@ def resolve(name: str) -> str:
     tagged = timm.list_models(f"{architecture}.*", include_tags=True) if tag else []
     if tag and lowered not in tagged:
         near = difflib.get_close_matches(lowered, tagged, n=3, cutoff=0.0)
-        raise SandmaskError(
-            f"timm has no weights {tag!r} for the network {architecture!r}. {_did_you_mean(near)}"
-        )
+        raise SandmaskError(f"timm has no weights {tag!r} for the network {architecture!r}. {_did_you_mean(near)}")
     return lowered
 
 
@@ -83,9 +81,7 @@ def feature_size(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> i
         size = " x ".join(map(str, input_shape))
         raise SandmaskError(f"The network {name!r} does not take inputs of {size}: {error}") from error
     if not isinstance(features, torch.Tensor) or features.ndim != 2:
-        raise SandmaskError(
-            f"The network {name!r} has no pooled features, one vector an image. Choose another."
-        )
+        raise SandmaskError(f"The network {name!r} has no pooled features, one vector an image. Choose another.")
     return features.shape[1]
 
 

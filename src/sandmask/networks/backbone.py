@@ -57,9 +57,7 @@ class Backbone(Featurizer):
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """The features."""
         if self.memory_format == torch.channels_last:
-            x = (
-                x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-            )  # vmap has no contiguous(memory_format)
+            x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap has no contiguous(memory_format)
         features: Tensor = self.model(x)
         return features if drop is None else drop(features, 0)
 

@@ -14,13 +14,9 @@ class NetworkEntry:
 _SUGGESTED = (
     NetworkEntry("mlp", "multi-layer perceptron; width and depth are hyperparameters (default for Spirals)"),
     NetworkEntry("mnist-convnet", "four convolutions, 128 features (default for the MNIST sets)"),
-    NetworkEntry(
-        "resnet50.tv_in1k", "ResNet-50, torchvision's first ImageNet weights (default for image sets)"
-    ),
+    NetworkEntry("resnet50.tv_in1k", "ResNet-50, torchvision's first ImageNet weights (default for image sets)"),
     NetworkEntry("resnet18.tv_in1k", "ResNet-18, torchvision's ImageNet weights; a quarter of the work"),
-    NetworkEntry(
-        "tf_efficientnet_lite0.in1k", "EfficientNet-Lite0, ImageNet; small and fast, 0.5 normalization"
-    ),
+    NetworkEntry("tf_efficientnet_lite0.in1k", "EfficientNet-Lite0, ImageNet; small and fast, 0.5 normalization"),
     NetworkEntry("efficientnet_b0.ra_in1k", "EfficientNet-B0, ImageNet"),
     NetworkEntry("convnext_tiny.fb_in1k", "ConvNeXt-T, ImageNet; no batch-norm to freeze"),
     NetworkEntry("vit_small_patch16_224.augreg_in21k", "ViT-S/16, ImageNet-21k"),

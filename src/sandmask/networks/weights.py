@@ -40,9 +40,7 @@ def load_weights(path: str | Path) -> StateDict:
     for wrapper in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
-    tensors = (
-        {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
-    )
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
     if not tensors:
         raise SandmaskError(f"{path} holds no tensors by name. Give a file that holds a model's state dict.")
     return {name: _full_precision(value) for name, value in _strip_prefixes(tensors).items()}
@@ -55,9 +53,7 @@ def _read_safetensors(path: Path) -> Any:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise SandmaskError(
-            f"{path} cannot be read as safetensors: {error}. Fetch the file again."
-        ) from error
+        raise SandmaskError(f"{path} cannot be read as safetensors: {error}. Fetch the file again.") from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -70,9 +66,7 @@ def _read_torch(path: Path) -> Any:
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SandmaskError(
-            f"{path} cannot be read as a PyTorch file: {reason}. Fetch the file again."
-        ) from error
+        raise SandmaskError(f"{path} cannot be read as a PyTorch file: {reason}. Fetch the file again.") from error
 
 
 def _strip_prefixes(tensors: StateDict) -> StateDict:
@@ -106,9 +100,7 @@ def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, sour
             fitted = _adapt(converted, wanted, cfg, source)
     misfits = _misfits(fitted, wanted)
     if misfits:
-        raise SandmaskError(
-            f"{source} does not fit the network {name!r}: {misfits}.{_advice(weights, name, source)}"
-        )
+        raise SandmaskError(f"{source} does not fit the network {name!r}: {misfits}.{_advice(weights, name, source)}")
     return fitted
 
 

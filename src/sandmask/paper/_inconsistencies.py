@@ -44,18 +44,12 @@ INCONSISTENCIES: tuple[Inconsistency, ...] = (
     Inconsistency("1", "training-domain", "Avg", "SagNet", "67.2", "67.2571"),
     Inconsistency("2", "oracle", "Avg", "MLDG", "68.7", "68.6429"),
     Inconsistency("appendix", "training-domain", "Spirals", "ANDMask", "88.0", "88.0875"),
-    Inconsistency(
-        "appendix", "training-domain", "Spirals", "SANDMask", "49.2", "49.3000", explained_by_rounding=False
-    ),
-    Inconsistency(
-        "appendix", "oracle", "Spirals", "SANDMask", "91.1", "91.4125", explained_by_rounding=False
-    ),
+    Inconsistency("appendix", "training-domain", "Spirals", "SANDMask", "49.2", "49.3000", explained_by_rounding=False),
+    Inconsistency("appendix", "oracle", "Spirals", "SANDMask", "91.1", "91.4125", explained_by_rounding=False),
     Inconsistency("appendix", "oracle", "ColoredMNIST", "Mixup", "58.4", "58.3333"),
     Inconsistency("appendix", "oracle", "ColoredMNIST", "CORAL", "58.6", "58.5333"),
     Inconsistency("appendix", "oracle", "ColoredMNIST", "DANN", "57.0", "57.0667"),
-    Inconsistency(
-        "appendix", "oracle", "ColoredMNIST", "SANDMask", "62.3", "62.4667", explained_by_rounding=False
-    ),
+    Inconsistency("appendix", "oracle", "ColoredMNIST", "SANDMask", "62.3", "62.4667", explained_by_rounding=False),
     Inconsistency("appendix", "oracle", "PACS", "VREx", "87.2", "87.2750"),
     Inconsistency("appendix", "training-domain", "OfficeHome", "CDANN", "65.8", "65.7250"),
     Inconsistency("appendix", "oracle", "TerraIncognita", "RSC", "52.1", "52.1750"),

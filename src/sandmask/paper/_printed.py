@@ -71,9 +71,7 @@ def printed(
 @cache
 def environments(dataset: str) -> tuple[str, ...]:
     """The environments that the paper's tables report for a dataset, in order; empty for an unknown one."""
-    names = (
-        cell.environment for cell in printed_cells() if (cell.table, cell.dataset) == ("appendix", dataset)
-    )
+    names = (cell.environment for cell in printed_cells() if (cell.table, cell.dataset) == ("appendix", dataset))
     return tuple(name for name in dict.fromkeys(names) if name != AVERAGE)
 
 

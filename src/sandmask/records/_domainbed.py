@@ -99,12 +99,8 @@ def _is_metric(key: str, value: Any) -> bool:
     return key not in _NOT_METRICS and not _ACCURACY.fullmatch(key) and isinstance(value, (int, float))
 
 
-def _accuracies(
-    lines: Sequence[dict[str, Any]], count: int, split: str
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array(
-        [[line[f"env{env}_{split}_acc"] for env in range(count)] for line in lines], dtype=np.float64
-    )
+def _accuracies(lines: Sequence[dict[str, Any]], count: int, split: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([[line[f"env{env}_{split}_acc"] for env in range(count)] for line in lines], dtype=np.float64)
 
 
 def _environment_names(dataset: str, count: int) -> tuple[str, ...]:

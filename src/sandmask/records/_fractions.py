@@ -21,11 +21,7 @@ def denominators(runs: list[NDArray[np.float64]]) -> NDArray[np.int64] | None:
             if not len(unexplained):
                 break
             checkpoint, environment = unexplained[0]
-            part = (
-                Fraction(float(accuracy[checkpoint, environment]))
-                .limit_denominator(LARGEST_SPLIT)
-                .denominator
-            )
+            part = Fraction(float(accuracy[checkpoint, environment])).limit_denominator(LARGEST_SPLIT).denominator
             common = lcm(int(found[environment]), part)
             # An unchanged denominator would mean that the value is no fraction at all.
             if common > LARGEST_SPLIT or common == found[environment]:

@@ -83,8 +83,7 @@ class RecordWriter:
         for split in (accuracy_in, accuracy_out):
             if len(split) != run.environments or not all(0 <= value <= 1 for value in split):
                 raise ValueError(
-                    f"Accuracies should be {run.environments} numbers in 0..1, one an environment. "
-                    f"Found {list(split)}."
+                    f"Accuracies should be {run.environments} numbers in 0..1, one an environment. Found {list(split)}."
                 )
         self._write(eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}))
         run.last_step = step
@@ -159,9 +158,7 @@ class RecordWriter:
         if run is None:
             raise SandmaskError(f"{self.path} has no run {run_id}. Call `start` with its spec first.")
         if run.status != "running":
-            raise SandmaskError(
-                f"{self.path}: run {run_id} has ended ({run.status}). Call `rewind` to continue it."
-            )
+            raise SandmaskError(f"{self.path}: run {run_id} has ended ({run.status}). Call `rewind` to continue it.")
         return run
 
     def _reaches_beyond(self, run_id: str, step: int) -> bool:

@@ -16,11 +16,7 @@ def text(grids: Sequence[Grid]) -> str:
 
 
 def _turned_if_wide(grid: Grid) -> Grid:
-    if (
-        not grid.rows
-        or sum(_widths(grid)) + 2 * len(grid.header) <= _WIDE
-        or len(grid.header) <= len(grid.rows)
-    ):
+    if not grid.rows or sum(_widths(grid)) + 2 * len(grid.header) <= _WIDE or len(grid.header) <= len(grid.rows):
         return grid
     turned = tuple(zip(grid.header, *grid.rows, strict=True))
     return Grid(grid.title, ("", *turned[0][1:]), turned[1:], grid.notes)
@@ -38,9 +34,7 @@ def _text_block(grid: Grid) -> str:
             words = [row[0].ljust(widths[0])]
             words += [word.rjust(width) for word, width in zip(row[1:], widths[1:], strict=True)]
             lines.append("  ".join(words).rstrip())
-    return "\n".join(
-        [*lines, *(textwrap.fill(note, _NOTE_WIDTH, subsequent_indent="  ") for note in grid.notes)]
-    )
+    return "\n".join([*lines, *(textwrap.fill(note, _NOTE_WIDTH, subsequent_indent="  ") for note in grid.notes)])
 
 
 def markdown(grids: Sequence[Grid]) -> str:

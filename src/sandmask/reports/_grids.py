@@ -91,11 +91,7 @@ def _cell_notes(key: tuple[str, str], cell: Cell) -> Iterator[str]:
     gaps = [gap for trial in cell.trials for gap in trial.gaps]
     if gaps:
         nothing = len(gaps) == cell.expected and not any(gap.why for gap in gaps)
-        yield (
-            f"{name}: no runs."
-            if nothing
-            else f"{name}: missing: {_listed([_gap_text(gap) for gap in gaps])}."
-        )
+        yield (f"{name}: no runs." if nothing else f"{name}: missing: {_listed([_gap_text(gap) for gap in gaps])}.")
 
 
 def _gap_text(gap: Gap) -> str:
@@ -116,11 +112,7 @@ def _statistics_grid(statistics: Statistics, suffix: str) -> Grid:
         if against is None:
             rows.append((item.scope, item.method, rank, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN))
             continue
-        interval = (
-            NOT_RUN
-            if against.interval is None
-            else f"{against.interval[0]:+.1f} to {against.interval[1]:+.1f}"
-        )
+        interval = NOT_RUN if against.interval is None else f"{against.interval[0]:+.1f} to {against.interval[1]:+.1f}"
         rows.append(
             (
                 item.scope,

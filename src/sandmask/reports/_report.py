@@ -74,9 +74,7 @@ def _rule_report(
 
 
 def _has_pairs(groups: _Groups, dataset: str) -> bool:
-    return any(
-        len(run.spec.test_envs) == 2 for key, runs in groups.items() if key.dataset == dataset for run in runs
-    )
+    return any(len(run.spec.test_envs) == 2 for key, runs in groups.items() if key.dataset == dataset for run in runs)
 
 
 def _dataset_trials(

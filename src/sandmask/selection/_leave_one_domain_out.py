@@ -28,8 +28,7 @@ def leave_one_domain_out(run: RunRecord, pairs: Sequence[RunRecord]) -> Choice |
     if not len(common):
         return None
     columns = [
-        sibling.accuracy_in[np.searchsorted(sibling.steps, common), environment]
-        for environment, sibling in siblings
+        sibling.accuracy_in[np.searchsorted(sibling.steps, common), environment] for environment, sibling in siblings
     ]
     values = mean_over_environments(np.stack(columns, axis=1))
     best = int(values.argmax())

@@ -40,7 +40,9 @@ def load_metadata(path: Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("sandmask")
     except (OSError, SafetensorError) as error:
-        raise SandmaskError(f"{path} cannot be read as a checkpoint: {error}. Delete it to start the run anew.") from error
+        raise SandmaskError(
+            f"{path} cannot be read as a checkpoint: {error}. Delete it to start the run anew."
+        ) from error
     if text is None:
         raise SandmaskError(f"{path} was not written by sandmask: it has no run description.")
     metadata: dict[str, Any] = json.loads(text)
@@ -54,9 +56,13 @@ def load_tree(path: Path, like: Any, device: torch.device) -> Any:
         names = set(file.keys())
         if names != set(expected):
             odd = sorted(names ^ set(expected))[:3]
-            raise SandmaskError(f"{path} does not fit this run: entries {', '.join(odd)} differ. Was it made by another version?")
+            raise SandmaskError(
+                f"{path} does not fit this run: entries {', '.join(odd)} differ. Was it made by another version?"
+            )
         leaves = [file.get_tensor(name) for name in expected]
     for (name, want), leaf in zip(expected.items(), leaves, strict=True):
         if leaf.shape != want.shape or leaf.dtype != want.dtype:
-            raise SandmaskError(f"{path} does not fit this run: {name} is {tuple(leaf.shape)}, expected {tuple(want.shape)}.")
+            raise SandmaskError(
+                f"{path} does not fit this run: {name} is {tuple(leaf.shape)}, expected {tuple(want.shape)}."
+            )
     return pytree.tree_unflatten(leaves, pytree.tree_structure(like))

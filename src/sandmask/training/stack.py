@@ -22,7 +22,7 @@ from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000
-EVALUATED_NUMBERS = 2**25  # inputs (at least 512 an example) that K runs are evaluated on at a time
+EVALUATED_NUMBERS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 _NUMBERS, _ROWS, _AUGMENT, _STEP = range(4)  # what a step's random numbers are for
 
 
@@ -97,14 +97,15 @@ class Stack:
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
-        examples = EVALUATED_NUMBERS // (self.n_runs * max(math.prod(dataset.input_shape), 512))
+        shape = dataset.input_shape
+        activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else 1024
+        examples = EVALUATED_NUMBERS // (self.n_runs * activations)
         self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))
 
     def _stack_hparams(self) -> dict[str, Tensor]:
         names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
         return {
-            name: torch.tensor([float(spec.hparams[name]) for spec in self.specs], device=self.device)
-            for name in names
+            name: torch.tensor([float(spec.hparams[name]) for spec in self.specs], device=self.device) for name in names
         }
 
     def init(self) -> State:

@@ -143,9 +143,7 @@ def _reconcile(
     return start, now
 
 
-def _write(
-    part: Path, start: int, response: http.client.HTTPResponse, total: int | None, progress: Progress
-) -> None:
+def _write(part: Path, start: int, response: http.client.HTTPResponse, total: int | None, progress: Progress) -> None:
     done = start
     try:
         file = part.open("ab" if start else "wb")

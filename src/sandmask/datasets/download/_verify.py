@@ -71,9 +71,7 @@ def _count_problems(source: Source, counts: dict[str, int]) -> Iterator[str]:
             yield f"{domain} has {found:,} images, and {source.name} has {expected:,} there"
 
 
-def _compare(
-    source: Source, kind: str, found: str, ledger: Ledger, problems: list[str], notes: list[str]
-) -> None:
+def _compare(source: Source, kind: str, found: str, ledger: Ledger, problems: list[str], notes: list[str]) -> None:
     """Against what was recorded, or record it: only of data that is right as far as one can tell."""
     seen = (ledger.get("folders", source.folder) or {}).get(kind)
     what = "names and sizes of the files" if kind == "listing" else "contents of the files"

@@ -32,9 +32,7 @@ def paired_comparison(
     of one trial share training data, so pairs are not quite independent, and p-values are a little too small.
     """
     if len(method) != len(baseline) or not len(method):
-        raise ValueError(
-            f"Expected as many values as baseline values, and some. Found {len(method)}, {len(baseline)}."
-        )
+        raise ValueError(f"Expected as many values as baseline values, and some. Found {len(method)}, {len(baseline)}.")
     differences = np.asarray(method, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     return PairedComparison(
         pairs=len(differences),

@@ -17,11 +17,7 @@ def mean_ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def critical_difference(methods: int, conditions: int, *, alpha: float = 0.05) -> float:
     """Nemenyi's critical difference: mean ranks that differ by less are not told apart at level alpha."""
-    return (
-        studentized_range(methods, 1 - alpha)
-        / math.sqrt(2)
-        * math.sqrt(methods * (methods + 1) / (6 * conditions))
-    )
+    return studentized_range(methods, 1 - alpha) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * conditions))
 
 
 @cache

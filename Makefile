@@ -27,7 +27,7 @@ demo: $(READY)  ## Train on the built-in Spirals data; prints a table, draws a p
 	$(BIN)/sandmask demo
 
 test: $(READY)  ## Run the test suite
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -42,9 +42,10 @@ bench: $(READY)  ## Measure every speed claim that this machine can
 	$(BIN)/python -m benchmarks
 
 docs: $(READY)  ## Build the documentation into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: $(READY)  ## Build the wheel into dist/
+	rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 lock: $(READY)  ## Resolve requirements.lock anew from pyproject.toml and constraints.txt

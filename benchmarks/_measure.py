@@ -21,11 +21,12 @@ def machine() -> str:
 
 def seconds_of(action: Action) -> float:
     """Wall-clock seconds of one call, until the device has finished."""
-    if torch.cuda.is_available():
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
         torch.cuda.synchronize()
     start = time.perf_counter()
     action()
-    if torch.cuda.is_available():
+    if on_gpu:
         torch.cuda.synchronize()
     return time.perf_counter() - start
 
@@ -33,8 +34,8 @@ def seconds_of(action: Action) -> float:
 def alternate(actions: Mapping[str, Action], repeats: int, warmup: int = 3, calls: int = 1) -> dict[str, float]:
     """Median seconds of each action; they take turns, so that all see the same machine.
 
-    With `calls` above 1 an action is called so often in a row for each reading: what a busy device needs for it, without
-    the wait for the first launch.
+    With `calls` above 1 an action is called so often in a row for each reading: what a busy device needs for it,
+    without the wait for the first launch.
     """
     if calls > 1:
         many = {name: lambda action=action: [action() for _ in range(calls)] for name, action in actions.items()}

@@ -13,7 +13,7 @@ ENVS, BATCH, REPEATS = 3, 32, 30
 
 def resnet50() -> nn.Module:
     model: nn.Module = timm.create_model("resnet50", num_classes=7)
-    model = model.to("cuda", memory_format=torch.channels_last)
+    model = model.to("cuda").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     sandmask.freeze_batchnorm(model)
     return model
 
@@ -22,7 +22,7 @@ def steps(*, compiled: bool) -> dict[str, Action]:
     """An ERM step, and SAND-mask steps by both ways to the environments' gradients."""
     x = torch.randn(ENVS * BATCH, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
     y = torch.randint(0, 7, (ENVS * BATCH,), device="cuda")
-    parts = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    parts = list(zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True))
     mask = sandmask.SANDMask(tau=0.5)
     models = [resnet50() for _ in range(3)]
     optimizers = [torch.optim.Adam(model.parameters(), lr=5e-5, fused=True) for model in models]

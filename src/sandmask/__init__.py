@@ -28,23 +28,27 @@ tensor([[-1.,  0.]])
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sandmask import distributed
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
-from sandmask.gradients import (
-    Leak,
-    MaskReport,
-    MaskSummary,
-    backward,
-    environment_gradients,
-    environment_moments,
-    find_leaks,
-    freeze_batchnorm,
-    set_gradients,
-)
-from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, MaskWarning, SANDMask
+
+if TYPE_CHECKING:
+    from sandmask import distributed
+    from sandmask.gradients import (
+        Leak,
+        MaskReport,
+        MaskSummary,
+        backward,
+        environment_gradients,
+        environment_moments,
+        find_leaks,
+        freeze_batchnorm,
+        set_gradients,
+    )
+    from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, MaskWarning, SANDMask
+    from sandmask.records import load_records
+    from sandmask.training import load_run
 
 __all__ = [
     "ANDMask",
@@ -70,13 +74,27 @@ __all__ = [
     "set_gradients",
 ]
 
-# Names whose modules load more than torch: imported at first use.
-_LAZY = {"load_records": "sandmask.records", "load_run": "sandmask.training"}
+# Names are imported at first use: `sandmask --help` answers without torch, and the masks load torch alone.
+_HOMES = {
+    "sandmask": ["distributed"],
+    "sandmask.gradients": [
+        *("Leak", "MaskReport", "MaskSummary", "backward", "environment_gradients", "environment_moments"),
+        *("find_leaks", "freeze_batchnorm", "set_gradients"),
+    ],
+    "sandmask.masks": [
+        *("ANDMask", "GeometricMean", "GradientMoments", "Mask", "MaskError", "MaskWarning", "SANDMask"),
+    ],
+    "sandmask.records": ["load_records"],
+    "sandmask.training": ["load_run"],
+}
+_LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _LAZY[name] == __name__:
+        return import_module(f"{__name__}.{name}")
     return getattr(import_module(_LAZY[name]), name)
 
 

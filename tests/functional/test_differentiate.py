@@ -1,13 +1,13 @@
-"""Both ways to take gradients, against a loop over environments with autograd."""
+"""Every way to take gradients, against a loop over environments with autograd."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from sandmask.functional import Autograd, Differentiator, EnvBatch, Functional, make_batch, random
+from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Functional, make_batch, random
 
-both = pytest.mark.parametrize("way", [Functional(), Autograd()], ids=["functional", "autograd"])
+both = pytest.mark.parametrize("way", [Functional(), Autograd(), Direct()], ids=["functional", "autograd", "direct"])
 N_ENVS, N_PARAMS = 4, 6
 
 

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import typer
 from rich.console import Console
@@ -38,7 +38,7 @@ class TrainingBar:
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True) if live else None
         self._task = self._bar.add_task("train", total=spec.steps, status="") if self._bar else None
 
-    def __enter__(self) -> "TrainingBar":
+    def __enter__(self) -> Self:
         if self._bar:
             self._bar.start()
         return self

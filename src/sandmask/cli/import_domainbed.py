@@ -16,7 +16,14 @@ def import_domainbed(
         bool, typer.Option("--include-incomplete", help="Also take runs without `done`, as unfinished.")
     ] = False,
 ) -> None:
-    """Read a DomainBed sweep (`*/results.jsonl`) into an archive that `sandmask report` makes tables of."""
+    """Read a DomainBed sweep (`*/results.jsonl`) into an archive that `sandmask report` makes tables of.
+
+    [bold]Examples[/bold]
+
+    sandmask import-domainbed ~/domainbed/sweep --out sweep.records.parquet
+
+    sandmask report sweep.records.parquet
+    """
     imported = read_domainbed(directory, include_incomplete=include_incomplete)
     for folder, why in imported.skipped:
         typer.echo(f"Skipped {folder}: {why}.", err=True)

@@ -36,6 +36,14 @@ def report(
 
     Numbers are mean ± standard error over trials, in percent.
     Cells without all their runs say how many there are; † marks cells with runs that diverged.
+
+    [bold]Examples[/bold]
+
+    sandmask report runs
+
+    sandmask report runs --selection all --against-paper
+
+    sandmask report runs --format latex --output tables.tex
     """
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))
     built = build_report(

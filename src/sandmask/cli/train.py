@@ -70,8 +70,8 @@ def train(
     sandmask train ./my_images ERM --test-env hospital_3 --network resnet18 --weights resnet18.safetensors
     """
     from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
-    from sandmask.plugins import load_plugins
     from sandmask.hparams import parse_overrides
+    from sandmask.plugins import load_plugins
     from sandmask.training import RunFolder, choose_device, make_spec
 
     load_plugins(plugin)

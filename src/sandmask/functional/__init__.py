@@ -2,7 +2,7 @@
 
 from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch, make_batch
-from sandmask.functional.differentiate import Autograd, Differentiator, Functional
+from sandmask.functional.differentiate import Autograd, Differentiator, Direct, Functional
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import FlatModule, Params
 
@@ -10,6 +10,7 @@ __all__ = [
     "AdamState",
     "Autograd",
     "Differentiator",
+    "Direct",
     "Dropout",
     "EnvBatch",
     "FlatModule",

@@ -103,7 +103,7 @@ def _stacks(
     _check(batches, method, chunk_size)
     if per_sample:
         batches = [(x[i : i + 1], y[i : i + 1]) for x, y in batches for i in range(len(y))]
-    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    params: NamedGradients = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if method == "loop" or (method == "auto" and _too_many(params, len(batches))):
         yield from _loop(model, loss_fn, batches, params)
     elif per_sample or chunk_size is not None:
@@ -121,10 +121,11 @@ def _stacks(
 def _one_pass(model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients) -> NamedGradients:
     sizes = [len(y) for _, y in batches]
     with OnePass(params, sizes) as tape:
-        outputs = model(torch.cat([x for x, _ in batches])).split(sizes)
+        outputs = torch.split(model(torch.cat([x for x, _ in batches])), sizes)
         losses = [loss_fn(output, y) for output, (_, y) in zip(outputs, batches, strict=True)]
     torch.autograd.backward(losses)
-    return tape.gradients()
+    gradients: NamedGradients = tape.gradients()
+    return gradients
 
 
 def _loop(
@@ -170,7 +171,8 @@ def _too_many(params: NamedGradients, n_envs: int) -> bool:
 
 def _convolves(model: nn.Module) -> bool:
     """The vmap of a convolution's weight gradient is a grouped convolution, slower than one after the other."""
-    return any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    return any(isinstance(module, convolutions) for module in model.modules())
 
 
 def _check(batches: Batches, method: str, chunk_size: int | None) -> None:

@@ -62,7 +62,7 @@ class OnePass(TorchFunctionMode):
 
     def by_environment(self, of_rows: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`of_rows` of each environment's rows, stacked."""
-        parts = zip(*(tensor.split(self.rows) for tensor in tensors), strict=True)
+        parts = zip(*(torch.split(tensor, self.rows) for tensor in tensors), strict=True)
         found = [of_rows(*part) for part in parts]
         if found[0].is_contiguous():
             return torch.stack(found)
@@ -85,7 +85,7 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, *rest)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         tape.add(own_weight, lambda: _weight_products(tape, grad, x))
@@ -111,7 +111,7 @@ class _Conv2d(torch.autograd.Function):
         return F.conv2d(x, weight, rest[0] if rest else None, *how)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         stride, padding, dilation, groups = ctx.how
@@ -137,7 +137,7 @@ class _FrozenBatchNorm(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         x, mean, var = ctx.saved_tensors
         tape, (weight, bias) = ctx.tape, ctx.params
         scale = (var + ctx.eps).rsqrt()
@@ -166,7 +166,7 @@ class _Affine(torch.autograd.Function):
         return scaled if bias is None else scaled + bias.view(shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
 

@@ -32,12 +32,12 @@ def moments_of_many(stacks: Sequence[Tensor]) -> list[TensorMoments] | None:
 
     Every stack is read in the order that a single gradient has in memory, and its moments have that order too.
     """
+    triton = kernels(stacks)
+    if triton is None:
+        return None
     one = stacks[0]
     alike = all(s.dtype == one.dtype and s.device == one.device and len(s) == len(one) for s in stacks)
     if not alike or not all(is_dense(stack[0]) for stack in stacks):
-        return None
-    triton = kernels(stacks)
-    if triton is None:
         return None
     flat = torch.cat([s.as_strided((len(s), s[0].numel()), (s.stride(0), 1)) for s in stacks], dim=1)
     if not triton.takes(flat):

@@ -1,7 +1,7 @@
 """Stacked gradients on a GPU, in one pass over memory: every gradient is read once.
 
-`masked_mean` writes the masked mean, `stack_moments` the moments. The same numbers come from `_stack.stack_moments` and the
-functions of `_functional`, the twins that tests compare these with.
+`masked_mean` writes the masked mean, `stack_moments` the moments. The same numbers come from
+`_stack.stack_moments` and the functions of `_functional`, the twins that tests compare these with.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ def _tanh(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return tl.where(x < 0.05, x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0))), (1.0 - e) / (1.0 + e))
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Sum of signs, mean and M2 of a block of elements.
 
@@ -53,7 +53,7 @@ def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexp
     return signs, mean, tl.where(squares == float("inf"), squares, m2)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _masked_mean_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     grads,  # noqa: ANN001
     out,  # noqa: ANN001
@@ -83,7 +83,7 @@ def _masked_mean_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     tl.store(out + offsets, weight * mean, mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _moments_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     grads,  # noqa: ANN001
     sign_sum,  # noqa: ANN001

@@ -101,9 +101,11 @@ class Network:
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         if self._compiled is None or not torch.is_grad_enabled():
             return self._flat(params, x, drop)
+        from torch._dynamo.exc import TorchDynamoException
+
         try:
             return self._compiled(params, x, drop)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"torch.compile failed ({reason}); training goes on without it.", stacklevel=2)
             self._compiled = None

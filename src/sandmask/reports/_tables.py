@@ -26,6 +26,8 @@ def algorithm_of(method: str) -> str:
 def _cell(trials: Sequence[Trial], accuracies: Sequence[float]) -> Cell:
     """A cell over trials, from the accuracies to average: its mean is None when there are none."""
     mean, error = mean_and_error(accuracies) if accuracies else (None, None)
+    if len(accuracies) == 1:
+        error = None  # one trial says nothing about its spread; DomainBed prints 0.0 there
     interval = bootstrap_interval(accuracies)
     expected = sum(trial.expected for trial in trials)
     return Cell(

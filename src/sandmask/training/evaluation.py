@@ -51,7 +51,7 @@ class Evaluator:
     def alone(self, predict: Predict) -> Accuracies:
         """For methods whose prediction of an example depends on that example alone: any batches will do."""
         counts = torch.zeros(self._sizes.shape, device=self._group_of.device)
-        chunks = torch.arange(len(self.dataset.labels), device=counts.device).split(self.chunk)
+        chunks = torch.split(torch.arange(len(self.dataset.labels), device=counts.device), self.chunk)
         for numbers, x in zip(chunks, self.dataset.batches(chunks), strict=True):
             right = predict(x).argmax(-1) == self.dataset.labels[numbers]
             groups = self._group_of[:, numbers][self._trial_of_run]
@@ -64,7 +64,7 @@ class Evaluator:
         columns = []
         for group in range(self._sizes.shape[1]):
             members = torch.stack([trial[group] for trial in self._members])[self._trial_of_run]  # [K, n]
-            hits = [self._hits(predict, numbers) for numbers in members.split(batch_size, dim=1)]
+            hits = [self._hits(predict, numbers) for numbers in torch.split(members, batch_size, dim=1)]
             columns.append(torch.stack(hits).sum(0))
         return self._fractions(torch.stack(columns, dim=1))
 

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import ALGORITHMS, Algorithm, Metrics, Problem, State
 from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
-from sandmask.functional import Autograd, EnvBatch, random
-from sandmask.networks import build_featurizer, normalization
+from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Functional, random
+from sandmask.networks import Network, build_featurizer, normalization
 from sandmask.records import RunSpec
 from sandmask.training.evaluation import Accuracies, Evaluator
 from sandmask.training.precision import compute_dtype, set_precision
@@ -58,10 +58,14 @@ def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, drop
         dropout=dropout,
         dtype=compute_dtype(spec.precision),
     )
-    algorithm = ALGORITHMS[spec.algorithm].build(problem)
-    if algorithm.network.numel > LARGE_MODEL or not algorithm.network.stacks:
-        algorithm.problem = problem.with_differentiator(Autograd())
-    return algorithm
+    return ALGORITHMS[spec.algorithm].build(problem)
+
+
+def _differentiator(network: Network, n_runs: int) -> Differentiator:
+    """How gradients are taken: all at once for what is small, one after the other for what is large."""
+    if network.numel > LARGE_MODEL or not network.stacks:
+        return Autograd()
+    return Functional() if n_runs > 1 else Direct()
 
 
 def _normalized_for(network: str, dataset: Dataset) -> Dataset:
@@ -94,6 +98,8 @@ class Stack:
         if compiled:
             self.algorithm.network.compile()
         self.n_runs = len(specs)
+        differentiator = _differentiator(self.algorithm.network, self.n_runs)
+        self.algorithm.problem = self.algorithm.problem.with_differentiator(differentiator)
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)

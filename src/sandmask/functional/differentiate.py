@@ -1,7 +1,8 @@
 """Ways to take the gradients that an algorithm asks for; all give the same numbers.
 
-`Functional` uses `torch.func` and works under `vmap`: stacks of runs. `Direct` is for one run of a small model. `Autograd`
-folds one environment after the other into running moments: large models, whose E gradients should not all be kept.
+`Functional` uses `torch.func` and works under `vmap`: stacks of runs. `Direct` is for one run of a small model.
+`Autograd` folds one environment after the other into running moments: large models, whose E gradients should not all be
+kept.
 """
 
 from collections.abc import Callable, Iterator

@@ -20,9 +20,9 @@ def import_domainbed(
 
     [bold]Examples[/bold]
 
-    sandmask import-domainbed ~/domainbed/sweep --out sweep.records.parquet
+    sandmask import-domainbed ~/domainbed/sweep --out imported
 
-    sandmask report sweep.records.parquet
+    sandmask report imported
     """
     imported = read_domainbed(directory, include_incomplete=include_incomplete)
     for folder, why in imported.skipped:

@@ -96,16 +96,8 @@ class LogUniform(Distribution):
 
 
 @dataclass(frozen=True)
-class IntLogUniform(Distribution):
+class IntLogUniform(LogUniform):
     """base^U(low, high), rounded down."""
-
-    base: float
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _check_range(self, self.low, self.high)
-        _check_base(self, self.base)
 
     @property
     def integer(self) -> bool:
@@ -114,10 +106,10 @@ class IntLogUniform(Distribution):
 
     def draw(self, random: np.random.RandomState) -> float:
         """The whole part of `base` to a uniform power."""
-        return int(self.base ** random.uniform(self.low, self.high))
+        return int(super().draw(random))
 
     def __str__(self) -> str:
-        return f"int {self.base:g}^U({self.low:g}, {self.high:g})"
+        return f"int {super().__str__()}"
 
 
 @dataclass(frozen=True, init=False)

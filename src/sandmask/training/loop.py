@@ -91,8 +91,8 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             self._save(carry)
             raise SandmaskError(
-                f"{self.stack.device} ran out of memory at step {carry.done}; what was done is saved. Give it a smaller "
-                "network or batch (--hparam batch_size=...), or free memory and run the same command again."
+                f"{self.stack.device} ran out of memory at step {carry.done}; what was done is saved. Give it a "
+                "smaller network or batch (--hparam batch_size=...), or free memory and run the same command again."
             ) from error
         finally:
             feed.close()

@@ -113,7 +113,8 @@ class Autograd:
 class Direct(Autograd):
     """Plain autograd, with the environments' gradients taken together: one run of a small model.
 
-    It spares the seconds that the first call of `torch.func.grad` takes to import the compiler. Not for use under `vmap`.
+    It spares the seconds that the first call of `torch.func.grad` takes to import the compiler.
+    Not for use under `vmap`.
     """
 
     def environment_moments(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -28,8 +28,9 @@ def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
     """Write a tree of tensors and JSON metadata; the file appears complete, or the old one stays."""
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in _named_leaves(tree).items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    save_file(tensors, temporary, {"sandmask": json.dumps(metadata)})
-    with temporary.open("rb") as file:
+    with temporary.open("wb") as file:
+        file.write(save(tensors, {"sandmask": json.dumps(metadata)}))
+        file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
 

@@ -155,6 +155,7 @@ class AlgorithmEntry:
     paper: str
     build: Callable[[Problem], Algorithm]
     hparams: Sequence[Hparam | Like] = ()
+    caution: Callable[[Mapping[str, float]], str | None] = lambda _: None  # what is unwise about a configuration
 
 
 ALGORITHMS: Registry[AlgorithmEntry] = Registry("algorithm")

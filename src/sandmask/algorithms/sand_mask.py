@@ -1,5 +1,7 @@
 """SAND-mask (Shahtalebi et al., 2021): the paper's equations 2 and 3, and the released code's variant."""
 
+from collections.abc import Mapping
+
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
 from sandmask.algorithms._masked import MaskedAlgorithm
 from sandmask.hparams import FRACTION, POSITIVE, Hparam, LogUniform, Uniform
@@ -8,6 +10,16 @@ from sandmask.masks import Mask, SANDMask
 TAU = Hparam("tau", 1.0, Uniform(0, 1), FRACTION)
 GAIN = Hparam("k", 10.0, LogUniform(10, -3, 5), POSITIVE)
 PAPER = "Shahtalebi et al., SAND-mask: an enhanced gradient masking strategy, 2021"
+
+
+def caution(hparams: Mapping[str, float]) -> str | None:
+    """What the table's own default does: no agreement exceeds 1, so that a threshold of 1 masks everything."""
+    if hparams["tau"] < 1:
+        return None
+    return (
+        "SAND-mask with tau = 1, the default of the paper's table, is zero everywhere: nothing will train. "
+        "Set a lower one, such as --hparam tau=0.5."
+    )
 
 
 class SANDMaskAlgorithm(MaskedAlgorithm):
@@ -41,6 +53,7 @@ ALGORITHMS.register(
         paper=PAPER,
         build=SANDMaskAlgorithm,
         hparams=(TAU,),
+        caution=caution,
     )
 )
 ALGORITHMS.register(
@@ -50,6 +63,7 @@ ALGORITHMS.register(
         paper=PAPER,
         build=RescaledSANDMaskAlgorithm,
         hparams=(TAU,),
+        caution=caution,
     )
 )
 ALGORITHMS.register(
@@ -59,5 +73,6 @@ ALGORITHMS.register(
         paper=PAPER,
         build=ReleasedSANDMaskAlgorithm,
         hparams=(TAU, GAIN),
+        caution=caution,
     )
 )

@@ -27,3 +27,34 @@ HparamsSeedOption = Annotated[int, typer.Option("--hparams-seed", min=0, help="W
 TrialSeedOption = Annotated[
     int, typer.Option("--trial-seed", min=0, help="Which repetition: decides the draw and the data splits.")
 ]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="Initial weights, minibatches, all else that is random.")
+]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", min=1, help="Training steps; the dataset's protocol if not given.")
+]
+CheckpointEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint-every", min=1, help="Evaluate every so many steps; the dataset's protocol if not given."
+    ),
+]
+NetworkOption = Annotated[
+    str | None, typer.Option("--network", help="mlp, mnist-convnet or a timm name; the dataset's own if not given.")
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="FILE|none", help="Pretrained weights for a timm network, or none of them."),
+]
+PrecisionOption = Annotated[str, typer.Option("--precision", metavar="fp32|tf32|bf16", help="What is computed in.")]
+CompileOption = Annotated[
+    bool, typer.Option("--compile", help="Compile the network: a slow start, faster steps. For timm networks.")
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ...; the GPU if there is one.")]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where the datasets are; see: sandmask data where")
+]
+SkipCorruptOption = Annotated[bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be read.")]
+CheckpointSecondsOption = Annotated[
+    float, typer.Option("--checkpoint-seconds", min=0, help="Save the state this often, for a resume.")
+]

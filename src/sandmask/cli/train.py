@@ -7,12 +7,23 @@ import typer
 
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
+    CheckpointEveryOption,
+    CheckpointSecondsOption,
+    CompileOption,
+    DataDirOption,
+    DeviceOption,
     HparamOption,
     HparamsSeedOption,
     JsonOption,
+    NetworkOption,
     PluginOption,
+    PrecisionOption,
+    SeedOption,
+    SkipCorruptOption,
     SpaceOption,
+    StepsOption,
     TrialSeedOption,
+    WeightsOption,
 )
 from sandmask.cli._progress import TrainingBar
 
@@ -27,31 +38,21 @@ def train(
         list[str],
         typer.Option("--test-env", metavar="E", help="Environment to hold out, by name or number. Repeatable."),
     ],
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps; the dataset's protocol if not given.")
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate every so many steps; the dataset's protocol if not given.")
-    ] = None,
+    steps: StepsOption = None,
+    checkpoint_every: CheckpointEveryOption = None,
     hparam: HparamOption = None,
     hparams_seed: HparamsSeedOption = 0,
     trial_seed: TrialSeedOption = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Initial weights, minibatches and everything else random.")] = 0,
+    seed: SeedOption = 0,
     space: SpaceOption = "paper",
-    network: Annotated[
-        str | None, typer.Option(help="mlp, mnist-convnet or a timm name; the dataset's own if not given.")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="FILE|none", help="Pretrained weights for a timm network, or none of them.")
-    ] = None,
-    precision: Annotated[str, typer.Option(metavar="fp32|tf32|bf16", help="What is computed in.")] = "fp32",
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the network: a slow start, faster steps. For timm networks.")
-    ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU if there is one.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the datasets are; see: sandmask data where")] = None,
-    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be read.")] = False,
-    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Save the state this often, for a resume.")] = 30,
+    network: NetworkOption = None,
+    weights: WeightsOption = None,
+    precision: PrecisionOption = "fp32",
+    compiled: CompileOption = False,
+    device: DeviceOption = None,
+    data_dir: DataDirOption = None,
+    skip_corrupt: SkipCorruptOption = False,
+    checkpoint_seconds: CheckpointSecondsOption = 30,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-ID if not given.")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
@@ -69,6 +70,7 @@ def train(
 
     sandmask train ./my_images ERM --test-env hospital_3 --network resnet18 --weights resnet18.safetensors
     """
+    from sandmask.algorithms import ALGORITHMS
     from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
     from sandmask.hparams import parse_overrides
     from sandmask.plugins import load_plugins
@@ -92,6 +94,8 @@ def train(
         weights=weights,
         precision=precision,
     )
+    if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
+        typer.echo(f"warning: {caution}", err=True)
     folder = RunFolder(out or Path("runs") / f"{spec.dataset}-{spec.algorithm}-{spec.id}")
     with TrainingBar(spec, folder.path, quiet=json) as bar:
         record = folder.train(
@@ -110,20 +114,21 @@ def train(
 
 
 def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
-    names = record.env_names
-    last = record.accuracy_in[-1], record.accuracy_out[-1]
-    return {
+    summary: dict[str, object] = {
         "run": record.spec.id,
         "folder": str(path),
         "status": record.status,
         "diverged_at": record.diverged_at,
         "spec": record.spec.to_json(),
-        "step": int(record.steps[-1]),
-        "accuracy": {
-            name: {"in": float(i), "out": float(o), "held_out": e in record.spec.test_envs}
-            for e, (name, i, o) in enumerate(zip(names, *last, strict=True))
-        },
     }
+    if not len(record.steps):  # diverged before the first evaluation
+        return {**summary, "step": None, "accuracy": {}}
+    last = record.accuracy_in[-1], record.accuracy_out[-1]
+    accuracy = {
+        name: {"in": float(i), "out": float(o), "held_out": e in record.spec.test_envs}
+        for e, (name, i, o) in enumerate(zip(record.env_names, *last, strict=True))
+    }
+    return {**summary, "step": int(record.steps[-1]), "accuracy": accuracy}
 
 
 def _print(record: "RunRecord", path: Path) -> None:

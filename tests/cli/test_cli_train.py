@@ -1,0 +1,78 @@
+"""`sandmask train` as a user runs it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sandmask.cli._app import app
+
+SMALL = ("--hparam", "mlp_width=8", "--hparam", "batch_size=4", "--device", "cpu")
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["train", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_trains_and_prints_a_table(tmp_path: Path) -> None:
+    result = run("debugvector", "erm", "--test-env", "B", "--steps", "3", "--out", str(tmp_path), *SMALL)
+    assert "ERM on DebugVector, after step 2" in result.stdout
+    assert "held out" in result.stdout
+    assert "loss" in result.stderr
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_json_for_scripts(tmp_path: Path) -> None:
+    arguments = ("DebugVector", "ANDMask", "--test-env", "1", "--test-env", "b", "--steps", "3", *SMALL)
+    result = run(*arguments, "--out", str(tmp_path), "--json")
+    summary = json.loads(result.stdout)
+    assert summary["status"] == "done"
+    assert summary["spec"]["test_envs"] == [1]
+    assert summary["accuracy"]["b"]["held_out"]
+    assert not result.stderr
+
+
+def test_default_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("DebugVector", "ERM", "--test-env", "a", "--steps", "1", *SMALL)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("DebugVector-ERM-")
+
+
+def test_a_threshold_that_masks_everything_is_said_aloud(tmp_path: Path) -> None:
+    result = run("DebugVector", "SANDMask", "--test-env", "a", "--steps", "1", "--out", str(tmp_path), *SMALL)
+    assert "warning: SAND-mask with tau = 1" in result.stderr
+
+
+def test_divergence_at_once_has_no_traceback(tmp_path: Path) -> None:
+    arguments = ("DebugVector", "ERM", "--test-env", "a", "--steps", "9", "--hparam", "lr=1e38", *SMALL)
+    summary = json.loads(run(*arguments, "--out", str(tmp_path), "--json").stdout)
+    assert summary["status"] == "diverged"
+    again = run(*arguments, "--out", str(tmp_path))
+    assert "diverged at step" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("DebugVektor", "ERM", "--test-env", "a"), "Did you mean 'DebugVector'?"),
+        (("DebugVector", "SANDMsk", "--test-env", "a"), "Did you mean 'SANDMask'?"),
+        (("DebugVector", "ERM", "--test-env", "d"), "has no environment 'd'"),
+        (("DebugVector", "ERM", "--test-env", "a", "--test-env", "b"), "at least 2 environments to train on"),
+        (("DebugVector", "ERM", "--test-env", "a", "--hparam", "lrr=1"), "Did you mean 'lr'?"),
+        (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp8"), "Unknown precision 'fp8'"),
+        (("DebugVector", "ERM", "--test-env", "a", "--device", "tpu9"), "Device 'tpu9' cannot be used here"),
+        (("DebugVector", "ERM", "--test-env", "a", "--network", "resnet5000"), "Unknown network 'resnet5000'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_status_2(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments, code=2)
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -116,6 +118,43 @@ def test_moments_give_the_masked_mean_of_the_gradients(mask: SANDMask, chunk_siz
         assert p.grad is not None
         torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-6)
     assert 0 <= report.density <= 1
+
+
+def test_a_loss_that_looks_at_the_parameters_is_taken_another_way() -> None:
+    """A penalty belongs to every environment; in one pass its gradient could not be told apart."""
+    model, batches = make_model("mlp"), make_batches([4, 4, 4])
+
+    def penalized(output: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(output, y) + sum((p**2).sum() for p in model.parameters())
+
+    for per_sample in (False, True):
+        expected = environment_gradients(model, penalized, batches, "loop", per_sample=per_sample)
+        found = environment_gradients(model, penalized, batches, "auto", per_sample=per_sample)
+        for name, stack in expected.items():
+            torch.testing.assert_close(found[name], stack, rtol=1e-5, atol=1e-6)
+        with pytest.raises(MaskError, match="uses the model's parameters"):
+            environment_gradients(model, penalized, batches, "batched", per_sample=per_sample)
+
+
+class Pair(nn.Module):
+    """A model with two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), x
+
+
+def test_a_model_with_two_outputs() -> None:
+    model, batches = Pair(), make_batches([4, 4])
+
+    def first(output: Any, y: Tensor) -> Tensor:
+        return F.cross_entropy(output[0], y)
+
+    expected = environment_gradients(model, first, batches, "loop")
+    torch.testing.assert_close(environment_gradients(model, first, batches, "auto"), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_frozen_parameters_are_left_out() -> None:

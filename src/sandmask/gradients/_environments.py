@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
-from sandmask.gradients._one_pass import OnePass, UnsupportedError
+from sandmask.gradients._one_pass import NoParameters, OnePass, UnsupportedError
 from sandmask.gradients._params import trainable_parameters
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
@@ -54,7 +54,10 @@ def environment_moments(
     log_magnitude: bool = False,
     check_finite: bool = True,
 ) -> GradientMoments:
-    """The same gradients, folded into moments as they come: memory does not grow with the number of environments.
+    """The same gradients, folded into moments as they come.
+
+    With "loop", memory does not grow with the number of environments; "auto" turns to it when all environments'
+    gradients together would have more than 128 million elements.
 
     Give the result to `mask.from_moments`, or to `sandmask.set_gradients` to fill `.grad`.
 
@@ -106,23 +109,35 @@ def _stacks(
     params: NamedGradients = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if method == "loop" or (method == "auto" and _too_many(params, len(batches))):
         yield from _loop(model, loss_fn, batches, params)
-    elif per_sample or chunk_size is not None:
-        yield from _vmapped(model, loss_fn, batches, params, chunk_size or len(batches))
-    else:
+        return
+    if not per_sample and chunk_size is None:
         try:
-            stack = _one_pass(model, loss_fn, batches, params)
+            yield list(range(len(batches))), _one_pass(model, loss_fn, batches, params)
         except UnsupportedError:
-            slow = method == "auto" and _convolves(model)
-            yield from (_loop if slow else _vmapped)(model, loss_fn, batches, params)
+            if method == "auto" and _convolves(model):
+                yield from _loop(model, loss_fn, batches, params)
+                return
         else:
-            yield list(range(len(batches))), stack
+            return
+    pieces = _vmapped(model, loss_fn, batches, params, chunk_size)
+    try:
+        yield next(pieces)
+    except UnsupportedError as error:
+        if method == "batched":
+            raise MaskError(f'The environments cannot be batched: {error}. Use method="loop".') from error
+        yield from _loop(model, loss_fn, batches, params)
+    else:
+        yield from pieces
 
 
 def _one_pass(model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients) -> NamedGradients:
     sizes = [len(y) for _, y in batches]
     with OnePass(params, sizes) as tape:
-        outputs = torch.split(model(torch.cat([x for x, _ in batches])), sizes)
-        losses = [loss_fn(output, y) for output, (_, y) in zip(outputs, batches, strict=True)]
+        output = model(torch.cat([x for x, _ in batches]))
+        if not isinstance(output, Tensor) or len(output) != sum(sizes):
+            raise UnsupportedError("the model's output is not one tensor with a row an example")
+        parts = zip(torch.split(output, sizes), batches, strict=True)
+        losses = [loss_fn(rows, y) for rows, (_, y) in parts]
     torch.autograd.backward(losses)
     gradients: NamedGradients = tape.gradients()
     return gradients
@@ -145,7 +160,9 @@ def _vmapped(
     chunk_size: int | None = None,
 ) -> Iterator[tuple[list[int], NamedGradients]]:
     def loss(values: NamedGradients, x: Tensor, y: Tensor) -> Tensor:
-        return loss_fn(functional_call(model, values, (x,)), y)
+        output = functional_call(model, values, (x,))
+        with NoParameters(params):  # the loss would see the model's own, not those that gradients are taken of
+            return loss_fn(output, y)
 
     gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     values = {name: p.detach() for name, p in params.items()}

@@ -23,6 +23,23 @@ class UnsupportedError(Exception):
     """A parameter is used in a way whose gradient cannot be kept apart by environment."""
 
 
+class NoParameters(TorchFunctionMode):
+    """While active, the use of any of `params` raises `UnsupportedError`."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._ids = {id(param) for param in params.values()}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function unless it is given a parameter."""
+        kwargs = kwargs or {}
+        if any(id(leaf) in self._ids for leaf in pytree.tree_leaves((args, kwargs))):
+            raise UnsupportedError("the loss uses the model's parameters directly")
+        return func(*args, **kwargs)
+
+
 class OnePass(TorchFunctionMode):
     """While active, layers keep the gradients of `params` apart; after the backward pass, `gradients()` has them."""
 

@@ -65,8 +65,8 @@ class TrainingBar:
             self._bar.update(self._task, completed=report.done, status=self.status + self._rate(now, report.done))
         elif now - self._last_line > LINE_SECONDS or (report.done == report.steps and report.accuracies is not None):
             self._last_line = now
-            line = f"{self.spec.algorithm}: step {report.done}/{report.steps}  {self.status}{self._rate(now, report.done)}"
-            typer.echo(line, err=True)
+            place = f"{self.spec.algorithm}: step {report.done}/{report.steps}"
+            typer.echo(f"{place}  {self.status}{self._rate(now, report.done)}", err=True)
 
     def _rate(self, now: float, done: int) -> str:
         start, first = self._first or (now, done)

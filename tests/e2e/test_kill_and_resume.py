@@ -36,7 +36,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         while process.poll() is None and evaluations(parts) < goal:
             time.sleep(0.002)
         try:
-            process.wait(timeout=moments.random() * 0.1)
+            process.wait(timeout=moments.random() * 0.03)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()

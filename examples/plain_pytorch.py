@@ -6,8 +6,8 @@ are gone; a mask keeps what the domains agree on.
 
     python examples/plain_pytorch.py --steps 150
 
-The data was made so that masks help (a first version of it, with fewer domains, had them do worse than the plain
-gradient): it shows how to use them, and is no evidence that they help elsewhere.
+The data was made so that masks help (in a first version, with other data, model and number of domains, they did worse
+than the plain gradient): it shows how to use them, and is no evidence that they help elsewhere.
 """
 
 import argparse

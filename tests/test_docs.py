@@ -30,7 +30,7 @@ from sandmask.selection import RULES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "sandmask"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 
 
@@ -250,7 +250,7 @@ def test_the_navigation_has_every_page() -> None:
         return [leaf for part in (item.values() if isinstance(item, dict) else item) for leaf in leaves(part)]
 
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert sorted(leaves(config["nav"])) == [page.name for page in DOCS]
+    assert sorted(leaves(config["nav"])) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in DOCS)
 
 
 def test_the_table_of_algorithms_is_the_registry() -> None:

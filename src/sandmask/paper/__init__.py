@@ -1,14 +1,19 @@
-"""The paper's printed numbers as data, and where they disagree with themselves.
+"""The paper, remade: one module a figure or table, each with its data, its picture and its words.
+
+`sandmask paper --help` lists them. The printed numbers that they are compared with are in `sandmask.printed`, and can
+be had from here as well:
 
 from sandmask.paper import printed
 printed("training-domain", "Spirals", "ANDMask").mean       # 88.0, Table 3
-printed("oracle", "PACS", "SANDMask", "A")                  # a cell of the appendix
 """
 
-from sandmask.paper._inconsistencies import INCONSISTENCIES, SLIPS, Inconsistency, Slip
-from sandmask.paper._printed import (
+from sandmask.printed import (
     AVERAGE,
+    INCONSISTENCIES,
+    SLIPS,
+    Inconsistency,
     PrintedCell,
+    Slip,
     algorithms,
     datasets,
     environments,

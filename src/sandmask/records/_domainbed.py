@@ -105,7 +105,7 @@ def _accuracies(lines: Sequence[dict[str, Any]], count: int, split: str) -> np.n
 
 def _environment_names(dataset: str, count: int) -> tuple[str, ...]:
     """The paper's names, which are DomainBed's; numbers for what those tables do not report."""
-    from sandmask.paper import environments  # here, because records come before everything that uses them
+    from sandmask.printed import environments  # here, because records come before everything that uses them
 
     known = environments(dataset)
     return tuple(known[env] if env < len(known) else str(env) for env in range(count))

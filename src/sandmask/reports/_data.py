@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sandmask.paper import PrintedCell
+from sandmask.printed import PrintedCell
 from sandmask.reports.statistics import PairedComparison
 from sandmask.selection import Selected
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from sandmask.errors import SandmaskError
-from sandmask.paper import datasets as paper_datasets
+from sandmask.printed import datasets as paper_datasets
 from sandmask.records import RunRecord
 from sandmask.reports._comparisons import compare
 from sandmask.reports._data import Report, RuleReport, Trial

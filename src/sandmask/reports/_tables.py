@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sandmask.paper import AVERAGE, algorithms, environments, printed, printed_cells
+from sandmask.printed import AVERAGE, algorithms, environments, printed, printed_cells
 from sandmask.reports._data import Cell, Table, Trial
 from sandmask.reports.statistics import bootstrap_interval, mean_and_error
 

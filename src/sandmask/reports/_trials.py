@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sandmask.errors import SandmaskError
-from sandmask.paper import environments as paper_environments
+from sandmask.printed import environments as paper_environments
 from sandmask.records import RunRecord
 from sandmask.reports._data import Gap, Trial
 from sandmask.selection import SelectionRule, is_settled, select, siblings

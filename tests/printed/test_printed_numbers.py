@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from sandmask.paper import (
+from sandmask.printed import (
     AVERAGE,
     INCONSISTENCIES,
     SLIPS,

@@ -37,7 +37,7 @@ class PrintedCell:
 @cache
 def printed_cells() -> tuple[PrintedCell, ...]:
     """Every number, in the order of the paper."""
-    text = files("sandmask.paper").joinpath("printed.csv").read_text(encoding="utf-8")
+    text = files("sandmask.printed").joinpath("printed.csv").read_text(encoding="utf-8")
     return tuple(PrintedCell(*row) for row in list(csv.reader(text.splitlines()))[1:])
 
 

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RecordWriter, RunSpec, read_runs
-from sandmask.training import Progress, RunFolder, Stack, Trainer
+from sandmask.records import RunSpec
+from sandmask.training import Progress, RunFolder, train_stack
 
 Specs = Callable[..., RunSpec]
 
@@ -98,12 +98,12 @@ def test_a_diverged_run_does_not_disturb_the_others(
     tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
 ) -> None:
     specs = [spec_of(seed=1), spec_of(seed=2, hparams={"lr": 1e30}), spec_of(seed=3)]
-    with RecordWriter(tmp_path / "records.jsonl") as writer:
-        Trainer(Stack(specs, dataset, device), writer, tmp_path / "checkpoint.safetensors").run()
-    runs = {run.spec.id: run for run in read_runs(tmp_path)}
-    assert [runs[spec.id].status for spec in specs] == ["done", "diverged", "done"]
-    alone = RunFolder(tmp_path / "alone").train(specs[2], dataset, device)
-    np.testing.assert_array_equal(alone.accuracy_in, runs[specs[2].id].accuracy_in)
+    runs = train_stack(specs, dataset, device, tmp_path / "checkpoint.safetensors")
+    assert [run.status for run in runs] == ["done", "diverged", "done"]
+    for spec, run in zip(specs, runs, strict=True):
+        alone = RunFolder(tmp_path / spec.id).train(spec, dataset, device)
+        np.testing.assert_array_equal(alone.accuracy_in, run.accuracy_in)
+        assert (alone.status, alone.diverged_at) == (run.status, run.diverged_at)
 
 
 def test_model_file_names_its_weights(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

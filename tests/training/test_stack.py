@@ -42,11 +42,20 @@ def test_a_run_does_not_feel_its_neighbours(
         torch.testing.assert_close(together["params"][k], alone["params"][0], rtol=1e-8, atol=1e-10)
 
 
+def test_batches_of_several_steps_are_those_of_the_feed(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    stack = Stack([spec_of(seed=1), spec_of(seed=2, trial_seed=1)], dataset, device)
+    fed = list(stack.feed(3))[:4]
+    drawn = list(stack.batches(torch.tensor(3), 4))
+    for one, other in zip(fed, drawn, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def test_evaluation_counts_right_answers(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     stack = Stack([spec_of(seed=1), spec_of(seed=2, trial_seed=1, test_envs=(2,))], dataset, device)
     state = pytree.tree_map(lambda t: t.float() if t.is_floating_point() else t, train(stack))
     found = stack.evaluate(state)
-    in_context = stack.evaluator.in_context(lambda x: stack.lift(stack.algorithm.predict, (0, 0))(state, x))
+    predict = stack.lift(stack.algorithm.predict, (0, 0))
+    in_context = stack.evaluator.fractions(stack.evaluator.in_context(lambda x: predict(state, x)))
     for k, spec in enumerate(stack.specs):
         params = stack.algorithm.network.unflatten(state["params"][k])
         for env in range(3):

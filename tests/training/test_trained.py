@@ -18,9 +18,7 @@ from sandmask.records import RecordWriter, RunRecord, RunSpec
 from sandmask.training import (
     Progress,
     RunFolder,
-    Stack,
     TrainedRun,
-    Trainer,
     load_run,
     make_spec,
     split_environment,
@@ -206,8 +204,8 @@ def test_a_diverged_run(tmp_path: Path, dataset: Dataset, spec_of: Specs) -> Non
 
 def test_records_of_several_runs(tmp_path: Path, dataset: Dataset, spec_of: Specs) -> None:
     with RecordWriter(tmp_path / "records.jsonl") as writer:
-        stack = Stack([spec_of(seed=seed, steps=1) for seed in range(2)], dataset, CPU)
-        Trainer(stack, writer, tmp_path / "checkpoint.safetensors").run()
+        for seed in range(2):
+            writer.start(spec_of(seed=seed, steps=1), dataset.environments)
     with pytest.raises(SandmaskError, match="records of 2 runs and no model"):
         load_run(tmp_path)
 

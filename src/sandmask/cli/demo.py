@@ -68,7 +68,7 @@ def _train(method: str, steps: int, dataset: "Dataset", out: Path) -> tuple[tupl
     from torch.utils import _pytree as pytree
 
     from sandmask.datasets import DATASETS
-    from sandmask.records import RecordWriter, read_runs
+    from sandmask.records import write_archive
     from sandmask.reports.spirals_figure import spiral_panel
     from sandmask.training import Stack, Trainer, make_spec
 
@@ -87,13 +87,16 @@ def _train(method: str, steps: int, dataset: "Dataset", out: Path) -> tuple[tupl
         for seed in range(SEEDS)
     ]
     stack = Stack(specs, dataset, torch.device("cpu"))
-    records = out / f"{method.lower()}.jsonl"
-    with TrainingBar(specs[0], out) as bar, RecordWriter(records) as writer:
-        state = Trainer(stack, writer, out / f"{method.lower()}.safetensors", bar.update).run()
-    (out / f"{method.lower()}.safetensors").unlink()
-    runs = {run.spec.id: run for run in read_runs(records)}
-    unseen = [float(runs[spec.id].accuracy_in[-1, 0]) for spec in specs]
-    trained = [float(runs[spec.id].accuracy_out[-1, 1:].mean()) for spec in specs]
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint = out / f"{method.lower()}.safetensors"
+    with TrainingBar(specs[0], out) as bar:
+        trainer = Trainer(stack, checkpoint, bar.update)
+        state = trainer.run()
+    runs = trainer.records()
+    write_archive(runs, out / f"{method.lower()}.records.parquet")
+    checkpoint.unlink()
+    unseen = [float(run.accuracy_in[-1, 0]) for run in runs]
+    trained = [float(run.accuracy_out[-1, 1:].mean()) for run in runs]
     first = pytree.tree_map(lambda tensor: tensor[0], state)
     row = (
         method,

@@ -28,6 +28,11 @@ class Dataset(ABC):
     bounds: tuple[int, ...]
     domains: tuple[str, ...] = ()  # longer names of the environments, such as their folders; empty when there are none
 
+    @property
+    def resident(self) -> bool:
+        """Whether all of it is on the device, so that a captured program can read from it."""
+        return False
+
     @abstractmethod
     def inputs(self, indices: Tensor) -> Tensor:
         """The examples with these numbers (any shape), for a network: [*indices.shape, *input_shape]."""

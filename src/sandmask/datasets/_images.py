@@ -71,6 +71,11 @@ class ImageDataset(Dataset):
         self.domains = tree.domains
         self.normalization = _normalization(name, mean, std, torch.device("cpu"))
 
+    @property
+    def resident(self) -> bool:
+        """Where images are kept on the device."""
+        return self._feed.place == "device"
+
     def inputs(self, indices: Tensor) -> Tensor:
         """Evaluation images: resized and normalized, nothing random."""
         return self._evaluated(self._feed.fetch(indices), indices.shape)

@@ -33,6 +33,11 @@ class TensorDataset(Dataset):
         sizes = torch.tensor([0, *(len(labels) for _, labels in parts)])
         self.bounds = tuple(sizes.cumsum(0).tolist())
 
+    @property
+    def resident(self) -> bool:
+        """It is one tensor, wherever that is."""
+        return True
+
     def inputs(self, indices: Tensor) -> Tensor:
         """The examples with these numbers: [*indices.shape, *input_shape], float32."""
         chosen = self.stored[indices]

@@ -15,6 +15,7 @@ from sandmask.training.precision import PRECISIONS, choose_device, set_precision
 from sandmask.training.specs import make_spec, stack_key
 from sandmask.training.splits import split_environment
 from sandmask.training.stack import Stack
+from sandmask.training.stacked import split_checkpoint, train_stack
 from sandmask.training.trained import TrainedRun, load_run
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "load_run",
     "make_spec",
     "set_precision",
+    "split_checkpoint",
     "split_environment",
     "stack_key",
+    "train_stack",
 ]

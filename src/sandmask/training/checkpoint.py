@@ -50,6 +50,12 @@ def load_metadata(path: Path) -> dict[str, Any]:
     return metadata
 
 
+def load_leaves(path: Path) -> dict[str, Tensor]:
+    """The tensors of such a file by name, on the CPU."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+
+
 def load_tree(path: Path, like: Any, device: torch.device) -> Any:
     """Read a tree of the structure, shapes and dtypes of `like`."""
     expected = _named_leaves(like)

@@ -7,6 +7,7 @@ model.safetensors        the weights by name, with what is needed to use them
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RecordWriter, RunRecord, RunSpec, read_runs
+from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
 from sandmask.training.checkpoint import load_metadata
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import save_model
@@ -37,6 +38,7 @@ class RunFolder:
         *,
         weights: str | None = None,
         compiled: bool = False,
+        fast: bool = True,
         report: Report = lambda _: None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> RunRecord:
@@ -46,13 +48,30 @@ class RunFolder:
         with RecordWriter(self.path / RECORDS) as writer:
             if not self.finished(spec):
                 stack = Stack([spec], dataset, device, weights=weights, compiled=compiled)
-                trainer = Trainer(stack, writer, self.path / CHECKPOINT, report, checkpoint_seconds)
-                state: State = pytree.tree_map(lambda t: t[0], trainer.run())
-                status = writer.status(spec.id)
-                assert status is not None
-                save_model(self.path / MODEL, stack.algorithm, state, spec, status, stack.dataset)
+                lines = _Lines(writer, spec, stack.dataset)
+                trainer = Trainer(
+                    stack,
+                    self.path / CHECKPOINT,
+                    report,
+                    checkpoint_seconds=checkpoint_seconds,
+                    fast=fast,
+                    on_evaluation=lines.add,
+                )
+                lines.catch_up(trainer)
+                state: State = pytree.tree_map(lambda t: t[0], self._run(trainer))
+                save_model(self.path / MODEL, stack.algorithm, state, spec, lines.end(trainer), stack.dataset)
         (self.path / CHECKPOINT).unlink(missing_ok=True)
         return self.record()
+
+    @staticmethod
+    def _run(trainer: Trainer) -> State:
+        try:
+            return trainer.run()
+        except torch.OutOfMemoryError as error:
+            raise SandmaskError(
+                f"{trainer.stack.device} ran out of memory at step {trainer.done}; what was done is saved. Give it a "
+                "smaller network or batch (--hparam batch_size=...), or free memory and run the same command again."
+            ) from error
 
     def finished(self, spec: RunSpec) -> bool:
         """Whether the folder holds this run, trained to its end, with its model."""
@@ -74,3 +93,36 @@ class RunFolder:
                     f"{self.path} holds another run ({other[0].algorithm} on {other[0].dataset}, run {other[0].id}). "
                     "Choose another folder with --out, or delete that one."
                 )
+
+
+class _Lines:
+    """A run's lines in its record file, written as it trains."""
+
+    def __init__(self, writer: RecordWriter, spec: RunSpec, dataset: Dataset) -> None:
+        self.writer = writer
+        self.run = writer.start(spec, dataset.environments, dataset.classes)
+
+    def catch_up(self, trainer: Trainer) -> None:
+        """Make the file agree with the checkpoint: forget what is newer, write what a lost disk buffer took along."""
+        self.writer.rewind(self.run, trainer.done - 1)
+        last = self.writer.last_step(self.run)
+        for step in trainer.history.steps:
+            if (-1 if last is None else last) < step < trainer.done - 1:
+                self.add(trainer, step)
+
+    def add(self, trainer: Trainer, step: int) -> None:
+        """Write an evaluation, unless the file has it or the run has diverged."""
+        if 0 <= trainer.diverged_at[0] <= step or self.writer.last_step(self.run) == step:
+            return
+        accuracies = trainer.history.accuracies(step)
+        metrics = {name: values[0] for name, values in trainer.history.means(step).items()}
+        inside, outside = accuracies.inside[0].tolist(), accuracies.outside[0].tolist()
+        self.writer.evaluation(self.run, step, inside, outside, metrics)
+
+    def end(self, trainer: Trainer) -> Status:
+        """Close the run: it is done, or it diverged."""
+        diverged_at = trainer.diverged_at[0]
+        status: Literal["done", "diverged"] = "diverged" if diverged_at >= 0 else "done"
+        self.writer.end(self.run, status, diverged_at if diverged_at >= 0 else trainer.done - 1)
+        self.writer.commit()
+        return status

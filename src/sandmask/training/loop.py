@@ -1,47 +1,35 @@
-"""The training loop: steps, evaluations, records, checkpoints. Killed at any moment, it goes on where it was."""
+"""The training loop: steps, evaluations, checkpoints. Killed at any moment, it goes on where it was."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sandmask.algorithms import Metrics, State
+from sandmask.algorithms import State
 from sandmask.errors import SandmaskError
-from sandmask.functional import EnvBatch
-from sandmask.records import RecordWriter
+from sandmask.records import RunRecord
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.evaluation import Accuracies, is_evaluation_step
+from sandmask.training.history import History
+from sandmask.training.program import Carry, Program
 from sandmask.training.stack import Stack
 
 CHECKPOINT_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Carry:
-    """All that a stack carries from step to step. Replaced whole, so that an interrupt never sees half of it."""
-
-    done: int  # steps taken
-    state: State
-    sums: Metrics  # [K] each, of the metrics since the last evaluation
-    count: int  # steps in these sums
-    diverged_at: Tensor  # [K], the first step with a loss that is no number; -1 for none
-
-    def tree(self) -> dict[str, Any]:
-        """The tensors, for a checkpoint."""
-        return {"state": self.state, "sums": self.sums, "diverged_at": self.diverged_at}
+REPORT_SECONDS = 0.5  # between reports for which the host waits for the device
+AHEAD = 2  # pieces of work that the device is given before the host waits
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a loop reports after every step; `accuracies` after an evaluation."""
+    """What a loop reports after every few steps; losses and accuracies after an evaluation, but not after each."""
 
     done: int
     steps: int
-    losses: list[float] | None = None  # [K], means since the last evaluation
+    losses: list[float] | None = None  # [K], means since the evaluation before
     accuracies: Accuracies | None = None
 
 
@@ -49,121 +37,128 @@ Report = Callable[[Progress], None]
 
 
 class Trainer:
-    """Trains a stack into a folder's record file and checkpoint, from wherever these stand."""
+    """Trains a stack to its end, from wherever its checkpoint stands.
+
+    `on_evaluation` is called after every evaluation with the step, and sees the history and `diverged_at` up to date.
+    """
 
     def __init__(
         self,
         stack: Stack,
-        writer: RecordWriter,
         checkpoint: Path,
         report: Report = lambda _: None,
+        *,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        fast: bool = True,
+        on_evaluation: Callable[["Trainer", int], None] | None = None,
     ) -> None:
         self.stack = stack
-        self.writer = writer
         self.checkpoint = checkpoint
         self.report = report
         self.checkpoint_seconds = checkpoint_seconds
+        self.on_evaluation = on_evaluation
         self.steps = stack.specs[0].steps
-        self.every = stack.specs[0].checkpoint_every
-        dataset = stack.dataset
-        self.ids = [writer.start(spec, dataset.environments, dataset.classes) for spec in stack.specs]
+        self.history = History(stack)
+        self.program = Program(stack, self._resume(), fast=fast)
+        self._reported = self._saved = time.monotonic()
+        self._given: deque[torch.cuda.Event] = deque()
+
+    @property
+    def done(self) -> int:
+        """Steps taken so far."""
+        return self.program.done
+
+    @property
+    def diverged_at(self) -> list[int]:
+        """For each run the step at which it diverged, or -1; waits for the device."""
+        found: list[int] = self.program.carry.diverged_at.tolist()
+        return found
 
     def run(self) -> State:
         """Train to the end, or until every run has diverged; return the final states."""
-        carry = self._resume()
-        feed = self.stack.feed(carry.done)
-        saved = time.monotonic()
+        all_diverged = False
         try:
             while True:
-                if carry.done and self._is_evaluation(carry.done):
-                    self._record(carry)
-                if carry.done == self.steps or not self._running():
+                if self.done and is_evaluation_step(self.done - 1, self.steps, self.stack.specs[0].checkpoint_every):
+                    all_diverged = self._evaluate()
+                if self.done == self.steps or all_diverged:
                     break
-                if time.monotonic() - saved > self.checkpoint_seconds:
-                    self._save(carry)
-                    saved = time.monotonic()
-                carry = self._advance(carry, next(feed))
-                self.report(Progress(carry.done, self.steps))
-        except KeyboardInterrupt:
-            self._save(carry)
+                if time.monotonic() - self._saved > self.checkpoint_seconds:
+                    self.save()
+                self.program.advance(self._to_next_evaluation())
+                self._wait_for_earlier_work()
+                self.report(Progress(self.done, self.steps))
+        except (KeyboardInterrupt, torch.OutOfMemoryError):
+            self.save()
             raise
-        except torch.OutOfMemoryError as error:
-            self._save(carry)
-            raise SandmaskError(
-                f"{self.stack.device} ran out of memory at step {carry.done}; what was done is saved. Give it a "
-                "smaller network or batch (--hparam batch_size=...), or free memory and run the same command again."
-            ) from error
         finally:
-            feed.close()
-        self._finish(carry)
-        return carry.state
+            self.program.close()
+        self.save()
+        return self.program.carry.state
 
-    def _is_evaluation(self, done: int) -> bool:
-        return is_evaluation_step(done - 1, self.steps, self.every)
+    def records(self) -> list[RunRecord]:
+        """The runs' records so far."""
+        return self.history.records(self.program.carry.done, self.program.carry.diverged_at)
 
-    def _running(self) -> list[int]:
-        return [k for k, run in enumerate(self.ids) if self.writer.status(run) == "running"]
+    def _to_next_evaluation(self) -> int:
+        every = self.stack.specs[0].checkpoint_every
+        if self.done == 0:
+            return 1
+        return min((self.done - 1) // every * every + every + 1, self.steps) - self.done
 
-    def _advance(self, carry: Carry, batch: EnvBatch) -> Carry:
-        state, metrics = self.stack.step(carry.state, batch)
-        # Sums start anew after an evaluation; that is a function of `done` alone, so a resumed run agrees.
-        fresh = carry.done == 0 or self._is_evaluation(carry.done)
-        first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
-        return Carry(
-            done=carry.done + 1,
-            state=state,
-            sums=metrics if fresh else {name: carry.sums[name] + value for name, value in metrics.items()},
-            count=1 if fresh else carry.count + 1,
-            diverged_at=torch.where(first_bad, carry.done, carry.diverged_at),
-        )
+    def _evaluate(self) -> bool:
+        """Note the accuracies; say whether every run has diverged, as far as the host has looked."""
+        step = self.done - 1
+        carry = self.program.carry
+        finite = torch.isfinite(carry.state["params"]).all(-1)
+        carry.diverged_at.copy_(torch.where((carry.diverged_at < 0) & ~finite, step, carry.diverged_at))
+        self.history.write(step, self.program.counts(), carry.sums)
+        if self.on_evaluation is not None:
+            self.on_evaluation(self, step)
+        waits = self.stack.device.type != "cpu"
+        if waits and step < self.steps - 1 and time.monotonic() - self._reported < REPORT_SECONDS:
+            return False
+        losses = self.history.means(step)["loss"]
+        self.report(Progress(self.done, self.steps, losses, self.history.accuracies(step)))
+        self._reported = time.monotonic()
+        return min(self.diverged_at) >= 0
 
-    def _record(self, carry: Carry) -> None:
-        """Evaluate and write a line for every run that has none for this step yet."""
-        step = carry.done - 1
-        todo = [k for k in self._running() if self.writer.last_step(self.ids[k]) != step]
-        if not todo:
+    def _wait_for_earlier_work(self) -> None:
+        """Keep the device busy and the host close: an interrupt should not wait for minutes of queued work."""
+        if self.stack.device.type != "cuda":
             return
-        finite = torch.isfinite(carry.state["params"]).all(-1).tolist()
-        diverged = carry.diverged_at.tolist()
-        means = {name: (total / carry.count).tolist() for name, total in carry.sums.items()}
-        accuracies = self.stack.evaluate(carry.state)
-        for k in todo:
-            if diverged[k] >= 0 or not finite[k]:
-                self.writer.end(self.ids[k], "diverged", diverged[k] if diverged[k] >= 0 else step)
-                continue
-            metrics = {name: values[k] for name, values in means.items()}
-            inside, outside = accuracies.inside[k].tolist(), accuracies.outside[k].tolist()
-            self.writer.evaluation(self.ids[k], step, inside, outside, metrics)
-        self.report(Progress(carry.done, self.steps, means["loss"], accuracies))
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.stack.device))
+        self._given.append(event)
+        if len(self._given) > AHEAD:
+            self._given.popleft().synchronize()
 
-    def _finish(self, carry: Carry) -> None:
-        self._save(carry)  # first: a run that is said to be done has its weights on the disk
-        for k in self._running():
-            self.writer.end(self.ids[k], "done", carry.done - 1)
-        self.writer.commit()
+    def save(self) -> None:
+        """Write the checkpoint."""
+        carry = self.program.carry
+        names = {"metrics": list(carry.sums), "curves": list(self.history.curves)}
+        metadata = {"runs": [spec.id for spec in self.stack.specs], "done": carry.done, **names}
+        save_tree(self.checkpoint, self._tree(carry), metadata)
+        self._saved = time.monotonic()
 
-    def _save(self, carry: Carry) -> None:
-        self.writer.commit()
-        metadata = {"runs": self.ids, "done": carry.done, "count": carry.count, "metrics": list(carry.sums)}
-        save_tree(self.checkpoint, carry.tree(), metadata)
+    def _tree(self, carry: Carry) -> dict[str, Any]:
+        return {**carry.tree(), "history": self.history.tree()}
 
-    def _start(self, metrics: Sequence[str] = ()) -> Carry:
-        n_runs, device = self.stack.n_runs, self.stack.device
-        sums = {name: torch.zeros(n_runs, device=device) for name in metrics}
-        return Carry(0, self.stack.init(), sums, 0, torch.full((n_runs,), -1, device=device))
+    def _start(self) -> Carry:
+        nowhere = torch.full((self.stack.n_runs,), -1, device=self.stack.device)
+        return Carry(self.stack.init(), {}, nowhere)
 
     def _resume(self) -> Carry:
-        """The carry of the checkpoint, or a fresh one; records beyond it are forgotten, to be made again."""
+        """The carry of the checkpoint, or a fresh one."""
+        carry = self._start()
         if not self.checkpoint.exists():
-            carry = self._start()
-        else:
-            metadata = load_metadata(self.checkpoint)
-            if metadata.get("runs") != self.ids:
-                raise SandmaskError(f"{self.checkpoint} belongs to other runs. Choose another folder with --out.")
-            template = self._start(metadata["metrics"])
-            tree = load_tree(self.checkpoint, template.tree(), self.stack.device)
-            carry = Carry(done=metadata["done"], count=metadata["count"], **tree)
-        if self._running():
-            self.writer.rewind(self.ids, carry.done - 1)
-        return carry
+            return carry
+        metadata = load_metadata(self.checkpoint)
+        if metadata.get("runs") != [spec.id for spec in self.stack.specs]:
+            raise SandmaskError(f"{self.checkpoint} belongs to other runs. Choose another folder with --out.")
+        carry.sums = {name: torch.zeros(self.stack.n_runs, device=self.stack.device) for name in metadata["metrics"]}
+        self.history.open_curves(metadata["curves"])
+        tree = load_tree(self.checkpoint, self._tree(carry), self.stack.device)
+        history = tree.pop("history")
+        self.history.counts, self.history.curves = history["counts"], history["curves"]
+        return Carry(**tree)

@@ -29,6 +29,6 @@ class Sampler:
         return [split_environment(dataset, env, spec.trial_seed)[0] for env in envs]
 
     def __call__(self, keys: Tensor) -> Tensor:
-        """Example numbers [K, E, B] for keys [K]."""
+        """Example numbers [..., K, E, B] for keys [..., K]."""
         places = random.integers(keys, self.sizes.unsqueeze(-1), self.n_envs, self.batch_size)
-        return self.numbers.gather(2, places)
+        return self.numbers.expand(*keys.shape, -1, -1).gather(-1, places)

@@ -1,7 +1,7 @@
 """K runs as one program. K = 1 is the ordinary run: the same code, without `vmap`."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -138,16 +138,32 @@ class Stack:
     def feed(self, start: int) -> Generator[EnvBatch, None, None]:
         """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""
         steps = range(start, self.specs[0].steps)
-        requests = ((self._numbers(step), random.fold(random.fold(self.keys, step), _AUGMENT)) for step in steps)
+        requests = ((self._numbers(keys), random.fold(keys, _AUGMENT)) for keys in map(self._step_keys, steps))
         for step, x in zip(steps, self.dataset.training_batches(requests), strict=True):
-            numbers = self._numbers(step)
-            rows = random.keys(random.fold(random.fold(self.keys, step), _ROWS), *numbers.shape[1:])
-            weight = torch.ones(numbers.shape, device=self.device)
-            yield EnvBatch(x, self.dataset.labels[numbers], weight, rows)
+            yield self._batch(x, self._numbers(self._step_keys(step)), self._step_keys(step))
 
-    def _numbers(self, step: int) -> Tensor:
-        """Which examples [K, E, B] a step trains on."""
-        return self.sampler(random.fold(random.fold(self.keys, step), _NUMBERS))
+    def batches(self, start: Tensor, count: int) -> Iterator[EnvBatch]:
+        """The minibatches of `count` steps from `start` (a whole number on the device) on, for resident datasets.
+
+        The same as from `feed`; what is random about them is drawn for all steps together.
+        """
+        keys = self._step_keys(start + torch.arange(count, device=self.device))
+        numbers = self._numbers(keys)
+        for step_keys, step_numbers in zip(keys, numbers, strict=True):
+            x = self.dataset.training_inputs(step_numbers, random.fold(step_keys, _AUGMENT))
+            yield self._batch(x, step_numbers, step_keys)
+
+    def _step_keys(self, steps: Tensor | int) -> Tensor:
+        """Keys [..., K] of steps [...]."""
+        return random.fold(self.keys, steps.unsqueeze(-1) if isinstance(steps, Tensor) else steps)
+
+    def _numbers(self, step_keys: Tensor) -> Tensor:
+        """Which examples [..., K, E, B] steps train on."""
+        return self.sampler(random.fold(step_keys, _NUMBERS))
+
+    def _batch(self, x: Tensor, numbers: Tensor, step_keys: Tensor) -> EnvBatch:
+        rows = random.keys(random.fold(step_keys, _ROWS), *numbers.shape[1:])
+        return EnvBatch(x, self.dataset.labels[numbers], torch.ones(numbers.shape, device=self.device), rows)
 
     def step(self, state: State, batch: EnvBatch) -> tuple[State, Metrics]:
         """Every run's state after one more step, and metrics [K]."""
@@ -156,10 +172,14 @@ class Stack:
         return stepped
 
     @torch.no_grad()
-    def evaluate(self, state: State) -> Accuracies:
-        """Accuracies of every run on every environment."""
+    def counts(self, state: State) -> Tensor:
+        """How many right answers every run gives in every group of the evaluator: [K, G]."""
         if self.algorithm.uses_context:
             predict = self.lift(self.algorithm.predict, (0, 0))
             return self.evaluator.in_context(lambda x: predict(state, x))
         predict = self.lift(self.algorithm.predict, (0, None))
         return self.evaluator.alone(lambda x: predict(state, x))
+
+    def evaluate(self, state: State) -> Accuracies:
+        """Accuracies of every run on every environment."""
+        return self.evaluator.fractions(self.counts(state))

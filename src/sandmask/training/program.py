@@ -1,0 +1,178 @@
+"""What a stack carries from step to step, and the program that moves it on: eager, or captured as CUDA graphs.
+
+Small models leave a GPU idle while the host launches kernels, hundreds a step. A captured program is launched at once,
+several steps of it, and computes what the eager one does.
+"""
+
+import warnings
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sandmask.algorithms import Metrics, State
+from sandmask.functional import EnvBatch
+from sandmask.training.stack import Stack
+
+LONGEST = 10  # steps in one graph
+WARM_UPS = 2  # calls before a capture: kernels are compiled and workspaces made outside of it
+
+
+@dataclass
+class Carry:
+    """All that changes while a stack trains. Its tensors have a leading dimension K."""
+
+    state: State
+    sums: Metrics = field(default_factory=dict)  # of the metrics since the last evaluation; empty before the first step
+    diverged_at: Tensor = field(default_factory=lambda: torch.empty(0))  # first step with a loss that is no number; -1
+
+    def tree(self) -> dict[str, Any]:
+        """The tensors, for a checkpoint."""
+        return {"state": self.state, "sums": self.sums, "diverged_at": self.diverged_at}
+
+    @property
+    def done(self) -> int:
+        """Steps taken. Read from the device, so that it is true whenever one asks."""
+        return int(self.state["step"][0])
+
+
+def advance(stack: Stack, carry: Carry, batch: EnvBatch) -> Carry:
+    """The carry after one more step."""
+    done = carry.state["step"]
+    state, metrics = stack.step(carry.state, batch)
+    # Sums start anew after an evaluation. That is a function of the step alone, so a resumed run agrees.
+    fresh = (done == 0) | ((done - 1) % stack.specs[0].checkpoint_every == 0)
+    first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
+    sums = {name: torch.where(fresh, new, carry.sums.get(name, new) + new) for name, new in metrics.items()}
+    return Carry(state, sums, torch.where(first_bad, done, carry.diverged_at))
+
+
+class Program:
+    """Moves a carry on by steps, and evaluates it.
+
+    With `fast`, on a GPU, both are captured; where that fails, a warning says so and the program goes on without.
+    """
+
+    def __init__(self, stack: Stack, carry: Carry, *, fast: bool = True) -> None:
+        self.stack = stack
+        self.carry = carry
+        self.done = carry.done  # as far as work was given to the device
+        self.chunk = _chunk(stack.specs[0].checkpoint_every)
+        self._captures = fast and stack.device.type == "cuda"
+        self._feed: Generator[EnvBatch, None, None] | None = None
+        self._batch: EnvBatch | None = None  # where a captured step finds a batch that comes from elsewhere
+        self._step: Callable[[], None] | None = None
+        self._counts: Callable[[], Tensor] | None = None
+
+    def advance(self, most: int) -> None:
+        """Take up to `most` steps, at least one."""
+        if self.stack.dataset.resident:
+            count = self.chunk if most >= self.chunk and self._may_capture() else 1
+            if count > 1:
+                self._replay(lambda: self._several(count))
+            else:
+                self._set(self._several(1))
+        else:
+            count = 1
+            self._advance_fed()
+        self.done += count
+
+    def _may_capture(self) -> bool:
+        return self._captures and bool(self.carry.sums)  # the first step, which names the metrics, is eager
+
+    def _several(self, count: int) -> Carry:
+        carry = self.carry
+        for batch in self.stack.batches(carry.state["step"][0], count):
+            carry = advance(self.stack, carry, batch)
+        return carry
+
+    def _advance_fed(self) -> None:
+        if self._feed is None:
+            self._feed = self.stack.feed(self.done)
+        batch = next(self._feed)
+        if not self._may_capture():
+            self._set(advance(self.stack, self.carry, batch))
+            return
+        if self._batch is None:
+            self._batch = EnvBatch(*(field.clone() for field in batch))
+        static = self._batch
+        _copy(batch, static)
+        self._replay(lambda: advance(self.stack, self.carry, static))
+
+    def _set(self, carry: Carry) -> None:
+        """Take over a new carry; into the tensors that a graph works on, once there is one."""
+        if self._step is None:
+            self.carry = carry
+        else:
+            _copy(carry.tree(), self.carry.tree())
+
+    def _replay(self, step: Callable[[], Carry]) -> None:
+        """Run a captured step, capturing it first if need be."""
+        if self._step is None and self._captures:
+            carry = self.carry = Carry(**pytree.tree_map(torch.clone, self.carry.tree()))
+            self._step = self._capture(lambda: _copy(step().tree(), carry.tree()), step)
+        if self._step is None:
+            self._set(step())
+        else:
+            self._step()
+
+    def counts(self) -> Tensor:
+        """Right answers [K, G] of the present state."""
+        if self._counts is None and self._step is not None and self.stack.dataset.resident:
+            found = torch.empty(self.stack.evaluator.shape, device=self.stack.device)
+
+            def evaluate() -> Tensor:
+                return self.stack.counts(self.carry.state)
+
+            replay = self._capture(lambda: found.copy_(evaluate()), evaluate)
+            if replay is not None:
+
+                def counts() -> Tensor:
+                    replay()
+                    return found
+
+                self._counts = counts
+        return self.stack.counts(self.carry.state) if self._counts is None else self._counts()
+
+    def _capture(self, function: Callable[[], object], warm_up: Callable[[], object]) -> Callable[[], None] | None:
+        """A function of static tensors as one graph; None where it cannot be captured."""
+        stream = torch.cuda.Stream(self.stack.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.stack.device))
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    warm_up()
+            torch.cuda.current_stream(self.stack.device).wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                function()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(
+                f"{self.stack.specs[0].algorithm} cannot be captured as a CUDA graph ({reason}); it goes on without.",
+                stacklevel=2,
+            )
+            self._captures = False
+            return None
+        return graph.replay
+
+    def close(self) -> None:
+        """Stop decoding ahead."""
+        if self._feed is not None:
+            self._feed.close()
+
+
+def _chunk(every: int) -> int:
+    """How many steps a graph holds: as many as fit evenly between two evaluations."""
+    return max(n for n in range(1, LONGEST + 1) if every % n == 0)
+
+
+def _copy(source: Any, target: Any) -> None:
+    pairs = zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True)
+    for new, old in pairs:
+        old.copy_(new)

@@ -8,6 +8,7 @@
 """
 
 from sandmask.reports._data import Cell, Comparison, Gap, Report, RuleReport, Statistics, Table, Trial
+from sandmask.reports._formats import latex, markdown, text
 from sandmask.reports._grids import Grid, cell_text, grids
 from sandmask.reports._render import FORMATS, Format, render
 from sandmask.reports._report import build_report
@@ -27,5 +28,8 @@ __all__ = [
     "build_report",
     "cell_text",
     "grids",
+    "latex",
+    "markdown",
     "render",
+    "text",
 ]

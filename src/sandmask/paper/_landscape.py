@@ -1,0 +1,163 @@
+"""Figure 1's two environments in the plane, what masks make of their gradients, and where descent then ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sandmask.masks import and_weights, sand_weights
+
+REACH = 2.0  # the plane is [-REACH, REACH] squared
+NEAR = 0.25  # how close to a minimum an end counts as being there
+SLOW = 0.01  # an update this much smaller than the average gradient is as good as none
+
+
+@dataclass(frozen=True)
+class Bump:
+    """height * exp(-|p - centre|^2 / (2 width^2)): a hill, or a well where the height is negative."""
+
+    height: float
+    centre: tuple[float, float]
+    width: float
+
+    def _weight(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        away = points - torch.tensor(self.centre, dtype=points.dtype, device=points.device)
+        return away, self.height * torch.exp(-away.square().sum(-1, keepdim=True) / (2 * self.width**2))
+
+    def value(self, points: Tensor) -> Tensor:
+        """[..., 2] -> [...]."""
+        return self._weight(points)[1].squeeze(-1)
+
+    def gradient(self, points: Tensor) -> Tensor:
+        """[..., 2] -> [..., 2]."""
+        away, weight = self._weight(points)
+        return -away / self.width**2 * weight
+
+
+# Both share a shallow minimum at the upper right. At the lower left A has a deep minimum and B a shallow maximum, so
+# that their average has a minimum there: as the paper describes its Figure 1, which names no formula.
+SHARED = Bump(-1.0, (1.0, 1.0), 0.7)
+ENVIRONMENTS: dict[str, tuple[Bump, ...]] = {
+    "A": (SHARED, Bump(-3.0, (-1.0, -1.0), 0.8)),
+    "B": (SHARED, Bump(1.0, (-1.0, -1.0), 0.8)),
+}
+
+
+def losses(points: Tensor) -> Tensor:
+    """The environments' losses: [..., 2] -> [2, ...]."""
+    return torch.stack([sum((b.value(points) for b in bumps), points.new_zeros(())) for bumps in ENVIRONMENTS.values()])
+
+
+def gradients(points: Tensor) -> Tensor:
+    """The environments' gradients, stacked as masks take them: [..., 2] -> [2, ..., 2]."""
+    return torch.stack(
+        [sum((b.gradient(points) for b in bumps), points.new_zeros(())) for bumps in ENVIRONMENTS.values()]
+    )
+
+
+@dataclass(frozen=True)
+class Masking:
+    """A mask by name: from stacked gradients [E, ...] to weights [...]."""
+
+    name: str
+    label: str
+    weights: Callable[[Tensor], Tensor]
+    as_printed: bool = True
+
+    def update(self, grads: Tensor) -> Tensor:
+        """What descent follows: m * mean_e(g_e)."""
+        return self.weights(grads) * grads.mean(0)
+
+
+def _and(grads: Tensor, tau: float) -> Tensor:
+    return and_weights(grads.sign().sum(0), len(grads), tau)
+
+
+def _sand(grads: Tensor, tau: float, sharpness: float | None = None) -> Tensor:
+    """Equations 2 and 3; `sharpness` replaces sign(g) by tanh(sharpness * g)."""
+    signs = grads.sign() if sharpness is None else torch.tanh(sharpness * grads)
+    mean = grads.mean(0)
+    return sand_weights(signs.sum(0), mean, (grads - mean).square().sum(0), len(grads), tau)
+
+
+def and_masking(tau: float) -> Masking:
+    """The AND-mask; tau = 0 is plain averaging (ERM)."""
+    if tau == 0:
+        return Masking("erm", "Average (ERM)", lambda grads: _and(grads, 0.0))
+    return Masking(f"and-{tau:g}", f"AND-mask, τ = {tau:g}", lambda grads: _and(grads, tau))
+
+
+def sand_masking(tau: float, sharpness: float | None = None) -> Masking:
+    """The SAND-mask of equations 2 and 3, or with a smoothed sign."""
+    name = f"sand-{tau:g}" + ("" if sharpness is None else f"-smooth-{sharpness:g}")
+    smooth = "" if sharpness is None else f", sign → tanh({sharpness:g} g)"
+    return Masking(
+        name, f"SAND-mask, τ = {tau:g}{smooth}", lambda grads: _sand(grads, tau, sharpness), tau >= 0 and not sharpness
+    )
+
+
+def grid(points: int) -> Tensor:
+    """A square grid over the plane: [points, points, 2], x along the second dimension."""
+    axis = torch.linspace(-REACH, REACH, points, dtype=torch.float64)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    return torch.stack([x, y], -1)
+
+
+@dataclass(frozen=True)
+class DeadZone:
+    """Shares of the plane, in 0..1."""
+
+    dead: float  # the update is zero
+    partly: float  # at least one of its two elements is
+    slow: float  # it is under a hundredth of the average gradient, or zero
+
+
+def dead_zone(masking: Masking, resolution: int) -> DeadZone:
+    """How much of the plane a mask takes out, on a grid of resolution^2 points."""
+    grads = gradients(grid(resolution))
+    update, average = masking.update(grads), grads.mean(0)
+    slow = update.norm(dim=-1) < SLOW * average.norm(dim=-1)
+    return DeadZone(
+        dead=_share((update == 0).all(-1)),
+        partly=_share((update == 0).any(-1)),
+        slow=_share(slow | (update == 0).all(-1)),
+    )
+
+
+def _share(flags: Tensor) -> float:
+    return float(flags.double().mean())
+
+
+def descend(masking: Masking, starts: Tensor, momentum: float, steps: int, lr: float) -> Tensor:
+    """Ends [N, 2] of gradient descent with momentum (as `torch.optim.SGD` has it) from starts [N, 2], all at once."""
+    points, velocity = starts.clone(), torch.zeros_like(starts)
+    for _ in range(steps):
+        velocity = momentum * velocity + masking.update(gradients(points))
+        points = points - lr * velocity
+    return points
+
+
+def minima(steps: int = 4000, lr: float = 0.05) -> dict[str, Tensor]:
+    """The two minima of the average: the shared one, and the one that only A has."""
+    starts = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    ends = descend(and_masking(0.0), starts, 0.0, steps, lr)
+    return {"shared": ends[0], "spurious": ends[1]}
+
+
+ENDS = ("shared", "spurious", "stopped", "elsewhere")
+
+
+def classify(ends: Tensor, masking: Masking, places: dict[str, Tensor]) -> Tensor:
+    """Where each descent ended, as an index into `ENDS`.
+
+    Stopped is what gets no update although the average has a gradient, except at the shared minimum: the two
+    environments' own minima lie a little apart there, with a small dead zone between them.
+    """
+    grads = gradients(ends)
+    stopped = (masking.update(grads) == 0).all(-1) & (grads.mean(0).norm(dim=-1) > 1e-9)
+    near = {name: (ends - place).norm(dim=-1) < NEAR for name, place in places.items()}
+    kinds = torch.full(stopped.shape, ENDS.index("elsewhere"))
+    for name, those in (("spurious", near["spurious"]), ("stopped", stopped), ("shared", near["shared"])):
+        kinds = torch.where(those, ENDS.index(name), kinds)
+    return kinds

@@ -45,13 +45,21 @@ def test_alone_it_greets_with_what_people_do_first() -> None:
     assert "sandmask --help" in result.stdout
 
 
-def test_the_greeting_names_train_sweep_report_and_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_greeting_has_three_things_to_do_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Command, "exists", True)
     text = _app.greeting()
-    for words in ("sandmask train", "sandmask sweep", "sandmask report", "sandmask.backward"):
+    assert [f"{number}\x1b[0m  " in text for number in (1, 2, 3, 4)] == [True, True, True, False]
+    for words in ("sandmask demo", "sandmask.backward", "sandmask train", "sandmask report", "sandmask doctor"):
         assert words in text
     monkeypatch.setattr(Command, "exists", False)
     assert "sandmask train" not in _app.greeting()
+
+
+def test_the_lines_of_the_greeting_can_be_copied() -> None:
+    names = {command.name: command for command in COMMANDS if command.exists}
+    lines = [line for _, ways in _app.FIRST for command, line, _ in ways if command in names]
+    for words in map(str.split, lines):
+        names[words[1]].load().make_context(words[1], words[2:], resilient_parsing=False)
 
 
 def test_version() -> None:
@@ -79,10 +87,42 @@ def test_help_imports_no_torch(args: tuple[str, ...]) -> None:
     assert json.loads(result.stdout.splitlines()[-1]) == [], result.stderr
 
 
-def test_a_misspelt_command_is_suggested() -> None:
-    result = sandmask("lits")
-    assert result.returncode == 2
-    assert "Did you mean 'list'" in result.stderr
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("lits", "Did you mean 'list'? See: sandmask --help"),
+        ("quux", "Choose from: demo, train"),
+        ("--nope", "No such option: --nope. See: sandmask --help"),
+        ("data downlod", "Did you mean 'download'? See: sandmask data --help"),
+        ("train Spirals", "Missing argument"),
+        ("train Spirals ERM --test-envv 0", "--test-env"),
+        ("train Spirals ERM --test-env 0 --steps many", "Invalid value for '--steps'"),
+        ("train Spirals ERM --test-env 0 --steps 0", "See: sandmask train --help"),
+        ("train Spirals ERM IRM --test-env 0", "IRM"),
+        ("list quux", "Choose from: algorithms"),
+    ],
+)
+def test_a_line_that_is_not_understood_is_one_line_with_a_hint(line: str, said: str) -> None:
+    result = runner.invoke(_app.app, line.split(), prog_name="sandmask")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.exists], ids=lambda line: line.name)
+def test_every_command_says_no_to_an_unknown_option_in_one_line(line: Command) -> None:
+    for name in getattr(line.load(), "commands", {"": None}):
+        result = runner.invoke(_app.app, [line.name, *filter(None, [name]), "--no-such-thing"], prog_name="sandmask")
+        assert result.exit_code == 2
+        assert result.stderr.startswith("error: No such option: --no-such-thing")
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_group_alone_shows_its_help() -> None:
+    result = runner.invoke(_app.app, ["data"], prog_name="sandmask")
+    assert "Usage: sandmask data" in result.output
+    assert "download" in result.output
 
 
 def test_a_users_mistake_is_one_line_and_status_2(command: Callable[[Callable[[], None]], None]) -> None:

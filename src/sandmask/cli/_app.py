@@ -1,5 +1,7 @@
 """The frame of the command line: the greeting, global options, and what happens when something goes wrong."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -9,19 +11,29 @@ from sandmask._version import __version__
 from sandmask.cli._commands import COMMANDS
 from sandmask.errors import SandmaskError
 
-GREETING: tuple[tuple[str | None, str, str], ...] = (
-    ("train", "Train one model, PACS's sketches held out", "sandmask train PACS SANDMask --test-env S"),
+# A command line that cannot be understood; typer's own class for it has moved between versions.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_LAST_WORDS = (".", "?", "!")
+
+# The three things people do first: what it is, and lines to copy, each with the command it needs, if any.
+FIRST = (
+    ("See it work", (("demo", "sandmask demo", "on generated data, in a few minutes: a table and a picture"),)),
     (
-        "sweep",
-        "Compare methods over seeds and draws",
-        "sandmask sweep Spirals ERM ANDMask SANDMask --out runs",
+        "Use a mask in your own loop, in place of loss.backward()",
+        ((None, "sandmask.backward(losses, model.named_parameters(), sandmask.SANDMask(tau=0.8))", ""),),
     ),
-    ("report", "  and see the tables", "sandmask report runs"),
     (
-        None,
-        "Use the masks in your own loop",
-        "sandmask.backward(losses, model.parameters(), SANDMask(tau=0.8))",
+        "Train and compare",
+        (
+            ("train", "sandmask train Spirals ANDMask --test-env 0 --hparam tau=0.9", "one run"),
+            ("sweep", "sandmask sweep run runs --datasets Spirals --algorithms ERM,ANDMask", "many, as one program"),
+            ("report", "sandmask report runs", "the tables"),
+        ),
     ),
+)
+MORE = (
+    ("sandmask --help", "all commands"),
+    ("sandmask doctor", "is everything there?"),
 )
 
 
@@ -39,16 +51,45 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         return name, self.table[name].load() if name in self.table else command, rest
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the global options."""
+        with _one_line():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run; a user's mistake ends in one line on standard error and exit status 2."""
-        try:
+        with _one_line():
             return super().invoke(ctx)
-        except SandmaskError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            typer.echo("\ninterrupted", err=True)
-            raise typer.Exit(130) from None
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What a user can mend is said in one line; a bug keeps its traceback."""
+    try:
+        yield
+    except SandmaskError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except _UsageError as error:
+        if not error.args and not getattr(error, "message", ""):
+            raise  # a group without a command: its help is the answer
+        typer.echo(f"error: {_explained(error)}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted", err=True)
+        raise typer.Exit(130) from None
+
+
+def _explained(error: Any) -> str:
+    """What is wrong with a command line, and where to read on."""
+    said = " ".join(error.format_message().split())
+    said += "" if said.endswith(_LAST_WORDS) else "."
+    if error.ctx is None:
+        return said
+    commands = getattr(error.ctx.command, "commands", {})
+    if said.startswith("No such command") and "Did you mean" not in said:
+        return f"{said} Choose from: {', '.join(commands)}."
+    return f"{said} See: {error.ctx.command_path} --help"
 
 
 app = typer.Typer(
@@ -79,13 +120,24 @@ def frame(
 
 
 def greeting() -> str:
-    """The things people do first, as far as their commands are installed."""
+    """The three things people do first, as far as their commands are installed."""
     present = {command.name for command in COMMANDS if command.exists}
-    lines = [f"sandmask {__version__}: models that work on domains they have not seen", ""]
-    for command, what, how in GREETING:
-        if command is None or command in present:
-            lines.append(f"  {what + ':':44}{how}")
-    return "\n".join([*lines, "", "All commands: sandmask --help"])
+    title = typer.style("sandmask", bold=True)
+    lines = [f"{title} {__version__}: models that work on domains they have not seen"]
+    for number, (what, ways) in enumerate(FIRST, start=1):
+        shown = [(line, note) for command, line, note in ways if command is None or command in present]
+        if shown:
+            width = max(len(line) for line, _ in shown)
+            lines += ["", f" {typer.style(str(number), bold=True)}  {what}"]
+            lines += [f"      {_pair(line, note, width)}" for line, note in shown]
+    return "\n".join([*lines, "", *(f" {_pair(*each)}" for each in MORE)])
+
+
+def _pair(line: str, note: str, width: int = 0) -> str:
+    """A line to copy, and what it is for."""
+    if not note:
+        return typer.style(line, fg="cyan")
+    return f"{typer.style(f'{line:<{width}}', fg='cyan')}   {typer.style(note, dim=True)}"
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sandmask.cli import _completion
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 PluginOption = Annotated[
     list[Path] | None,
@@ -21,7 +23,12 @@ HparamOption = Annotated[
 ]
 SpaceOption = Annotated[
     str,
-    typer.Option("--space", metavar="paper|domainbed", help="Whose ranges random draws come from."),
+    typer.Option(
+        "--space",
+        metavar="paper|domainbed",
+        help="Whose ranges random draws come from.",
+        autocompletion=_completion.words("paper", "domainbed"),
+    ),
 ]
 HparamsSeedOption = Annotated[int, typer.Option("--hparams-seed", min=0, help="Which random draw; 0 is the defaults.")]
 TrialSeedOption = Annotated[
@@ -46,7 +53,15 @@ WeightsOption = Annotated[
     str | None,
     typer.Option("--weights", metavar="FILE|none", help="Pretrained weights for a timm network, or none of them."),
 ]
-PrecisionOption = Annotated[str, typer.Option("--precision", metavar="fp32|tf32|bf16", help="What is computed in.")]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="fp32|tf32|bf16",
+        help="What is computed in.",
+        autocompletion=_completion.words("fp32", "tf32", "bf16"),
+    ),
+]
 CompileOption = Annotated[
     bool, typer.Option("--compile", help="Compile the network: a slow start, faster steps. For timm networks.")
 ]

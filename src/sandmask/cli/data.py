@@ -2,18 +2,18 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import JsonOption
-from sandmask.datasets import data_folder
-from sandmask.datasets._overview import Overview, overview
-from sandmask.datasets.download import Verification, install, verify
-from sandmask.datasets.sources import SOURCES, Source, source_of
+
+if TYPE_CHECKING:
+    from sandmask.datasets._overview import Overview
+    from sandmask.datasets.download import Verification
+    from sandmask.datasets.sources import Source
 
 app = typer.Typer(help="Get datasets: list, download, verify, where.", no_args_is_help=True)
 
@@ -30,6 +30,9 @@ DataDir = Annotated[
 @app.command("list")
 def list_datasets(data_dir: DataDir = None, as_json: JsonOption = False) -> None:
     """List the datasets and whether they are on this machine."""
+    from sandmask.datasets import data_folder
+    from sandmask.datasets._overview import overview
+
     folder = data_folder(data_dir)
     rows = overview(folder)
     if as_json:
@@ -50,11 +53,16 @@ def list_datasets(data_dir: DataDir = None, as_json: JsonOption = False) -> None
 
 @app.command()
 def where(
-    name: Annotated[str | None, typer.Argument(help="A dataset; without one, the data folder.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A dataset; without one, the data folder.", autocompletion=_completion.dataset)
+    ] = None,
     data_dir: DataDir = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print where a dataset lies, or should be put."""
+    from sandmask.datasets import data_folder
+    from sandmask.datasets.sources import source_of
+
     folder = data_folder(data_dir)
     if name is None:
         if as_json:
@@ -73,12 +81,17 @@ def where(
 
 @app.command()
 def download(
-    names: Annotated[list[str], typer.Argument(help="Datasets, such as PACS or MNIST.")],
+    names: Annotated[
+        list[str], typer.Argument(help="Datasets, such as PACS or MNIST.", autocompletion=_completion.dataset)
+    ],
     data_dir: DataDir = None,
     replace: Annotated[bool, typer.Option("--replace", help="Fetch anew what is there already.")] = False,
     keep_archives: Annotated[bool, typer.Option("--keep-archives", help="Keep the downloaded archives.")] = False,
 ) -> None:
     """Download datasets, check them, and put them in place. A broken download resumes where it stopped."""
+    from sandmask.datasets import data_folder
+    from sandmask.datasets.sources import source_of
+
     folder = data_folder(data_dir)
     wanted = {source.name: source for source in map(source_of, names)}
     complete = True
@@ -90,7 +103,10 @@ def download(
 
 @app.command("verify")
 def verify_datasets(
-    names: Annotated[list[str] | None, typer.Argument(help="Datasets; without one, all that are there.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Datasets; without one, all that are there.", autocompletion=_completion.dataset),
+    ] = None,
     data_dir: DataDir = None,
     contents: Annotated[bool, typer.Option("--contents", help="Also read and decode every image.")] = False,
     as_json: JsonOption = False,
@@ -98,6 +114,10 @@ def verify_datasets(
     """Check datasets on the disk: domains, classes, numbers, checksums. Exit status 1 if something is
     wrong.
     """
+    from sandmask.datasets import data_folder
+    from sandmask.datasets.download import verify
+    from sandmask.datasets.sources import SOURCES, source_of
+
     folder = data_folder(data_dir)
     chosen = {source.name: source for source in map(source_of, names)} if names else dict(SOURCES)
     results = [verify(source, folder, contents=contents) for source in chosen.values()]
@@ -114,7 +134,12 @@ def verify_datasets(
         raise typer.Exit(1)
 
 
-def _download(source: Source, folder: Path, replace: bool, keep_archives: bool) -> bool:
+def _download(source: "Source", folder: Path, replace: bool, keep_archives: bool) -> bool:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from sandmask.datasets.download import install
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks = {file.name: bars.add_task(file.name, total=file.size, start=False) for file in source.files}
@@ -129,12 +154,12 @@ def _download(source: Source, folder: Path, replace: bool, keep_archives: bool) 
     return done.verification.status == "ok"
 
 
-def _print_verification(result: Verification) -> None:
+def _print_verification(result: "Verification") -> None:
     counts = ", ".join(f"{domain} {count:,}" for domain, count in result.counts.items())
     typer.echo(f"{result.name}: {result.status}{f' ({counts})' if counts else ''}")
     for line in (*result.problems, *result.notes):
         typer.echo(f"  {line}")
 
 
-def _whereabouts(row: Overview) -> str:
+def _whereabouts(row: "Overview") -> str:
     return "generated" if row.generated else "yes" if row.path else "no"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
     HparamOption,
@@ -19,9 +20,16 @@ from sandmask.plugins import load_plugins
 
 
 def hparams(
-    algorithm: Annotated[str, typer.Argument(help="An algorithm, as in: sandmask list algorithms")],
+    algorithm: Annotated[
+        str,
+        typer.Argument(help="An algorithm, as in: sandmask list algorithms", autocompletion=_completion.algorithm),
+    ],
     dataset: Annotated[
-        str, typer.Argument(help="A dataset, as in: sandmask list datasets, or a folder of your images")
+        str,
+        typer.Argument(
+            help="A dataset, as in: sandmask list datasets, or a folder of your images",
+            autocompletion=_completion.dataset,
+        ),
     ],
     hparams_seed: HparamsSeedOption = 0,
     trial_seed: TrialSeedOption = 0,

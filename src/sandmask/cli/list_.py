@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import JsonOption, PluginOption
 from sandmask.errors import SandmaskError
@@ -40,7 +41,14 @@ CHOICES = [*KINDS, NETWORKS]
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="KIND", help="One of: algorithms, datasets, rules, networks.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="One of: algorithms, datasets, rules, networks.",
+            autocompletion=_completion.words(*CHOICES),
+        ),
+    ],
     search: Annotated[
         str | None, typer.Option("--search", help="Only names like this, such as 'resnet*'; for networks.")
     ] = None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
     CheckpointEveryOption,
@@ -32,8 +33,16 @@ if TYPE_CHECKING:
 
 
 def train(
-    dataset: Annotated[str, typer.Argument(help="A dataset, or the folder of your own: root/domain/class/*.jpg")],
-    algorithm: Annotated[str, typer.Argument(help="An algorithm, as in: sandmask list algorithms")],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset, or the folder of your own: root/domain/class/*.jpg", autocompletion=_completion.dataset
+        ),
+    ],
+    algorithm: Annotated[
+        str,
+        typer.Argument(help="An algorithm, as in: sandmask list algorithms", autocompletion=_completion.algorithm),
+    ],
     test_env: Annotated[
         list[str],
         typer.Option("--test-env", metavar="E", help="Environment to hold out, by name or number. Repeatable."),

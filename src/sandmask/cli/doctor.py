@@ -1,0 +1,113 @@
+"""`sandmask doctor`: is everything here that is needed, and what to do if not."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sandmask.cli._console import print_json
+from sandmask.cli._finding import Check, Finding, Status, first_line, problem
+from sandmask.cli._options import DataDirOption, JsonOption
+
+_MARKS: dict[Status, tuple[str, str]] = {
+    "ok": ("ok", "green"),
+    "note": ("note", "yellow"),
+    "problem": ("PROBLEM", "red"),
+}
+_INDENT = 29  # where what is said begins
+
+
+def doctor(
+    runs: Annotated[Path, typer.Option("--runs", help="The folder that runs are to be written to.")] = Path("runs"),
+    data_dir: DataDirOption = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Try torch.compile on the CPU too, which takes half a minute.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Check the installation, devices, data, extras, weights, disk and shell completion, and say what to do.
+
+    Each line is ok, a note (worth knowing; nothing is broken) or a problem. The exit status is 1 if there is a problem.
+    Nothing is downloaded, changed or left behind.
+
+    [bold]Examples[/bold]
+
+    sandmask doctor
+
+    sandmask doctor --data-dir /data/domains --runs /scratch/runs
+
+    sandmask doctor --json
+    """
+    found: dict[str, list[Finding]] = {}
+    for topic, check in _checks(runs, data_dir, thorough=thorough).items():
+        if not json:
+            typer.secho(topic, bold=True)
+        found[topic] = list(_shown(check, silent=json))
+    findings = [finding for lines in found.values() for finding in lines]
+    sick = any(finding.status == "problem" for finding in findings)
+    if json:
+        lines = [{"topic": topic, **asdict(finding)} for topic, several in found.items() for finding in several]
+        print_json({"healthy": not sick, "findings": lines})
+    else:
+        typer.echo(_verdict(findings))
+    if sick:
+        raise typer.Exit(1)
+
+
+def _checks(runs: Path, data_dir: Path | None, *, thorough: bool) -> dict[str, Check]:
+    from sandmask.cli import _check_files as files
+    from sandmask.cli import _check_machine as machine
+
+    return {
+        "Installation": machine.installation,
+        "Devices": partial(machine.devices, thorough=thorough),
+        "Extras": machine.extras,
+        "Data": partial(files.data, data_dir),
+        "Pretrained weights": files.weights,
+        "Disk": partial(files.disk, runs, data_dir),
+        "Terminal": partial(_chained, files.plugins, files.completion),
+    }
+
+
+def _chained(*checks: Check) -> Iterator[Finding]:
+    for check in checks:
+        yield from check()
+
+
+def _shown(check: Check, *, silent: bool) -> Iterator[Finding]:
+    """The findings of a check, each printed as soon as it is known."""
+    for finding in _survived(check):
+        if not silent:
+            _print(finding)
+        yield finding
+
+
+def _survived(check: Check) -> Iterator[Finding]:
+    """A check that fails is a finding, too: a doctor is called when things are broken."""
+    try:
+        yield from check()
+    except Exception as error:  # noqa: BLE001
+        yield problem("examination", f"stopped: {first_line(error)}", "see to the problems above first")
+
+
+def _print(finding: Finding) -> None:
+    """A line; advice goes on it where there is room, and below where there is not."""
+    mark, colour = _MARKS[finding.status]
+    line = f"  {typer.style(f'{mark:<8}', fg=colour)}{finding.name:<18} {finding.says}"
+    if finding.advice:
+        fits = _INDENT + len(finding.says) + 4 + len(finding.advice) <= shutil.get_terminal_size((100, 24)).columns
+        line += f"{' ' if fits else chr(10) + ' ' * _INDENT}{typer.style('->', fg=colour)} {finding.advice}"
+    typer.echo(line)
+    sys.stdout.flush()
+
+
+def _verdict(findings: list[Finding]) -> str:
+    problems, notes = (sum(f.status == status for f in findings) for status in ("problem", "note"))
+    if problems:
+        return f"\n{problems} problem{'s' * (problems > 1)} to see to, {notes} note{'s' * (notes != 1)}."
+    return f"\nAll is well; {notes} note{'s' * (notes != 1)}." if notes else "\nAll is well."

@@ -1,0 +1,216 @@
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sandmask
+from sandmask.cli import _app, doctor
+from sandmask.cli import _check_files as files
+from sandmask.cli import _check_machine as machine
+from sandmask.cli._finding import Finding, note, ok, problem
+from sandmask.datasets.sources import SOURCES
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty home and working folder, and no settings of this machine's user."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"HOME": str(tmp_path), "SHELL": "/bin/zsh", "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("SANDMASK_DATA", "SANDMASK_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def status_of(findings: Iterator[Finding] | list[Finding]) -> dict[str, str]:
+    return {finding.name: finding.status for finding in findings}
+
+
+def test_json_has_every_topic_and_what_to_do(tmp_path: Path) -> None:
+    result = runner.invoke(_app.app, ["doctor", "--json"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["healthy"]
+    topics = ["Installation", "Devices", "Extras", "Data", "Pretrained weights", "Disk", "Terminal"]
+    assert list(dict.fromkeys(line["topic"] for line in answer["findings"])) == topics
+    by_name = {line["name"]: line for line in answer["findings"]}
+    assert by_name["torch"] == {
+        "topic": "Installation",
+        "name": "torch",
+        "status": "ok",
+        "says": torch.__version__,
+        "advice": None,
+    }
+    assert by_name["masks"]["status"] == "ok"
+    assert by_name["PACS"]["advice"] == "sandmask data download PACS"
+    assert by_name["completion"]["advice"] == "sandmask --install-completion"
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+def test_text_has_a_line_each_and_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [ok("fine", "all right"), note("so so", "could be better", "do this"), problem("bad", "broken", "mend it")]
+    monkeypatch.setattr(doctor, "_checks", lambda *_, **__: {"Topic": lambda: found})
+    result = runner.invoke(_app.app, ["doctor"], env={"COLUMNS": "100"})
+    assert result.exit_code == 1
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines == [
+        ["Topic"],
+        ["ok", "fine", "all", "right"],
+        ["note", "so", "so", "could", "be", "better", "->", "do", "this"],
+        ["PROBLEM", "bad", "broken", "->", "mend", "it"],
+        [],
+        ["1", "problem", "to", "see", "to,", "1", "note."],
+    ]
+
+
+def test_a_check_that_fails_is_a_problem_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Iterator[Finding]:
+        yield ok("first", "fine")
+        raise OSError("libcuda is gone\nat line 3")
+
+    monkeypatch.setattr(doctor, "_checks", lambda *_, **__: {"One": fails, "Two": lambda: [ok("second", "fine")]})
+    result = runner.invoke(_app.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "OSError: libcuda is gone" in result.stdout
+    assert "second" in result.stdout
+
+
+def test_data_that_is_there_is_found(tmp_path: Path) -> None:
+    for domain in SOURCES["PACS"].counts:
+        (tmp_path / "data" / "PACS" / domain / "dog").mkdir(parents=True)
+    found = status_of(files.data(None))
+    assert (found["folder"], found["PACS"], found["VLCS"]) == ("ok", "ok", "note")
+    assert status_of(files.data(tmp_path / "nowhere"))["folder"] == "note"
+
+
+def test_a_plugin_that_fails_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert status_of(files.plugins()) == {"plugins": "ok"}
+    (tmp_path / "mine.py").write_text("1 / 0")
+    monkeypatch.setenv("SANDMASK_PLUGINS", str(tmp_path / "mine.py"))
+    (finding,) = files.plugins()
+    assert finding.status == "problem"
+    assert "line 1" in finding.says
+
+
+def test_weights_in_the_cache_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    (missing,) = files.weights()
+    assert (missing.name, missing.status) == ("resnet50.tv_in1k", "note")
+    monkeypatch.setattr("sandmask.networks._pretrained._is_cached", lambda _: True)
+    assert status_of(files.weights()) == {"resnet50.tv_in1k": "ok"}
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert status_of(files.disk(tmp_path / "a" / "b", tmp_path))["runs"] == "ok"
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    (finding, *_) = files.disk(tmp_path, tmp_path)
+    assert finding.status == "problem"
+    assert "Permission denied" in finding.says
+
+
+@pytest.mark.parametrize(("gibibytes", "status"), [(0.5, "problem"), (5, "note"), (50, "ok")])
+def test_room(gibibytes: float, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": gibibytes * 2**30})())
+    found = status_of(files.disk(tmp_path, tmp_path))
+    assert (found["room for runs"], found["room for data"]) == (status, status)
+
+
+def test_completion_is_looked_for_where_typer_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert status_of(files.completion()) == {"completion": "note"}
+    (tmp_path / ".zfunc").mkdir()
+    (tmp_path / ".zfunc" / "_sandmask").touch()
+    assert status_of(files.completion()) == {"completion": "ok"}
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert status_of(files.completion()) == {"completion": "note"}
+
+
+def test_versions_that_are_too_old_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine._torch_version("2.6.0+cu124").status == "ok"
+    assert machine._torch_version("2.5.1").status == "problem"
+    assert machine._torch_version("10.0.0").status == "ok"
+    assert machine._python().status == "ok"
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    assert machine._python().status == "problem"
+
+
+def test_masks_that_compute_something_else_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandmask, "ANDMask", lambda tau: lambda _: torch.zeros(2))
+    assert machine._masks().status == "problem"
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert machine._threads(cores).status == "ok"
+    assert machine._threads(cores + 1).advice == f"export OMP_NUM_THREADS={cores}"
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
+    assert machine._threads(0).status == "note"
+
+
+def test_an_unused_gpu_is_a_problem_and_none_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert machine._no_gpu().status == "note"
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "CUDA_VISIBLE_DEVICES" in str(machine._no_gpu().advice)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "without CUDA" in machine._no_gpu().says
+
+
+def test_a_gpu_that_does_not_compute_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> tuple[int, int]:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
+    finding = machine._gpu(torch.device("cuda", 0))
+    assert finding.status == "problem"
+    assert "no kernel image" in finding.says
+
+
+def test_a_missing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert machine._compiler().status == "note"
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setenv("CXX", "my-compiler")
+    assert "my-compiler" in machine._compiler().says
+
+
+def test_compilation_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("CppCompileError: no g++")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    assert machine._compile(torch.device("cpu")).status == "note"
+    monkeypatch.setattr(torch, "compile", lambda function: lambda x: function(x) + 1)
+    assert machine._compile(torch.device("cpu")).status == "problem"
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    assert machine._compile(torch.device("cpu")).status == "ok"
+
+
+def test_every_extra_names_its_packages_or_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"vision", "report", "ray", "slurm", "tensorboard", "export"} <= set(status_of(machine.extras()))
+    assert "dev" not in status_of(machine.extras())
+    monkeypatch.setattr(machine, "_is_installed", lambda name: name != "timm")
+    found = {finding.name: finding for finding in machine.extras()}
+    assert found["vision"] == note("vision", "not installed (timm)", "pip install 'sandmask[vision]'")
+    assert found["report"].status == "ok"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_computes_and_compiles() -> None:
+    found = status_of(machine.devices())
+    assert found["GPU 0"] in ("ok", "note")
+    assert found["Triton"] == "ok"
+    assert found["torch.compile"] == "ok"

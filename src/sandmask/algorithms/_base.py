@@ -129,8 +129,12 @@ class ObjectiveAlgorithm(Algorithm):
 
 
 def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> State:
-    """The entries of the state that an Adam step along `gradient` changes."""
-    params, adam = adam_step(state["params"], gradient, adam, hparams["lr"], hparams["weight_decay"])
+    """The entries of the state that an Adam step along `gradient` changes.
+
+    `adam_beta1`, where a spec has it, replaces Adam's momentum of 0.9: no method's space draws it, experiments set it.
+    """
+    betas = (hparams["adam_beta1"] if "adam_beta1" in hparams else 0.9, 0.999)
+    params, adam = adam_step(state["params"], gradient, adam, hparams["lr"], hparams["weight_decay"], betas)
     return {"params": params, "adam": adam, "step": state["step"] + 1}
 
 

@@ -26,7 +26,7 @@ _FIRST_LINE_SECONDS = 3.0
 
 
 class Progress:
-    """Tells on standard error what is being done: one line that changes in a terminal, now and then a line elsewhere."""
+    """Tells on standard error what is being done: a line that changes in a terminal, lines now and then elsewhere."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet

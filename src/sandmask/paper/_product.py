@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandmask.paper._style import style
 from sandmask.reports import Grid, latex, markdown
 
 if TYPE_CHECKING:
@@ -36,28 +38,25 @@ class Product:
 
 def write_product(product: Product, out: Path) -> list[Path]:
     """Write figures as PNG and PDF, tables as Markdown and LaTeX, data as CSV; the files' paths."""
-    from sandmask.paper._style import style
-
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, figure in product.figures.items():
-        for kind in ("png", "pdf"):
+    with style():
+        for name, figure in product.figures.items():
             # Without the date, the same figure is the same file.
-            metadata: Any = {"CreationDate": None} if kind == "pdf" else {"Software": None}
-
-            def save(path: Path, figure: "Figure" = figure, kind: str = kind, metadata: Any = metadata) -> None:
-                with style():
-                    figure.savefig(path, format=kind, dpi=160, metadata=metadata)
-
-            written.append(_whole(out / f"{name}.{kind}", save))
+            png: Any = {"format": "png", "dpi": 160, "metadata": {"Software": None}}
+            pdf: Any = {"format": "pdf", "metadata": {"CreationDate": None}}
+            written.append(_whole(out / f"{name}.png", partial(figure.savefig, **png)))
+            written.append(_whole(out / f"{name}.pdf", partial(figure.savefig, **pdf)))
     for name, frame in product.data.items():
-        written.append(_whole(out / f"{name}.csv", lambda path, frame=frame: frame.to_csv(path, index=False)))
+        written.append(_whole(out / f"{name}.csv", partial(frame.to_csv, index=False)))
     if product.grids:
-        for kind, text in (("md", product.words()), ("tex", latex(product.grids))):
-            written.append(
-                _whole(out / f"{product.name}.{kind}", lambda path, text=text: path.write_text(text, "utf-8"))
-            )
+        for kind, words in (("md", product.words()), ("tex", latex(product.grids))):
+            written.append(_whole(out / f"{product.name}.{kind}", partial(_write_text, text=words)))
     return written
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _whole(path: Path, save: Callable[[Path], object]) -> Path:

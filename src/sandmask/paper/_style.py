@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandmask.errors import SandmaskError
 
@@ -33,7 +33,7 @@ LOOKS = {
     "SANDMask-rescaled": Look("SAND-mask (paper), rescaled", "#E69F00", "P", "--"),
     "SANDMask-released": Look("SAND-mask (released)", "#009E73", "X", "-."),
 }
-_SETTINGS = {
+_SETTINGS: Any = {
     "font.size": 9.0,
     "axes.titlesize": 9.5,
     "axes.labelsize": 9.0,

@@ -70,9 +70,15 @@ def measure(kinds: Mapping[tuple[str, float], Tensor], resolution: int) -> pd.Da
             counts = {name: int((found == number).sum()) for number, name in enumerate(ENDS)}
             rows.append(
                 {
-                    **{"mask": masking.name, "label": masking.label, "as_printed": masking.as_printed},
-                    **{"dead": zone.dead, "partly_dead": zone.partly, "slow": zone.slow},
-                    **{"momentum": momentum, "starts": found.numel(), **counts},
+                    "mask": masking.name,
+                    "label": masking.label,
+                    "as_printed": masking.as_printed,
+                    "dead": zone.dead,
+                    "partly_dead": zone.partly,
+                    "slow": zone.slow,
+                    "momentum": momentum,
+                    "starts": found.numel(),
+                    **counts,
                 }
             )
     return pd.DataFrame(rows)
@@ -81,19 +87,17 @@ def measure(kinds: Mapping[tuple[str, float], Tensor], resolution: int) -> pd.Da
 def _grid(data: pd.DataFrame, steps: int) -> Grid:
     rows = []
     for masking in maskings():
-        mine = data[data["mask"] == masking.name].set_index("momentum")
-        still, moved = mine.loc[MOMENTA[0]], mine.loc[MOMENTA[1]]
+        still, moved = data[data["mask"] == masking.name].to_dict("records")
         shares = [f"{100 * still[name]:.1f}%" for name in ("dead", "partly_dead", "slow")]
-        counts = [f"{int(still[name])}, {int(moved[name])}" for name in ENDS]
+        counts = [f"{still[name]}, {moved[name]}" for name in ENDS]
         rows.append((masking.label, *shares, *counts))
     header = ("mask", "dead", "partly dead", "slow", "shared", "spurious", "stopped", "elsewhere")
-    notes = (
-        "Shares of the plane: no update; one of its two elements is none; under 1% of the average gradient.",
-        f"Ends of gradient descent from {int(data.starts.iloc[0])} starts, {steps} steps, learning rate "
-        f"{LEARNING_RATE:g}, with momentum 0 and 0.9: at the shared minimum, at that of A alone, stopped in a dead "
-        "zone, or neither.",
+    shares_note = "Shares of the plane: no update; one of its two elements is none; under 1% of the average gradient."
+    ends_note = (
+        f"Ends of gradient descent from {data.starts.iloc[0]} starts, {steps} steps, learning rate {LEARNING_RATE:g}, "
+        "with momentum 0 and 0.9: at the shared minimum, at that of A alone, stopped in a dead zone, or neither."
     )
-    return Grid(TITLE, header, tuple(rows), notes)
+    return Grid(TITLE, header, tuple(rows), (shares_note, ends_note))
 
 
 def figure_1(*, quick: bool = False, report: Report = silent) -> Product:

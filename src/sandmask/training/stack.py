@@ -61,6 +61,12 @@ def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, drop
     return ALGORITHMS[spec.algorithm].build(problem)
 
 
+def _scaled(state: State, spec: RunSpec) -> State:
+    """The first state with parameters `init_scale` times as large, where a spec has that option."""
+    scale = float(spec.options.get("init_scale", 1.0))
+    return state if scale == 1.0 else {**state, "params": state["params"] * scale}
+
+
 def _differentiator(network: Network, n_runs: int) -> Differentiator:
     """How gradients are taken: all at once for what is small, one after the other for what is large."""
     if network.numel > LARGE_MODEL or not network.stacks:
@@ -116,7 +122,7 @@ class Stack:
 
     def init(self) -> State:
         """The runs' states before the first step, stacked: every tensor has a leading dimension K."""
-        states = [self.algorithm.init(spec.seed) for spec in self.specs]
+        states = [_scaled(self.algorithm.init(spec.seed), spec) for spec in self.specs]
         stacked: State = pytree.tree_map(lambda *leaves: torch.stack(leaves).to(self.device), *states)
         return stacked
 

@@ -1,0 +1,38 @@
+"""Sweeps: a few words become thousands of runs, which train as stacks, wherever there is room.
+
+from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, run_sweep
+from sandmask.sweeps.executors import InlineExecutor
+
+sweep = SweepSpec(datasets=("Spirals",), algorithms=("ERM", "SANDMask"), n_hparams=4, n_trials=1)
+folder = SweepFolder(Path("runs/spirals"))
+folder.accept(sweep)
+run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), InlineExecutor, cap=lambda specs: 64)
+"""
+
+from sandmask.sweeps._expand import Expansion, expand, normalized, run_seed
+from sandmask.sweeps._folder import SweepFolder
+from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job
+from sandmask.sweeps._run import SweepResult, run_sweep
+from sandmask.sweeps._spec import SweepSpec
+from sandmask.sweeps._stacks import PlannedStack, group
+from sandmask.sweeps._toml import read_sweep, to_toml, write_sweep
+
+__all__ = [
+    "Expansion",
+    "Job",
+    "JobOptions",
+    "Outcome",
+    "PlannedStack",
+    "SweepFolder",
+    "SweepResult",
+    "SweepSpec",
+    "expand",
+    "group",
+    "normalized",
+    "read_sweep",
+    "run_job",
+    "run_seed",
+    "run_sweep",
+    "to_toml",
+    "write_sweep",
+]

@@ -1,0 +1,134 @@
+"""From a sweep to its runs."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from sandmask.algorithms import ALGORITHMS
+from sandmask.datasets import DATASETS, DatasetEntry, dataset_entry, resolve_environment
+from sandmask.errors import SandmaskError
+from sandmask.hparams import seed_hash, space_for
+from sandmask.records import RunSpec
+from sandmask.registry import closest
+from sandmask.selection import RULES
+from sandmask.sweeps._spec import ALL, SweepSpec
+from sandmask.training import PRECISIONS, make_spec
+
+MIN_TRAINING_ENVS = 2
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A sweep's runs, each once, and what the sweep asks for that there can be no runs of.
+
+    `sources` says what to load for each dataset by the name that its records have: itself, or the folder of one's own.
+    """
+
+    runs: tuple[RunSpec, ...]
+    sources: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def normalized(sweep: SweepSpec) -> SweepSpec:
+    """The same sweep with every name spelled as it is registered; an unknown one is an error."""
+    rules = tuple(RULES) if ALL in sweep.selection else sweep.selection
+    if sweep.precision not in PRECISIONS:
+        raise SandmaskError(f"Unknown precision {sweep.precision!r}. {closest(sweep.precision, list(PRECISIONS))}")
+    return replace(
+        sweep,
+        datasets=tuple(_dataset_name(name) for name in sweep.datasets),
+        algorithms=tuple(ALGORITHMS[name].name for name in sweep.algorithms),
+        selection=tuple(RULES[name].name for name in rules),
+        weights=sweep.weights if sweep.weights in (None, "none") else os.path.abspath(sweep.weights),  # noqa: PTH100
+    )
+
+
+def _dataset_name(name: str) -> str:
+    """A registered name, or the absolute path of a folder: a worker may stand elsewhere."""
+    dataset_entry(name)
+    return DATASETS[name].name if name in DATASETS else os.path.abspath(name)  # noqa: PTH100 - a link stays one
+
+
+def expand(sweep: SweepSpec) -> Expansion:
+    """Every run of a sweep, in an order that does not matter: see `group` for the one in which they are trained."""
+    sweep = normalized(sweep)
+    entries = {name: dataset_entry(name) for name in sweep.datasets}
+    _check_overrides(sweep, list(entries.values()))
+    runs: dict[str, RunSpec] = {}
+    notes = []
+    for entry in entries.values():
+        held_out = test_environments(sweep, entry)
+        sets: list[tuple[int, ...]] = [(env,) for env in held_out]
+        if any(RULES[rule].needs_pairs for rule in sweep.selection):
+            if len(entry.environments) - 2 < MIN_TRAINING_ENVS:
+                notes.append(
+                    f"{entry.name}: holding out two of its {len(entry.environments)} environments leaves too few "
+                    "to train on; no runs for leave-one-domain-out."
+                )
+            else:
+                sets += _pairs(held_out, len(entry.environments))
+        for algorithm, test_envs in product(sweep.algorithms, sets):
+            for spec in _draws(sweep, entry, algorithm, test_envs):
+                runs[spec.id] = spec
+    sources = {entry.name: name for name, entry in entries.items()}
+    if len(sources) != len(entries):
+        raise SandmaskError("Two of the datasets have the same name, and their records would mix. Rename a folder.")
+    return Expansion(tuple(runs.values()), sources, tuple(notes))
+
+
+def test_environments(sweep: SweepSpec, entry: DatasetEntry) -> list[int]:
+    """The numbers of the held-out environments on a dataset."""
+    if sweep.test_envs == (ALL,):
+        return list(range(len(entry.environments)) if entry.report_envs is None else entry.report_envs)
+    return list(dict.fromkeys(resolve_environment(entry, env) for env in sweep.test_envs))
+
+
+def _pairs(held_out: list[int], n_envs: int) -> Iterator[tuple[int, int]]:
+    """Each unordered pair with a held-out environment in it, once: both of them use its runs."""
+    for first, second in product(range(n_envs), repeat=2):
+        if first < second and (first in held_out or second in held_out):
+            yield first, second
+
+
+def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, test_envs: tuple[int, ...]) -> Iterator[RunSpec]:
+    own = _space_names(entry, algorithm, sweep.space)
+    for trial, draw in product(range(sweep.n_trials), range(sweep.n_hparams)):
+        yield make_spec(
+            entry,
+            algorithm,
+            test_envs,
+            steps=sweep.steps,
+            checkpoint_every=sweep.checkpoint_every,
+            hparams={name: value for name, value in sweep.hparams.items() if name in own},
+            hparams_seed=draw,
+            trial_seed=trial,
+            seed=run_seed(entry.name, algorithm, test_envs, draw, trial, sweep.seed),
+            space=sweep.space,
+            network=sweep.network,
+            weights=sweep.weights,
+            precision=sweep.precision,
+        )
+
+
+def run_seed(
+    dataset: str, algorithm: str, test_envs: tuple[int, ...], hparams_seed: int, trial_seed: int, seed: int = 0
+) -> int:
+    """A run's own seed: a hash of what the run is, as DomainBed's sweeps have it; `seed` other than 0 is hashed in."""
+    parts = (dataset, algorithm, list(test_envs), hparams_seed, trial_seed)
+    return seed_hash(*parts, seed) if seed else seed_hash(*parts)
+
+
+def _space_names(entry: DatasetEntry, algorithm: str, space: str) -> list[str]:
+    chosen = ALGORITHMS[algorithm]
+    return list(space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space))
+
+
+def _check_overrides(sweep: SweepSpec, entries: list[DatasetEntry]) -> None:
+    """A hyperparameter set by hand has to be one of some algorithm of the sweep."""
+    known = {name for e, a in product(entries, sweep.algorithms) for name in _space_names(e, a, sweep.space)}
+    for name in sweep.hparams:
+        if name not in known:
+            raise SandmaskError(
+                f"No algorithm of the sweep has a hyperparameter {name!r}. {closest(name, sorted(known))}"
+            )

@@ -1,0 +1,117 @@
+"""A sweep's folder: what was asked for, what is done, what is under way.
+
+sweep.toml                          the request
+stacks/<id>.records.parquet         the finished runs of a stack
+stacks/<id>.checkpoint.safetensors  all that is needed to go on with it
+stacks/<id>.progress.json           how far it is, and the best accuracies of its runs
+stacks/<id>.lock                    held while a process trains it
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandmask.errors import SandmaskError
+from sandmask.records import read_runs
+from sandmask.sweeps._spec import SweepSpec, refused_changes
+from sandmask.sweeps._toml import read_sweep, write_sweep
+
+_ARCHIVE = ".records.parquet"
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """Where a sweep lives."""
+
+    path: Path
+
+    @property
+    def request(self) -> Path:
+        """What was asked for."""
+        return self.path / "sweep.toml"
+
+    @property
+    def stacks(self) -> Path:
+        """Everything that stacks leave behind."""
+        return self.path / "stacks"
+
+    def records(self, stack: str) -> Path:
+        """A stack's finished runs."""
+        return self.stacks / f"{stack}{_ARCHIVE}"
+
+    def checkpoint(self, stack: str) -> Path:
+        """A stack's state while it trains."""
+        return self.stacks / f"{stack}.checkpoint.safetensors"
+
+    def progress(self, stack: str) -> Path:
+        """How far a stack is."""
+        return self.stacks / f"{stack}.progress.json"
+
+    def asked(self) -> SweepSpec | None:
+        """The sweep that this folder holds; None when it holds none yet."""
+        return SweepSpec(**read_sweep(self.request)) if self.request.exists() else None
+
+    def accept(self, sweep: SweepSpec) -> None:
+        """Make the folder this sweep's: new, the same again, or more of the same. Anything else is an error."""
+        old = self.asked()
+        if old is not None and (reasons := refused_changes(old, sweep)):
+            raise SandmaskError(
+                f"{self.path} holds another sweep: {'; '.join(reasons)}. Ask for at least what is there (more draws, "
+                "trials, algorithms, datasets or environments extend it), or choose another folder."
+            )
+        self.stacks.mkdir(parents=True, exist_ok=True)
+        if old != sweep:
+            write_sweep(sweep, self.request)
+
+    def finished(self) -> set[str]:
+        """The ids of all runs that are finished, whatever file below the folder they are in."""
+        files = [file for pattern in (f"*{_ARCHIVE}", "*.jsonl") for file in self.path.rglob(pattern)]
+        return {run for file in files for run in _finished_runs(file)}
+
+
+_known: dict[Path, tuple[tuple[int, int], frozenset[str]]] = {}  # files do not change, they are replaced
+
+
+def _finished_runs(file: Path) -> frozenset[str]:
+    try:
+        stat = file.stat()
+        stamp = (stat.st_mtime_ns, stat.st_size)
+        if _known.get(file, (None,))[0] != stamp:
+            _known[file] = (stamp, frozenset(_read_finished(file)))
+    except FileNotFoundError:  # removed since it was listed
+        return frozenset()
+    return _known[file][1]
+
+
+def _read_finished(file: Path) -> list[str]:
+    """Two columns of an archive say it; curves, which are most of it, stay on the disk."""
+    if file.suffix == ".jsonl":
+        return [run.spec.id for run in read_runs(file) if run.status != "running"]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(file, columns=["run", "status"])
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise SandmaskError(f"{file} cannot be read: {error}. Restore it, or remove it.") from error
+    pairs = zip(table["run"].to_pylist(), table["status"].to_pylist(), strict=True)
+    return [run for run, status in pairs if status != "running"]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON; the file appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote; None where there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,195 @@
+"""One stack, trained wherever an executor puts it. Plain data goes in and comes out; records go to the folder."""
+
+import gc
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from sandmask.datasets import Dataset, load_dataset
+from sandmask.errors import SandmaskError
+from sandmask.plugins import load_plugins
+from sandmask.records import RunRecord, RunSpec, write_archive
+from sandmask.sweeps._folder import SweepFolder
+from sandmask.sweeps._locks import claim
+from sandmask.sweeps._progress import StackProgress
+from sandmask.sweeps._resume import split_into
+from sandmask.sweeps._stacks import PlannedStack, stack_id
+from sandmask.training import choose_device, stack_key, train_stack
+
+State = Literal["done", "taken", "memory", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """How stacks are trained, the same for all of a sweep. None of it decides a run's numbers but `fast`.
+
+    `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
+    records back with the outcome, for a worker that does not share the driver's disk.
+    """
+
+    folder: str
+    session: str = ""
+    data_dir: str | None = None
+    skip_corrupt: bool = False
+    weights: str | None = None
+    device: str | None = None
+    fast: bool = True
+    checkpoint_seconds: float = 30.0
+    plugins: tuple[str, ...] = ()
+    carry: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A stack and how to train it."""
+
+    source: str  # the dataset: a name, or a folder
+    specs: tuple[dict[str, Any], ...]
+    options: JobOptions
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. `runs` are those that could not be trained; `message` says why."""
+
+    state: State
+    stack: str
+    runs: tuple[str, ...] = ()
+    message: str = ""
+    archives: dict[str, bytes] = field(default_factory=dict)
+
+
+_worker: dict[str, str] = {}  # the device that a worker process was dealt
+_limits: dict[tuple[object, ...], int] = {}  # the most runs that fitted, where more did not
+
+
+def deal_device(device: str) -> None:
+    """Tell this process the device that its jobs should use when they name none."""
+    _worker["device"] = device
+
+
+def stop_file(folder: SweepFolder, session: str) -> Path:
+    """The file that asks a sweep's jobs to stop."""
+    return folder.stacks / f"{session}.stop"
+
+
+@cache
+def _dataset(source: str, data_dir: str | None, skip_corrupt: bool) -> Dataset:
+    """Loaded once a process: stacks of one dataset follow each other."""
+    return load_dataset(source, data_dir, **({"skip_corrupt": True} if skip_corrupt else {}))
+
+
+def run_job(job: Job) -> Outcome:
+    """Train a stack to its end, or as far as it comes."""
+    options = job.options
+    load_plugins(options.plugins)
+    specs = [RunSpec.from_json(spec) for spec in job.specs]
+    ids = [spec.id for spec in specs]
+    stack = PlannedStack(tuple(specs)).id
+    folder = SweepFolder(Path(options.folder))
+    folder.stacks.mkdir(parents=True, exist_ok=True)
+    if stop_file(folder, options.session).exists():
+        return Outcome("stopped", stack)
+    with claim(folder.stacks, stack, ids) as mine:
+        # Looked at after the claim: whoever had the runs before has either finished them or let go of them.
+        if not mine or folder.finished() & set(ids):
+            return Outcome("taken", stack)
+        try:
+            return _Training(job, folder, stack).train(specs)
+        except KeyboardInterrupt:
+            if not stop_file(folder, options.session).exists():
+                raise
+            return Outcome("stopped", stack)
+        except SandmaskError as error:
+            return Outcome("failed", stack, tuple(ids), str(error))
+        except Exception as error:  # noqa: BLE001 - one stack's failure is not the others'
+            where = folder.stacks / f"{stack}.error.txt"
+            where.write_text(traceback.format_exc(), encoding="utf-8")
+            return Outcome("failed", stack, tuple(ids), f"{type(error).__name__}: {error}; see {where}")
+
+
+class _Training:
+    """A job at work: the stack as a whole, or in parts where memory does not hold it."""
+
+    def __init__(self, job: Job, folder: SweepFolder, stack: str) -> None:
+        self.options, self.folder, self.stack, self.source = job.options, folder, stack, job.source
+        self.device = choose_device(job.options.device or _worker.get("device"))
+        self.archives: dict[str, bytes] = {}
+
+    def train(self, specs: Sequence[RunSpec]) -> Outcome:
+        options = self.options
+        stop = stop_file(self.folder, options.session)
+        progress = StackProgress(self.folder, self.stack, specs, device=str(self.device), stop=stop.exists)
+        progress.write("running", done=0, rate=0.0)
+        dataset = _dataset(self.source, options.data_dir, options.skip_corrupt)
+        waiting, too_large = [tuple(specs)], []
+        while waiting:
+            part = waiting.pop(0)
+            limit = _limits.get(stack_key(part[0]), len(part))
+            if len(part) > limit:
+                waiting[:0] = self._halves(part)
+                continue
+            try:
+                records = train_stack(
+                    part,
+                    dataset,
+                    self.device,
+                    self.folder.checkpoint(stack_id(spec.id for spec in part)),
+                    weights=options.weights,
+                    fast=options.fast,
+                    report=progress.follow(part),
+                    checkpoint_seconds=options.checkpoint_seconds,
+                )
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                records = []  # and go on below, where the error's traceback holds no tensors any more
+            if records:
+                self._keep(part, records)
+                progress.finish(records)
+                continue
+            self._free()
+            _limits[stack_key(part[0])] = max(1, len(part) // 2)
+            if len(part) == 1:
+                too_large.append(part[0].id)
+            else:
+                waiting[:0] = self._halves(part)
+        progress.write("done" if not too_large else "memory", done=specs[0].steps, rate=0.0)
+        if too_large:
+            message = f"{self.device} has too little memory for a single run of {specs[0].algorithm}"
+            return Outcome("memory", self.stack, tuple(too_large), message, self.archives)
+        return Outcome("done", self.stack, archives=self.archives)
+
+    def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:
+        """Records first, then the checkpoint goes: killed in between, the next run sees that all is done."""
+        name = stack_id(spec.id for spec in part)
+        path = self.folder.records(name)
+        write_archive(records, path)
+        self.folder.checkpoint(name).unlink(missing_ok=True)
+        if self.options.carry:
+            self.archives[name] = path.read_bytes()
+
+    def _halves(self, part: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
+        """A stack in two; what was done of it goes along."""
+        middle = len(part) // 2
+        halves = [tuple(part[:middle]), tuple(part[middle:])]
+        checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
+        if checkpoint.exists():
+            split_into(self.folder, checkpoint, halves)
+        return halves
+
+    @staticmethod
+    def _free() -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """A GPU says it by the error's type, the processor in words."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,80 @@
+"""Who trains what: locks that die with their process, also when it is killed.
+
+Every stack that is being trained has a lock file which names its runs. Taking and looking at locks happens under one
+more lock, held for a moment only, so that two programs whose stacks merely overlap do not train a run twice.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+from sandmask.records._lock import lock
+
+_SUFFIX = ".lock"
+_TURN = ".turn"
+
+
+@contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """Wait for, and hold, the folder's one lock over all locks. For a moment: never train under it."""
+    with FileIO(folder / _TURN, "a+") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def claim(folder: Path, stack: str, run_ids: Sequence[str]) -> Iterator[bool]:
+    """Hold a stack's lock while it is trained; False where another process is at one of its runs."""
+    path = folder / f"{stack}{_SUFFIX}"
+    with turn(folder):
+        file = None if claimed(folder) & set(run_ids) else _taken(path, run_ids)
+    try:
+        yield file is not None
+    finally:
+        if file is not None:
+            with turn(folder):
+                path.unlink(missing_ok=True)
+                file.close()
+
+
+def _taken(path: Path, run_ids: Sequence[str]) -> FileIO | None:
+    file = FileIO(path, "a+")
+    if not lock(file):
+        file.close()
+        return None
+    os.ftruncate(file.fileno(), 0)
+    file.write(json.dumps(list(run_ids)).encode())
+    return file
+
+
+def claimed(folder: Path) -> set[str]:
+    """The runs that some process is training now. Call it in one's `turn`: looking takes the lock for an instant."""
+    found: set[str] = set()
+    for path in folder.glob(f"*{_SUFFIX}"):
+        try:
+            with FileIO(path, "r+") as file:
+                if not lock(file):
+                    found.update(json.loads(file.readall() or b"[]"))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def claimed_stacks(folder: Path) -> set[str]:
+    """The names of the stacks that some process is training now; call it in one's `turn`."""
+    live = set()
+    for path in folder.glob(f"*{_SUFFIX}"):
+        try:
+            with FileIO(path, "r+") as file:
+                if not lock(file):
+                    live.add(path.name.removesuffix(_SUFFIX))
+        except FileNotFoundError:
+            continue
+    return live

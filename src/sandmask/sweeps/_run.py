@@ -1,0 +1,137 @@
+"""The driver: hands the missing runs to an executor until none is missing."""
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, as_completed
+from dataclasses import dataclass, field, replace
+
+from sandmask.errors import SandmaskError
+from sandmask.records import RunSpec
+from sandmask.sweeps._expand import Expansion
+from sandmask.sweeps._folder import SweepFolder
+from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
+from sandmask.sweeps._locks import claimed, turn
+from sandmask.sweeps._resume import unfinished_stacks
+from sandmask.sweeps._stacks import Cap, PlannedStack, group
+
+POLL_SECONDS = 0.3
+LOSSES = 5  # of a stack's worker, before its runs are given up
+
+
+@dataclass
+class SweepResult:
+    """How a sweep ended. `failed` are runs and why they could not be trained."""
+
+    done: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def run_sweep(
+    folder: SweepFolder,
+    expansion: Expansion,
+    options: JobOptions,
+    executor: Callable[[], Executor],
+    cap: Cap,
+    notice: Callable[[str], None] = lambda _: None,
+) -> SweepResult:
+    """Train every run that is missing in the folder. Interrupted, it stops its jobs, which save, and raises on.
+
+    Runs that another process is training are waited for: when this returns, they are done, or were given up there
+    and trained here.
+    """
+    return _Driver(folder, expansion, options, executor, cap, notice).run()
+
+
+class _Driver:
+    def __init__(
+        self,
+        folder: SweepFolder,
+        expansion: Expansion,
+        options: JobOptions,
+        executor: Callable[[], Executor],
+        cap: Cap,
+        notice: Callable[[str], None],
+    ) -> None:
+        self.folder, self.expansion, self.cap, self.notice = folder, expansion, cap, notice
+        self.options = replace(options, session=options.session or uuid.uuid4().hex[:12])
+        self.executor = executor
+        self.result = SweepResult()
+        self.losses: Counter[str] = Counter()
+
+    def run(self) -> SweepResult:
+        self.folder.stacks.mkdir(parents=True, exist_ok=True)
+        waiting = False
+        while missing := self._missing():
+            stacks = self._plan(missing)
+            if stacks:
+                waiting = False
+                self._round(stacks)
+                continue
+            if not waiting:
+                self.notice(f"{len(missing)} runs are being trained by another process; waiting for them.")
+                waiting = True
+            time.sleep(POLL_SECONDS)
+        self.result.done = len(self.expansion.runs) - len(self.result.failed)
+        return self.result
+
+    def _missing(self) -> list[RunSpec]:
+        finished = self.folder.finished()
+        return [run for run in self.expansion.runs if run.id not in finished and run.id not in self.result.failed]
+
+    def _plan(self, missing: Sequence[RunSpec]) -> list[PlannedStack]:
+        """Half-trained stacks first, as they are on the disk; then the others. Runs that are under way are left out."""
+        with turn(self.folder.stacks):
+            busy, finished = claimed(self.folder.stacks), self.folder.finished()
+            free = [run for run in missing if run.id not in busy | finished]
+            begun = unfinished_stacks(self.folder, free, finished, self.cap)
+        taken = {run.id for stack in begun for run in stack.specs}
+        return begun + group([run for run in free if run.id not in taken], self.cap)
+
+    def _round(self, stacks: Sequence[PlannedStack]) -> None:
+        """Hand out stacks once; what comes back undone is planned anew."""
+        executor = self.executor()
+        clean = False
+        try:
+            futures = {executor.submit(run_job, self._job(stack)): stack for stack in stacks}
+            for future in as_completed(futures):
+                stack, error = futures[future], future.exception()
+                if error is None:
+                    self._note(future.result())
+                else:
+                    self._lost(stack, error)
+            clean = True
+        finally:
+            if not clean:
+                stop_file(self.folder, self.options.session).touch()
+            executor.shutdown(wait=True, cancel_futures=not clean)
+            stop_file(self.folder, self.options.session).unlink(missing_ok=True)
+
+    def _job(self, stack: PlannedStack) -> Job:
+        source = self.expansion.sources[stack.specs[0].dataset]
+        return Job(source, tuple(spec.to_json() for spec in stack.specs), self.options)
+
+    def _note(self, outcome: Outcome) -> None:
+        for name, content in outcome.archives.items():
+            self._fetch(name, content)
+        if outcome.state in ("memory", "failed"):
+            for run in outcome.runs:
+                self.result.failed[run] = outcome.message
+            self.notice(f"stack {outcome.stack}: {outcome.message}")
+
+    def _fetch(self, name: str, content: bytes) -> None:
+        """The records of a worker that writes to a disk of its own."""
+        target = self.folder.records(name)
+        if not target.exists():
+            temporary = target.with_name(f".{target.name}.{self.options.session}.tmp")
+            temporary.write_bytes(content)
+            temporary.replace(target)
+
+    def _lost(self, stack: PlannedStack, error: BaseException) -> None:
+        """A worker died. Its stack is planned again, unless it keeps happening to this one."""
+        self.losses[stack.id] += 1
+        if isinstance(error, SandmaskError) or self.losses[stack.id] >= LOSSES:
+            for run in stack.specs:
+                self.result.failed[run.id] = f"{type(error).__name__}: {error}"
+        self.notice(f"stack {stack.id}: its worker was lost ({type(error).__name__}: {error})")

@@ -1,0 +1,83 @@
+"""What a sweep is: the few words that thousands of runs follow from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from sandmask.errors import SandmaskError
+
+ALL = "all"
+_GROWING_LISTS = ("datasets", "algorithms", "selection")
+_GROWING_NUMBERS = ("n_hparams", "n_trials")
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """Datasets x algorithms x held-out environments x hyperparameter draws x trials.
+
+    `test_envs` are names or numbers, or ("all",): those that the tables report. `n_hparams` draws are numbers 0 (the
+    defaults) to n - 1. `hparams` are set by hand in every draw of the algorithms that have them. What is None
+    follows the dataset's protocol. `seed` changes every run's own seed, and nothing else.
+    """
+
+    datasets: tuple[str, ...]
+    algorithms: tuple[str, ...]
+    test_envs: tuple[str, ...] = (ALL,)
+    n_hparams: int = 20
+    n_trials: int = 3
+    space: str = "paper"
+    selection: tuple[str, ...] = ("training-domain", "oracle")
+    steps: int | None = None
+    checkpoint_every: int | None = None
+    network: str | None = None
+    weights: str | None = None
+    precision: str = "fp32"
+    seed: int = 0
+    hparams: Mapping[str, str | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("datasets", "algorithms", "test_envs", "selection"):
+            values = getattr(self, name)
+            if not values:
+                raise SandmaskError(f"A sweep needs at least one entry in {name}. Found none.")
+            if len(set(values)) != len(values):
+                raise SandmaskError(f"{name} should name each thing once. Found {', '.join(values)}.")
+        for name in _GROWING_NUMBERS:
+            if getattr(self, name) < 1:
+                raise SandmaskError(f"{name} should be at least 1. Found {getattr(self, name)}.")
+        if self.seed < 0:
+            raise SandmaskError(f"seed should be 0 or more. Found {self.seed}.")
+        if ALL in self.test_envs and len(self.test_envs) > 1:
+            raise SandmaskError("test_envs should be 'all' or a list of environments, not both.")
+
+
+def refused_changes(old: SweepSpec, new: SweepSpec) -> list[str]:
+    """Why a folder that holds `old` cannot become `new`, one reason a line; empty where `new` is at least `old`.
+
+    More draws, trials, algorithms, datasets, environments or rules extend a sweep: every run of the old one is one of
+    the new one. Anything else would leave runs there that do not belong.
+    """
+    reasons = []
+    for name in (each.name for each in fields(SweepSpec)):
+        was, asked = getattr(old, name), getattr(new, name)
+        if was == asked or _contains(name, was, asked):
+            continue
+        reasons.append(f"{name} is {_shown(was)} there, {_shown(asked)} was asked for")
+    return reasons
+
+
+def _contains(name: str, was: object, asked: object) -> bool:
+    if name in _GROWING_NUMBERS:
+        return isinstance(was, int) and isinstance(asked, int) and asked >= was
+    if name == "test_envs" and asked == (ALL,):
+        return True
+    if name in (*_GROWING_LISTS, "test_envs") and isinstance(was, tuple) and isinstance(asked, tuple):
+        return ALL not in was and set(was) <= set(asked)
+    return False
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={each}" for name, each in value.items()) or "nothing"
+    return "the protocol's" if value is None else str(value)

@@ -1,0 +1,66 @@
+"""Which runs train together, and in which order."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sandmask.records import RunSpec
+from sandmask.training import stack_key
+
+# Networks whose runs gain from a stack. A large backbone fills the machine by itself: its stacks are of one.
+STACKED_NETWORKS = ("mlp", "mnist-convnet")
+
+Cap = Callable[[Sequence[RunSpec]], int]  # the most runs of these (they share a key) that one program may have
+
+
+@dataclass(frozen=True)
+class PlannedStack:
+    """Runs that train as one program."""
+
+    specs: tuple[RunSpec, ...]
+
+    @property
+    def id(self) -> str:
+        """A short name, the same on every machine: a hash of the runs' ids, in whatever order they come."""
+        return stack_id([spec.id for spec in self.specs])
+
+
+def stack_id(run_ids: Iterable[str]) -> str:
+    """The name of the stack of these runs."""
+    return hashlib.sha256(" ".join(sorted(run_ids)).encode()).hexdigest()[:16]
+
+
+def group(specs: Iterable[RunSpec], cap: Cap) -> list[PlannedStack]:
+    """Runs in stacks, ordered so that a sweep that is stopped has a table to show.
+
+    Runs with one held-out environment come first, then trial by trial, and within a trial draw by draw, every dataset
+    and algorithm in turn: at any time the methods are compared on about equally many draws. Stacks that are larger
+    than `cap` allows are cut into equal parts along that order.
+    """
+    together: defaultdict[tuple[object, ...], list[RunSpec]] = defaultdict(list)
+    for spec in sorted(specs, key=_turn):
+        together[stack_key(spec)].append(spec)
+    stacks = []
+    for members in together.values():
+        stacks += [PlannedStack(part) for part in equal_parts(members, _limit(members, cap))]
+    return sorted(stacks, key=lambda stack: _turn(stack.specs[0]))
+
+
+def equal_parts(specs: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
+    """The fewest parts with at most `limit` runs each, as equal as they can be."""
+    n_parts = -(-len(specs) // limit)
+    bounds = [len(specs) * part // n_parts for part in range(n_parts + 1)]
+    return [tuple(specs[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def _limit(members: Sequence[RunSpec], cap: Cap) -> int:
+    return max(1, cap(members)) if members[0].network in STACKED_NETWORKS else 1
+
+
+def _turn(spec: RunSpec) -> tuple[object, ...]:
+    return (
+        *(len(spec.test_envs), spec.trial_seed, spec.hparams_seed),
+        *(spec.dataset, spec.algorithm, spec.test_envs, spec.id),
+    )

@@ -1,0 +1,76 @@
+"""A sweep as a TOML file: the keys are the fields of `SweepSpec`."""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from sandmask.errors import SandmaskError
+from sandmask.registry import closest
+from sandmask.sweeps._spec import SweepSpec
+
+_LISTS = ("datasets", "algorithms", "test_envs", "selection")
+_COUNTS = ("n_hparams", "n_trials", "steps", "checkpoint_every", "seed")
+_WORDS = ("space", "network", "weights", "precision")
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """The fields that a file sets, checked one by one; `SweepSpec(**fields)` is the sweep."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SandmaskError(f"There is no file {path}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SandmaskError(f"{path} is no TOML: {error}") from error
+    names = [each.name for each in fields(SweepSpec)]
+    problems = [f"{path}: unknown key {key!r}. {closest(key, names)}" for key in data if key not in names]
+    if problems:
+        raise SandmaskError(" ".join(problems))
+    return {key: _checked(path, key, value) for key, value in data.items()}
+
+
+def _checked(path: Path, key: str, value: Any) -> Any:
+    if key in _LISTS:
+        values = value if isinstance(value, list) else [value]
+        if all(isinstance(each, str | int) and not isinstance(each, bool) for each in values):
+            return tuple(str(each) for each in values)
+        raise SandmaskError(f"{path}: {key} should be a list of names. Found {value!r}.")
+    if key in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):
+        raise SandmaskError(f"{path}: {key} should be a whole number. Found {value!r}.")
+    if key in _WORDS and not isinstance(value, str):
+        raise SandmaskError(f"{path}: {key} should be a text in quotes. Found {value!r}.")
+    if key == "hparams" and not (
+        isinstance(value, Mapping) and all(isinstance(each, str | int | float) for each in value.values())
+    ):
+        raise SandmaskError(f"{path}: [hparams] should be a table of name = value. Found {value!r}.")
+    return dict(value) if key == "hparams" else value
+
+
+def write_sweep(sweep: SweepSpec, path: Path) -> None:
+    """Write a sweep; the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(to_toml(sweep), encoding="utf-8")
+    temporary.replace(path)
+
+
+def to_toml(sweep: SweepSpec) -> str:
+    """The text of a file that reads as this sweep: every field that says something."""
+    lines = []
+    for each in fields(SweepSpec):
+        value = getattr(sweep, each.name)
+        if each.name != "hparams" and not (value is None and each.default is not MISSING):
+            lines.append(f"{each.name} = {_value(value)}")
+    if sweep.hparams:
+        lines += ["", "[hparams]", *(f"{_value(name)} = {_value(value)}" for name, value in sweep.hparams.items())]
+    return "\n".join([*lines, ""])
+
+
+def _value(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_value(each) for each in value) + "]"
+    # JSON's texts and numbers are TOML's too, once DEL is escaped; repr keeps every bit of a number.
+    return json.dumps(value).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

@@ -1,0 +1,69 @@
+"""On this machine: in this process, or in worker processes that share out its GPUs or cores."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class InlineExecutor(Executor):
+    """Runs a job when it is submitted, in this very thread. Ctrl-C reaches the job itself."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run `fn`; the future that comes back is done. An interrupt is not kept in it, it stops the caller too."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+            future.set_exception(error)
+        return future
+
+
+class WorkerExecutor(ProcessPoolExecutor):
+    """Fresh worker processes (not forked: a GPU does not survive that), each with a device of its own.
+
+    They leave Ctrl-C to the process that started them, which asks them to save and stop, and they end with it.
+    """
+
+    def __init__(self, workers: int, devices: tuple[str, ...] = ()) -> None:
+        context = multiprocessing.get_context("spawn")
+        arguments = (context.Value("i", 0), devices, max(1, (os.cpu_count() or 1) // workers))
+        super().__init__(workers, mp_context=context, initializer=_prepare, initargs=arguments)
+
+
+def _prepare(counter: Any, devices: tuple[str, ...], threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    from sandmask.sweeps._job import deal_device
+
+    torch.set_num_threads(min(threads, torch.get_num_threads()))
+    with counter.get_lock():
+        number = counter.value
+        counter.value += 1
+    if devices:
+        deal_device(devices[number % len(devices)])
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # nobody is left to give results to; checkpoints are on the disk
+
+
+def _build(options: ExecutorOptions) -> Executor:
+    workers = options.workers or 1
+    return InlineExecutor() if workers == 1 else WorkerExecutor(workers, options.devices)
+
+
+EXECUTORS.register(ExecutorEntry("local", "this machine: this process, or several on its cores or GPUs", _build))

@@ -1,0 +1,13 @@
+"""The report as one HTML file: tables, comparisons and every run's curves, without a network.
+
+    from sandmask.reports.html import write_html
+    write_html(read_runs("runs"), "report.html")
+
+The page is made of `assets/` (a template, styles, scripts) and of data that Python has computed: its numbers are
+those of `build_report`, its words those of `render`.
+"""
+
+from sandmask.reports.html._page import render_html
+from sandmask.reports.html._write import write_html
+
+__all__ = ["render_html", "write_html"]

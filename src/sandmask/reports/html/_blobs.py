@@ -1,0 +1,36 @@
+"""Data inside a page: deflated, then written in base64, which a browser can undo by itself."""
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MISSING = 0xFFFF  # the code of a value that is not there
+
+
+def blob(content: bytes) -> str:
+    """Bytes as text that needs no escaping in HTML."""
+    return base64.b64encode(zlib.compress(content, 9)).decode()
+
+
+def json_blob(content: Any) -> str:
+    """A JSON value as text; NaN is refused, because a browser would not read it."""
+    return blob(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+
+
+def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
+    """Coded curves ([curves, points] each) behind a JSON header that says how to read them.
+
+    Stored as changes from point to point, 0, -1, 1, -2, 2, ... written as 0, 1, 2, 3, 4, ..., and all lower bytes
+    before all upper ones: most of the upper ones are zero then, which is what compresses.
+    """
+    changes = [np.diff(codes, axis=1, prepend=np.uint16(0)).view(np.int16).ravel() for codes in curves]
+    joined = np.concatenate([np.empty(0, np.int16), *changes])
+    folded = ((joined << 1) ^ (joined >> 15)).astype("<u2")
+    planes = folded.view(np.uint8).reshape(-1, 2).T.tobytes()
+    words = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
+    return blob(len(words).to_bytes(4, "little") + words + planes)

@@ -1,0 +1,100 @@
+"""Every run's curves, thinned and divided into integers, in chunks that a page decodes when a run is opened."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sandmask.records import RunRecord
+from sandmask.reports.html._blobs import MISSING, codes_blob
+from sandmask.reports.html._detail import Detail, kept_metrics
+from sandmask.reports.html._offers import Offers
+
+RUNS_PER_CHUNK = 128
+METRIC_LEVELS = 4_000
+_WIDE = 100  # a metric that spans more than this factor is divided on a logarithmic scale
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve and what its integer codes mean: 0 is `low`, `levels` is `high`, in logarithms if `log`."""
+
+    name: str
+    values: _Floats
+    low: float
+    high: float
+    levels: int
+    log: bool = False
+
+    @property
+    def codes(self) -> NDArray[np.uint16]:
+        """The values as integers; what is not finite is missing."""
+        finite = np.isfinite(self.values)
+        values = np.where(finite, self.values, self.high)
+        low, high = self.low, self.high
+        if self.log:
+            values, low, high = np.log(values), math.log(low), math.log(high)
+        scaled = np.rint((values - low) / (high - low or 1.0) * self.levels)
+        coded: NDArray[np.uint16] = np.where(finite, scaled, MISSING).astype(np.uint16)
+        return coded
+
+
+def chunks(runs: Sequence[RunRecord], offers: Offers, detail: Detail) -> Iterator[str]:
+    """The blobs that hold all runs' curves, `RUNS_PER_CHUNK` runs each."""
+    for begin in range(0, len(runs), RUNS_PER_CHUNK):
+        headers, codes = [], []
+        for run in runs[begin : begin + RUNS_PER_CHUNK]:
+            kept = kept_points(run, offers, detail.points)
+            curves = run_curves(run, kept, detail)
+            headers.append(
+                {
+                    "steps": run.steps[kept].tolist(),
+                    "curves": [[c.name, c.low, c.high, c.levels, int(c.log)] for c in curves],
+                }
+            )
+            codes.append(np.stack([curve.codes for curve in curves]))
+        yield codes_blob(headers, codes)
+
+
+def kept_points(run: RunRecord, offers: Offers, points: int) -> NDArray[np.int64]:
+    """At most `points` checkpoints, evenly spread, the first, the last and those that a rule takes among them."""
+    count = len(run.steps)
+    if count <= points:
+        return np.arange(count)
+    run_id = run.spec.id
+    taken = [found[run_id].index for found in offers.values() if run_id in found]
+    spread = np.linspace(0, count - 1, points - len(taken)).round().astype(np.int64)
+    return np.union1d(spread, np.array(taken, dtype=np.int64))
+
+
+def run_curves(run: RunRecord, kept: NDArray[np.int64], detail: Detail) -> list[Curve]:
+    """A run's accuracies and metrics at the kept checkpoints.
+
+    Accuracies are named `in/3` and `out/3` by split and environment. Without detail there are those of the held-out
+    environments, the training environments' means `in/train` and `out/train`, and their worst, `out/worst`.
+    """
+    inside, outside = run.accuracy_in[kept], run.accuracy_out[kept]
+    environments = range(len(run.env_names)) if detail.every_environment else run.spec.test_envs
+    accuracies = {
+        f"{split}/{environment}": table[:, environment]
+        for environment in environments
+        for split, table in (("in", inside), ("out", outside))
+    }
+    if not detail.every_environment and run.train_envs:
+        accuracies["in/train"] = inside[:, run.train_envs].mean(axis=1)
+        accuracies["out/train"] = outside[:, run.train_envs].mean(axis=1)
+        accuracies["out/worst"] = outside[:, run.train_envs].min(axis=1)
+    curves = [Curve(name, values, 0.0, 1.0, detail.levels) for name, values in accuracies.items()]
+    return curves + [_metric(name, run.metrics[name][kept]) for name in kept_metrics(run, detail)]
+
+
+def _metric(name: str, values: _Floats) -> Curve:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return Curve(name, values, 0.0, 1.0, METRIC_LEVELS)
+    low, high = float(finite.min()), float(finite.max())
+    return Curve(name, values, low, high, METRIC_LEVELS, log=low > 0 and high > _WIDE * low)

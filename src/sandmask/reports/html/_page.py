@@ -1,0 +1,95 @@
+"""From runs to the text of a page."""
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
+
+from sandmask._version import __version__
+from sandmask.records import RunRecord
+from sandmask.reports._data import Report
+from sandmask.reports._json import to_json
+from sandmask.reports._report import build_report
+from sandmask.reports.html._blobs import json_blob
+from sandmask.reports.html._curves import RUNS_PER_CHUNK, chunks
+from sandmask.reports.html._detail import Detail, choose_detail
+from sandmask.reports.html._offers import all_offers
+from sandmask.reports.html._overview import overview
+from sandmask.reports.html._regret import regrets
+from sandmask.reports.html._runs import run_columns
+from sandmask.reports.html._words import table_words
+from sandmask.selection import RULES
+
+_SCRIPTS = (
+    "dom", "data", "state", "formats", "scales", "draw", "charts", "ranks", "figure", "table", "controls",
+    "overview", "cells", "tables", "comparisons", "hyperparameters", "regret", "runs", "diagnostics", "run", "main",
+)  # fmt: skip
+_STYLES = ("base", "layout", "tables", "figures")
+
+
+def render_html(
+    runs: Sequence[RunRecord],
+    rules: Sequence[str] | None = None,
+    *,
+    title: str = "sandmask report",
+    against_paper: bool = False,
+    baseline: str = "ERM",
+    statistics: bool = True,
+    draws: int | None = None,
+    trials: int | None = None,
+) -> str:
+    """A self-contained page with all tables under each rule (all of them, by default) and every run's curves.
+
+    `against_paper` says whether the paper's numbers are shown at first; the page has a switch. The other arguments
+    are those of `build_report`.
+    """
+    names = list(RULES) if rules is None else list(dict.fromkeys(RULES[name].name for name in rules))
+    report = build_report(runs, names, against_paper=True, baseline=baseline, draws=draws, trials=trials)
+    if not statistics:
+        report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
+    offers = all_offers(runs, names)
+    detail = choose_detail(runs)
+    content = _report_content(runs, report, detail, {"title": title, "againstPaper": against_paper})
+    blobs = {"report": json_blob(content), "runs": json_blob(run_columns(runs, offers))}
+    blobs |= {f"curves-{number}": text for number, text in enumerate(chunks(runs, offers, detail))}
+    return _fill(title, blobs)
+
+
+def _report_content(runs: Sequence[RunRecord], report: Report, detail: Detail, settings: dict[str, Any]) -> Any:
+    return {
+        **settings,
+        "version": __version__,
+        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "overview": overview(runs),
+        "report": json.loads(to_json(report)),
+        "words": table_words(report),
+        "rules": {
+            rule.rule: {"usesTestData": RULES[rule.rule].uses_test_data, "needsPairs": RULES[rule.rule].needs_pairs}
+            for rule in report.rules
+        },
+        "regrets": regrets(report),
+        "detail": asdict(detail),
+        "runsPerChunk": RUNS_PER_CHUNK,
+        "thinned": any(len(run.steps) > detail.points for run in runs),
+    }
+
+
+def _asset(name: str) -> str:
+    return files("sandmask.reports.html").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _fill(title: str, blobs: dict[str, str]) -> str:
+    """The template with its parts put in."""
+    parts = {
+        "title": html.escape(title),
+        "styles": "\n".join(_asset(f"{name}.css") for name in _STYLES),
+        "scripts": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
+        "data": "\n".join(
+            f'<script type="application/octet-stream" id="data-{name}">{text}</script>' for name, text in blobs.items()
+        ),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))

@@ -1,0 +1,63 @@
+"""Selection regret: what the oracle would have reached, minus what a rule reached, on the same trials."""
+
+from typing import Any
+
+import numpy as np
+
+from sandmask.reports._data import Report, RuleReport, Table
+from sandmask.reports.statistics import bootstrap_interval
+
+ORACLE = "oracle"
+_Pairs = dict[tuple[str, int], float]  # by environment and trial
+
+
+def regrets(report: Report) -> list[dict[str, Any]]:
+    """For each rule, dataset and method, in percent: the mean over (environment, trial) and of each environment.
+
+    Empty without the oracle among the rules. A regret can be negative: the oracle looks at last checkpoints only.
+    """
+    oracle = next((rule for rule in report.rules if rule.rule == ORACLE), None)
+    if oracle is None:
+        return []
+    return [
+        entry
+        for rule in report.rules
+        if rule.rule != ORACLE
+        for name, table in rule.datasets.items()
+        if name in oracle.datasets
+        for method in table.methods
+        for entry in _regret(rule, name, method, table, oracle.datasets[name])
+    ]
+
+
+def _regret(rule: RuleReport, dataset: str, method: str, ours: Table, oracle: Table) -> list[dict[str, Any]]:
+    best, reached = _accuracies(oracle, method), _accuracies(ours, method)
+    pairs = {key: best[key] - reached[key] for key in reached if key in best}
+    if not pairs:
+        return []
+    values = list(pairs.values())
+    return [
+        {
+            "rule": rule.rule,
+            "dataset": dataset,
+            "method": method,
+            "mean": float(np.mean(values)),
+            "interval": bootstrap_interval(values),
+            "pairs": len(values),
+            "environments": _by_environment(pairs),
+        }
+    ]
+
+
+def _accuracies(table: Table, method: str) -> _Pairs:
+    return {
+        (column, trial.trial_seed): 100 * trial.selected.test_accuracy
+        for column in table.columns
+        for trial in table.cells[method, column].trials
+        if trial.selected is not None
+    }
+
+
+def _by_environment(pairs: _Pairs) -> dict[str, float]:
+    names = dict.fromkeys(environment for environment, _ in pairs)
+    return {name: float(np.mean([value for key, value in pairs.items() if key[0] == name])) for name in names}

@@ -1,0 +1,68 @@
+"""What a page knows of every run without its curves: columns, one entry a run."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sandmask.records import RunRecord
+from sandmask.reports.html._offers import Offers
+from sandmask.selection import method_names
+
+_SETTINGS = ("space", "network", "weights", "precision")
+
+
+class _Places:
+    """Numbers things in the order in which they are met, so that what repeats is written once."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, int] = {}
+
+    def of(self, thing: Any) -> int:
+        return self.found.setdefault(thing, len(self.found))
+
+
+def run_columns(runs: Sequence[RunRecord], offers: Offers) -> dict[str, Any]:
+    """Specs, statuses, hyperparameters and what each rule makes of each run. Accuracies are in percent."""
+    methods = method_names(runs)
+    hparams, settings = _Places(), _Places()
+    columns: dict[str, Any] = {
+        "id": [run.spec.id for run in runs],
+        "dataset": [run.spec.dataset for run in runs],
+        "test": [list(run.spec.test_envs) for run in runs],
+        "trial": [run.spec.trial_seed for run in runs],
+        "draw": [run.spec.hparams_seed for run in runs],
+        "seed": [run.spec.seed for run in runs],
+        "status": [run.status for run in runs],
+        "at": [int(run.steps[-1]) if len(run.steps) else None for run in runs],
+        "divergedAt": [run.diverged_at for run in runs],
+        "checkpoints": [len(run.steps) for run in runs],
+        "steps": [run.spec.steps for run in runs],
+    }
+    columns["method"] = [methods[name] for name in columns["id"]]
+    columns["hparams"] = [hparams.of(tuple(sorted(run.spec.hparams.items()))) for run in runs]
+    columns["settings"] = [settings.of(_settings(run)) for run in runs]
+    return {
+        "columns": columns,
+        "hparams": [dict(items) for items in hparams.found],
+        "settings": [dict(items) for items in settings.found],
+        "offers": {rule: _offer_columns(columns["id"], offers[rule]) for rule in offers},
+    }
+
+
+def _settings(run: RunRecord) -> tuple[tuple[str, str], ...]:
+    named = [(name, str(getattr(run.spec, name))) for name in _SETTINGS]
+    options = sorted((name, str(value)) for name, value in run.spec.options.items())
+    return (*named, ("checkpoint every", str(run.spec.checkpoint_every)), *options)
+
+
+def _offer_columns(ids: Sequence[str], found: Any) -> dict[str, list[Any]]:
+    offers = [found.get(name) for name in ids]
+    return {
+        "step": [None if offer is None else offer.step for offer in offers],
+        "validation": [None if offer is None else _percent(offer.validation) for offer in offers],
+        "test": [None if offer is None else _percent(offer.test_accuracy) for offer in offers],
+    }
+
+
+def _percent(value: float) -> float | None:
+    return round(100 * value, 4) if math.isfinite(value) else None  # a rule of one's own may value anything

@@ -1,0 +1,31 @@
+"""A page on disk."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sandmask.errors import SandmaskError
+from sandmask.records import RunRecord
+from sandmask.reports.html._page import render_html
+
+
+def write_html(
+    runs: Sequence[RunRecord], path: str | os.PathLike[str], rules: Sequence[str] | None = None, **settings: Any
+) -> Path:
+    """Write the page of `render_html`, which explains the arguments. The file appears whole or not at all."""
+    target = Path(path)
+    if target.is_dir():
+        raise SandmaskError(f"{target} is a folder. Name the file to write, such as {target / 'report.html'}.")
+    text = render_html(runs, rules, **settings)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.writing")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise SandmaskError(f"{target} cannot be written: {error.strerror}. Name another place.") from error
+    finally:
+        if temporary.parent.is_dir():
+            temporary.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,39 @@
+// Elements from JavaScript. Text always goes in as text: names in records may hold anything.
+
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
+
+function fill(node, properties, children) {
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+const h = (tag, properties, ...children) => fill(document.createElement(tag), properties, children);
+const s = (tag, properties, ...children) =>
+  fill(document.createElementNS(SVG_NAMESPACE, tag), properties, children);
+
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+const listed = (words) =>
+  words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words[words.length - 1]}`;
+const unique = (values) => [...new Set(values)];
+const minus = (text) => text.replace("-", "−");
+const percent = (value, digits = 1) => (value === null || value === undefined ? "-" : value.toFixed(digits));
+const signed = (value, digits = 1) => minus((value < 0 ? "" : "+") + value.toFixed(digits));
+
+// A section with a heading and a sentence that says what is to be seen.
+function section(title, explanation, ...content) {
+  return h("section", null, h("h2", null, title), explanation && h("p", { class: "lead" }, explanation), content);
+}
+
+const empty = (...words) => h("p", { class: "empty" }, words);
+
+function save(name, type, text) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  const anchor = h("a", { href: address, download: name.replace(/[^\w.+-]+/g, "-") });
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}

@@ -1,0 +1,95 @@
+// A table that sorts, fits its box, and can be taken along as LaTeX, Markdown and CSV.
+
+// `columns`: {title, numeric, hint}; `rows`: arrays of {text, value, node, class}. `files` may replace what is
+// downloaded: grid(rows) for words, table(rows) for numbers. `limit` rows are drawn at first.
+function dataTable({ name, title, columns, rows, notes = [], files = {}, limit = Infinity, sortable = true }) {
+  const key = `sort.${name}`;
+  let shown = limit;
+  const body = h("tbody");
+  const heads = columns.map((column, place) =>
+    h("th", { scope: "col", class: column.numeric ? "numeric" : null },
+      sortable
+        ? h("button", { type: "button", title: column.hint, onclick: () => sortBy(place) }, column.title, h("span", { class: "arrow", "aria-hidden": "true" }))
+        : column.title));
+  const more = h("button", { type: "button", class: "more", onclick: () => { shown += 500; draw(); } });
+
+  function sorting() {
+    const [place, direction] = param(key).split(":");
+    return param(key) && columns[Number(place)] ? { place: Number(place), down: direction === "down" } : null;
+  }
+
+  function sortBy(place) {
+    const now = sorting();
+    const first = columns[place].numeric ? "down" : "up";
+    const other = first === "down" ? "up" : "down";
+    const same = now?.place === place;
+    const direction = same ? ((now.down ? "down" : "up") === first ? other : null) : first;
+    remember({ [key]: direction && `${place}:${direction}` }); // a third press brings the first order back
+    draw();
+  }
+
+  function ordered() {
+    const now = sorting();
+    if (!now) return rows;
+    const value = (row) => row[now.place].value ?? (columns[now.place].numeric ? null : row[now.place].text);
+    const sign = now.down ? -1 : 1;
+    return [...rows].sort((a, b) => {
+      const [first, second] = [value(a), value(b)];
+      if (first === null || second === null) return (first === null) - (second === null); // what is missing comes last
+      if (typeof first === "number" && typeof second === "number") return sign * (first - second);
+      return sign * String(first).localeCompare(String(second), "en", { numeric: true });
+    });
+  }
+
+  function draw() {
+    const now = sorting();
+    heads.forEach((head, place) => {
+      const direction = now?.place === place ? (now.down ? "descending" : "ascending") : null;
+      if (direction) head.setAttribute("aria-sort", direction);
+      else head.removeAttribute("aria-sort");
+    });
+    body.replaceChildren(...ordered().slice(0, shown).map((row) =>
+      h("tr", null, row.map((cell, place) =>
+        h(place ? "td" : "th", { scope: place ? null : "row", class: [columns[place].numeric ? "numeric" : "", cell.class ?? ""].join(" ").trim() || null }, cell.node ?? cell.text)))));
+    more.hidden = rows.length <= shown;
+    more.textContent = `Show more (${(rows.length - shown).toLocaleString("en")} left)`;
+    rove(body);
+  }
+
+  const grid = () => files.grid?.(ordered()) ?? { title, header: columns.map((column) => column.title), rows: ordered().map((row) => row.map((cell) => cell.text)), notes };
+  const numbers = () => files.table?.(ordered()) ?? { header: grid().header, rows: grid().rows };
+  draw();
+  return h("div", { class: "table" },
+    h("h3", null, title),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title },
+      h("table", null, h("caption", { class: "unseen" }, title), h("thead", null, h("tr", null, heads)), body)),
+    more,
+    noteList(notes),
+    h("div", { class: "downloads" },
+      downloadButton("LaTeX", title, () => save(`${name}.tex`, "application/x-tex", latex(grid()))),
+      downloadButton("Markdown", title, () => save(`${name}.md`, "text/markdown", markdown(grid()))),
+      downloadButton("CSV", title, () => save(`${name}.csv`, "text/csv", csv(numbers().header, numbers().rows)))));
+}
+
+function noteList(notes) {
+  const list = (some) => h("ul", { class: "notes" }, some.map((note) => h("li", null, note)));
+  if (notes.length <= 4) return notes.length ? list(notes) : null;
+  return h("details", { class: "more-notes" }, h("summary", null, `${notes.length} notes`), list(notes));
+}
+
+// Buttons inside cells are one stop of the tab key; arrow keys go from cell to cell.
+function rove(body) {
+  const buttons = () => [...body.querySelectorAll("td button")];
+  buttons().forEach((button, place) => (button.tabIndex = place ? -1 : 0));
+  body.onkeydown = (event) => {
+    const cell = event.target.closest("td");
+    const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+    if (!cell || !move) return;
+    const row = body.rows[cell.parentNode.sectionRowIndex + move[0]];
+    const next = row?.cells[cell.cellIndex + move[1]]?.querySelector("button");
+    event.preventDefault();
+    if (!next) return;
+    buttons().forEach((button) => (button.tabIndex = button === next ? 0 : -1));
+    next.focus();
+  };
+}

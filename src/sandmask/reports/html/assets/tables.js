@@ -1,0 +1,86 @@
+// Tables: one a dataset, and the averages.
+
+const AVERAGES = "Averages";
+
+function drawTables(main) {
+  const selection = data.selections[rule()];
+  const names = Object.keys(selection.datasets);
+  const explanation = "Accuracy on the held-out domain in percent: mean ± standard error over trials. Press a heading to sort, a number to see the runs it is made of. The best of a column is bold; † marks cells with runs that diverged.";
+  if (!names.length) {
+    main.append(section("Tables", explanation, empty("Nothing can be selected by this rule.", h("ul", null, selection.notes.map((note) => h("li", null, note))))));
+    return;
+  }
+  const place = h("div");
+  const all = ["", AVERAGES, ...names];
+  const redraw = () => place.replaceChildren(...tablesShown(selection, choice("dataset", all), param("q")));
+  const set = (name) => (value) => {
+    remember({ [name]: value === true ? "1" : value === false ? "0" : value });
+    redraw();
+  };
+  main.append(
+    section("Tables", explanation,
+      controls(
+        selectControl("Dataset", all.map((name) => [name, name || "All"]), choice("dataset", all), set("dataset")),
+        searchControl("Methods", param("q"), "mask, erm", set("q")),
+        switchControl("The paper’s numbers", withPaper(), set("paper")),
+        switchControl("95% intervals", withIntervals(), set("ci"))),
+      place));
+  redraw();
+}
+
+function tablesShown(selection, dataset, query) {
+  const names = Object.keys(selection.datasets).filter((name) => !dataset || name === dataset);
+  const tables = names.map((name) => resultTable(name, `dataset:${name}`, selection.datasets[name], query));
+  if (selection.averages && (!dataset || dataset === AVERAGES)) tables.push(resultTable(AVERAGES, "averages", selection.averages, query));
+  if (!dataset) tables.push(...selection.notes.map((note) => h("p", { class: "flag" }, note)));
+  return tables;
+}
+
+function resultTable(name, key, table, query) {
+  const words = data.words[rule()][key];
+  const grid = () => (withPaper() ? words.paper : words);
+  const places = words.rows.map((_, place) => place).filter((place) => matches(query, words.rows[place][0]));
+  const title = words.title;
+  if (!places.length) return h("div", { class: "table" }, h("h3", null, title), empty(`No method matches “${query}”.`));
+  const cellAt = (place, column) => (column < table.columns.length ? table.rows[place].cells[table.columns[column]] : table.rows[place].average);
+  const best = words.header.slice(1).map((_, column) => bestWords(places, (place) => cellAt(place, column)));
+  const columns = words.header.map((header, place) => ({ title: header, numeric: place > 0 }));
+  const rows = places.map((place) => {
+    const method = words.rows[place][0];
+    const cells = words.header.slice(1).map((header, column) => {
+      const cell = cellAt(place, column);
+      const heading = `${method}, ${name === AVERAGES ? "" : `${name} `}${header}`;
+      return resultCell({
+        words: words.rows[place][column + 1],
+        beside: words.paper.rows[place][column + 1],
+        cell,
+        best: cell.mean !== null && cell.mean.toFixed(1) === best[column],
+        open: key !== "averages" && cell.trials?.length ? () => openCell(heading, cell) : null,
+      });
+    });
+    return Object.assign([{ text: method }, ...cells], { method });
+  });
+  return dataTable({
+    name: `${name}-${rule()}`, title, columns, rows, notes: grid().notes,
+    files: { grid: (shown) => ({ ...grid(), rows: shown.map((row) => row.map((cell) => cell.text)) }), table: (shown) => tidy(shown, words.header) },
+  });
+}
+
+// What the best number of a column looks like, where there are several to compare.
+function bestWords(places, cellOf) {
+  const means = places.map((place) => cellOf(place).mean).filter((mean) => mean !== null);
+  return means.length > 1 ? Math.max(...means).toFixed(1) : null;
+}
+
+// Unrounded numbers, a line for each cell.
+function tidy(rows, header) {
+  const lines = rows.flatMap((row) =>
+    row.slice(1).map(({ cell }, place) => [
+      row.method, header[place + 1], cell.mean, cell.error, cell.interval?.[0], cell.interval?.[1],
+      cell.runs, cell.expected_runs, cell.diverged_runs, cell.paper?.mean, cell.paper?.error, cell.difference,
+    ]));
+  return {
+    header: ["method", "column", "mean", "standard_error", "interval_low", "interval_high", "runs", "expected_runs", "diverged_runs", "paper", "paper_standard_error", "difference_to_paper"],
+    rows: lines,
+  };
+}

@@ -25,6 +25,11 @@ class Example:
 RUNS = {
     "plain_pytorch.py": Example(("--steps", "40"), r"SAND-mask +\d+\.\d% +\d+\.\d%"),
     "mixed_precision.py": Example(("--steps", "6"), r"accuracy \d+\.\d%"),
+    # The frameworks warn of this and that when they are imported: not in this process.
+    "lightning_module.py": Example(
+        ("--epochs", "2"), r"AND-mask +\d+\.\d+ +\d+\.\d% +\d+\.\d%", launcher=(sys.executable,)
+    ),
+    "hugging_face_trainer.py": Example(("--steps", "4"), r"AND-mask +\d+\.\d% +\d+\.\d%", launcher=(sys.executable,)),
     "distributed_environments.py": Example(
         (),
         r"largest difference to one process: \d\.\de-0[6-9]",

@@ -1,9 +1,14 @@
 """`sandmask paper`: the paper's figures and tables, remade, one command each."""
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from sandmask.cli._options import JsonOption
-from sandmask.cli._paper_output import OUT, OutOption, Progress, QuickOption, finish
+from sandmask.cli._console import print_json
+from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption
+from sandmask.cli._paper_output import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
+from sandmask.cli._paper_tables import make_table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,3 +41,166 @@ def figure_3(quick: QuickOption = False, out: OutOption = OUT, as_json: JsonOpti
     from sandmask.paper.figure_3 import figure_3 as make
 
     finish(make(quick=quick), out, as_json=as_json)
+
+
+@app.command("table-1")
+def table_1(
+    records: RecordsOption = None,
+    quick: QuickOption = False,
+    out: OutOption = OUT,
+    device: DeviceOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Training-domain validation: the columns that the records have, beside the printed ones.
+
+    [bold]Example[/bold]: sandmask paper table-1 --records runs/mnist
+    """
+    from sandmask.paper.quick import MNIST
+    from sandmask.paper.table_1 import CONFIG
+    from sandmask.paper.table_1 import table_1 as make
+
+    tiny = MNIST if quick else None
+    make_table(
+        "Table 1",
+        make,
+        config=CONFIG,
+        records=records,
+        tiny=tiny,
+        device=device,
+        data_dir=data_dir,
+        out=out,
+        as_json=as_json,
+    )
+
+
+@app.command("table-2")
+def table_2(
+    records: RecordsOption = None,
+    quick: QuickOption = False,
+    out: OutOption = OUT,
+    device: DeviceOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Test-domain validation (oracle): the columns that the records have, beside the printed ones.
+
+    [bold]Example[/bold]: sandmask paper table-2 --records runs/mnist
+    """
+    from sandmask.paper.quick import MNIST
+    from sandmask.paper.table_2 import CONFIG
+    from sandmask.paper.table_2 import table_2 as make
+
+    tiny = MNIST if quick else None
+    make_table(
+        "Table 2",
+        make,
+        config=CONFIG,
+        records=records,
+        tiny=tiny,
+        device=device,
+        data_dir=data_dir,
+        out=out,
+        as_json=as_json,
+    )
+
+
+@app.command("table-3")
+def table_3(
+    records: RecordsOption = None,
+    quick: QuickOption = False,
+    out: OutOption = OUT,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Spirals: the averages and all sixteen environments of the appendix, beside the printed ones.
+
+    [bold]Example[/bold]: sandmask paper table-3 --records runs/spirals
+    """
+    from sandmask.paper.quick import SPIRALS
+    from sandmask.paper.table_3 import CONFIG
+    from sandmask.paper.table_3 import table_3 as make
+
+    tiny = (SPIRALS,) if quick else None
+    make_table(
+        "Table 3",
+        make,
+        config=CONFIG,
+        records=records,
+        tiny=tiny,
+        device=device,
+        data_dir=None,
+        out=out,
+        as_json=as_json,
+    )
+
+
+@app.command("table-pacs")
+def table_pacs(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOption = False) -> None:
+    """PACS with a network other than the paper's ResNet-50: a table of its own.
+
+    [bold]Example[/bold]: sandmask paper table-pacs --records results/h200/pacs.records.parquet
+    """
+    from sandmask.paper.table_pacs import CONFIG
+    from sandmask.paper.table_pacs import table_pacs as make
+
+    make_table(
+        "The table of PACS",
+        make,
+        config=CONFIG,
+        records=records,
+        tiny=None,
+        device=None,
+        data_dir=None,
+        out=out,
+        as_json=as_json,
+        complete=(None, None),
+    )
+
+
+@app.command("why")
+def why(
+    dataset: Annotated[str, typer.Argument(help="The dataset whose table is asked about.")],
+    records: RecordsOption = None,
+    question: Annotated[
+        list[str] | None, typer.Option(help="ties, frequency, tau or rescale; all if not given. Repeatable.")
+    ] = None,
+    out: OutOption = OUT,
+    as_json: JsonOption = False,
+) -> None:
+    """Why a table may differ: the same records under other ties, fewer evaluations, a narrower tau, with rescale.
+
+    [bold]Example[/bold]: sandmask paper why Spirals --records runs/spirals --question ties
+    """
+    from sandmask.errors import SandmaskError
+    from sandmask.paper._tables import read_all
+    from sandmask.paper.why import QUESTIONS
+    from sandmask.paper.why import why as make
+
+    if not records:
+        raise SandmaskError(f"Name records of {dataset} with --records: a folder or an archive.")
+    finish(make(read_all(records), dataset, question or list(QUESTIONS)), out, as_json=as_json)
+
+
+@app.command("compact")
+def compact(
+    records: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...", help="Records: folders or archives.")],
+    archive: Annotated[Path, typer.Option("--archive", metavar="FILE", help="Where to: NAME.records.parquet.")],
+    interval: Annotated[int, typer.Option("--every", min=1, help="Keep the checkpoints of every so many steps.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Make records small, without changing a table: some checkpoints, and all that a rule chooses. Drops loss curves.
+
+    [bold]Example[/bold]: sandmask paper compact runs/spirals --archive results/paper/spirals.records.parquet
+    """
+    from sandmask.paper._tables import read_all
+    from sandmask.paper.compact import compact as make
+    from sandmask.records import write_archive
+
+    runs = read_all(records)
+    write_archive(make(runs, interval), archive, metrics=False)
+    size = archive.stat().st_size
+    if as_json:
+        print_json({"runs": len(runs), "archive": str(archive), "bytes": size, "every": interval})
+    else:
+        typer.echo(f"Wrote {archive}: {len(runs)} runs, {size / 2**20:.1f} MiB.")

@@ -1,0 +1,166 @@
+"""Our cells beside the printed ones: difference, joint error, verdict."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from sandmask.errors import SandmaskError
+from sandmask.printed import AVERAGE, PrintedCell, printed
+from sandmask.records import RunRecord
+from sandmask.reports import Cell, Grid, RuleReport, build_report
+
+# The paper prints one row for a method that has several forms here; each form is compared with that row.
+PRINTED_AS = {
+    "ANDMask-rescaled": "ANDMask",
+    "SANDMask-rescaled": "SANDMask",
+    "SANDMask-released": "SANDMask",
+}
+RULES = ("training-domain", "oracle")
+MARKS = {"within": "=", "within two": "~", "beyond": "≠"}
+LEGEND = (
+    "[the paper's number]; = within the joint standard error √(ours² + paper's²), ~ within two of them, ≠ beyond; "
+    "half a digit of the printed number is let pass."
+)
+_ROUNDING = 0.05  # of a number printed with one digit after the point
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One cell, ours and the paper's."""
+
+    rule: str
+    dataset: str
+    environment: str  # "Avg" for the dataset's average
+    method: str
+    ours: Cell
+    paper: PrintedCell | None
+
+    @property
+    def joint_error(self) -> float | None:
+        """The standard error of the difference, in percent; None where one of the two has no error."""
+        if self.ours.error is None or self.paper is None or self.paper.error is None:
+            return None
+        return math.hypot(self.ours.error, self.paper.error)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in percent."""
+        return None if self.ours.mean is None or self.paper is None else self.ours.mean - self.paper.mean
+
+    @property
+    def verdict(self) -> str:
+        """ "within", "within two" or "beyond" the joint error; "incomplete", "not printed", or "no error"."""
+        if self.paper is None:
+            return "not printed"
+        if self.difference is None or not self.ours.complete:
+            return "incomplete"
+        if self.joint_error is None:
+            return "no error"
+        off = abs(self.difference) - _ROUNDING
+        return "within" if off <= self.joint_error else "within two" if off <= 2 * self.joint_error else "beyond"
+
+    @property
+    def words(self) -> str:
+        """The cell of a table."""
+        text = ours_text(self.ours)
+        if self.paper is None:
+            return text
+        error = f" ± {self.paper.error_digits}" if self.paper.error_digits else ""
+        return f"{text} [{self.paper.mean_digits}{error}] {MARKS.get(self.verdict, '')}".rstrip()
+
+
+def ours_text(cell: Cell) -> str:
+    """`81.2 ± 0.4`, and how much is there where it is not all."""
+    if not cell.expected:
+        return "-"
+    progress = f"{cell.have}/{cell.expected} runs"
+    if cell.mean is None:
+        return progress
+    text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + ("†" if cell.diverged else "")
+    return text if cell.complete else f"{text} ({progress})"
+
+
+def compare(
+    runs: Sequence[RunRecord],
+    datasets: Sequence[str],
+    rules: Sequence[str] = RULES,
+    *,
+    draws: int | None = None,
+    trials: int | None = None,
+) -> list[Compared]:
+    """Every cell of these datasets' tables, environments first, then the average."""
+    mine = [run for run in runs if run.spec.dataset in datasets]
+    if not mine:
+        raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
+    report = build_report(mine, list(rules), draws=draws, trials=trials)
+    return [cell for rule in report.rules for cell in _rule_cells(rule)]
+
+
+def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
+    for dataset, table in rule.datasets.items():
+        for method in table.methods:
+            row = method.split(" (", maxsplit=1)[0]
+            row = PRINTED_AS.get(row, row)
+            for column in table.columns:
+                paper = printed(rule.rule, dataset, row, column)
+                yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper)
+            if rule.averages is not None:
+                average = rule.averages.cells[method, dataset]
+                paper = printed(rule.rule, dataset, row)
+                yield Compared(rule.rule, dataset, AVERAGE, method, average, paper)
+
+
+def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
+    """The cells as data: one row each."""
+    rows = [
+        {
+            "selection": cell.rule,
+            "dataset": cell.dataset,
+            "environment": cell.environment,
+            "method": cell.method,
+            "ours": cell.ours.mean,
+            "ours_error": cell.ours.error,
+            "paper": None if cell.paper is None else cell.paper.mean,
+            "paper_error": None if cell.paper is None else cell.paper.error,
+            "difference": cell.difference,
+            "joint_error": cell.joint_error,
+            "verdict": cell.verdict,
+            "runs": cell.ours.have,
+            "runs_expected": cell.ours.expected,
+            "diverged": cell.ours.diverged,
+        }
+        for cell in cells
+    ]
+    return pd.DataFrame(rows)
+
+
+def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = ()) -> Grid:
+    """Methods by (dataset or rule): the averages, as in the paper's main tables."""
+    averages = [cell for cell in cells if cell.environment == AVERAGE]
+    several = len({cell.dataset for cell in averages}) > 1
+    columns = list(dict.fromkeys((cell.dataset if several else cell.rule) for cell in averages))
+    found = {(cell.method, cell.dataset if several else cell.rule): cell for cell in averages}
+    methods = list(dict.fromkeys(cell.method for cell in averages))
+    rows = tuple(
+        (method, *(found[method, column].words if (method, column) in found else "-" for column in columns))
+        for method in methods
+    )
+    return Grid(title, ("Algorithm", *columns), rows, (LEGEND, *notes))
+
+
+def environments_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = ()) -> Grid:
+    """Environments by methods, of one dataset and rule, with a count of the verdicts below."""
+    methods = list(dict.fromkeys(cell.method for cell in cells))
+    names = list(dict.fromkeys(cell.environment for cell in cells))
+    found = {(cell.environment, cell.method): cell for cell in cells}
+    rows = [(name, *(found[name, method].words for method in methods)) for name in names]
+    counted = ("within the joint error", *(_tally(cells, method) for method in methods))
+    return Grid(title, ("held out", *methods), (*rows, counted), tuple(notes))
+
+
+def _tally(cells: Sequence[Compared], method: str) -> str:
+    judged = [cell.verdict for cell in cells if cell.method == method and cell.environment != AVERAGE]
+    complete = [verdict for verdict in judged if verdict in MARKS]
+    return f"{complete.count('within')} of {len(complete)}" if complete else "-"

@@ -1,0 +1,55 @@
+"""A dataset's averages under any rule, whether it is registered or made up to ask what would happen if."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sandmask.records import RunRecord
+from sandmask.reports.statistics import mean_and_error
+from sandmask.selection import GroupKey, Selected, group_runs, mean_over_environments
+
+Pick = Callable[[Sequence[RunRecord], int], Selected | None]  # of one trial's runs, for a held-out environment
+
+
+def trial_choices(runs: Sequence[RunRecord], pick: Pick) -> dict[GroupKey, Selected]:
+    """What a rule picks in every (method, held-out environment, trial) that has something to pick from."""
+    found = {key: pick(group, key.test_env) for key, group in group_runs(runs).items()}
+    return {key: chosen for key, chosen in found.items() if chosen is not None}
+
+
+def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, tuple[float, float] | None]:
+    """Each method's mean and error over trials of its average over environments, in percent; None if one is missing."""
+    result: dict[str, tuple[float, float] | None] = {}
+    for method in dict.fromkeys(key.method for key in choices):
+        trials: dict[int, list[float]] = {}
+        for key, chosen in choices.items():
+            if key.method == method and key.test_env < environments:
+                trials.setdefault(key.trial_seed, []).append(chosen.test_accuracy)
+        whole = [float(np.mean(values)) for values in trials.values() if len(values) == environments]
+        result[method] = mean_and_error(whole) if whole and len(whole) == len(trials) else None
+    return result
+
+
+def validation(run: RunRecord) -> NDArray[np.float64]:
+    """What training-domain validation maximizes, at every checkpoint."""
+    return mean_over_environments(run.accuracy_out[:, run.train_envs])
+
+
+def thinned(run: RunRecord, kept: NDArray[np.int64] | Sequence[int]) -> RunRecord:
+    """A run with some of its checkpoints, by their indices."""
+    rows = np.asarray(kept, dtype=np.int64)
+    return replace(
+        run,
+        steps=run.steps[rows],
+        accuracy_in=run.accuracy_in[rows],
+        accuracy_out=run.accuracy_out[rows],
+        metrics={name: curve[rows] for name, curve in run.metrics.items()},
+    )
+
+
+def every(run: RunRecord, steps: int) -> NDArray[np.int64]:
+    """The indices of the checkpoints whose step is a multiple of `steps`, and of the last one."""
+    kept = np.flatnonzero(run.steps % steps == 0)
+    return np.union1d(kept, [len(run.steps) - 1]) if len(run.steps) else kept

@@ -1,0 +1,83 @@
+"""What the paper's tables share: from records to a product."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandmask.datasets import DATASETS
+from sandmask.errors import SandmaskError
+from sandmask.paper._compare import Compared, averages_grid, cells_frame, compare, environments_grid
+from sandmask.paper._product import Product
+from sandmask.printed import AVERAGE
+from sandmask.records import RunRecord, read_runs
+from sandmask.reports import Grid
+
+_RULE_WORDS = {"training-domain": "training-domain validation set", "oracle": "test-domain validation set (oracle)"}
+
+
+def read_all(paths: Sequence[Path]) -> list[RunRecord]:
+    """The runs of several stores; a run that is in two of them counts once."""
+    runs = {run.spec.id: run for path in paths for run in read_runs(path)}
+    return list(runs.values())
+
+
+def as_protocol(runs: Sequence[RunRecord], dataset: str) -> list[RunRecord]:
+    """The runs on a dataset with the network that the paper used for it."""
+    network = DATASETS[dataset].network
+    return [run for run in runs if run.spec.dataset == dataset and run.spec.network == network]
+
+
+def table_product(
+    name: str,
+    title: str,
+    runs: Sequence[RunRecord],
+    datasets: Sequence[str],
+    rules: Sequence[str],
+    *,
+    draws: int | None = None,
+    trials: int | None = None,
+    notes: Sequence[str] = (),
+) -> Product:
+    """The averages, then each dataset's environments under each rule, all beside the printed numbers."""
+    present = [dataset for dataset in datasets if any(run.spec.dataset == dataset for run in runs)]
+    if not present:
+        raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
+    cells = compare(runs, present, rules, draws=draws, trials=trials)
+    grids = [averages_grid(cells, title, notes), *_appendix(cells)]
+    return Product(name, title, data={name: cells_frame(cells)}, grids=tuple(grids), summary=_summary(cells))
+
+
+def _appendix(cells: Sequence[Compared]) -> list[Grid]:
+    groups = dict.fromkeys((cell.dataset, cell.rule) for cell in cells)
+    return [
+        environments_grid(
+            [cell for cell in cells if (cell.dataset, cell.rule) == (dataset, rule)],
+            f"{dataset}, {_RULE_WORDS.get(rule, rule)}",
+        )
+        for dataset, rule in groups
+    ]
+
+
+def _summary(cells: Sequence[Compared]) -> dict[str, object]:
+    averages = [
+        {
+            "selection": cell.rule,
+            "dataset": cell.dataset,
+            "method": cell.method,
+            "ours": cell.ours.mean,
+            "paper": None if cell.paper is None else cell.paper.mean,
+            "verdict": cell.verdict,
+        }
+        for cell in cells
+        if cell.environment == AVERAGE
+    ]
+    verdicts = [cell.verdict for cell in cells if cell.environment != AVERAGE]
+    return {"averages": averages, "cells": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}}
+
+
+def no_records(item: str, config: str) -> SandmaskError:
+    """What to do when a table is asked for without records."""
+    return SandmaskError(
+        f"{item} is made from the records of a sweep. Make them with\n"
+        f"    sandmask sweep run --config results/paper/{config}.toml --out runs/{config}\n"
+        f"and give them to this command: --records runs/{config}. Or look at a tiny one: --quick."
+    )

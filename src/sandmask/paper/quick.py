@@ -1,0 +1,92 @@
+"""A tiny sweep, to see a table within a minute. Its numbers mean nothing: few steps, few draws, part of the data."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
+from sandmask.paper._product import Report, silent
+from sandmask.records import RunRecord, RunSpec
+from sandmask.training import make_spec, stack_key, train_stack
+
+
+@dataclass(frozen=True)
+class TinySweep:
+    """What a quick table is made of."""
+
+    dataset: str
+    algorithms: tuple[str, ...]
+    test_envs: tuple[int, ...]
+    steps: int
+    examples: int  # of every environment
+    draws: int = 2
+    trials: int = 2
+    shapes: tuple[tuple[str, int], ...] = ()  # hyperparameters that are set small
+
+    def specs(self) -> list[RunSpec]:
+        """Every run; an option marks them, so that they never mix with real ones."""
+        entry = DATASETS[self.dataset]
+        return [
+            replace(
+                make_spec(
+                    entry,
+                    algorithm,
+                    [env],
+                    steps=self.steps,
+                    checkpoint_every=max(self.steps // 3, 1),
+                    hparams=dict(self.shapes),
+                    hparams_seed=draw,
+                    trial_seed=trial,
+                    seed=trial,
+                ),
+                options={"examples": self.examples},
+            )
+            for algorithm in self.algorithms
+            for env in self.test_envs
+            for trial in range(self.trials)
+            for draw in range(self.draws)
+        ]
+
+
+SPIRALS = TinySweep(
+    "Spirals",
+    ("ERM", "ANDMask", "SANDMask"),
+    (0, 1),
+    60,
+    200,
+    shapes=(("batch_size", 16), ("mlp_width", 32), ("mlp_depth", 3)),
+)
+MNIST = tuple(
+    TinySweep(name, ("ERM", "SANDMask"), envs, 6, 60, draws=1, trials=2, shapes=(("batch_size", 8),))
+    for name, envs in (("ColoredMNIST", (0, 1, 2)), ("RotatedMNIST", (0, 5)))
+)
+
+
+def first_examples(dataset: Dataset, count: int) -> TensorDataset:
+    """The first examples of every environment."""
+    parts = []
+    for begin, end in zip(dataset.bounds, dataset.bounds[1:], strict=False):
+        numbers = torch.arange(begin, min(begin + count, end))
+        parts.append((dataset.inputs(numbers), dataset.labels[numbers]))
+    return TensorDataset(dataset.name, dataset.environments, dataset.classes, parts)
+
+
+def run_tiny(
+    sweeps: Sequence[TinySweep], device: torch.device, data_dir: Path | None = None, report: Report = silent
+) -> list[RunRecord]:
+    """Train the runs of tiny sweeps, stacked, and return their records."""
+    stacks: dict[tuple[object, ...], list[RunSpec]] = {}
+    for sweep in sweeps:
+        for spec in sweep.specs():
+            stacks.setdefault(stack_key(spec), []).append(spec)
+    examples = {sweep.dataset: sweep.examples for sweep in sweeps}
+    data = {name: first_examples(load_dataset(name, data_dir), count) for name, count in examples.items()}
+    records: list[RunRecord] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, specs in enumerate(stacks.values()):
+            report(f"{specs[0].algorithm} on {specs[0].dataset}", number, len(stacks))
+            records += train_stack(specs, data[specs[0].dataset], device, Path(folder) / f"{number}.safetensors")
+    return records

@@ -1,0 +1,159 @@
+"""Why a cell may differ from the printed one: the same records, judged by slightly other rules.
+
+Each function answers one question with a table of averages over environments, and trains nothing.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sandmask.errors import SandmaskError
+from sandmask.paper._compare import PRINTED_AS, ours_text
+from sandmask.paper._product import Product
+from sandmask.paper._select import Pick, averages, every, thinned, trial_choices, validation
+from sandmask.printed import environments, printed
+from sandmask.records import RunRecord
+from sandmask.reports import Cell, Grid
+from sandmask.selection import RULES, Selected, is_settled, select
+
+_Column = tuple[str, dict[str, tuple[float, float] | None]]
+THRESHOLDS = (0.0, 0.25, 0.5, 0.75, 1.0)
+INTERVALS = (10, 50, 100, 300, 1000)
+
+
+def _alone(runs: Sequence[RunRecord], test_env: int) -> list[RunRecord]:
+    mine = [run for run in runs if is_settled(run) and len(run.steps) and run.spec.test_envs == (test_env,)]
+    return sorted(mine, key=lambda run: (run.spec.hparams_seed, run.spec.seed, run.spec.id))
+
+
+def tied(run: RunRecord) -> NDArray[np.int64]:
+    """The indices of the checkpoints that share the highest validation accuracy."""
+    values = validation(run)
+    return np.flatnonzero(values == values.max())
+
+
+def pick_tied(checkpoint: str, draw: str) -> Pick:
+    """Training-domain validation with ties broken another way.
+
+    `checkpoint` is "first", "last", "worst" or "best" (by the accuracy that the table would report, which no rule may
+    look at: the range that ties leave open), `draw` the same among the draws that tie.
+    """
+
+    def pick(runs: Sequence[RunRecord], test_env: int) -> Selected | None:
+        offers = []
+        for run in _alone(runs, test_env):
+            indices = tied(run)
+            index = _chosen(indices, run.accuracy_in[indices, test_env], checkpoint)
+            offers.append(Selected(run, index, (float(validation(run)[index]),), test_env))
+        if not offers:
+            return None
+        best = max(offer.value for offer in offers)
+        level = [offer for offer in offers if offer.value == best]
+        accuracies = np.array([offer.test_accuracy for offer in level])
+        return level[_chosen(np.arange(len(level)), accuracies, draw)]
+
+    return pick
+
+
+def _chosen(places: NDArray[np.int64], accuracy: NDArray[np.float64], how: str) -> int:
+    ends = {"first": 0, "last": len(places) - 1, "worst": int(accuracy.argmin()), "best": int(accuracy.argmax())}
+    return int(places[ends[how]])
+
+
+def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
+    """Training-domain averages when ties between checkpoints and between draws are broken in other ways."""
+    ways = {
+        "ours: first checkpoint, last draw": ("first", "last"),
+        "first, first": ("first", "first"),
+        "last, last": ("last", "last"),
+        "last, first": ("last", "first"),
+        "unluckiest": ("worst", "worst"),
+        "luckiest": ("best", "best"),
+    }
+    columns = [(name, _averages(runs, dataset, pick_tied(*way))) for name, way in ways.items()]
+    share = np.mean([len(tied(run)) > 1 for run in runs if is_settled(run) and len(run.steps)])
+    note = f"Of all runs, {100 * share:.0f}% have more than one checkpoint at their highest validation accuracy."
+    limits = "Unluckiest and luckiest look at the test environment, which no rule may: ties leave that range open."
+    return _grid(f"{dataset}: how ties are broken", dataset, "training-domain", columns, (note, limits))
+
+
+def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Sequence[int] = INTERVALS) -> Grid:
+    """Training-domain averages when fewer checkpoints are looked at. The oracle looks at the last one only."""
+    columns: list[_Column] = []
+    for interval in intervals:
+        fewer = [thinned(run, every(run, interval)) for run in runs]
+        columns.append((f"every {interval}", _averages(fewer, dataset, _by_rule("training-domain"))))
+    return _grid(f"{dataset}: how often runs are evaluated", dataset, "training-domain", columns)
+
+
+def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-domain") -> Grid:
+    """Averages when only the draws within a range of tau compete; methods without a tau are left out."""
+    masked = [run for run in runs if "tau" in run.spec.hparams]
+    if not masked:
+        raise SandmaskError(f"No run on {dataset} has a hyperparameter tau among these records.")
+    ranges = [(0.0, 1.0), (0.5, 1.0), *itertools.pairwise(THRESHOLDS)]
+    columns: list[_Column] = []
+    for low, high in ranges:
+        within = [run for run in masked if low <= run.spec.hparams["tau"] <= high]
+        columns.append((f"τ in [{low:g}, {high:g}]", _averages(within, dataset, _by_rule(rule))))
+    note = (
+        "DomainBed draws AND-mask's τ from [0.5, 1]; the paper's table says [0, 1] for both. Narrow ranges have fewer "
+        "draws to choose from."
+    )
+    return _grid(f"{dataset}: the range of τ, {rule}", dataset, rule, columns, (note,))
+
+
+def rescaling(runs: Sequence[RunRecord], dataset: str) -> Grid:
+    """Both rules' averages of the forms of one method, plain and divided by the mask's density."""
+    names = {"ANDMask", "SANDMask", *PRINTED_AS}
+    forms = [run for run in runs if run.spec.algorithm in names]
+    columns = [(rule, _averages(forms, dataset, _by_rule(rule))) for rule in ("training-domain", "oracle")]
+    return _grid(f"{dataset}: rescale", dataset, "training-domain", columns)
+
+
+def _by_rule(name: str) -> Pick:
+    return lambda runs, test_env: select(RULES[name], runs, test_env)
+
+
+def _averages(runs: Sequence[RunRecord], dataset: str, pick: Pick) -> dict[str, tuple[float, float] | None]:
+    mine = [run for run in runs if run.spec.dataset == dataset]
+    count = len(environments(dataset)) or (len(mine[0].env_names) if mine else 0)
+    return averages(trial_choices(mine, pick), count)
+
+
+def _grid(title: str, dataset: str, rule: str, columns: Sequence[_Column], notes: Sequence[str] = ()) -> Grid:
+    methods = list(dict.fromkeys(method for _, found in columns for method in found))
+    rows = []
+    for method in methods:
+        name = method.split(" (", maxsplit=1)[0]
+        paper = printed(rule, dataset, PRINTED_AS.get(name, name))
+        words = [_words(found.get(method)) for _, found in columns]
+        rows.append((method, *words, "-" if paper is None else f"{paper.mean_digits} ± {paper.error_digits}"))
+    header = ("Algorithm", *(name for name, _ in columns), f"paper, {rule}")
+    return Grid(title, header, tuple(rows), tuple(notes))
+
+
+def _words(value: tuple[float, float] | None) -> str:
+    return "-" if value is None else ours_text(Cell(mean=value[0], error=value[1], have=1, expected=1))
+
+
+QUESTIONS: dict[str, Callable[[Sequence[RunRecord], str], Grid]] = {
+    "ties": tie_breaking,
+    "frequency": evaluation_frequency,
+    "tau": tau_range,
+    "rescale": rescaling,
+}
+
+
+def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = tuple(QUESTIONS)) -> Product:
+    """All answers about one dataset's table."""
+    unknown = [name for name in questions if name not in QUESTIONS]
+    if unknown:
+        raise SandmaskError(f"Unknown question {unknown[0]!r}. Known: {', '.join(QUESTIONS)}.")
+    mine = [run for run in runs if run.spec.dataset == dataset]
+    if not mine:
+        raise SandmaskError(f"There are no runs on {dataset} among these records.")
+    grids = tuple(QUESTIONS[name](mine, dataset) for name in questions)
+    return Product(f"why-{dataset}", f"Why {dataset} differs", grids=grids)

@@ -1,10 +1,11 @@
-"""`sandmask report`: tables from records."""
+"""`sandmask report`: tables from records, as text or as a page."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from sandmask.cli._page import check_open, open_page, page_title, read_with_patience, write_page
 from sandmask.records import read_runs
 from sandmask.reports import FORMATS, build_report, render
 from sandmask.selection import RULES
@@ -22,7 +23,15 @@ def report(
             show_default=False,
         ),
     ] = None,
-    format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "text",
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page with tables, figures and every run's curves."),
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", help=f"One of {', '.join(FORMATS)}. (default: text)", show_default=False),
+    ] = None,
     against_paper: Annotated[
         bool, typer.Option("--against-paper", help="Put the paper's number, and the difference, beside ours.")
     ] = False,
@@ -34,6 +43,7 @@ def report(
 ) -> None:
     """Print tables: one a dataset (columns are held-out environments), the averages, and comparisons.
 
+    With --html it is a page instead: one file, to open and to send around, with every rule unless some are named.
     Numbers are mean ± standard error over trials, in percent.
     Cells without all their runs say how many there are; † marks cells with runs that diverged.
 
@@ -43,18 +53,31 @@ def report(
 
     sandmask report runs --selection all --against-paper
 
+    sandmask report runs --html report.html --open
+
     sandmask report runs --format latex --output tables.tex
     """
+    check_open(html, open_browser)
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))
-    built = build_report(
-        read_runs(directory),
-        names,
-        against_paper=against_paper,
-        baseline=baseline,
-        draws=draws,
-        trials=trials,
-    )
-    text = render(built, format_name, statistics=statistics)
+    runs = read_with_patience(directory) if html else read_runs(directory)
+    settings: dict[str, Any] = {
+        "against_paper": against_paper,
+        "baseline": baseline,
+        "draws": draws,
+        "trials": trials,
+    }
+    if html is not None:
+        title = page_title(directory)
+        write_page(runs, html, names if selection else None, title=title, statistics=statistics, **settings)
+        if open_browser:
+            open_page(html)
+        if output is None and format_name is None:
+            return
+    built = build_report(runs, names, **settings)
+    _put(render(built, format_name or "text", statistics=statistics), output)
+
+
+def _put(text: str, output: Path | None) -> None:
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -13,7 +13,6 @@ from sandmask.reports.html._detail import Detail, kept_metrics
 from sandmask.reports.html._offers import Offers
 
 RUNS_PER_CHUNK = 128
-METRIC_LEVELS = 4_000
 _WIDE = 100  # a metric that spans more than this factor is divided on a logarithmic scale
 
 _Floats = NDArray[np.float64]
@@ -47,8 +46,9 @@ def chunks(runs: Sequence[RunRecord], offers: Offers, detail: Detail) -> Iterato
     """The blobs that hold all runs' curves, `RUNS_PER_CHUNK` runs each."""
     for begin in range(0, len(runs), RUNS_PER_CHUNK):
         headers, codes = [], []
-        for run in runs[begin : begin + RUNS_PER_CHUNK]:
-            kept = kept_points(run, offers, detail.points)
+        for place, run in enumerate(runs[begin : begin + RUNS_PER_CHUNK], start=begin):
+            taken = [found[place].index for found in offers.values() if place in found]
+            kept = kept_points(len(run.steps), taken, detail.points)
             curves = run_curves(run, kept, detail)
             headers.append(
                 {
@@ -60,13 +60,10 @@ def chunks(runs: Sequence[RunRecord], offers: Offers, detail: Detail) -> Iterato
         yield codes_blob(headers, codes)
 
 
-def kept_points(run: RunRecord, offers: Offers, points: int) -> NDArray[np.int64]:
-    """At most `points` checkpoints, evenly spread, the first, the last and those that a rule takes among them."""
-    count = len(run.steps)
+def kept_points(count: int, taken: Sequence[int], points: int) -> NDArray[np.int64]:
+    """At most `points` of `count` checkpoints, evenly spread, the first, the last and those `taken` among them."""
     if count <= points:
         return np.arange(count)
-    run_id = run.spec.id
-    taken = [found[run_id].index for found in offers.values() if run_id in found]
     spread = np.linspace(0, count - 1, points - len(taken)).round().astype(np.int64)
     return np.union1d(spread, np.array(taken, dtype=np.int64))
 
@@ -89,12 +86,12 @@ def run_curves(run: RunRecord, kept: NDArray[np.int64], detail: Detail) -> list[
         accuracies["out/train"] = outside[:, run.train_envs].mean(axis=1)
         accuracies["out/worst"] = outside[:, run.train_envs].min(axis=1)
     curves = [Curve(name, values, 0.0, 1.0, detail.levels) for name, values in accuracies.items()]
-    return curves + [_metric(name, run.metrics[name][kept]) for name in kept_metrics(run, detail)]
+    return curves + [_metric(name, run.metrics[name][kept], detail.levels) for name in kept_metrics(run, detail)]
 
 
-def _metric(name: str, values: _Floats) -> Curve:
+def _metric(name: str, values: _Floats, levels: int) -> Curve:
     finite = values[np.isfinite(values)]
     if not len(finite):
-        return Curve(name, values, 0.0, 1.0, METRIC_LEVELS)
+        return Curve(name, values, 0.0, 1.0, levels)
     low, high = float(finite.min()), float(finite.max())
-    return Curve(name, values, low, high, METRIC_LEVELS, log=low > 0 and high > _WIDE * low)
+    return Curve(name, values, low, high, levels, log=low > 0 and high > _WIDE * low)

@@ -12,7 +12,11 @@ LARGEST = 5_000_000  # values; some 5 MB of page
 
 @dataclass(frozen=True)
 class Detail:
-    """What is kept of a run. `levels` is how finely accuracies are divided: 1000 is to a tenth of a percent."""
+    """What is kept of a run.
+
+    `levels` is how finely accuracies are divided (1000 is to a tenth of a percent), and metrics between their least
+    and greatest value.
+    """
 
     every_environment: bool
     every_layer: bool
@@ -21,7 +25,7 @@ class Detail:
 
 
 FULL = Detail(every_environment=True, every_layer=True, points=101, levels=10_000)
-SUMMARY = Detail(every_environment=False, every_layer=False, points=101, levels=1_000)
+SUMMARY = Detail(every_environment=False, every_layer=False, points=61, levels=1_000)
 
 
 def choose_detail(runs: Sequence[RunRecord], largest: int = LARGEST) -> Detail:

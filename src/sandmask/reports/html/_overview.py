@@ -5,32 +5,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandmask.records import RunRecord
-from sandmask.selection import method_names
 
-_SETTINGS = ("steps", "checkpoint_every", "network", "precision", "space")
+_SETTINGS = ("steps", "network", "precision", "space")
 
 
-def overview(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """Counts of all runs, and for each dataset what its runs have in common and in what they differ."""
-    of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        of_dataset[run.spec.dataset].append(run)
+def overview(runs: Sequence[RunRecord], methods: Sequence[str]) -> dict[str, Any]:
+    """Counts of all runs, and for each dataset what its runs have in common and in what they differ.
+
+    `methods` are the runs' methods, one each.
+    """
+    of_dataset: defaultdict[str, list[tuple[RunRecord, str]]] = defaultdict(list)
+    for run, method in zip(runs, methods, strict=True):
+        of_dataset[run.spec.dataset].append((run, method))
     return {
         "runs": len(runs),
+        "methods": len(set(methods)),
         "status": dict(Counter(run.status for run in runs)),
         "datasets": {name: _dataset(found) for name, found in of_dataset.items()},
     }
 
 
-def _dataset(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    methods = method_names(runs)
-    settings = {name: sorted({getattr(run.spec, name) for run in runs}) for name in _SETTINGS}
+def _dataset(found: Sequence[tuple[RunRecord, str]]) -> dict[str, Any]:
+    specs = [run.spec for run, _ in found]
     return {
-        "environments": list(runs[0].env_names),
-        "runs": len(runs),
-        "methods": len(set(methods.values())),
-        "trials": len({run.spec.trial_seed for run in runs}),
-        "draws": len({run.spec.hparams_seed for run in runs}),
-        "pairs": any(len(run.spec.test_envs) > 1 for run in runs),
-        **settings,
+        "environments": list(found[0][0].env_names),
+        "runs": len(found),
+        "methods": len({method for _, method in found}),
+        "trials": len({spec.trial_seed for spec in specs}),
+        "draws": len({spec.hparams_seed for spec in specs}),
+        **{name: sorted({getattr(spec, name) for spec in specs}) for name in _SETTINGS},
     }

@@ -16,13 +16,13 @@ from sandmask.reports._json import to_json
 from sandmask.reports._report import build_report
 from sandmask.reports.html._blobs import json_blob
 from sandmask.reports.html._curves import RUNS_PER_CHUNK, chunks
-from sandmask.reports.html._detail import Detail, choose_detail
+from sandmask.reports.html._detail import choose_detail
 from sandmask.reports.html._offers import all_offers
 from sandmask.reports.html._overview import overview
 from sandmask.reports.html._regret import regrets
 from sandmask.reports.html._runs import run_columns
 from sandmask.reports.html._words import table_words
-from sandmask.selection import RULES
+from sandmask.selection import RULES, method_names
 
 _SCRIPTS = (
     "dom", "data", "state", "formats", "scales", "draw", "charts", "ranks", "figure", "table", "controls",
@@ -51,20 +51,26 @@ def render_html(
     report = build_report(runs, names, against_paper=True, baseline=baseline, draws=draws, trials=trials)
     if not statistics:
         report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
-    offers = all_offers(runs, names)
-    detail = choose_detail(runs)
-    content = _report_content(runs, report, detail, {"title": title, "againstPaper": against_paper})
-    blobs = {"report": json_blob(content), "runs": json_blob(run_columns(runs, offers))}
+    of_id = method_names(runs)
+    methods = [of_id[run.spec.id] for run in runs]
+    offers, detail = all_offers(runs, names), choose_detail(runs)
+    content = {
+        "title": title,
+        "againstPaper": against_paper,
+        "overview": overview(runs, methods),
+        "detail": asdict(detail),
+        "thinned": any(len(run.steps) > detail.points for run in runs),
+        **_report_content(report),
+    }
+    blobs = {"report": json_blob(content), "runs": json_blob(run_columns(runs, methods, offers))}
     blobs |= {f"curves-{number}": text for number, text in enumerate(chunks(runs, offers, detail))}
     return _fill(title, blobs)
 
 
-def _report_content(runs: Sequence[RunRecord], report: Report, detail: Detail, settings: dict[str, Any]) -> Any:
+def _report_content(report: Report) -> dict[str, Any]:
     return {
-        **settings,
         "version": __version__,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "overview": overview(runs),
         "report": json.loads(to_json(report)),
         "words": table_words(report),
         "rules": {
@@ -72,9 +78,7 @@ def _report_content(runs: Sequence[RunRecord], report: Report, detail: Detail, s
             for rule in report.rules
         },
         "regrets": regrets(report),
-        "detail": asdict(detail),
         "runsPerChunk": RUNS_PER_CHUNK,
-        "thinned": any(len(run.steps) > detail.points for run in runs),
     }
 
 

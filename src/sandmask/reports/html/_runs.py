@@ -1,12 +1,12 @@
 """What a page knows of every run without its curves: columns, one entry a run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandmask.records import RunRecord
 from sandmask.reports.html._offers import Offers
-from sandmask.selection import method_names
+from sandmask.selection import Selected
 
 _SETTINGS = ("space", "network", "weights", "precision")
 
@@ -21,12 +21,15 @@ class _Places:
         return self.found.setdefault(thing, len(self.found))
 
 
-def run_columns(runs: Sequence[RunRecord], offers: Offers) -> dict[str, Any]:
-    """Specs, statuses, hyperparameters and what each rule makes of each run. Accuracies are in percent."""
-    methods = method_names(runs)
+def run_columns(runs: Sequence[RunRecord], methods: Sequence[str], offers: Offers) -> dict[str, Any]:
+    """Specs, statuses, hyperparameters and what each rule makes of each run. Accuracies are in percent.
+
+    `methods` are the runs' methods, one each.
+    """
     hparams, settings = _Places(), _Places()
     columns: dict[str, Any] = {
         "id": [run.spec.id for run in runs],
+        "method": list(methods),
         "dataset": [run.spec.dataset for run in runs],
         "test": [list(run.spec.test_envs) for run in runs],
         "trial": [run.spec.trial_seed for run in runs],
@@ -38,14 +41,13 @@ def run_columns(runs: Sequence[RunRecord], offers: Offers) -> dict[str, Any]:
         "checkpoints": [len(run.steps) for run in runs],
         "steps": [run.spec.steps for run in runs],
     }
-    columns["method"] = [methods[name] for name in columns["id"]]
     columns["hparams"] = [hparams.of(tuple(sorted(run.spec.hparams.items()))) for run in runs]
     columns["settings"] = [settings.of(_settings(run)) for run in runs]
     return {
         "columns": columns,
         "hparams": [dict(items) for items in hparams.found],
         "settings": [dict(items) for items in settings.found],
-        "offers": {rule: _offer_columns(columns["id"], offers[rule]) for rule in offers},
+        "offers": {rule: _offer_columns(len(runs), offers[rule]) for rule in offers},
     }
 
 
@@ -55,8 +57,8 @@ def _settings(run: RunRecord) -> tuple[tuple[str, str], ...]:
     return (*named, ("checkpoint every", str(run.spec.checkpoint_every)), *options)
 
 
-def _offer_columns(ids: Sequence[str], found: Any) -> dict[str, list[Any]]:
-    offers = [found.get(name) for name in ids]
+def _offer_columns(count: int, found: Mapping[int, Selected]) -> dict[str, list[Any]]:
+    offers = [found.get(place) for place in range(count)]
     return {
         "step": [None if offer is None else offer.step for offer in offers],
         "validation": [None if offer is None else _percent(offer.validation) for offer in offers],

@@ -6,7 +6,7 @@ function resultCell({ words, beside, cell, best, open }) {
   const paper = beside.slice(words.length).trim();
   const parts = [
     number && h(best ? "strong" : "span", { class: "number" }, number),
-    rest && h("span", { class: "progress" }, rest),
+    rest && h("span", { class: number ? "progress below" : "progress" }, rest.trim()),
     withIntervals() && cell.interval && h("small", null, intervalText(cell.interval)),
     withPaper() && paper && h("small", { class: "paper" }, paper),
   ];

@@ -5,10 +5,9 @@ function drawOverview(main) {
 }
 
 function whatWasRun() {
-  const { runs, status, datasets } = data.overview;
-  const methods = unique(Object.values(data.selections).flatMap((one) => one.averages?.rows.map((row) => row.method) ?? []));
+  const { runs, methods, status, datasets } = data.overview;
   const tile = (value, words) => h("div", { class: "tile" }, h("dd", null, value.toLocaleString("en")), h("dt", null, words));
-  const tiles = [tile(runs, "runs"), tile(methods.length, methods.length === 1 ? "method" : "methods"), tile(Object.keys(datasets).length, Object.keys(datasets).length === 1 ? "dataset" : "datasets"), tile(status.done ?? 0, "finished")];
+  const tiles = [tile(runs, "runs"), tile(methods, methods === 1 ? "method" : "methods"), tile(Object.keys(datasets).length, Object.keys(datasets).length === 1 ? "dataset" : "datasets"), tile(status.done ?? 0, "finished")];
   if (status.diverged) tiles.push(tile(status.diverged, "diverged"));
   if (status.running) tiles.push(tile(status.running, "unfinished"));
   const names = Object.keys(datasets);

@@ -204,3 +204,40 @@ def compact(
         print_json({"runs": len(runs), "archive": str(archive), "bytes": size, "every": interval})
     else:
         typer.echo(f"Wrote {archive}: {len(runs)} runs, {size / 2**20:.1f} MiB.")
+
+
+@app.command("figure-2")
+def figure_2(
+    records: RecordsOption = None,
+    quick: QuickOption = False,
+    out: OutOption = OUT,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Failure modes on Spirals: accuracy against momentum, noise and initialization, 20 seeds each, stacked.
+
+    Trains what is not there yet (made for a GPU; killed, it goes on where it was), or draws from --records.
+
+    [bold]Examples[/bold]
+
+    sandmask paper figure-2 --quick
+
+    sandmask paper figure-2 --device cuda --out runs/paper
+
+    sandmask paper figure-2 --records runs/paper/figure-2.records.parquet
+    """
+    from sandmask.paper._failure_runs import FULL, QUICK, train
+    from sandmask.paper._tables import read_all
+    from sandmask.paper.figure_2 import figure_2 as make
+    from sandmask.records import write_archive
+    from sandmask.training import choose_device
+
+    if records:
+        runs = read_all(records)
+    else:
+        progress = Progress(quiet=as_json)
+        folder = out / ("figure-2-quick" if quick else "figure-2-runs")
+        runs = train(QUICK if quick else FULL, folder, choose_device(device), progress)
+        progress.close()
+        write_archive(runs, out / "figure-2.records.parquet")
+    finish(make(runs), out, as_json=as_json)

@@ -1,0 +1,180 @@
+"""Figure 2: failure modes of the AND-mask on Spirals: momentum, noise on the invariant dimensions, initialization.
+
+The paper shows the AND-mask alone. Here the SAND-mask (both forms) and ERM are on the same axes, and the noise's panel
+has the accuracy that no classifier could exceed.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from sandmask.errors import SandmaskError
+from sandmask.paper._ceiling import noise_ceiling
+from sandmask.paper._failure_runs import METHODS, MOMENTUM, NOISE, SCALE, TEST_ENV
+from sandmask.paper._product import Product
+from sandmask.paper._style import FAINT, LOOKS, new_figure, style
+from sandmask.records import RunRecord
+from sandmask.reports import Grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLE = "Figure 2: failure modes on Spirals"
+SOLVED, FAILED = 0.9, 0.6  # of the test accuracy
+
+
+class Panel(NamedTuple):
+    """One of the three: the name of what is varied, and its labels."""
+
+    name: str
+    title: str
+    label: str
+
+
+PANELS = (
+    Panel("momentum", "(a) momentum", "Adam's β₁"),
+    Panel("noise", "(b) noise", "noise on the invariant dimensions"),
+    Panel("init", "(c) initialization", "scale of the first weights"),
+)
+_BASE = {"momentum": MOMENTUM, "noise": NOISE, "init": SCALE}
+
+
+def conditions(run: RunRecord) -> dict[str, float]:
+    """What a run had of each of the three."""
+    spec = run.spec
+    return {
+        "momentum": spec.hparams["adam_beta1"],
+        "noise": float(spec.options["noise"]),
+        "init": float(spec.options["init_scale"]),
+    }
+
+
+def _outcome(run: RunRecord) -> dict[str, object]:
+    """A run's accuracies at its last checkpoint; it has none if it diverged before the first."""
+    tested, trained = run.accuracy_in[-1:, TEST_ENV], run.accuracy_out[-1:, list(run.train_envs)]
+    return {
+        "method": run.spec.algorithm,
+        "seed": run.spec.seed,
+        "test_accuracy": float(tested[0]) if len(tested) else float("nan"),
+        "train_accuracy": float(trained.mean()) if len(trained) else float("nan"),
+        "status": run.status,
+        "steps": run.spec.steps,
+    }
+
+
+def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
+    """A row for each run and panel that it is in: panel, value, method, seed, test and training accuracy, status."""
+    rows = []
+    for run in runs:
+        if "adam_beta1" not in run.spec.hparams or "noise" not in run.spec.options:
+            continue
+        values = conditions(run)
+        for panel in PANELS:
+            if all(values[name] == base for name, base in _BASE.items() if name != panel.name):
+                rows.append({"panel": panel.name, "value": values[panel.name], **_outcome(run)})
+    if not rows:
+        raise SandmaskError("These records have no runs of Figure 2. Make them with: sandmask paper figure-2")
+    return pd.DataFrame(rows)
+
+
+def summarize(data: pd.DataFrame) -> pd.DataFrame:
+    """Over seeds: mean, standard error, least, greatest, shares of seeds that solved it and that stayed near chance."""
+    groups = data.groupby(["panel", "value", "method"], sort=False)["test_accuracy"]
+    table = groups.agg(
+        seeds="count",
+        mean="mean",
+        error=lambda values: float(np.std(values) / np.sqrt(len(values))),
+        least="min",
+        greatest="max",
+        solved=lambda values: float((values >= SOLVED).mean()),
+        failed=lambda values: float((values < FAILED).mean()),
+    )
+    return table.reset_index()
+
+
+def _draw_panel(axes: "Axes", panel: Panel, data: pd.DataFrame, summary: pd.DataFrame) -> None:
+    mine, means = data[data.panel == panel.name], summary[summary.panel == panel.name]
+    values = sorted(mine.value.unique())
+    places = {value: place for place, value in enumerate(values)}
+    methods = [method for method in METHODS if method in set(mine.method)]
+    for number, method in enumerate(methods):
+        look = LOOKS[method]
+        shift = 0.13 * (number - (len(methods) - 1) / 2)
+        dots = mine[mine.method == method]
+        axes.scatter(dots.value.map(places) + shift, 100 * dots.test_accuracy, s=5, color=look.color, alpha=0.3, lw=0)
+        row = means[means.method == method].sort_values("value")
+        axes.errorbar(
+            row.value.map(places) + shift,
+            100 * row["mean"],
+            yerr=100 * row.error,
+            color=look.color,
+            marker=look.marker,
+            linestyle=look.line,
+            linewidth=1.1,
+            markersize=4.5,
+            label=look.label,
+        )
+    if panel.name == "noise":
+        best = [100 * noise_ceiling(value) for value in values]
+        axes.plot(range(len(values)), best, color=FAINT, linewidth=1.2, linestyle=(0, (1, 1)), label="best possible")
+    axes.axhline(50, color=FAINT, linewidth=0.7)
+    axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+    axes.set(xlabel=panel.label, ylim=(38, 102))
+    axes.set_title(panel.title, loc="left")
+
+
+def draw(data: pd.DataFrame) -> "Figure":
+    """Three panels: every seed a dot, the mean over seeds with its standard error."""
+    summary = summarize(data)
+    with style():
+        figure = new_figure(7.4, 3.4)
+        all_axes = figure.subplots(1, 3, sharey=True)
+        for axes, panel in zip(all_axes, PANELS, strict=True):
+            _draw_panel(axes, panel, data, summary)
+        all_axes[0].set_ylabel("accuracy on the unseen domain, %")
+        handles, labels = all_axes[1].get_legend_handles_labels()
+        order = sorted(range(len(labels)), key=lambda place: labels[place] == "best possible")
+        figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=3)
+    return figure
+
+
+def _grid(panel: Panel, summary: pd.DataFrame) -> Grid:
+    mine = summary[summary.panel == panel.name]
+    values = sorted(mine.value.unique())
+    rows = []
+    for method in [name for name in METHODS if name in set(mine.method)]:
+        words = []
+        for value in values:
+            found = mine[(mine.method == method) & (mine.value == value)].to_dict("records")
+            words.append(_words(found[0]) if found else "-")
+        rows.append((LOOKS[method].label, *words))
+    if panel.name == "noise":
+        rows.append(("best possible", *(f"{100 * noise_ceiling(value):.1f}" for value in values)))
+    note = (
+        f"Mean ± standard error over seeds, in percent; in brackets, of {mine.seeds.max()} seeds, how many exceed "
+        f"{SOLVED:.0%} and how many stay below {FAILED:.0%}."
+    )
+    return Grid(f"{TITLE}, {panel.title}", (panel.label, *(f"{v:g}" for v in values)), tuple(rows), (note,))
+
+
+def _words(row: dict[str, float]) -> str:
+    solved, failed = (round(row[name] * row["seeds"]) for name in ("solved", "failed"))
+    return f"{100 * row['mean']:.1f} ± {100 * row['error']:.1f} ({solved}, {failed})"
+
+
+def figure_2(runs: Sequence[RunRecord]) -> Product:
+    """The whole of Figure 2, from records."""
+    data = results(runs)
+    summary = summarize(data)
+    grids = tuple(_grid(panel, summary) for panel in PANELS)
+    return Product(
+        "figure-2",
+        TITLE,
+        figures={"figure-2": draw(data)},
+        data={"figure-2": summary, "figure-2-runs": data},
+        grids=grids,
+        summary={"means": summary.to_dict("records")},
+    )

@@ -19,7 +19,7 @@ def make_table(
     item: str,
     make: "Callable[..., Product]",
     *,
-    config: str,
+    configs: "Sequence[str]",
     records: list[Path] | None,
     tiny: "Sequence[TinySweep] | None",
     device: str | None,
@@ -41,7 +41,7 @@ def make_table(
         if not as_json:
             typer.echo("A tiny sweep: a look at the table, not at the methods.\n")
     else:
-        raise no_records(item, config)
+        raise no_records(item, configs)
     finish(make(runs, draws=draws, trials=trials), out, as_json=as_json)
 
 

@@ -57,14 +57,14 @@ def table_1(
     [bold]Example[/bold]: sandmask paper table-1 --records runs/mnist
     """
     from sandmask.paper.quick import MNIST
-    from sandmask.paper.table_1 import CONFIG
+    from sandmask.paper.table_1 import CONFIGS
     from sandmask.paper.table_1 import table_1 as make
 
     tiny = MNIST if quick else None
     make_table(
         "Table 1",
         make,
-        config=CONFIG,
+        configs=CONFIGS,
         records=records,
         tiny=tiny,
         device=device,
@@ -88,14 +88,14 @@ def table_2(
     [bold]Example[/bold]: sandmask paper table-2 --records runs/mnist
     """
     from sandmask.paper.quick import MNIST
-    from sandmask.paper.table_2 import CONFIG
+    from sandmask.paper.table_2 import CONFIGS
     from sandmask.paper.table_2 import table_2 as make
 
     tiny = MNIST if quick else None
     make_table(
         "Table 2",
         make,
-        config=CONFIG,
+        configs=CONFIGS,
         records=records,
         tiny=tiny,
         device=device,
@@ -118,14 +118,14 @@ def table_3(
     [bold]Example[/bold]: sandmask paper table-3 --records runs/spirals
     """
     from sandmask.paper.quick import SPIRALS
-    from sandmask.paper.table_3 import CONFIG
+    from sandmask.paper.table_3 import CONFIGS
     from sandmask.paper.table_3 import table_3 as make
 
     tiny = (SPIRALS,) if quick else None
     make_table(
         "Table 3",
         make,
-        config=CONFIG,
+        configs=CONFIGS,
         records=records,
         tiny=tiny,
         device=device,
@@ -141,13 +141,13 @@ def table_pacs(records: RecordsOption = None, out: OutOption = OUT, as_json: Jso
 
     [bold]Example[/bold]: sandmask paper table-pacs --records results/h200/pacs.records.parquet
     """
-    from sandmask.paper.table_pacs import CONFIG
+    from sandmask.paper.table_pacs import CONFIGS
     from sandmask.paper.table_pacs import table_pacs as make
 
     make_table(
         "The table of PACS",
         make,
-        config=CONFIG,
+        configs=CONFIGS,
         records=records,
         tiny=None,
         device=None,

@@ -74,10 +74,11 @@ def _summary(cells: Sequence[Compared]) -> dict[str, object]:
     return {"averages": averages, "cells": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}}
 
 
-def no_records(item: str, config: str) -> SandmaskError:
+def no_records(item: str, configs: Sequence[str]) -> SandmaskError:
     """What to do when a table is asked for without records."""
+    commands = [f"    sandmask sweep run --config results/paper/{name}.toml --out runs/{name}" for name in configs]
+    given = " ".join(f"--records runs/{name}" for name in configs)
     return SandmaskError(
-        f"{item} is made from the records of a sweep. Make them with\n"
-        f"    sandmask sweep run --config results/paper/{config}.toml --out runs/{config}\n"
-        f"and give them to this command: --records runs/{config}. Or look at a tiny one: --quick."
+        "\n".join([f"{item} is made from the records of a sweep. Make them with", *commands])
+        + f"\nand give them to this command: {given}"
     )

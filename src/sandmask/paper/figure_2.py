@@ -67,14 +67,13 @@ def _outcome(run: RunRecord) -> dict[str, object]:
 
 def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
     """A row for each run and panel that it is in: panel, value, method, seed, test and training accuracy, status."""
-    rows = []
-    for run in runs:
-        if "adam_beta1" not in run.spec.hparams or "noise" not in run.spec.options:
-            continue
-        values = conditions(run)
-        for panel in PANELS:
-            if all(values[name] == base for name, base in _BASE.items() if name != panel.name):
-                rows.append({"panel": panel.name, "value": values[panel.name], **_outcome(run)})
+    rows = [
+        {"panel": panel.name, "value": conditions(run)[panel.name], **_outcome(run)}
+        for run in runs
+        if "adam_beta1" in run.spec.hparams and "noise" in run.spec.options
+        for panel in PANELS
+        if all(conditions(run)[name] == base for name, base in _BASE.items() if name != panel.name)
+    ]
     if not rows:
         raise SandmaskError("These records have no runs of Figure 2. Make them with: sandmask paper figure-2")
     return pd.DataFrame(rows)

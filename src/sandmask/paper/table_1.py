@@ -8,7 +8,7 @@ from sandmask.printed import AVERAGE, printed_cells
 from sandmask.records import RunRecord
 
 TITLE = "Table 1: training-domain validation"
-CONFIG = "mnist"
+CONFIGS = ("colored_mnist", "rotated_mnist")
 
 
 def columns(table: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from sandmask.paper.table_1 import columns
 from sandmask.records import RunRecord
 
 TITLE = "Table 2: test-domain validation (oracle)"
-CONFIG = "mnist"
+CONFIGS = ("colored_mnist", "rotated_mnist")
 
 
 def table_2(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:

@@ -8,7 +8,7 @@ from sandmask.paper._tables import as_protocol, table_product
 from sandmask.records import RunRecord
 
 TITLE = "Table 3: Spirals"
-CONFIG = "spirals"
+CONFIGS = ("spirals",)
 
 
 def table_3(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:

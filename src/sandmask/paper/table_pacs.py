@@ -10,7 +10,7 @@ from sandmask.paper._tables import table_product
 from sandmask.records import RunRecord
 
 TITLE = "PACS with another network"
-CONFIG = "pacs"
+CONFIGS = ("pacs",)
 
 
 def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: int | None = None) -> Product:

@@ -74,7 +74,8 @@ class MaskedClassifier(lightning.LightningModule):
 def train(mask: sandmask.Mask | None, epochs: int) -> dict[str, float]:
     """Fit, and what was logged last."""
     lightning.seed_everything(0, verbose=False)
-    loaders = {f"domain {e}": DataLoader(make_domain(256, seed=e), batch_size=64, shuffle=True) for e in range(DOMAINS)}
+    domains = [make_domain(256, seed=e) for e in range(DOMAINS)]
+    loaders = {f"domain {e}": DataLoader(domain, batch_size=64, shuffle=True) for e, domain in enumerate(domains)}
     unseen = DataLoader(make_domain(4096, seed=99, shortcut=False), batch_size=1024)
     model = MaskedClassifier(mask)
     trainer = lightning.Trainer(

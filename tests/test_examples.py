@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -59,3 +60,15 @@ def test_script_runs(
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
         output = capsys.readouterr().out
     assert re.search(example.prints, output), output
+
+
+SHOWN = re.compile(r"<!-- not run: part of examples/(\w+\.py), [^\n]* -->\n```python\n(.*?)```", re.DOTALL)
+
+
+def test_what_the_documentation_shows_of_a_script_is_in_it() -> None:
+    page = (EXAMPLES.parent / "docs" / "own-loop.md").read_text(encoding="utf-8")
+    shown = SHOWN.findall(page)
+    assert {script for script, _ in shown} == {"lightning_module.py", "hugging_face_trainer.py"}
+    for script, block in shown:
+        text = (EXAMPLES / script).read_text(encoding="utf-8")
+        assert block in text or indent(block, "    ") in text, f"docs/own-loop.md shows another {script}"

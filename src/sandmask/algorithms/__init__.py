@@ -21,6 +21,7 @@ from sandmask.algorithms._base import (
     descend,
     environment_risks,
 )
+from sandmask.algorithms._masked import MaskedAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
 from sandmask.algorithms.arm import ARM
 from sandmask.algorithms.cdann import CDANN
@@ -61,6 +62,7 @@ __all__ = [
     "Fish",
     "GroupDRO",
     "Hparams",
+    "MaskedAlgorithm",
     "Metrics",
     "Mixup",
     "ObjectiveAlgorithm",

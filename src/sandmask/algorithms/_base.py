@@ -120,7 +120,12 @@ class ObjectiveAlgorithm(Algorithm):
         def value(vector: Tensor) -> tuple[Tensor, State]:
             return self.objective(self.network.unflatten(vector), state, batch, hparams, key)
 
-        gradient, loss, changes = self.problem.differentiate.gradient(value, state["params"])
+        return self.update(state, *self.problem.differentiate.gradient(value, state["params"]), hparams)
+
+    def update(
+        self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams
+    ) -> tuple[State, Metrics]:
+        """The second half of a step, once gradient and value of the objective are known."""
         adam = state["adam"]
         reset = self.resets_adam(state["step"], hparams)
         if reset is not None:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend, environment_risks
 from sandmask.functional.batch import EnvBatch
-from sandmask.masks import Mask, rescale_by_sparsity
+from sandmask.functional.flat import Params
+from sandmask.masks import Mask, TensorMoments, rescale_by_sparsity
 
 
 class MaskedAlgorithm(Algorithm):
@@ -23,23 +24,26 @@ class MaskedAlgorithm(Algorithm):
     def mask(self, hparams: Hparams) -> Mask:
         """The mask for these hyperparameters."""
 
+    def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
+        """What each environment's gradient is taken of: [E]."""
+        return environment_risks(self.logits(params, batch, hparams), batch)
+
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
         """One update."""
 
-        def losses(vector: Tensor, batch: EnvBatch) -> Tensor:
-            params = self.network.unflatten(vector)
-            return environment_risks(self.logits(params, batch, hparams), batch)
+        def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
+            return self.risks(self.network.unflatten(vector), batch, hparams)
 
-        moments, values = self.problem.differentiate.environment_moments(losses, state["params"], batch)
-        mask = self.mask(hparams)
-        weights = mask.element_weights(moments)
-        gradient = weights * mask.direction(moments)
+        moments, values = self.problem.differentiate.environment_moments(risks, state["params"], batch)
+        return self.update(state, moments, values, hparams)
+
+    def update(self, state: State, moments: TensorMoments, risks: Tensor, hparams: Hparams) -> tuple[State, Metrics]:
+        """The second half of a step, once the moments of the gradients are known."""
+        weights, gradient = self.mask(hparams).weigh(moments)
         if self.rescaled:
             gradient = self._rescale(gradient, weights)
-        return {**state, **descend(state, gradient, state["adam"], hparams)}, {
-            "loss": values.mean(),
-            "mask_density": weights.mean(),
-        }
+        metrics = {"loss": risks.mean(), "mask_density": weights.mean()}
+        return {**state, **descend(state, gradient, state["adam"], hparams)}, metrics
 
     def _rescale(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Divide by the mask's density, tensor by tensor of the flat vector."""

@@ -1,10 +1,13 @@
 """Adam as a pure function, equal to `torch.optim.Adam` to rounding; every number may be a per-run tensor."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sandmask._physical import has_kernels, on_all_runs
 
 
 class AdamState(NamedTuple):
@@ -37,12 +40,33 @@ def adam_step(
     eps: float = 1e-8,
 ) -> tuple[Tensor, AdamState]:
     """One step; weight decay is added to the gradient, after any mask, as `torch.optim.Adam` does it."""
-    gradient = gradient + weight_decay * params
     count = state.count + 1.0
+    if has_kernels(params):
+        return _by_kernel(params, gradient, state, count, lr, weight_decay, betas, eps)
+    gradient = gradient + weight_decay * params
     mean = state.mean + (1.0 - betas[0]) * (gradient - state.mean)
     square = betas[1] * state.square + (1.0 - betas[1]) * gradient * gradient
     denominator = square.sqrt() / _correction(betas[1], count).sqrt() + eps
     return params - (lr / _correction(betas[0], count)) * mean / denominator, AdamState(mean, square, count)
+
+
+def _by_kernel(
+    params: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    count: Tensor,
+    lr: Tensor | float,
+    weight_decay: Tensor | float,
+    betas: tuple[Tensor | float, Tensor | float],
+    eps: float,
+) -> tuple[Tensor, AdamState]:
+    from sandmask.functional import kernels
+
+    first, second = _correction(betas[0], count), _correction(betas[1], count).sqrt()
+    numbers = [number + torch.zeros_like(count) for number in (weight_decay, *betas, lr / first, second)]
+    tensors = (params, gradient, state.mean, state.square, *numbers)
+    params, mean, square = on_all_runs(partial(kernels.adam, eps=eps), *tensors)
+    return params, AdamState(mean, square, count)
 
 
 def _correction(beta: Tensor | float, count: Tensor) -> Tensor:

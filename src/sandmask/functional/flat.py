@@ -80,8 +80,13 @@ class FlatModule:
 
     @property
     def stacks(self) -> bool:
-        """Whether `torch.func.vmap` suits it: not in channels-last, nor batch-norm below float32."""
+        """Whether `torch.func.vmap` suits it: not in channels-last, nor batch-norm below float32.
+
+        A module whose attribute `stacks` is false says so itself.
+        """
         if any(slot.channels_last for slot in self.slots):
+            return False
+        if not all(getattr(module, "stacks", True) for module in self._skeleton.modules()):
             return False
         return self.dtype == torch.float32 or not any(isinstance(m, BATCH_NORM) for m in self._skeleton.modules())
 
@@ -104,6 +109,15 @@ class FlatModule:
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of parameters given by name: the inverse of `named`."""
         return torch.cat([slot.write(named[slot.name]) for slot in self.slots])
+
+    def flatten_stacks(self, named: Mapping[str, Tensor]) -> Tensor:
+        """Flat vectors [E, P], in float32, of E values of every parameter: [E, *shape] by name."""
+        stacks = (named[slot.name] for slot in self.slots)
+        pieces = [
+            (stack.permute(0, 1, 3, 4, 2) if slot.channels_last else stack).flatten(1)
+            for slot, stack in zip(self.slots, stacks, strict=True)
+        ]
+        return torch.cat([piece.to(torch.promote_types(piece.dtype, torch.float32)) for piece in pieces], dim=1)
 
     def named(self, vector: Tensor) -> Params:
         """The parameters by name, as views of the vector and of its type: what a model file holds."""

@@ -2,6 +2,7 @@
 
 from sandmask.gradients._backward import backward
 from sandmask.gradients._environments import environment_gradients, environment_moments, set_gradients
+from sandmask.gradients._one_pass import OnePass, UnsupportedError
 from sandmask.gradients._report import MaskReport, MaskSummary
 from sandmask.gradients._validator import Leak, find_leaks, freeze_batchnorm
 
@@ -9,6 +10,8 @@ __all__ = [
     "Leak",
     "MaskReport",
     "MaskSummary",
+    "OnePass",
+    "UnsupportedError",
     "backward",
     "environment_gradients",
     "environment_moments",

@@ -34,6 +34,7 @@ from sandmask.masks._geometric import GeometricMean
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 from sandmask.masks._sand import SANDMask
+from sandmask.masks._stack import stack_moments
 
 __all__ = [
     "ANDMask",
@@ -52,4 +53,5 @@ __all__ = [
     "geometric_mean",
     "rescale_by_sparsity",
     "sand_weights",
+    "stack_moments",
 ]

@@ -6,9 +6,11 @@ from typing import Any, ClassVar, Literal, overload
 
 from torch import Tensor
 
+from sandmask._physical import has_kernels
 from sandmask.masks._errors import MaskError
 from sandmask.masks._evaluate import mask_weights, masked_mean, masked_mean_of_stacks, moments_of_stacks
 from sandmask.masks._functional import Scalar, TensorMoments
+from sandmask.masks._gpu import weigh_by_kernel
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 
@@ -52,6 +54,13 @@ class Mask(ABC):
     def direction(self, moments: TensorMoments) -> Tensor:
         """What the mask is multiplied with."""
         return moments.mean
+
+    def weigh(self, moments: TensorMoments) -> tuple[Tensor, Tensor]:
+        """The mask and the masked gradient of one tensor, not rescaled; works under `torch.func.vmap`."""
+        if has_kernels(moments.mean) and (found := weigh_by_kernel(self, moments)) is not None:
+            return found
+        weights = self.element_weights(moments)
+        return weights, weights * self.direction(moments)
 
     @overload
     def __call__(self, grads: Tensor, *, check_finite: bool = ...) -> Tensor: ...

@@ -1,14 +1,20 @@
 """When and how stacked gradients go through the GPU kernels of `_triton`."""
 
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
-from sandmask.masks._functional import TensorMoments
+from sandmask._physical import on_all_runs
+from sandmask.masks._functional import Scalar, TensorMoments
 from sandmask.masks._packing import is_dense, unpack
+
+if TYPE_CHECKING:
+    from sandmask.masks._base import Mask
 
 
 def launches(tensor: Tensor) -> bool:
@@ -45,3 +51,22 @@ def moments_of_many(stacks: Sequence[Tensor]) -> list[TensorMoments] | None:
     gradients = [stack[0] for stack in stacks]
     parts = (unpack(moment, gradients) for moment in triton.stack_moments(flat))
     return [TensorMoments(len(one), *of_one) for of_one in zip(*parts, strict=True)]
+
+
+def weigh_by_kernel(mask: "Mask", moments: TensorMoments) -> tuple[Tensor, Tensor] | None:
+    """The mask and the masked mean by one kernel, for all runs of a stack; None for masks that it does not know."""
+    from sandmask.masks import _triton
+
+    kind = _triton.kind_of(mask)
+    if kind is None:
+        return None
+    zero = torch.zeros((), device=moments.mean.device)
+    tau, gain = (zero + number for number in (mask.tau, _gain(mask)))
+    kernel = partial(_triton.weigh, count=moments.count, kind=kind)
+    weights, masked = on_all_runs(kernel, moments.sign_sum, moments.mean, moments.m2, tau, gain)
+    return weights, masked
+
+
+def _gain(mask: "Mask") -> Scalar:
+    gain: Scalar | None = getattr(mask, "gain", None)
+    return 1.0 if gain is None else gain

@@ -54,6 +54,21 @@ def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexp
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _weight(signs, mean, m2, tau, gain, tolerance, count: tl.constexpr, kind: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """The mask of a block of elements."""
+    excess = tl.abs(signs) * (1.0 / count) - tau
+    if kind == 0:
+        weight = tl.where(excess >= -tolerance, 1.0, 0.0)
+    elif kind == 1:
+        # (mean / std)^2, divided before it is squared: neither a small nor a large mean is lost.
+        ratio = mean * tl.rsqrt(m2 * (1.0 / (count - 1)))
+        weight = tl.where((excess > tolerance) & (mean != 0), _tanh(excess * ratio * ratio), 0.0)
+    else:
+        weight = tl.where(excess > tolerance, _tanh(gain * excess / (m2 * (1.0 / (count - 1)))), 0.0)
+    return weight
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _masked_mean_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     grads,  # noqa: ANN001
     out,  # noqa: ANN001
@@ -70,15 +85,7 @@ def _masked_mean_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     offsets = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = offsets < numel
     signs, mean, m2 = _moments(grads, offsets, inside, row, count, unit)
-    excess = tl.abs(signs) * (1.0 / count) - tau
-    if kind == 0:
-        weight = tl.where(excess >= -tolerance, 1.0, 0.0)
-    elif kind == 1:
-        # (mean / std)^2, divided before it is squared: neither a small nor a large mean is lost.
-        ratio = mean * tl.rsqrt(m2 * (1.0 / (count - 1)))
-        weight = tl.where((excess > tolerance) & (mean != 0), _tanh(excess * ratio * ratio), 0.0)
-    else:
-        weight = tl.where(excess > tolerance, _tanh(gain * excess / (m2 * (1.0 / (count - 1)))), 0.0)
+    weight = _weight(signs, mean, m2, tau, gain, tolerance, count, kind)
     # A gradient that is no number stays visible: 0 * NaN is NaN.
     tl.store(out + offsets, weight * mean, mask=inside)
 
@@ -103,6 +110,33 @@ def _moments_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     tl.store(m2_out + offsets, m2, mask=inside)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _weigh_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    sign_sum,  # noqa: ANN001
+    mean,  # noqa: ANN001
+    m2,  # noqa: ANN001
+    tau,  # noqa: ANN001
+    gain,  # noqa: ANN001
+    weights,  # noqa: ANN001
+    masked,  # noqa: ANN001
+    numel,  # noqa: ANN001
+    tolerance,  # noqa: ANN001
+    count: tl.constexpr,
+    kind: tl.constexpr,
+    block: tl.constexpr,
+):
+    run = tl.program_id(1).to(tl.int64)
+    offsets = tl.program_id(0) * block + tl.arange(0, block)
+    inside = offsets < numel
+    offsets += run * numel
+    value = tl.load(mean + offsets, mask=inside)
+    signs = tl.load(sign_sum + offsets, mask=inside)
+    spread = tl.load(m2 + offsets, mask=inside)
+    weight = _weight(signs, value, spread, tl.load(tau + run), tl.load(gain + run), tolerance, count, kind)
+    tl.store(weights + offsets, weight, mask=inside)
+    tl.store(masked + offsets, weight * value, mask=inside)
+
+
 def takes(grads: Tensor) -> bool:
     """Whether the kernels can read these stacked gradients."""
     return (
@@ -115,7 +149,8 @@ def takes(grads: Tensor) -> bool:
 
 def supports(mask: "Mask", grads: Tensor) -> bool:
     """Whether `masked_mean` computes this mask on these gradients."""
-    return takes(grads) and _kind(mask) is not None and mask.rescale == "none" and not isinstance(mask.tau, Tensor)
+    numbers = not isinstance(mask.tau, Tensor) and not isinstance(getattr(mask, "gain", None), Tensor)
+    return takes(grads) and kind_of(mask) is not None and mask.rescale == "none" and numbers
 
 
 def masked_mean(mask: "Mask", grads: Tensor) -> Tensor:
@@ -123,7 +158,7 @@ def masked_mean(mask: "Mask", grads: Tensor) -> Tensor:
     out = torch.empty_like(grads[0])
     gain = getattr(mask, "gain", None) or 1.0
     launch: Any = _masked_mean_kernel[(triton.cdiv(out.numel(), _BLOCK),)]
-    launch(grads, out, *_sizes(grads), mask.tau, gain, TAU_TOLERANCE, **_constants(grads), kind=_kind(mask))
+    launch(grads, out, *_sizes(grads), mask.tau, gain, TAU_TOLERANCE, **_constants(grads), kind=kind_of(mask))
     return out
 
 
@@ -133,6 +168,16 @@ def stack_moments(grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     launch: Any = _moments_kernel[(triton.cdiv(outs[0].numel(), _BLOCK),)]
     launch(grads, *outs, *_sizes(grads), **_constants(grads))
     return outs[0], outs[1], outs[2]
+
+
+def weigh(*tensors: Tensor, count: int, kind: int) -> tuple[Tensor, Tensor]:
+    """Mask and masked mean [K, P] from sum of signs, mean and M2 [K, P], tau and gain [K]."""
+    tensors = tuple(tensor.contiguous() for tensor in tensors)
+    weights, masked = (torch.empty_like(tensors[1]) for _ in range(2))
+    numel = tensors[1][0].numel()
+    launch: Any = _weigh_kernel[(triton.cdiv(numel, _BLOCK), len(weights))]
+    launch(*tensors, weights, masked, numel, TAU_TOLERANCE, count=count, kind=kind, block=_BLOCK)
+    return weights, masked
 
 
 def _sizes(grads: Tensor) -> tuple[int, int]:
@@ -150,12 +195,13 @@ def _unit(numel: int) -> int:
     return 4 if numel % 4 == 0 else 1
 
 
-def _kind(mask: "Mask") -> int | None:
+def kind_of(mask: "Mask") -> int | None:
+    """Which of the masks that the kernels know this is."""
     from sandmask.masks._and import ANDMask
     from sandmask.masks._sand import SANDMask
 
     if type(mask) is ANDMask:
         return _AND
-    if type(mask) is SANDMask and not isinstance(mask.gain, Tensor):
+    if type(mask) is SANDMask:
         return _RELATIVE if mask.gain is None else _ABSOLUTE
     return None

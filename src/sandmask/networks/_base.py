@@ -16,6 +16,7 @@ class Featurizer(nn.Module):
 
     n_features: int
     memory_format: torch.memory_format = torch.contiguous_format  # of the convolutions' weights
+    stacks = True  # whether K runs are best computed as one, under `vmap`, rather than one after the other
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
         """The features."""
@@ -66,6 +67,7 @@ class Network:
         self.stacks = self._flat.stacks  # whether runs of it can train as one, under vmap
         self.init = self._flat.init
         self.flatten = self._flat.flatten
+        self.flatten_stacks = self._flat.flatten_stacks
         self.named = self._flat.named
         self.unflatten = self._flat.unflatten
         self._compiled: Callable[..., Tensor] | None = None
@@ -76,6 +78,11 @@ class Network:
         Where the compiler fails, a warning says so and the network computes as before.
         """
         self._compiled = torch.compile(self._flat.__call__, dynamic=False)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether training passes are compiled."""
+        return self._compiled is not None
 
     @property
     def constants(self) -> Params:

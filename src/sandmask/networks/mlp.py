@@ -2,9 +2,9 @@
 
 import itertools
 
-import torch
 from torch import Tensor, nn
 
+from sandmask.functional.dense import dense
 from sandmask.functional.dropout import Dropout
 from sandmask.networks._base import Featurizer
 
@@ -22,8 +22,6 @@ class MLP(Featurizer):
         """The features."""
         x = x.flatten(1)
         for site, layer in enumerate(self.layers[:-1]):
-            x = layer(x)
-            if drop is not None:
-                x = drop(x, site)
-            x = torch.relu(x)
+            assert isinstance(layer, nn.Linear)
+            x = dense(x, layer.weight, layer.bias, drop, site)
         return self.layers[-1](x)  # type: ignore[no-any-return]

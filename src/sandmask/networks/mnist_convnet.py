@@ -10,6 +10,7 @@ class MNISTConvNet(Featurizer):
     """Four 3 x 3 convolutions, each with ReLU and group normalization; average pooling; 128 features."""
 
     n_features = 128
+    stacks = False  # `vmap` makes grouped convolutions of K runs' ones: slower, on every device, than K of them
 
     def __init__(self, n_channels: int) -> None:
         super().__init__()

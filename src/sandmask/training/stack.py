@@ -19,6 +19,7 @@ from sandmask.training.evaluation import Accuracies, Evaluator
 from sandmask.training.precision import compute_dtype, set_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
+from sandmask.training.steps import Step, looped_step, stacked_step
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000
@@ -106,6 +107,12 @@ class Stack:
         self.n_runs = len(specs)
         differentiator = _differentiator(self.algorithm.network, self.n_runs)
         self.algorithm.problem = self.algorithm.problem.with_differentiator(differentiator)
+        stacks = self.algorithm.network.stacks
+        self._step: Step = (
+            (stacked_step(self.algorithm) or self.lift(self.algorithm.step, (0, 0, 0, 0)))
+            if stacks
+            else looped_step(self.algorithm)
+        )
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
@@ -174,8 +181,7 @@ class Stack:
     def step(self, state: State, batch: EnvBatch) -> tuple[State, Metrics]:
         """Every run's state after one more step, and metrics [K]."""
         keys = random.fold(random.fold(self.keys, state["step"]), _STEP)
-        stepped: tuple[State, Metrics] = self.lift(self.algorithm.step, (0, 0, 0, 0))(state, batch, self.hparams, keys)
-        return stepped
+        return self._step(state, batch, self.hparams, keys)
 
     @torch.no_grad()
     def counts(self, state: State) -> Tensor:

@@ -1,0 +1,128 @@
+"""Runs that train as one program, against one run at a time: run-steps a second, evaluation included.
+
+python -m benchmarks.stacked [DATA_DIR]     # with DATA_DIR, which holds MNIST, also the ConvNet
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks._measure import print_rows, seconds_of
+from sandmask.algorithms import ALGORITHMS
+from sandmask.datasets import DATASETS, Dataset, load_dataset
+from sandmask.training import Stack, make_spec
+from sandmask.training.program import Carry, Program
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+SECONDS = 3.0  # of every measurement
+# Of DomainBed's own code on the same GPU.
+DOMAINBED = {"Spirals": "its script 12, its bare update 40", "ColoredMNIST": "65 (its ERM 266)"}
+
+
+class Runs:
+    """K runs of one algorithm, differing in their seeds and held-out environments."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        algorithm: str,
+        n_runs: int,
+        hparams: Mapping[str, float],
+        precision: str = "fp32",
+        fast: bool = True,
+    ) -> None:
+        entry = DATASETS[dataset.name]
+        own = {"tau": 0.5} if "Mask" in algorithm else {}
+        held_out = itertools.cycle(entry.report_envs or range(len(entry.environments)))
+        specs = [
+            make_spec(entry, algorithm, [env], hparams={**hparams, **own}, seed=seed, precision=precision)
+            for seed, env in zip(range(n_runs), held_out, strict=False)
+        ]
+        self.stack = Stack(specs, dataset, DEVICE)
+        self.every = entry.checkpoint_every
+        nowhere = torch.full((n_runs,), -1, device=DEVICE)
+        self.program = Program(self.stack, Carry(self.stack.init(), {}, nowhere), fast=fast)
+        self.program.advance(1)
+        self._round()
+
+    def _round(self) -> None:
+        """From one evaluation to the next."""
+        until = self.program.done + self.every
+        while self.program.done < until:
+            self.program.advance(until - self.program.done)
+        self.program.counts()
+
+    def rate(self) -> float:
+        """Run-steps a second."""
+        seconds_of(self._round)
+        once = seconds_of(self._round)
+        rounds = max(1, round(SECONDS / once))
+        taken = seconds_of(lambda: [self._round() for _ in range(rounds)])
+        return rounds * self.every * self.stack.n_runs / taken
+
+
+def measure(dataset: Dataset, algorithm: str, n_runs: int, hparams: Mapping[str, float], **how: object) -> float:
+    """The rate; 0 where the runs do not fit into memory."""
+    try:
+        return Runs(dataset, algorithm, n_runs, hparams, **how).rate()  # type: ignore[arg-type]
+    except torch.OutOfMemoryError:
+        return 0.0
+    finally:
+        if ON_GPU:
+            torch.cuda.empty_cache()
+
+
+def stack_sizes(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int]) -> None:
+    """How the rate grows with the stack, in each precision."""
+    precisions = ("fp32", "tf32", "bf16") if ON_GPU else ("fp32",)
+    rows: list[tuple[str, ...]] = [
+        ("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "best over eager")
+    ]
+    for precision in precisions:
+        alone = measure(dataset, algorithm, 1, hparams, precision=precision, fast=False)
+        rates = [measure(dataset, algorithm, n, hparams, precision=precision) for n in sizes]
+        ratio = f"{max(rates) / alone:.0f}" if max(rates) > 10 * alone else f"{max(rates) / alone:.2f}"
+        rows.append((precision, f"{alone:,.0f}", *(f"{rate:,.0f}" for rate in rates), ratio))
+        print(*rows[-1], flush=True, file=sys.stderr)
+    settings = ", ".join(f"{name} {value:g}" for name, value in hparams.items())
+    title = f"{dataset.name}, {algorithm}, {settings}: run-steps a second, evaluation every {DATASETS[dataset.name].checkpoint_every} steps"
+    print_rows(f"{title} (DomainBed: {DOMAINBED.get(dataset.name, 'not measured')})", rows)
+
+
+def every_algorithm(dataset: Dataset, n_runs: int, hparams: Mapping[str, float], precision: str) -> None:
+    """Stacked over alone, for all of them."""
+    rows: list[tuple[str, ...]] = [
+        ("algorithm", "one run, eager", "one run", f"stack of {n_runs}", "stacked over eager")
+    ]
+    for entry in ALGORITHMS.values():
+        eager = measure(dataset, entry.name, 1, hparams, precision=precision, fast=False)
+        alone = measure(dataset, entry.name, 1, hparams, precision=precision)
+        together = measure(dataset, entry.name, n_runs, hparams, precision=precision)
+        rows.append((entry.name, f"{eager:,.0f}", f"{alone:,.0f}", f"{together:,.0f}", f"{together / eager:.1f}"))
+        print(*rows[-1], flush=True, file=sys.stderr)
+    settings = ", ".join(f"{name} {value:g}" for name, value in hparams.items())
+    print_rows(f"{dataset.name}, {settings}, {precision}: run-steps a second, evaluation included", rows)
+
+
+def main() -> None:
+    start = time.monotonic()
+    spirals = load_dataset("Spirals")
+    if ON_GPU:
+        stack_sizes(spirals, "SANDMask", {"batch_size": 128, "mlp_width": 256}, [1, 16, 64, 256])
+        every_algorithm(spirals, 64, {"batch_size": 128, "mlp_width": 256}, "tf32")
+    else:
+        for algorithm in ("SANDMask", "ERM"):
+            stack_sizes(spirals, algorithm, {"batch_size": 32, "mlp_width": 256}, [1, 2, 16])
+    if ON_GPU and len(sys.argv) > 1:
+        mnist = load_dataset("ColoredMNIST", Path(sys.argv[1]))
+        stack_sizes(mnist, "SANDMask", {"batch_size": 64}, [1, 4, 16])
+    print(f"\n{time.monotonic() - start:.0f} seconds in all.")
+
+
+if __name__ == "__main__":
+    main()

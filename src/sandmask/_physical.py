@@ -1,0 +1,72 @@
+"""From inside one level of `vmap` to the tensors underneath, where K runs are one leading dimension.
+
+`vmap` maps every small operation to one on K runs. Where a few operations together are better one kernel, that kernel
+wants the whole tensors; this is how a function of one run hands them over.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.autograd import Function
+
+Kernel = Callable[..., tuple[Tensor, ...]]
+
+
+def in_vmap() -> bool:
+    """Whether this is called from inside of one level of `vmap`, and of no other transform."""
+    stack = get_interpreter_stack() or []
+    return len(stack) == 1 and bool(stack[0].key() == TransformType.Vmap)
+
+
+def reachable() -> bool:
+    """Whether there is just one leading dimension to hand over, or none: no gradient transform, no second vmap."""
+    return in_vmap() or not get_interpreter_stack()
+
+
+def on_all_runs(kernel: Kernel, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """`kernel` on tensors with a leading dimension K, from a function of one run; not differentiable.
+
+    Outside of `vmap` K is 1. Tensors that the runs share have a leading dimension of K too, of stride 0.
+    """
+    outputs: tuple[Tensor, ...] = _OnAllRuns.apply(kernel, *tensors)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+class _OnAllRuns(Function):
+    @staticmethod
+    def forward(kernel: Kernel, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(output.squeeze(0) for output in kernel(*(tensor.unsqueeze(0) for tensor in tensors)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:  # noqa: ARG004
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], kernel: Kernel, *tensors: Tensor) -> Any:
+        outputs = kernel(*leading(info.batch_size, in_dims[1:], tensors))
+        return outputs, (0,) * len(outputs)
+
+
+def leading(n_runs: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[Any]:
+    """Tensors with their batch dimension first; what is shared is expanded, what is no tensor left as it is."""
+
+    def lead(dim: int | None, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.expand(n_runs, *value.shape) if dim is None else value.movedim(dim, 0)
+
+    return [lead(dim, value) for dim, value in zip(dims, tensors, strict=True)]
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether GPU kernels can take over from a function of this tensor."""
+    if tensor.device.type != "cuda" or tensor.dtype == torch.float64 or not reachable():
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True

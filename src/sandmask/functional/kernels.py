@@ -1,0 +1,222 @@
+"""GPU kernels on tensors of K runs. Each has a twin in plain torch that tests compare it with.
+
+`weight_moments` is the one that matters: the gradient of a layer's weights in each of E environments is a product of
+two matrices, and the masks want its moments over environments. Computed tile by tile, with the loop over environments
+inside, the E gradients never exist in memory.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _mix(x):
+    """SplitMix64's finalizer, as in `functional.random`."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _activate_kernel(
+    z, bias, rows, rate, n_rows, width, site: tl.constexpr, drops: tl.constexpr, relu: tl.constexpr, block: tl.constexpr
+):
+    """z <- relu(dropout(z + bias)), in place."""
+    run = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    place = (run * n_rows + row) * width + column
+    value = tl.load(z + place, mask=inside).to(tl.float32)
+    value += tl.load(bias + run * width + column, mask=inside).to(tl.float32)
+    if drops:
+        drop = tl.load(rate + run)
+        if drop > 0:
+            key = tl.load(rows + run * n_rows + row).to(tl.uint64, bitcast=True)
+            key = _mix(key + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
+            golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+            noise = _mix(key + (column + 1).to(tl.uint64) * golden) >> 40
+            kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= drop
+            value = tl.where(kept, value / (1.0 - drop), 0.0)
+    if relu:
+        # Not tl.maximum: what is no number has to stay visible.
+        value = tl.where(value < 0, 0.0, value)
+    tl.store(z + place, value, mask=inside)
+
+
+@triton.jit
+def _activate_backward_kernel(grad, out, rate, result, numel, drops: tl.constexpr, block: tl.constexpr):
+    """The gradient before bias, dropout and relu: a unit passes on what is positive, scaled as it was."""
+    run = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < numel
+    place = run * numel + place
+    value = tl.load(grad + place, mask=inside).to(tl.float32)
+    unit = tl.load(out + place, mask=inside).to(tl.float32)
+    if drops:
+        value /= 1.0 - tl.load(rate + run)
+    # Of an output that is no number the gradient is none either.
+    tl.store(result + place, tl.where(unit > 0, value, tl.where(unit == 0, 0.0, unit)), mask=inside)
+
+
+def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, site: int) -> Tensor:
+    """relu(dropout(z + bias)) of z [K, N, width], in place; rows [K, N] are keys, rate [K]."""
+    n_runs, n_rows, width = z.shape
+    block = min(triton.next_power_of_2(width), BLOCK)
+    launch: Any = _activate_kernel[(n_rows, triton.cdiv(width, block), n_runs)]
+    keys, rates = (z, z) if rows is None or rate is None else (rows.contiguous(), rate.float().contiguous())
+    launch(z, bias.contiguous(), keys, rates, n_rows, width, site=site, drops=rows is not None, relu=True, block=block)
+    return z
+
+
+def activate_backward(grad: Tensor, out: Tensor, rate: Tensor | None) -> Tensor:
+    """The gradient with respect to z of `activate`, from its output."""
+    result = torch.empty_like(out)
+    numel = out[0].numel()
+    launch: Any = _activate_backward_kernel[(triton.cdiv(numel, BLOCK), len(out))]
+    rates = out if rate is None else rate.float().contiguous()
+    launch(grad.contiguous(), out, rates, result, numel, drops=rate is not None, block=BLOCK)
+    return result
+
+
+@triton.jit
+def _weight_moments_kernel(
+    grad,
+    x,
+    signs_out,
+    mean_out,
+    m2_out,
+    n_envs,
+    n_rows,
+    n_out,
+    n_in,
+    stride,
+    rows_per_step: tl.constexpr,
+    block_out: tl.constexpr,
+    block_in: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Moments over environments of grad_e^T x_e, for one tile of one run."""
+    run = tl.program_id(2).to(tl.int64)
+    out_units = tl.program_id(0) * block_out + tl.arange(0, block_out)
+    in_units = tl.program_id(1) * block_in + tl.arange(0, block_in)
+    grad += run * n_envs * n_rows * n_out
+    x += run * n_envs * n_rows * n_in
+    signs = tl.zeros((block_out, block_in), tl.float32)
+    mean = tl.zeros((block_out, block_in), tl.float32)
+    m2 = tl.zeros((block_out, block_in), tl.float32)
+    for e in range(n_envs):
+        product = tl.zeros((block_out, block_in), tl.float32)
+        for start in range(0, n_rows, rows_per_step):
+            row = start + tl.arange(0, rows_per_step)
+            known = row < n_rows
+            row += e * n_rows
+            g = tl.load(
+                grad + row[None, :] * n_out + out_units[:, None],
+                mask=known[None, :] & (out_units < n_out)[:, None],
+                other=0.0,
+            )
+            v = tl.load(
+                x + row[:, None] * n_in + in_units[None, :], mask=known[:, None] & (in_units < n_in)[None, :], other=0.0
+            )
+            product = tl.dot(g, v, product, input_precision=precision)
+        # Welford. The first environment's deviation is exactly 0, and so are those of identical gradients.
+        away = product - mean
+        mean += away / (e + 1.0)
+        m2 += away * (product - mean)
+        signs += tl.where(product > 0, 1.0, 0.0) - tl.where(product < 0, 1.0, 0.0)
+    place = run * stride + out_units[:, None] * n_in + in_units[None, :]
+    inside = (out_units < n_out)[:, None] & (in_units < n_in)[None, :]
+    tl.store(signs_out + place, signs, mask=inside)
+    tl.store(mean_out + place, mean, mask=inside)
+    tl.store(m2_out + place, m2, mask=inside)
+
+
+def weight_moments(grad: Tensor, x: Tensor, n_envs: int, signs: Tensor, mean: Tensor, m2: Tensor) -> None:
+    """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
+
+    Written into views [K, out * in] of larger buffers [K, P].
+    """
+    n_runs, n_rows = len(x), x.shape[1] // n_envs
+    n_out, n_in = grad.shape[2], x.shape[2]
+    block_out = min(max(triton.next_power_of_2(n_out), 16), 64)
+    block_in = min(max(triton.next_power_of_2(n_in), 16), 64)
+    rows_per_step = min(max(triton.next_power_of_2(n_rows), 16), 64 if x.dtype == torch.bfloat16 else 32)
+    precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    launch: Any = _weight_moments_kernel[(triton.cdiv(n_out, block_out), triton.cdiv(n_in, block_in), n_runs)]
+    launch(
+        grad.contiguous(),
+        x.contiguous(),
+        *(signs, mean, m2),
+        *(n_envs, n_rows, n_out, n_in, mean.stride(0)),
+        rows_per_step=rows_per_step,
+        block_out=block_out,
+        block_in=block_in,
+        precision=precision,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _adam_kernel(
+    params,
+    gradient,
+    mean,
+    square,
+    decay,
+    beta1,
+    beta2,
+    rate,
+    correction,
+    new_params,
+    new_mean,
+    new_square,
+    numel,
+    eps: tl.constexpr,
+    block: tl.constexpr,
+):
+    run = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < numel
+    place = run * numel + place
+    p = tl.load(params + place, mask=inside)
+    m = tl.load(mean + place, mask=inside)
+    v = tl.load(square + place, mask=inside)
+    b1, b2 = tl.load(beta1 + run), tl.load(beta2 + run)
+    g = tl.load(gradient + place, mask=inside) + tl.load(decay + run) * p
+    m += (1.0 - b1) * (g - m)
+    v = b2 * v + (1.0 - b2) * g * g
+    step = tl.load(rate + run) * m / (tl.sqrt_rn(v) / tl.load(correction + run) + eps)
+    tl.store(new_params + place, p - step, mask=inside)
+    tl.store(new_mean + place, m, mask=inside)
+    tl.store(new_square + place, v, mask=inside)
+
+
+def adam(
+    params: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    *numbers: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """New parameters and running means [K, P].
+
+    `numbers` are [K] each: weight decay, both betas, learning rate over the first correction, and the root of the
+    second correction.
+    """
+    outs = [torch.empty(params.shape, device=params.device) for _ in range(3)]
+    numel = params.shape[1]
+    launch: Any = _adam_kernel[(triton.cdiv(numel, BLOCK), len(params))]
+    tensors = [tensor.contiguous() for tensor in (params, gradient, mean, square, *numbers)]
+    launch(*tensors, *outs, numel, eps=eps, block=BLOCK)
+    return outs[0], outs[1], outs[2]

@@ -1,0 +1,178 @@
+"""Hidden layers and moments of K runs, against plain operations one run after the other."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional as F
+
+from sandmask.functional import Dropout, adam_init, adam_step, random
+from sandmask.functional.adam import AdamState
+from sandmask.functional.dense import dense, dense_of_runs, plain_dense
+from sandmask.functional.flat import Slot
+from sandmask.functional.moment_tape import MomentTape, UntapedError
+from sandmask.masks import ANDMask, Mask, SANDMask, TensorMoments, stack_moments
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+]
+on_devices = pytest.mark.parametrize("device", DEVICES)
+K, E, B, IN, OUT = 3, 4, 5, 18, 24
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> None:
+    torch.set_float32_matmul_precision("highest")
+
+
+def layer(device: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    return {"x": normal(K, E * B, IN), "weight": normal(K, OUT, IN), "bias": normal(K, OUT)}
+
+
+def noise(device: str) -> tuple[Tensor, Tensor]:
+    rows = random.keys(torch.stack([random.key_of(k) for k in range(K)]), E * B).to(device)
+    return rows, torch.tensor([0.0, 0.1, 0.5], device=device)
+
+
+@on_devices
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_layer_of_k_runs_and_its_gradients(device: str, drops: bool) -> None:
+    own = {name: value.requires_grad_() for name, value in layer(device).items()}
+    tensors: Any = tuple(own.values())
+    rows, rate = noise(device)
+
+    def one(k: int) -> Tensor:
+        drop = Dropout(rate[k], rows[k]) if drops else None
+        return plain_dense(own["x"][k], own["weight"][k], own["bias"][k], drop, site=2)
+
+    expected = torch.stack([one(k) for k in range(K)])
+    weights = torch.linspace(-1, 1, expected.numel(), device=device).view(expected.shape)
+    wanted = torch.autograd.grad((expected * weights).sum(), list(own.values()))
+
+    if drops:
+        found = vmap(lambda x, w, b, r, p: dense(x, w, b, Dropout(p, r), 2))(*tensors, *noise(device))
+    else:
+        found = vmap(lambda x, w, b: dense(x, w, b))(*tensors)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found == 0, expected == 0) or not drops
+    for one_grad, other in zip(torch.autograd.grad((found * weights).sum(), list(own.values())), wanted, strict=True):
+        torch.testing.assert_close(one_grad, other, rtol=1e-4, atol=1e-4)
+
+
+@on_devices
+def test_a_layer_outside_of_vmap_and_with_a_shared_input(device: str) -> None:
+    own = layer(device)
+    alone = dense(own["x"][0], own["weight"][0], own["bias"][0])
+    torch.testing.assert_close(alone, F.relu(F.linear(own["x"][0], own["weight"][0], own["bias"][0])))
+    shared = vmap(dense, in_dims=(None, 0, 0))(own["x"][0], own["weight"], own["bias"])
+    torch.testing.assert_close(shared[0], alone)
+
+
+def test_what_is_no_number_stays_visible() -> None:
+    own = layer("cpu")
+    own["x"][0, 0, 0] = float("nan")
+    assert dense_of_runs(own["x"], own["weight"], own["bias"], None, None, 0)[0, 0].isnan().all()
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_of_k_runs_against_gradients_one_by_one(device: str, dtype: torch.dtype) -> None:
+    own = layer(device, dtype)
+    rows, rate = noise(device)
+    names = {"weight": (OUT, IN), "bias": (OUT,), "unused": (3,)}
+    slots = [Slot(name, torch.Size(shape), torch.Size(shape).numel()) for name, shape in names.items()]
+    tape = MomentTape(slots, K, E, own["x"])
+    leaves = {name: own[name].clone().requires_grad_() for name in ("weight", "bias")}
+
+    def losses(x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, rate: Tensor) -> Tensor:
+        with tape.watch({"weight": weight, "bias": bias}):
+            y = dense(x, weight, bias, Dropout(rate, rows), 1)
+        return y.float().view(E, -1).square().mean(1)
+
+    values = vmap(losses)(own["x"], leaves["weight"], leaves["bias"], rows, rate)
+    arrived = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
+    assert all(gradient is None for gradient in arrived)
+    found = tape.moments()
+
+    for k in range(K):
+        gradients = []
+        for e in range(E):
+            own_rows = slice(e * B, (e + 1) * B)
+            weight, bias = (leaves[name][k].detach().requires_grad_() for name in ("weight", "bias"))
+            y = plain_dense(own["x"][k, own_rows], weight, bias, Dropout(rate[k], rows[k, own_rows]), 1)
+            pieces = torch.autograd.grad(y.float().square().mean(), (weight, bias))
+            gradients.append(torch.cat([piece.float().flatten() for piece in pieces]))
+        wanted = stack_moments(torch.stack(gradients))
+        n = len(wanted.mean)
+        tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(found.mean[k, :n], wanted.mean, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(found.m2[k, :n], wanted.m2, rtol=10 * tolerance, atol=10 * tolerance)
+        if dtype == torch.float32:
+            assert (found.sign_sum[k, :n] - wanted.sign_sum).abs().max() == 0
+        assert found.mean[k, n:].abs().max() == 0
+
+
+def test_a_parameter_used_twice_or_elsewhere_is_refused() -> None:
+    own = layer("cpu")
+    slots = [Slot("weight", torch.Size((OUT, IN)), OUT * IN), Slot("bias", torch.Size((OUT,)), OUT)]
+
+    def twice(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        with MomentTape(slots, K, E, x).watch({"weight": weight, "bias": bias}):
+            return dense(x, weight, bias) + dense(x, weight, bias)
+
+    def elsewhere(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        with MomentTape(slots, K, E, x).watch({"weight": weight, "bias": bias}):
+            return dense(x, weight, bias) + weight.sum()
+
+    for use in (twice, elsewhere):
+        with pytest.raises(UntapedError):
+            vmap(use)(own["x"], own["weight"], own["bias"])
+
+
+@on_devices
+def test_adam_of_k_runs_with_numbers_of_their_own(device: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    params, gradient, mean = (torch.randn(K, 2000, generator=generator).to(device) for _ in range(3))
+    state = AdamState(mean, mean.square(), torch.tensor([0.0, 3.0, 100.0], device=device))
+    lr, decay = torch.tensor([0.1, 0.01, 1e-4], device=device), torch.tensor([0.0, 0.1, 1e-3], device=device)
+    together = vmap(adam_step)(params, gradient, state, lr, decay)
+    for k in range(K):
+        own = (params[k].cpu(), gradient[k].cpu(), AdamState(*(field[k].cpu() for field in state)))
+        alone, alone_state = adam_step(*own, lr[k].cpu(), decay[k].cpu())
+        torch.testing.assert_close(together[0][k].cpu(), alone, rtol=1e-5, atol=1e-6)
+        for field, other in zip(together[1], alone_state, strict=True):
+            torch.testing.assert_close(field[k].cpu(), other, rtol=1e-5, atol=1e-7)
+    assert adam_init(params[0]).count == 0
+
+
+@on_devices
+@pytest.mark.parametrize("kind", ["and", "sand", "released"])
+def test_masks_of_k_runs_with_numbers_of_their_own(device: str, kind: str) -> None:
+    gradients = torch.randn(E, K, 3000, generator=torch.Generator().manual_seed(2)).to(device)
+    moments = stack_moments(gradients)
+    tau = torch.tensor([0.0, 0.4, 0.9], device=device)
+    gain = torch.tensor([0.1, 10.0, 1e4], device=device)
+
+    def mask(tau: Tensor, gain: Tensor) -> Mask:
+        if kind == "and":
+            return ANDMask(tau)
+        return SANDMask(tau) if kind == "sand" else SANDMask(tau, dispersion="absolute", gain=gain)
+
+    def weigh(sign_sum: Tensor, mean: Tensor, m2: Tensor, tau: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+        return mask(tau, gain).weigh(TensorMoments(E, sign_sum, mean, m2))
+
+    weights, masked = vmap(weigh)(moments.sign_sum, moments.mean, moments.m2, tau, gain)
+    for k in range(K):
+        own = TensorMoments(E, *(field[k].cpu() for field in (moments.sign_sum, moments.mean, moments.m2)))
+        expected = mask(tau[k].cpu(), gain[k].cpu()).element_weights(own)
+        torch.testing.assert_close(weights[k].cpu(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(masked[k].cpu(), expected * own.mean, rtol=1e-5, atol=1e-6)
+    assert 0 < weights[1].mean() < 1

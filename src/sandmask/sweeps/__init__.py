@@ -12,27 +12,38 @@ run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), InlineExecutor, c
 from sandmask.sweeps._expand import Expansion, expand, normalized, run_seed
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job
+from sandmask.sweeps._plan import Estimator, Plan, StackEstimate, make_plan
 from sandmask.sweeps._run import SweepResult, run_sweep
-from sandmask.sweeps._spec import SweepSpec
+from sandmask.sweeps._spec import SweepSpec, refused_changes
 from sandmask.sweeps._stacks import PlannedStack, group
+from sandmask.sweeps._status import StackStatus, Standing, SweepStatus, sweep_status
 from sandmask.sweeps._toml import read_sweep, to_toml, write_sweep
 
 __all__ = [
+    "Estimator",
     "Expansion",
     "Job",
     "JobOptions",
     "Outcome",
+    "Plan",
     "PlannedStack",
+    "StackEstimate",
+    "StackStatus",
+    "Standing",
     "SweepFolder",
     "SweepResult",
     "SweepSpec",
+    "SweepStatus",
     "expand",
     "group",
+    "make_plan",
     "normalized",
     "read_sweep",
+    "refused_changes",
     "run_job",
     "run_seed",
     "run_sweep",
+    "sweep_status",
     "to_toml",
     "write_sweep",
 ]

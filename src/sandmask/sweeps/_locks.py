@@ -55,26 +55,18 @@ def _taken(path: Path, run_ids: Sequence[str]) -> FileIO | None:
 
 
 def claimed(folder: Path) -> set[str]:
-    """The runs that some process is training now. Call it in one's `turn`: looking takes the lock for an instant."""
-    found: set[str] = set()
+    """The runs that some process is training now. Call it in one's `turn`: looking takes locks for an instant."""
+    return {run for runs in claims(folder).values() for run in runs}
+
+
+def claims(folder: Path) -> dict[str, list[str]]:
+    """The stacks that some process is training now, and their runs; call it in one's `turn`."""
+    found: dict[str, list[str]] = {}
     for path in folder.glob(f"*{_SUFFIX}"):
         try:
             with FileIO(path, "r+") as file:
                 if not lock(file):
-                    found.update(json.loads(file.readall() or b"[]"))
+                    found[path.name.removesuffix(_SUFFIX)] = json.loads(file.readall() or b"[]")
         except FileNotFoundError:
             continue
     return found
-
-
-def claimed_stacks(folder: Path) -> set[str]:
-    """The names of the stacks that some process is training now; call it in one's `turn`."""
-    live = set()
-    for path in folder.glob(f"*{_SUFFIX}"):
-        try:
-            with FileIO(path, "r+") as file:
-                if not lock(file):
-                    live.add(path.name.removesuffix(_SUFFIX))
-        except FileNotFoundError:
-            continue
-    return live

@@ -1,0 +1,99 @@
+"""A plan in words."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sandmask.cli._console import print_table
+from sandmask.cli._sweep_progress import duration
+
+if TYPE_CHECKING:
+    from sandmask.sweeps import Plan, StackEstimate
+
+LONGEST = 40  # rows of the table
+
+
+def shape_of(stack: "StackEstimate") -> str:
+    """What decides a stack's shape: batch 64, width 256, depth 3."""
+    from sandmask.training.specs import SHAPE_HPARAMS
+
+    hparams = stack.stack.specs[0].hparams
+    words = [
+        f"{name.removeprefix('mlp_').removesuffix('_size')} {hparams[name]:g}"
+        for name in SHAPE_HPARAMS
+        if name in hparams
+    ]
+    held_out = len(stack.stack.specs[0].test_envs)
+    return ", ".join([*words, *(["two held out"] if held_out == 2 else [])])
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "kB", "MB"):
+        if n_bytes < 999.5:
+            return f"{n_bytes:.0f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} GB"
+
+
+def print_plan(plan: "Plan", notes: Sequence[str], folder: Path) -> None:
+    """The stacks in order, then what they take."""
+    grouped: defaultdict[tuple[str, ...], list[StackEstimate]] = defaultdict(list)
+    for each in plan.stacks:
+        first = each.stack.specs[0]
+        grouped[first.dataset, first.algorithm, shape_of(each)].append(each)
+    rows = []
+    for key, stacks in list(grouped.items())[:LONGEST]:
+        runs = [len(each.stack.specs) for each in stacks]
+        seconds = [each.seconds for each in stacks if each.seconds is not None]
+        took = duration(sum(seconds)) if seconds else "-"
+        rows.append((*key, str(sum(runs)), str(len(stacks)), took, size(max(each.memory_bytes for each in stacks))))
+    if rows:
+        print_table(
+            "Stacks, in the order of training",
+            ("dataset", "algorithm", "shape", "runs", "stacks", "time", "memory of one"),
+            rows,
+        )
+    if len(grouped) > LONGEST:
+        typer.echo(f"and {len(grouped) - LONGEST} more shapes (--json lists them all)")
+    for note in notes:
+        typer.echo(f"note: {note}")
+    missing = plan.runs - plan.done
+    typer.echo(f"{plan.runs} runs: {plan.done} done, {missing} missing, in {len(plan.stacks)} stacks.")
+    if missing:
+        took = "not measured" if plan.seconds is None else f"about {duration(plan.seconds)}"
+        at_once = f", {plan.workers} stacks at a time" if plan.workers > 1 else ""
+        typer.echo(f"Time: {took}{at_once}. Memory: {size(plan.memory_bytes)}. Disk: {size(plan.disk_bytes)}.")
+    else:
+        typer.echo(f"Nothing to do. Tables: sandmask report {folder}")
+
+
+def plan_json(plan: "Plan", notes: Sequence[str]) -> dict[str, Any]:
+    """Everything, for scripts."""
+    stacks = [
+        {
+            "stack": each.stack.id,
+            "dataset": each.stack.specs[0].dataset,
+            "algorithm": each.stack.specs[0].algorithm,
+            "shape": shape_of(each),
+            "runs": [spec.id for spec in each.stack.specs],
+            "seconds": each.seconds,
+            "memory_bytes": round(each.memory_bytes),
+            "disk_bytes": round(each.disk_bytes),
+        }
+        for each in plan.stacks
+    ]
+    return {
+        "runs": plan.runs,
+        "done": plan.done,
+        "missing": plan.runs - plan.done,
+        "seconds": plan.seconds,
+        "memory_bytes": round(plan.memory_bytes),
+        "disk_bytes": round(plan.disk_bytes),
+        "workers": plan.workers,
+        "notes": list(notes),
+        "stacks": stacks,
+    }

@@ -1,0 +1,111 @@
+"""The options that describe a sweep: `plan` and `run` take the same ones."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sandmask.cli._options import HparamOption, NetworkOption, PluginOption, StepsOption, WeightsOption
+from sandmask.errors import SandmaskError
+
+if TYPE_CHECKING:
+    from sandmask.sweeps import SweepFolder, SweepSpec
+
+DEFAULT_FOLDER = Path("runs/sweep")
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's folder.")]
+_LISTS = ("datasets", "algorithms", "test_envs", "selection")
+
+
+def _given(
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file with these options as keys; options given beside it go first.")
+    ] = None,
+    datasets: Annotated[
+        list[str] | None, typer.Option(metavar="A,B", help="Datasets, or folders of your own, with commas between.")
+    ] = None,
+    algorithms: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Algorithms.")] = None,
+    test_envs: Annotated[
+        list[str] | None,
+        typer.Option(metavar="all|0,1", help="Environments to hold out, each in turn. (default: all in the tables)"),
+    ] = None,
+    n_hparams: Annotated[
+        int | None, typer.Option(min=1, help="Hyperparameter draws; number 0 is the defaults. (default: 20)")
+    ] = None,
+    n_trials: Annotated[int | None, typer.Option(min=1, help="Repetitions. (default: 3)")] = None,
+    space: Annotated[
+        str | None, typer.Option(metavar="paper|domainbed", help="Whose ranges draws come from. (default: paper)")
+    ] = None,
+    selection: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="all|A,B",
+            help="Selection rules; leave-one-domain-out needs more runs. (default: training-domain,oracle)",
+        ),
+    ] = None,
+    steps: StepsOption = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate every so many steps; the dataset's protocol if not given.")
+    ] = None,
+    hparam: HparamOption = None,
+    network: NetworkOption = None,
+    weights: WeightsOption = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="fp32|tf32|bf16", help="What is computed in. (default: fp32)")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Changes every run's own seed. (default: 0)")] = None,
+    plugin: PluginOption = None,
+) -> None:
+    """The signature of a request."""
+
+
+class Request:
+    """What the command line said about a sweep; None is what it did not mention."""
+
+    def __init__(self, config: Path | None, hparam: list[str] | None, plugin: list[Path] | None, **fields: Any) -> None:
+        from sandmask.hparams import parse_overrides
+        from sandmask.plugins import load_plugins
+
+        self.config = config
+        self.plugins = tuple(str(path.expanduser().resolve()) for path in plugin or ())
+        load_plugins(self.plugins)
+        self.fields = {name: value for name, value in fields.items() if value is not None}
+        for name in _LISTS:
+            if name in self.fields:
+                words = [word.strip() for item in self.fields[name] for word in item.split(",")]
+                self.fields[name] = tuple(word for word in words if word)
+        if hparam:
+            self.fields["hparams"] = parse_overrides(hparam)
+
+    def sweep(self, folder: "SweepFolder") -> "SweepSpec":
+        """The sweep: what the folder holds or the file says, with what the command line says over it."""
+        from sandmask.sweeps import SweepSpec, normalized, read_sweep
+
+        stored = folder.asked()
+        if self.config is None and stored is not None:
+            return normalized(replace(stored, **self.fields))
+        fields = {**(read_sweep(self.config) if self.config else {}), **self.fields}
+        for name in ("datasets", "algorithms"):
+            if name not in fields:
+                raise SandmaskError(f"{folder.path} holds no sweep yet: say which {name} with --{name} or --config.")
+        return normalized(SweepSpec(**fields))
+
+
+def with_request(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a `Request`, as one that has a request's options instead."""
+    options = inspect.signature(_given).parameters
+    own = [each for name, each in inspect.signature(command).parameters.items() if name != "request"]
+
+    def wrapper(**values: Any) -> None:
+        request = Request(**{name: values.pop(name) for name in options})
+        command(request=request, **values)
+
+    folder, *others = own
+    parameters = [folder, *options.values(), *others]
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+    wrapper.__doc__ = command.__doc__
+    wrapper.__name__ = command.__name__
+    return wrapper

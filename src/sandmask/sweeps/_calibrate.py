@@ -1,0 +1,128 @@
+"""A short measurement: how long a step and an evaluation take here, and how much memory, at two sizes."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from sandmask.datasets import Dataset
+from sandmask.records import RunSpec
+from sandmask.sweeps._sample import Sample
+from sandmask.sweeps._stacks import STACKED_NETWORKS
+from sandmask.sweeps._work import Work, work_of
+from sandmask.training import Progress, stack_key, train_stack
+
+SECONDS = 2.0  # of steps, at one size
+STEPS, EVERY = 31, 10
+EXAMPLES, FEW_EXAMPLES = 256, 16  # of an environment: of small inputs, of images
+SMALL_STACK, LARGER_STACK = 2, 6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One stack of `runs`, measured."""
+
+    runs: int
+    work: Work
+    step_seconds: float
+    evaluation_seconds: float
+    bytes: float
+
+
+def available_memory(device: torch.device) -> float:
+    """Bytes that are free now; infinite where the system does not say."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    pages = _proc("/proc/meminfo", "MemAvailable")
+    return float("inf") if pages is None else pages
+
+
+def _reset_peak(device: torch.device) -> float:
+    """Start measuring a peak; what is in use now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return float(torch.cuda.memory_allocated(device))
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _proc("/proc/self/status", "VmRSS") or 0.0
+
+
+def _peak(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return _proc("/proc/self/status", "VmHWM") or 0.0
+
+
+def _proc(file: str, name: str) -> float | None:
+    """A number of Linux's own accounts, in bytes."""
+    try:
+        lines = Path(file).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return 1024.0 * float(found[0]) if found else None
+
+
+class _EnoughError(Exception):
+    """Stops a measurement that has seen what it needs."""
+
+
+def calibrate(
+    specs: Sequence[RunSpec], dataset: Dataset, device: torch.device, *, fast: bool, weights: str | None = None
+) -> list[Measured]:
+    """Measure runs of one kind (dataset, algorithm, network): few of the smallest shape, more of a middling one."""
+    works = {stack_key(spec): work_of(spec, dataset).step for spec in specs}
+    ordered = sorted(specs, key=lambda spec: works[stack_key(spec)])
+    stacked = specs[0].network in STACKED_NETWORKS
+    sample = Sample(dataset, EXAMPLES if stacked else FEW_EXAMPLES)
+    sizes = ((ordered[0], SMALL_STACK), (ordered[len(ordered) // 2], LARGER_STACK)) if stacked else ((ordered[0], 1),)
+    return [
+        _measure([_copy(spec, k) for k in range(count)], sample, device, fast=fast, weights=weights)
+        for spec, count in sizes
+    ]
+
+
+def _copy(spec: RunSpec, number: int) -> RunSpec:
+    return replace(spec, seed=number, steps=STEPS, checkpoint_every=EVERY)
+
+
+def _measure(
+    specs: Sequence[RunSpec], sample: Sample, device: torch.device, *, fast: bool, weights: str | None
+) -> Measured:
+    seen: list[tuple[float, int]] = []
+    begin = time.monotonic()
+
+    def report(progress: Progress) -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        now = time.monotonic()
+        if progress.accuracies is None:
+            seen.append((now, progress.done))
+        if now - begin > SECONDS and progress.done > 3:
+            raise _EnoughError
+
+    before = _reset_peak(device)
+    with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
+        train_stack(
+            specs, sample, device, Path(folder) / "c.safetensors", weights=weights, fast=fast, report=report
+        )
+    used = _peak(device) - before
+    step, evaluation = _apart(seen)
+    return Measured(len(specs), work_of(specs[0], sample), step, evaluation, used)
+
+
+def _apart(seen: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Seconds of a step and of an evaluation: some gaps between reports have an evaluation in them."""
+    plain: list[tuple[float, int]] = []
+    mixed: list[tuple[float, int]] = []
+    for (t0, d0), (t1, d1) in pairwise(seen):
+        evaluated = (d0 - 1) % EVERY == 0
+        (mixed if evaluated else plain).append((t1 - t0, d1 - d0))
+    rates = sorted(seconds / steps for seconds, steps in plain or mixed)
+    step = rates[len(rates) // 2]
+    return step, max(0.0, min((seconds - step * steps for seconds, steps in mixed[1:] or mixed), default=0.0))

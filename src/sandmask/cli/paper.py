@@ -210,13 +210,16 @@ def compact(
 def figure_2(
     records: RecordsOption = None,
     quick: QuickOption = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each point; 20 if not given.")] = None,
+    steps: Annotated[int | None, typer.Option(min=11, help="Training steps; 2,001 if not given.")] = None,
     out: OutOption = OUT,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Failure modes on Spirals: accuracy against momentum, noise and initialization, 20 seeds each, stacked.
 
-    Trains what is not there yet (made for a GPU; killed, it goes on where it was), or draws from --records.
+    Finds each method's hyperparameters, then trains (made for a GPU; killed, it goes on where it was). Or draws from
+    --records.
 
     [bold]Examples[/bold]
 
@@ -226,6 +229,8 @@ def figure_2(
 
     sandmask paper figure-2 --records runs/paper/figure-2.records.parquet
     """
+    from dataclasses import replace
+
     from sandmask.paper._failure_runs import FULL, QUICK, train
     from sandmask.paper._tables import read_all
     from sandmask.paper.figure_2 import figure_2 as make
@@ -236,8 +241,9 @@ def figure_2(
         runs = read_all(records)
     else:
         progress = Progress(quiet=as_json)
-        folder = out / ("figure-2-quick" if quick else "figure-2-runs")
-        runs = train(QUICK if quick else FULL, folder, choose_device(device), progress)
+        design = QUICK if quick else FULL
+        design = replace(design, seeds=seeds or design.seeds, steps=steps or design.steps)
+        runs = train(design, out / "figure-2-runs", choose_device(device), progress)
         progress.close()
         write_archive(runs, out / "figure-2.records.parquet")
     finish(make(runs), out, as_json=as_json)

@@ -1,7 +1,7 @@
 """The runs of Figure 2: what is varied, as specs; stacks of them, trained and kept one by one."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,30 +14,36 @@ from sandmask.training import Progress, make_spec, stack_key, train_stack
 
 TEST_ENV = 0  # the environment without shortcuts: accuracy there is that of the spiral alone
 MOMENTUM, NOISE, SCALE = 0.9, 0.0, 1.0  # what two of the three are while the third is varied
+METHODS = ("ERM", "ANDMask", "ANDMask-rescaled", "SANDMask", "SANDMask-released")
+SHAPES = (("batch_size", 128), ("mlp_width", 256), ("mlp_depth", 3), ("dropout", 0))
+SEARCH_SEED = 1000  # the seeds of the search are not those of the figure
 
-# "Best known hyperparameters of AND-mask on Spirals", which the paper does not print: see docs/paper/figure-2.md.
-SHARED = {"batch_size": 128, "mlp_width": 256, "mlp_depth": 3, "weight_decay": 1e-6, "lr": 3e-3}
-METHODS: dict[str, dict[str, float]] = {
-    "ERM": {},
-    "ANDMask": {"tau": 1.0},
-    "ANDMask-rescaled": {"tau": 1.0},
-    "SANDMask": {"tau": 0.5},
-    "SANDMask-released": {"tau": 0.5},
-}
+Settings = dict[str, dict[str, float]]  # hyperparameters by method
 
 
 @dataclass(frozen=True)
 class Design:
-    """Which values are tried, and how long."""
+    """Which values are tried, how long, and how many draws the search for hyperparameters has."""
 
     momenta: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9, 0.99)
     noises: tuple[float, ...] = (0.0, 0.025, 0.05, 0.1, 0.2)
     scales: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
     seeds: int = 20
     steps: int = 2001
-    shapes: tuple[tuple[str, float], ...] = ()
+    draws: int = 48
+    search_seeds: int = 2
+    shapes: tuple[tuple[str, float], ...] = SHAPES
 
-    def specs(self) -> list[RunSpec]:
+    def search(self) -> list[RunSpec]:
+        """Random draws from the paper's space for every method, to find its "best known hyperparameters"."""
+        return [
+            self._spec(method, {}, (MOMENTUM, NOISE, SCALE), SEARCH_SEED + seed, draw=draw)
+            for method in METHODS
+            for draw in range(self.draws)
+            for seed in range(self.search_seeds)
+        ]
+
+    def specs(self, settings: Settings) -> list[RunSpec]:
         """Every run once: the conditions that the three panels share are trained once."""
         conditions = dict.fromkeys(
             [
@@ -47,23 +53,27 @@ class Design:
             ]
         )
         return [
-            self._spec(method, *condition, seed)
+            self._spec(method, settings[method], condition, seed)
             for method in METHODS
             for condition in conditions
             for seed in range(self.seeds)
         ]
 
-    def _spec(self, method: str, momentum: float, noise: float, scale: float, seed: int) -> RunSpec:
+    def _spec(
+        self, method: str, chosen: dict[str, float], condition: tuple[float, float, float], seed: int, draw: int = 0
+    ) -> RunSpec:
         spec = make_spec(
             DATASETS["Spirals"],
             method,
             [TEST_ENV],
             steps=self.steps,
             checkpoint_every=max((self.steps - 1) // 10, 1),
-            hparams={**SHARED, **METHODS[method], **dict(self.shapes)},
-            trial_seed=seed,
+            hparams={**chosen, **dict(self.shapes)},
+            hparams_seed=draw,
+            trial_seed=0 if seed >= SEARCH_SEED else seed,  # of which a draw is a function
             seed=seed,
         )
+        momentum, noise, scale = condition
         hparams = {**spec.hparams, "adam_beta1": momentum}
         return replace(spec, hparams=hparams, options={"noise": noise, "init_scale": scale})
 
@@ -74,9 +84,35 @@ QUICK = Design(
     noises=(0.0, 0.1),
     scales=(0.5, 1.0, 2.0),
     seeds=3,
-    steps=61,
-    shapes=(("batch_size", 32), ("mlp_width", 32)),
+    steps=41,
+    draws=4,
+    search_seeds=1,
+    shapes=(("batch_size", 32), ("mlp_width", 32), ("mlp_depth", 3), ("dropout", 0)),
 )
+
+
+def is_search(run: RunRecord) -> bool:
+    """Whether a run is of the search, and not of the figure."""
+    return run.spec.seed >= SEARCH_SEED
+
+
+def best_settings(runs: Sequence[RunRecord]) -> Settings:
+    """For each method the draw with the highest mean accuracy on the test environment, at the last checkpoint.
+
+    It looks at the test environment, as the paper's "best known hyperparameters" do.
+    """
+    scores: dict[str, dict[int, list[float]]] = {}
+    drawn: dict[tuple[str, int], dict[str, float]] = {}
+    for run in runs:
+        if is_search(run):
+            last = float(run.accuracy_in[-1, TEST_ENV]) if run.status == "done" else 0.0
+            scores.setdefault(run.spec.algorithm, {}).setdefault(run.spec.hparams_seed, []).append(last)
+            values = {name: value for name, value in run.spec.hparams.items() if name != "adam_beta1"}
+            drawn[run.spec.algorithm, run.spec.hparams_seed] = values
+    best = {
+        method: max(found, key=lambda draw: sum(found[draw]) / len(found[draw])) for method, found in scores.items()
+    }
+    return {method: drawn[method, draw] for method, draw in best.items()}
 
 
 def stacks(specs: Sequence[RunSpec]) -> list[list[RunSpec]]:
@@ -88,20 +124,28 @@ def stacks(specs: Sequence[RunSpec]) -> list[list[RunSpec]]:
 
 
 def train(design: Design, folder: Path, device: torch.device, report: Report) -> list[RunRecord]:
-    """All runs of a design. A stack that is done is kept in `folder`, and a started one goes on where it was."""
-    todo = stacks(design.specs())
-    total = sum(len(specs) * design.steps for specs in todo)
-    before, runs = 0, []
+    """All runs of a design, the search first. What is done is kept in `folder`; what was started goes on there."""
     folder.mkdir(parents=True, exist_ok=True)
-    for specs in todo:
-        runs += _stack(specs, folder, device, report, before, total)
-        before += len(specs) * design.steps
-    report("done", total, total)
+    search = design.search()
+    total = design.steps * (len(search) + len(design.specs({method: {} for method in METHODS})))
+    found = _train_all(search, folder, device, lambda what, done: report(f"search: {what}", done, total))
+    before = design.steps * len(search)
+    specs = design.specs(best_settings(found))
+    runs = _train_all(specs, folder, device, lambda what, done: report(what, before + done, total))
+    return [*found, *runs]
+
+
+def _train_all(
+    specs: Sequence[RunSpec], folder: Path, device: torch.device, report: Callable[[str, int], None]
+) -> list[RunRecord]:
+    runs: list[RunRecord] = []
+    for stack in stacks(specs):
+        runs += _stack(stack, folder, device, report, len(runs) * stack[0].steps)
     return runs
 
 
 def _stack(
-    specs: Sequence[RunSpec], folder: Path, device: torch.device, report: Report, before: int, total: int
+    specs: Sequence[RunSpec], folder: Path, device: torch.device, report: Callable[[str, int], None], before: int
 ) -> list[RunRecord]:
     """One stack's records, trained or read."""
     noise = specs[0].options["noise"]
@@ -112,7 +156,7 @@ def _stack(
         return read_runs(archive)
 
     def tell(progress: Progress) -> None:
-        report(f"{specs[0].algorithm}, noise {noise:g}, {len(specs)} runs", before + len(specs) * progress.done, total)
+        report(f"{specs[0].algorithm}, noise {noise:g}, {len(specs)} runs", before + len(specs) * progress.done)
 
     records = train_stack(specs, load_dataset("Spirals", noise=noise), device, checkpoint, report=tell)
     write_archive(records, archive)

@@ -76,7 +76,7 @@ def _summary(cells: Sequence[Compared]) -> dict[str, object]:
 
 def no_records(item: str, configs: Sequence[str]) -> SandmaskError:
     """What to do when a table is asked for without records."""
-    commands = [f"    sandmask sweep run --config results/paper/{name}.toml --out runs/{name}" for name in configs]
+    commands = [f"    sandmask sweep run runs/{name} --config results/paper/{name}.toml" for name in configs]
     given = " ".join(f"--records runs/{name}" for name in configs)
     return SandmaskError(
         "\n".join([f"{item} is made from the records of a sweep. Make them with", *commands])

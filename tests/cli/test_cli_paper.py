@@ -1,0 +1,90 @@
+"""`sandmask paper`, through the program."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sandmask.cli._app import app
+from sandmask.records import read_runs, write_archive
+from sandmask.records.testing import made_up_sweep
+
+
+def paper(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["paper", *(str(argument) for argument in arguments)])
+
+
+@pytest.fixture
+def spirals(tmp_path: Path) -> Path:
+    runs = made_up_sweep(["ERM", "SANDMask"], environments=17, draws=2, trials=2, dataset="Spirals", network="mlp")
+    write_archive(runs, tmp_path / "spirals.records.parquet")
+    return tmp_path / "spirals.records.parquet"
+
+
+def test_the_help_lists_every_figure_and_table() -> None:
+    shown = paper("--help").output
+    for name in ("figure-1", "figure-2", "figure-3", "table-1", "table-2", "table-3", "table-pacs", "why", "compact"):
+        assert name in shown
+
+
+def test_a_figure_is_written_in_every_form(tmp_path: Path) -> None:
+    result = paper("figure-3", "--quick", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "the shape of the mask" in result.output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {f"figure-3.{kind}" for kind in ("png", "pdf", "csv", "md", "tex")}
+    assert (tmp_path / "out" / "figure-3.png").read_bytes().startswith(b"\x89PNG")
+    first = {name: (tmp_path / "out" / name).read_bytes() for name in names}
+    again = json.loads(paper("figure-3", "--quick", "--out", tmp_path / "out", "--json").output)
+    assert again["tau"] == 0.9
+    assert {Path(name).name for name in again["files"]} == names
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in names} == first  # the same figure, the same file
+
+
+def test_a_table_from_records(spirals: Path, tmp_path: Path) -> None:
+    result = paper("table-3", "--records", spirals, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "(4/60 runs)" in result.output
+    assert (tmp_path / "out" / "table-3.tex").read_text().count(r"\begin{table}") == 3
+    told = json.loads(paper("table-3", "--records", spirals, "--out", tmp_path / "out", "--json").output)
+    assert told["cells"] == {"incomplete": 2 * 16 * 2}
+
+
+@pytest.mark.parametrize(
+    ("item", "folder"), [("table-1", "colored_mnist"), ("table-3", "spirals"), ("table-pacs", "pacs")]
+)
+def test_without_records_a_table_says_how_to_make_them(item: str, folder: str) -> None:
+    result = paper(item)
+    assert result.exit_code == 2
+    assert f"sandmask sweep run runs/{folder} --config results/paper/{folder}.toml" in result.output
+
+
+def test_quick_makes_a_tiny_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from sandmask.paper import quick
+
+    monkeypatch.setattr(quick, "SPIRALS", replace(quick.SPIRALS, algorithms=("ERM",), steps=4, examples=40))
+    result = paper("table-3", "--quick", "--device", "cpu", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "A tiny sweep" in result.output
+    assert "8/64 runs" in result.output
+
+
+def test_why_and_compact(spirals: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small.records.parquet"
+    told = json.loads(paper("compact", spirals, "--archive", small, "--every", 200, "--json").output)
+    assert (told["runs"], told["bytes"]) == (2 * 17 * 4, small.stat().st_size)
+    assert len(read_runs(small)) == told["runs"]
+    answers = [
+        paper("why", "Spirals", "--records", path, "--question", "ties", "--out", tmp_path / path.stem)
+        for path in (spirals, small)
+    ]
+    assert answers[0].exit_code == 0, answers[0].output
+    tables = [answer.output.split("Wrote")[0].split("Of all runs")[0] for answer in answers]
+    assert tables[0] == tables[1]
+    wrong = paper("why", "Spirals", "--records", spirals, "--question", "luck")
+    assert wrong.exit_code == 2
+    assert "Unknown question 'luck'" in wrong.output
+    assert "--records" in paper("why", "Spirals").output

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ class RunSpec:
     precision: str = "fp32"
     options: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """A short name that is the same on every machine: a hash of the content."""
         content = json.dumps(asdict(self), sort_keys=True)

@@ -17,11 +17,11 @@ def write_html(
     target = Path(path)
     if target.is_dir():
         raise SandmaskError(f"{target} is a folder. Name the file to write, such as {target / 'report.html'}.")
-    text = render_html(runs, rules, **settings)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.writing")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.touch()  # an unwritable place is told before the work is done
+        temporary.write_text(render_html(runs, rules, **settings), encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
         raise SandmaskError(f"{target} cannot be written: {error.strerror}. Name another place.") from error

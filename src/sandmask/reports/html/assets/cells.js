@@ -14,7 +14,11 @@ function resultCell({ words, beside, cell, best, open }) {
     text: withPaper() ? beside : words,
     value: cell.mean,
     cell,
-    node: open ? h("button", { type: "button", class: "cell", title: hint(cell), onclick: open }, parts) : h("span", { class: "cell", title: hint(cell) }, parts),
+    node: open ? h(
+      "button",
+      { type: "button", class: "cell", title: hint(cell), onclick: open },
+      parts,
+    ) : h("span", { class: "cell", title: hint(cell) }, parts),
   };
 }
 
@@ -32,18 +36,33 @@ function hint(cell) {
 function openCell(title, cell) {
   const dialog = document.getElementById("details");
   const close = () => dialog.close();
-  const columns = ["Trial", "Run", "Draw", "Step", "Validation", "Test"].map((name, place) => ({ title: name, numeric: place !== 1 }));
+  const columns = [
+    "Trial",
+    "Run",
+    "Draw",
+    "Step",
+    "Validation",
+    "Test",
+  ].map((name, place) => ({ title: name, numeric: place !== 1 }));
   const rows = cell.trials.map((trial) => {
     const selected = trial.run !== undefined;
-    const run = selected ? h("a", { href: address("run", { id: trial.run }), onclick: close }, trial.run.slice(0, 8)) : "none";
+    const run = selected ? h(
+      "a",
+      { href: address("run", { id: trial.run }), onclick: close },
+      trial.run.slice(0, 8),
+    ) : "none";
     return [
       { text: String(trial.trial_seed), value: trial.trial_seed },
       { text: selected ? trial.run : "none", node: run },
-      ...[trial.hparams_seed, trial.step].map((value) => ({ text: value === undefined ? "-" : String(value), value: value ?? null })),
+      ...[trial.hparams_seed, trial.step].map((value) => ({
+        text: value === undefined ? "-" : String(value),
+        value: value ?? null,
+      })),
       ...[trial.validation, trial.test].map((value) => ({ text: percent(value, 2), value: value ?? null })),
     ];
   });
-  const missing = cell.trials.flatMap((trial) => trial.missing.map((gap) => `trial ${gap.trial_seed} draw ${gap.hparams_seed}${gap.why ? ` (${gap.why})` : ""}`));
+  const missing = cell.trials.flatMap((trial) => trial.missing.map((gap) =>
+    `trial ${gap.trial_seed} draw ${gap.hparams_seed}${gap.why ? ` (${gap.why})` : ""}`));
   const facts = [
     cell.mean !== null && `Mean ${percent(cell.mean, 2)}`,
     cell.error !== null && `standard error ${percent(cell.error, 2)}`,
@@ -51,10 +70,20 @@ function openCell(title, cell) {
     cell.paper && `the paper has ${cell.paper.mean}${cell.paper.error === null ? "" : ` ± ${cell.paper.error}`}`,
   ].filter(Boolean);
   dialog.replaceChildren(
-    h("div", { class: "dialog-head" }, h("h2", { id: "details-title" }, title), h("button", { type: "button", class: "close", "aria-label": "Close", onclick: close }, "×")),
+    h(
+      "div",
+      { class: "dialog-head" },
+      h("h2", { id: "details-title" }, title),
+      h("button", { type: "button", class: "close", "aria-label": "Close", onclick: close }, "×"),
+    ),
     h("p", null, facts.length ? `${facts.join(", ")}.` : "There is no number yet."),
     dataTable({ name: "cell", title: "Selected in each trial", columns, rows, sortable: false }),
-    missing.length ? h("details", null, h("summary", null, `${plural(missing.length, "run")} missing`), h("ul", { class: "notes" }, missing.map((one) => h("li", null, one)))) : "",
+    missing.length ? h(
+      "details",
+      null,
+      h("summary", null, `${plural(missing.length, "run")} missing`),
+      h("ul", { class: "notes" }, missing.map((one) => h("li", null, one))),
+    ) : "",
   );
   dialog.showModal();
 }

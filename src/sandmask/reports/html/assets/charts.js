@@ -1,7 +1,18 @@
 // Charts. Each answers with an SVG and the places in it that can be read: {x, y, lines, open}.
 
 // Curves over steps. `marks` are vertical lines: {x, name}.
-function lineChart({ title, series, marks = [], xLabel = "step", yLabel, domain, log = false, width, colors, key = true }) {
+function lineChart({
+  title,
+  series,
+  marks = [],
+  xLabel = "step",
+  yLabel,
+  domain,
+  log = false,
+  width,
+  colors,
+  key = true,
+}) {
   const entries = Array.isArray(key) ? [...key] : key ? [...series] : [];
   for (const mark of marks) entries.push({ name: mark.name, color: colors.muted, dash: "3 3" });
   const { group, height: above } = legend(entries, width, 8, colors);
@@ -17,7 +28,10 @@ function lineChart({ title, series, marks = [], xLabel = "step", yLabel, domain,
     : linear(domain ?? extent(ys), [box.bottom, box.top]);
   axes({ svg, x, y, box, xLabel, yLabel, colors });
   for (const { x: step } of marks)
-    svg.append(s("path", { d: `M${x(step)} ${box.top}V${box.bottom}`, stroke: colors.muted, "stroke-dasharray": "3 3" }));
+    svg.append(s(
+      "path",
+      { d: `M${x(step)} ${box.top}V${box.bottom}`, stroke: colors.muted, "stroke-dasharray": "3 3" },
+    ));
   for (const one of series) {
     const points = one.points.map(([step, value]) => [x(step), value === null ? null : y(value)]);
     svg.append(
@@ -67,11 +81,17 @@ function scatterChart({ title, points, xLabel, yLabel, log, medians, strongName,
   axes({ svg, x, y, box, xLabel, yLabel, colors });
   const dots = (some) => some.map((point) => `M${x(point.x).toFixed(1)} ${y(point.y).toFixed(1)}h0`).join("");
   const dot = (some, color, size, opacity) =>
-    s("path", { d: dots(some), stroke: color, "stroke-width": size, "stroke-linecap": "round", "stroke-opacity": opacity });
+    s(
+      "path",
+      { d: dots(some), stroke: color, "stroke-width": size, "stroke-linecap": "round", "stroke-opacity": opacity },
+    );
   const weak = points.filter((point) => !point.strong);
   svg.append(dot(weak, colors.quiet, 5.5, weak.length > 300 ? 0.45 : 0.75));
   if (medians.length)
-    svg.append(s("path", { d: pathOf(medians.map(([a, b]) => [x(a), y(b)])), fill: "none", stroke: colors.ink, "stroke-width": 2 }));
+    svg.append(s(
+      "path",
+      { d: pathOf(medians.map(([a, b]) => [x(a), y(b)])), fill: "none", stroke: colors.ink, "stroke-width": 2 },
+    ));
   svg.append(dot(points.filter((point) => point.strong), colors.accent, 8, 1), group);
   return { svg, box, hits: points.map((point) => ({ ...point, x: x(point.x), y: y(point.y) })) };
 }
@@ -100,7 +120,10 @@ function rowChart({ title, rows, xLabel, zeroLabel, width, colors }) {
       hits.push({ x: x(part.value), y, lines: [row.name, part.label] });
     }
     if (row.interval)
-      svg.append(s("path", { d: `M${x(row.interval[0])} ${y}H${x(row.interval[1])}`, stroke: colors.accent, "stroke-width": 2.5 }));
+      svg.append(s(
+        "path",
+        { d: `M${x(row.interval[0])} ${y}H${x(row.interval[1])}`, stroke: colors.accent, "stroke-width": 2.5 },
+      ));
     svg.append(s("circle", { cx: x(row.value), cy: y, r: 5, fill: colors.accent, stroke: colors.paper }));
     hits.push({ x: x(row.value), y, lines: [row.name, row.label] });
   });
@@ -125,8 +148,15 @@ function barChart({ title, bars, xLabel, yLabel, width, colors }) {
   const hits = bars.map((bar) => {
     const value = bar.value ?? 0;
     const wide = Math.max(1, x(bar.high) - x(bar.low) - 2);
-    svg.append(s("rect", { x: x(bar.low) + 1, y: y(value), width: wide, height: box.bottom - y(value), fill: colors.accent }));
-    return { x: x((bar.low + bar.high) / 2), y: y(value), lines: [`${short(bar.low)} to ${short(bar.high)}`, short(bar.value)] };
+    svg.append(s(
+      "rect",
+      { x: x(bar.low) + 1, y: y(value), width: wide, height: box.bottom - y(value), fill: colors.accent },
+    ));
+    return {
+      x: x((bar.low + bar.high) / 2),
+      y: y(value),
+      lines: [`${short(bar.low)} to ${short(bar.high)}`, short(bar.value)],
+    };
   });
   return { svg, hits, box };
 }

@@ -2,16 +2,28 @@
 
 function drawComparisons(main) {
   const { statistics } = data.selections[rule()];
-  const explanation = "Is a method better than the baseline, or only luckier? Differences are taken on the same environments and trials.";
+  const explanation = say(
+    "Is a method better than the baseline, or only luckier?",
+    "Differences are taken on the same environments and trials.",
+  );
   if (!statistics) {
-    main.append(section("Comparisons", explanation, empty("There is nothing to compare under this rule: it takes a baseline with runs and at least one other method. ", h("code", null, "sandmask report DIR --html FILE --baseline NAME"), " chooses the baseline.")));
+    main.append(section(
+      "Comparisons",
+      explanation,
+      empty(
+        "There is nothing to compare under this rule: it takes a baseline with runs and at least one other method. ",
+        h("code", null, "sandmask report DIR --html FILE --baseline NAME"),
+        " chooses the baseline.",
+      ),
+    ));
     return;
   }
   const scopes = unique(statistics.comparisons.map((one) => one.scope));
   const start = scopes.includes("all") ? ["all", ...scopes.filter((one) => one !== "all")] : scopes;
   const place = h("div");
   const redraw = () => place.replaceChildren(...comparison(statistics, choice("scope", start)));
-  const control = selectControl("Dataset", start.map((one) => [one, one === "all" ? "All together" : one]), choice("scope", start), (value) => {
+  const control = selectControl("Dataset", start.map((one) => [one, one === "all"
+    ? "All together" : one]), choice("scope", start), (value) => {
     remember({ scope: value });
     redraw();
   });
@@ -22,10 +34,15 @@ function drawComparisons(main) {
 function comparison(statistics, scope) {
   const rows = statistics.comparisons.filter((one) => one.scope === scope);
   const where = scope === "all" ? "all datasets" : scope;
-  return [rankFigure(statistics, rows, scope, where), differenceFigure(statistics, rows, scope, where), statisticsTable(scope)].filter(Boolean);
+  return [
+    rankFigure(statistics, rows, scope, where),
+    differenceFigure(statistics, rows, scope, where),
+    statisticsTable(scope),
+  ].filter(Boolean);
 }
 
-const RANK_NEEDS = "It needs at least two methods that were all measured on the same held-out domains, two or more of them";
+const RANK_NEEDS =
+  "It needs at least two methods that were all measured on the same held-out domains, two or more of them";
 
 function rankFigure(statistics, rows, scope, where) {
   const critical = statistics.critical_differences[scope];
@@ -36,31 +53,59 @@ function rankFigure(statistics, rows, scope, where) {
   const title = `Mean ranks on ${where}, ${rule()}`;
   return figure({
     name: `ranks-${scope}-${rule()}`, title,
-    note: `Bars at the right join methods that Nemenyi’s test does not tell apart (level 0.05): their mean ranks differ by less than ${critical.toFixed(2)}. ${RANK_NEEDS}, and it treats those as independent, which domains that share training data are not quite.${left.length ? ` Left out, for want of runs: ${listed(left)}.` : ""}`,
+    note: say(
+      "Bars at the right join methods that Nemenyi’s test does not tell apart (level 0.05):",
+      `their mean ranks differ by less than ${critical.toFixed(2)}.`,
+      `${RANK_NEEDS}, and it treats those as independent, which domains that share training data are not quite.`,
+      left.length && `Left out, for want of runs: ${listed(left)}.`,
+    ),
     draw: ({ width, colors }) => rankChart({ title, methods, critical, width, colors }),
-    table: () => ({ header: ["method", "mean_rank", "critical_difference"], rows: methods.map((one) => [one.name, one.rank, critical]) }),
+    table: () => ({
+      header: ["method", "mean_rank", "critical_difference"],
+      rows: methods.map((one) => [one.name, one.rank, critical]),
+    }),
   });
 }
 
 const pText = (p) => (p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`);
 
+function differenceWords({ difference, interval, p_value: p, pairs }) {
+  return `${signed(difference)}${intervalWords(interval)}, ${pText(p)}, ${plural(pairs, "pair")}`;
+}
+
 function differenceFigure(statistics, rows, scope, where) {
-  const compared = rows.filter((one) => one.against_baseline).sort((a, b) => b.against_baseline.difference - a.against_baseline.difference);
-  if (!compared.length) return empty(`No method shares an environment and a trial with ${statistics.baseline} on ${where}.`);
+  const compared = rows.filter((one) => one.against_baseline).sort((a, b) =>
+    b.against_baseline.difference - a.against_baseline.difference);
+  if (!compared.length)
+    return empty(`No method shares an environment and a trial with ${statistics.baseline} on ${where}.`);
   const title = `Difference to ${statistics.baseline} on ${where}, ${rule()}`;
   return figure({
     name: `differences-${scope}-${rule()}`, title,
-    note: "Mean over (environment, trial) pairs in percent, with its 95% bootstrap interval. The p-value, in the table and under the pointer, is that of a two-sided sign-flip permutation test.",
+    note: say(
+      "Mean over (environment, trial) pairs in percent, with its 95% bootstrap interval.",
+      "The p-value, in the table and under the pointer, is that of a two-sided sign-flip permutation test.",
+    ),
     draw: ({ width, colors }) => rowChart({
-      title, width, colors, xLabel: `accuracy minus ${statistics.baseline}’s, in percent`, zeroLabel: statistics.baseline,
+      title,
+      width,
+      colors,
+      xLabel: `accuracy minus ${statistics.baseline}’s, in percent`,
+      zeroLabel: statistics.baseline,
       rows: compared.map(({ method, against_baseline: against }) => ({
         name: method, value: against.difference, interval: against.interval, parts: [],
-        label: `${signed(against.difference)}${against.interval ? ` (${against.interval.map((value) => signed(value)).join(" to ")})` : ""}, ${pText(against.p_value)}, ${plural(against.pairs, "pair")}`,
+        label: differenceWords(against),
       })),
     }),
     table: () => ({
       header: ["method", "difference", "interval_low", "interval_high", "p_value", "pairs"],
-      rows: compared.map(({ method, against_baseline: one }) => [method, one.difference, one.interval?.[0], one.interval?.[1], one.p_value, one.pairs]),
+      rows: compared.map(({ method, against_baseline: one }) => [
+        method,
+        one.difference,
+        one.interval?.[0],
+        one.interval?.[1],
+        one.p_value,
+        one.pairs,
+      ]),
     }),
   });
 }
@@ -70,7 +115,10 @@ function statisticsTable(scope) {
   const value = (words) => (words === "-" ? null : Number(words.replace("<", "")));
   const columns = grid.header.map((title, place) => ({ title, numeric: place > 1 }));
   const rows = grid.rows.filter((row) => scope === "all" || row[0] === scope)
-    .map((row) => row.map((words, place) => ({ text: words, value: place === 4 ? (words === "-" ? null : parseFloat(words)) : place > 1 ? value(words) : words })));
+    .map((row) => row.map((words, place) => ({
+      text: words,
+      value: place === 4 ? (words === "-" ? null : parseFloat(words)) : place > 1 ? value(words) : words,
+    })));
   return dataTable({
     name: `statistics-${rule()}`, title: grid.title, columns, rows, notes: grid.notes,
     files: { grid: (shown) => ({ ...grid, rows: shown.map((row) => row.map((cell) => cell.text)) }) },

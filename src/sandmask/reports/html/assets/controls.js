@@ -12,12 +12,29 @@ function selectControl(label, options, value, onchange) {
 
 function switchControl(label, on, onchange) {
   const input = h("input", { type: "checkbox", role: "switch", checked: on, onchange: () => onchange(input.checked) });
-  return h("label", { class: "switch" }, input, h("span", { class: "knob", "aria-hidden": "true" }), h("span", null, label));
+  return h(
+    "label",
+    { class: "switch" },
+    input,
+    h("span", { class: "knob", "aria-hidden": "true" }),
+    h("span", null, label),
+  );
 }
 
 function searchControl(label, value, placeholder, oninput) {
   const id = `control-${controlCount++}`;
-  const input = h("input", { id, type: "search", value, placeholder, autocomplete: "off", spellcheck: "false", oninput: () => oninput(input.value) });
+  const input = h(
+    "input",
+    {
+      id,
+      type: "search",
+      value,
+      placeholder,
+      autocomplete: "off",
+      spellcheck: "false",
+      oninput: () => oninput(input.value),
+    },
+  );
   return h("div", { class: "control" }, h("label", { for: id }, label), input);
 }
 

@@ -2,7 +2,11 @@
 // `agreement/<layer>/<bin>`.
 
 const LAYER_CURVES = [
-  ["mask_density", "Mask density", "The share of each tensor’s gradient that the mask lets through, from closed (0) to open (1)."],
+  [
+    "mask_density",
+    "Mask density",
+    "The share of each tensor’s gradient that the mask lets through, from closed (0) to open (1).",
+  ],
   ["dead_fraction", "Dead fraction", "The share of each tensor’s elements whose gradient the mask stops altogether."],
 ];
 const AGREEMENT = /^agreement\/(.+)\/(\d)$/;
@@ -12,27 +16,50 @@ const byPlace = (a, b) => rankOf(a) - rankOf(b) || a.localeCompare(b, "en", { nu
 const isDiagnostic = (name) => /^(mask_density|dead_fraction)\/./.test(name) || AGREEMENT.test(name);
 
 function diagnostics(label, { steps, curves }) {
-  const figures = LAYER_CURVES.map(([kind, title, note]) => layerFigure(kind, title, note, label, steps, curves)).filter(Boolean);
+  const figures = LAYER_CURVES.map(([kind, title, note]) =>
+    layerFigure(kind, title, note, label, steps, curves)).filter(Boolean);
   const histogram = agreementFigure(label, steps, curves);
   if (histogram) figures.push(histogram);
   if (!figures.length) return null;
-  return section("Mask diagnostics", "What the mask did during training, tensor by tensor.", h("div", { class: "pair" }, figures));
+  return section(
+    "Mask diagnostics",
+    "What the mask did during training, tensor by tensor.",
+    h("div", { class: "pair" }, figures),
+  );
 }
 
 function layerFigure(kind, title, note, label, steps, curves) {
-  const layers = [...curves.keys()].filter((name) => name.startsWith(`${kind}/`)).map((name) => name.slice(kind.length + 1)).sort(byPlace);
+  const layers = [...curves.keys()].filter((name) => name.startsWith(`${kind}/`)).map((name) =>
+    name.slice(kind.length + 1)).sort(byPlace);
   if (!layers.length) return null;
   const inner = layers.filter((layer) => layer !== "all");
   const seriesOf = (colors) => layers.map((layer) => ({
-    name: layer, thick: layer === "all", color: layer === "all" ? colors.accent : ramp(colors.ramp, inner.length > 1 ? inner.indexOf(layer) / (inner.length - 1) : 0.5),
+    name: layer, thick: layer === "all", color: layer === "all" ? colors.accent : ramp(
+      colors.ramp,
+      inner.length > 1 ? inner.indexOf(layer) / (inner.length - 1) : 0.5,
+    ),
     points: steps.map((step, place) => [step, curves.get(`${kind}/${layer}`)[place]]),
   }));
   const key = layers.length <= 8;
   return figure({
     name: `${kind}-${label}`, title: `${title} over training`,
-    note: key ? note : `${note} Colours follow the order of the tensors, the classifier last; point at a curve to see its name.`,
-    draw: ({ width, colors }) => lineChart({ title, series: seriesOf(colors), yLabel: "share", domain: [0, 1.02], width, colors, key }),
-    table: () => ({ header: ["step", ...layers], rows: steps.map((step, place) => [step, ...layers.map((layer) => curves.get(`${kind}/${layer}`)[place])]) }),
+    note: say(
+      note,
+      !key && "Colours follow the order of the tensors, the classifier last; point at a curve to see its name.",
+    ),
+    draw: ({ width, colors }) => lineChart({
+      title,
+      series: seriesOf(colors),
+      yLabel: "share",
+      domain: [0, 1.02],
+      width,
+      colors,
+      key,
+    }),
+    table: () => ({
+      header: ["step", ...layers],
+      rows: steps.map((step, place) => [step, ...layers.map((layer) => curves.get(`${kind}/${layer}`)[place])]),
+    }),
   });
 }
 
@@ -53,7 +80,16 @@ function agreementFigure(label, steps, curves) {
       title, width, colors, xLabel: "agreement |mean of signs|", yLabel: "share of elements",
       bars: bins.map((bin) => ({ low: bin / 10, high: (bin + 1) / 10, value: share(layer(), bin, place) })),
     }),
-    table: () => ({ header: ["step", "layer", "bin_low", "bin_high", "share"], rows: layers.flatMap((one) => steps.flatMap((step, at) => bins.map((bin) => [step, one, bin / 10, (bin + 1) / 10, share(one, bin, at)]))) }),
+    table: () => ({
+      header: ["step", "layer", "bin_low", "bin_high", "share"],
+      rows: layers.flatMap((one) => steps.flatMap((step, at) => bins.map((bin) => [
+        step,
+        one,
+        bin / 10,
+        (bin + 1) / 10,
+        share(one, bin, at),
+      ]))),
+    }),
   });
   const at = h("output", null, `step ${steps[place]}`);
   const slider = h("input", {
@@ -69,6 +105,14 @@ function agreementFigure(label, steps, curves) {
     remember({ layer: value });
     drawing.redraw();
   });
-  drawing.querySelector("figcaption").after(controls(chooser, h("div", { class: "control" }, h("label", { for: "agreement-step" }, "Checkpoint"), h("span", { class: "slider" }, slider, at))));
+  drawing.querySelector("figcaption").after(controls(
+    chooser,
+    h(
+      "div",
+      { class: "control" },
+      h("label", { for: "agreement-step" }, "Checkpoint"),
+      h("span", { class: "slider" }, slider, at),
+    ),
+  ));
   return drawing;
 }

@@ -29,6 +29,9 @@ function section(title, explanation, ...content) {
   return h("section", null, h("h2", null, title), explanation && h("p", { class: "lead" }, explanation), content);
 }
 
+// Sentences in a row; those that do not apply are left out.
+const say = (...sentences) => sentences.filter(Boolean).join(" ");
+
 const empty = (...words) => h("p", { class: "empty" }, words);
 
 function save(name, type, text) {

@@ -30,7 +30,8 @@ function ramp(stops, share) {
   const place = Math.min(1.9999, Math.max(0, share * 2));
   const channel = (hex, at) => parseInt(hex.slice(1 + 2 * at, 3 + 2 * at), 16);
   const [from, to] = [stops[Math.floor(place)], stops[Math.floor(place) + 1]];
-  const mixed = [0, 1, 2].map((at) => Math.round(channel(from, at) + (channel(to, at) - channel(from, at)) * (place % 1)));
+  const mixed = [0, 1, 2].map((at) =>
+    Math.round(channel(from, at) + (channel(to, at) - channel(from, at)) * (place % 1)));
   return `rgb(${mixed.join(",")})`;
 }
 
@@ -53,7 +54,10 @@ function legend(entries, width, left, colors) {
     group.append(
       dot
         ? s("circle", { cx: x + 9, cy: y - 4, r: 4, fill: color })
-        : s("path", { d: `M${x} ${y - 4}h18`, stroke: color, "stroke-width": thick ? 2.5 : 1.5, "stroke-dasharray": dash }),
+        : s(
+          "path",
+          { d: `M${x} ${y - 4}h18`, stroke: color, "stroke-width": thick ? 2.5 : 1.5, "stroke-dasharray": dash },
+        ),
       text(x + 23, y, name, colors.ink),
     );
     x += wide + 12;

@@ -6,7 +6,12 @@ const redraws = new Set(); // of the figures on the page, for a change of theme
 function figure({ name, title, note, draw, table }) {
   const place = h("div", { class: "drawing" });
   const tip = h("div", { class: "tip", role: "status" });
-  const frame = h("div", { class: "plot", tabindex: 0, role: "group", "aria-label": `${title}. Arrow keys read its values.` }, place, tip);
+  const frame = h(
+    "div",
+    { class: "plot", tabindex: 0, role: "group", "aria-label": `${title}. Arrow keys read its values.` },
+    place,
+    tip,
+  );
   const node = h("figure", null, h("figcaption", null, h("h3", null, title), note && h("p", null, note)), frame,
     h("div", { class: "downloads" },
       downloadButton("SVG", title, () => save(`${name}.svg`, "image/svg+xml", drawingFile(draw))),

@@ -2,7 +2,10 @@
 
 async function drawHyperparameters(main) {
   const runs = await loadRuns();
-  const explanation = `Each point is a run, at the checkpoint that ${rule()} would take of it. Points in the accent colour are the runs that the tables report. Press one to open it.`;
+  const explanation = say(
+    `Each point is a run, at the checkpoint that ${rule()} would take of it.`,
+    "Points in the accent colour are the runs that the tables report. Press one to open it.",
+  );
   const datasets = unique(runs.dataset);
   const dataset = choice("dataset", datasets);
   const methods = unique(runs.method.filter((_, place) => runs.dataset[place] === dataset)).sort();
@@ -11,7 +14,8 @@ async function drawHyperparameters(main) {
   const env = choice("env", ["", ...environments.map((_, place) => String(place))]);
   const offers = runs.offers[rule()];
   const places = [...runs.id.keys()].filter((place) =>
-    runs.dataset[place] === dataset && runs.method[place] === method && offers.test[place] !== null && (env === "" || String(runs.test[place][0]) === env));
+    runs.dataset[place] === dataset && runs.method[place] === method && offers.test[place] !== null &&
+    (env === "" || String(runs.test[place][0]) === env));
   const names = unique(places.flatMap((place) => Object.keys(runs.hparamsOf(place))))
     .filter((name) => new Set(places.map((place) => runs.hparamsOf(place)[name])).size > 1);
   const against = choice("y", ["test", "validation"]);
@@ -22,19 +26,31 @@ async function drawHyperparameters(main) {
   const bar = controls(
     selectControl("Dataset", datasets, dataset, set("dataset")),
     selectControl("Method", methods, method, set("method")),
-    selectControl("Held out", [["", "Any"], ...environments.map((name, place) => [String(place), name])], env, set("env")),
+    selectControl(
+      "Held out",
+      [["", "Any"], ...environments.map((name, place) => [String(place), name])],
+      env,
+      set("env"),
+    ),
     names.length ? selectControl("Hyperparameter", names, choice("x", names), set("x")) : null,
     selectControl("Against", [["test", "held-out accuracy"], ["validation", "validation value"]], against, set("y")));
   let content = null;
   if (!places.length) content = empty("No run of this choice is finished, or none that this rule can judge.");
-  else if (!names.length) content = empty(`All ${plural(places.length, "run")} of ${method} here have the same hyperparameters, so there is nothing to plot. A sweep with several draws fills this figure.`);
+  else if (!names.length)
+    content = empty(
+      say(
+        `All ${plural(places.length, "run")} of ${method} here have the same hyperparameters: nothing to plot.`,
+        "A sweep with several draws fills this figure.",
+      ),
+    );
   else content = scatterFigure(runs, places, { dataset, method, name: choice("x", names), against, offers });
   main.append(section("Hyperparameters", explanation, bar, content));
 }
 
 function scatterFigure(runs, places, { dataset, method, name, against, offers }) {
   const selected = selectedRuns(rule());
-  const title = `${name} against ${against === "test" ? "held-out accuracy" : "validation value"}: ${method} on ${dataset}, ${rule()}`;
+  const title = `${name} against ${against === "test"
+    ? "held-out accuracy" : "validation value"}: ${method} on ${dataset}, ${rule()}`;
   const exact = places.filter((place) => runs.hparamsOf(place)[name] !== undefined && offers[against][place] !== null);
   const values = exact.map((place) => runs.hparamsOf(place)[name]);
   const log = isWide(values);
@@ -46,7 +62,11 @@ function scatterFigure(runs, places, { dataset, method, name, against, offers })
       x: log ? values[at] * (1 + shift) : values[at] + shift,
       y: offers[against][place],
       strong: selected.has(runs.id[place]),
-      lines: [`${name} ${short(values[at])}`, `${against === "test" ? "held out" : "validation"} ${percent(offers[against][place], 2)}`, `${environmentNames(runs, place)}, trial ${runs.trial[place]}, draw ${runs.draw[place]}`],
+      lines: [
+        `${name} ${short(values[at])}`,
+        `${against === "test" ? "held out" : "validation"} ${percent(offers[against][place], 2)}`,
+        `${environmentNames(runs, place)}, trial ${runs.trial[place]}, draw ${runs.draw[place]}`,
+      ],
       open: () => (location.hash = address("run", { id: runs.id[place] })),
     };
   });
@@ -54,12 +74,22 @@ function scatterFigure(runs, places, { dataset, method, name, against, offers })
     name: `hyperparameter-${name}-${method}-${dataset}-${rule()}`, title,
     note: `${plural(points.length, "run")}.${few ? " Equal values are spread a little sideways." : ""}`,
     draw: ({ width, colors }) => scatterChart({
-      title, points, log, width, colors, xLabel: name, yLabel: against === "test" ? "held-out accuracy, %" : "validation value, %",
+      title, points, log, width, colors, xLabel: name, yLabel: against === "test"
+        ? "held-out accuracy, %" : "validation value, %",
       medians: few || points.length < 30 ? [] : medians(points), pointName: "a run", strongName: "selected",
     }),
     table: () => ({
       header: ["run", "held_out", "trial", "draw", name, "validation", "test", "selected"],
-      rows: exact.map((place, at) => [runs.id[place], environmentNames(runs, place), runs.trial[place], runs.draw[place], values[at], offers.validation[place], offers.test[place], Number(selected.has(runs.id[place]))]),
+      rows: exact.map((place, at) => [
+        runs.id[place],
+        environmentNames(runs, place),
+        runs.trial[place],
+        runs.draw[place],
+        values[at],
+        offers.validation[place],
+        offers.test[place],
+        Number(selected.has(runs.id[place])),
+      ]),
     }),
   });
 }

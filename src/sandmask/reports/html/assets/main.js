@@ -46,7 +46,14 @@ function drawSettings() {
       remember({ rule: value });
       render();
     });
-    const dark = h("button", { type: "button", id: "theme", onclick: () => { setTheme(theme() === "dark" ? "light" : "dark"); themeChanged(); } });
+    const dark = h(
+      "button",
+      {
+        type: "button",
+        id: "theme",
+        onclick: () => { setTheme(theme() === "dark" ? "light" : "dark"); themeChanged(); },
+      },
+    );
     place.append(rules, dark, h("p", { id: "rule-words" }));
   }
   place.querySelector("select").value = rule();
@@ -63,14 +70,16 @@ function themeChanged() {
 
 function colophon() {
   const words = `Made with sandmask ${data.version} on ${data.created}. The page is one file and loads nothing.`;
-  const kept = data.thinned ? ` Curves keep at most ${data.detail.points} checkpoints of a run; selection and tables used all of them.` : "";
+  const kept = data.thinned
+    ? ` Curves keep at most ${data.detail.points} checkpoints of a run; selection and tables used all of them.` : "";
   document.getElementById("colophon").replaceChildren(h("p", null, words, kept));
 }
 
 async function start() {
   const stored = storedTheme();
   if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
-  if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old: it takes Chrome 80, Firefox 113 or Safari 16.4, or newer");
+  if (typeof DecompressionStream === "undefined")
+    throw new Error("this browser is too old: it takes Chrome 80, Firefox 113, Safari 16.4, or newer");
   await loadReport();
   readAddress();
   colophon();

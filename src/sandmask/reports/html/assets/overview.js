@@ -6,20 +6,54 @@ function drawOverview(main) {
 
 function whatWasRun() {
   const { runs, methods, status, datasets } = data.overview;
-  const tile = (value, words) => h("div", { class: "tile" }, h("dd", null, value.toLocaleString("en")), h("dt", null, words));
-  const tiles = [tile(runs, "runs"), tile(methods, methods === 1 ? "method" : "methods"), tile(Object.keys(datasets).length, Object.keys(datasets).length === 1 ? "dataset" : "datasets"), tile(status.done ?? 0, "finished")];
+  const tile = (value, words) => h(
+    "div",
+    { class: "tile" },
+    h("dd", null, value.toLocaleString("en")),
+    h("dt", null, words),
+  );
+  const tiles = [
+    tile(runs, "runs"),
+    tile(methods, methods === 1 ? "method" : "methods"),
+    tile(Object.keys(datasets).length, Object.keys(datasets).length === 1 ? "dataset" : "datasets"),
+    tile(status.done ?? 0, "finished"),
+  ];
   if (status.diverged) tiles.push(tile(status.diverged, "diverged"));
   if (status.running) tiles.push(tile(status.running, "unfinished"));
   const names = Object.keys(datasets);
   const join = (values) => (values.length > 6 ? `${values[0]} to ${values[values.length - 1]}` : values.join(", "));
-  const columns = ["Dataset", "Environments", "Methods", "Trials", "Draws", "Runs", "Steps", "Network", "Precision", "Space"]
+  const columns = [
+    "Dataset",
+    "Environments",
+    "Methods",
+    "Trials",
+    "Draws",
+    "Runs",
+    "Steps",
+    "Network",
+    "Precision",
+    "Space",
+  ]
     .map((title, place) => ({ title, numeric: place > 1 && place < 7 }));
   const cell = (value) => ({ text: value.toLocaleString("en"), value });
   const rows = names.map((name) => {
     const one = datasets[name];
-    return [{ text: name }, { text: join(one.environments), value: one.environments.length }, cell(one.methods), cell(one.trials), cell(one.draws), cell(one.runs), { text: join(one.steps), value: one.steps[0] }, { text: join(one.network) }, { text: join(one.precision) }, { text: join(one.space) }];
+    return [
+      { text: name },
+      { text: join(one.environments), value: one.environments.length },
+      cell(one.methods),
+      cell(one.trials),
+      cell(one.draws),
+      cell(one.runs),
+      { text: join(one.steps), value: one.steps[0] },
+      { text: join(one.network) },
+      { text: join(one.precision) },
+      { text: join(one.space) },
+    ];
   });
-  return section("What was run", "Every number on this page is computed from these runs; nothing is trained or guessed.",
+  return section(
+    "What was run",
+    "Every number on this page is computed from these runs; nothing is trained or guessed.",
     h("dl", { class: "tiles" }, tiles), dataTable({ name: "datasets", title: "Datasets", columns, rows }));
 }
 
@@ -36,43 +70,74 @@ function bestCell(name, dataset) {
   const { best, next, cellOf } = bestOf(selection, dataset);
   if (!best) return { text: "-", value: null };
   const grid = data.words[name].averages;
-  const words = grid.rows.find((row) => row[0] === best.method)[dataset === null ? grid.header.length - 1 : grid.header.indexOf(dataset)];
+  const words = grid.rows.find((row) => row[0] === best.method)[dataset === null
+    ? grid.header.length - 1 : grid.header.indexOf(dataset)];
   const lead = next && cellOf(best).mean - cellOf(next).mean;
-  const behind = next ? (lead.toFixed(1) === "0.0" ? `level with ${next.method}` : `${lead.toFixed(1)} above ${next.method}`) : "the only method";
+  const behind = next ? (lead.toFixed(1) === "0.0"
+    ? `level with ${next.method}` : `${lead.toFixed(1)} above ${next.method}`) : "the only method";
   const target = address("tables", { rule: name, dataset: dataset ?? "Averages" });
   return {
     text: `${best.method} ${words}`,
     value: cellOf(best).mean,
-    node: h("a", { class: "best", href: target }, h("strong", null, best.method), " ", h("span", { class: "number" }, words), h("small", null, behind)),
+    node: h(
+      "a",
+      { class: "best", href: target },
+      h("strong", null, best.method),
+      " ",
+      h("span", { class: "number" }, words),
+      h("small", null, behind),
+    ),
   };
 }
 
 function bestSection() {
   const names = Object.keys(data.rules);
-  const datasets = Object.keys(data.overview.datasets).filter((name) => names.some((one) => data.selections[one].datasets[name]));
-  const columns = [{ title: "Dataset" }, ...names.map((name) => ({ title: name, numeric: true, hint: data.selections[name].description }))];
-  const ordered = Object.keys(data.selections[names[0]].datasets).concat(datasets).filter((name, place, all) => all.indexOf(name) === place);
+  const datasets = Object.keys(data.overview.datasets).filter((name) => names.some((one) =>
+    data.selections[one].datasets[name]));
+  const columns = [
+    { title: "Dataset" },
+    ...names.map((name) => ({ title: name, numeric: true, hint: data.selections[name].description })),
+  ];
+  const ordered = Object.keys(data.selections[names[0]].datasets).concat(datasets).filter((name, place, all) =>
+    all.indexOf(name) === place);
   const rows = ordered.map((dataset) => [{ text: dataset }, ...names.map((name) => bestCell(name, dataset))]);
   if (rows.length > 1) rows.push([{ text: "Average" }, ...names.map((name) => bestCell(name, null))]);
+  const notes = names.flatMap((name) => data.selections[name].notes.map((note) => `${name}: ${note}`));
   const peeking = names.filter((name) => data.rules[name].usesTestData);
   return section("Best method",
-    `Highest accuracy on the held-out domains, in percent, averaged over them, under each way to select a model.${peeking.length ? ` What looks at the held-out domain (${listed(peeking)}) is a reference, not a way to choose.` : ""} A lead smaller than the standard errors is not a win; see the comparisons.`,
-    dataTable({ name: "best", title: "Best method of each dataset and selection rule", columns, rows, notes: names.flatMap((name) => data.selections[name].notes.map((note) => `${name}: ${note}`)) }));
+    say(
+      "Highest accuracy on the held-out domains, in percent, averaged over them, under each way to select a model.",
+      peeking.length && `What looks at the held-out domain (${listed(peeking)}) is a reference, not a way to choose.`,
+      "A lead smaller than the standard errors is not a win; see the comparisons.",
+    ),
+    dataTable({ name: "best", title: "Best method of each dataset and selection rule", columns, rows, notes }));
 }
 
 function missingSection() {
   const name = rule();
   const selection = data.selections[name];
-  const explanation = `How many of the expected runs are finished under ${name}. How many there should be is read off the dataset's fullest cells, unless the command said it.`;
+  const explanation = say(
+    `How many of the expected runs are finished under ${name}.`,
+    "How many there should be is read off the dataset’s fullest cells, unless the command said it.",
+  );
   const notes = selection.notes.map((note) => h("li", null, note));
-  if (!selection.averages) return section("What is missing", explanation, empty("There is nothing to count: ", notes.length ? h("ul", null, notes) : "no runs."));
+  if (!selection.averages) return section(
+    "What is missing",
+    explanation,
+    empty("There is nothing to count: ", notes.length ? h("ul", null, notes) : "no runs."),
+  );
   const datasets = selection.averages.columns;
-  const incomplete = selection.averages.rows.flatMap((row) => datasets.map((one) => row.cells[one])).filter((cell) => cell.runs < cell.expected_runs);
+  const incomplete = selection.averages.rows.flatMap((row) => datasets.map((one) => row.cells[one])).filter((cell) =>
+    cell.runs < cell.expected_runs);
   const columns = [{ title: "Algorithm" }, ...datasets.map((title) => ({ title, numeric: true }))];
-  const rows = selection.averages.rows.map((row) => [{ text: row.method }, ...datasets.map((one) => coverage(row.cells[one]))]);
+  const rows = selection.averages.rows.map((row) => [
+    { text: row.method },
+    ...datasets.map((one) => coverage(row.cells[one])),
+  ]);
   const gaps = datasets.flatMap((one) => data.words[name][`dataset:${one}`].notes.map((note) => `${one}: ${note}`));
   const message = incomplete.length
-    ? `${plural(incomplete.length, "cell")} of this table ${incomplete.length === 1 ? "waits" : "wait"} for runs; numbers made of fewer runs are marked wherever they appear.`
+    ? `${plural(incomplete.length, "cell")} of this table ${incomplete.length === 1
+      ? "waits" : "wait"} for runs; numbers made of fewer runs are marked wherever they appear.`
     : "Nothing is missing: every run that the tables expect is finished.";
   return section("What is missing", explanation, h("p", { class: incomplete.length ? "flag" : "fine" }, message),
     dataTable({ name: "missing", title: "Finished runs", columns, rows, notes: [...selection.notes, ...gaps] }));
@@ -85,6 +150,11 @@ function coverage(cell) {
   return {
     text,
     value: share,
-    node: h("span", { class: "coverage" }, h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: `width:${(100 * share).toFixed(1)}%` })), text),
+    node: h(
+      "span",
+      { class: "coverage" },
+      h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: `width:${(100 * share).toFixed(1)}%` })),
+      text,
+    ),
   };
 }

@@ -20,7 +20,10 @@ function rankChart({ title, methods, critical, width, colors }) {
   const box = { left, right: width - 24 - 12 * bars.length, top: 56, bottom: 62 + methods.length * high };
   const svg = canvas(width, box.bottom + 44, title, colors);
   const x = linear([1 - 0.1, methods.length + 0.1], [box.left, box.right]);
-  const xTicks = x.ticks(Math.min(methods.length, Math.floor((box.right - left) / 40))).filter(({ value }) => value >= 1);
+  const xTicks = x.ticks(Math.min(
+    methods.length,
+    Math.floor((box.right - left) / 40),
+  )).filter(({ value }) => value >= 1);
   axes({ svg, x, y: null, box, xLabel: "mean rank (1 is best)", colors, xTicks });
   const end = x(Math.min(methods.length, 1 + critical));
   svg.append(
@@ -32,14 +35,42 @@ function rankChart({ title, methods, critical, width, colors }) {
     const y = middle(place);
     svg.append(
       s("path", { d: `M${left} ${y}H${box.right}`, stroke: colors.line }),
-      text(left - 10, y + 4, clipped(name, left - 18), colors.ink, { "text-anchor": "end", "font-weight": baseline ? 700 : 400 }),
-      s("circle", { cx: x(rank), cy: y, r: 5.5, fill: baseline ? colors.paper : colors.accent, stroke: colors.accent, "stroke-width": 2 }),
+      text(
+        left - 10,
+        y + 4,
+        clipped(name, left - 18),
+        colors.ink,
+        { "text-anchor": "end", "font-weight": baseline ? 700 : 400 },
+      ),
+      s(
+        "circle",
+        {
+          cx: x(rank),
+          cy: y,
+          r: 5.5,
+          fill: baseline ? colors.paper : colors.accent,
+          stroke: colors.accent,
+          "stroke-width": 2,
+        },
+      ),
     );
-    return { x: x(rank), y, lines: [name, `mean rank ${rank.toFixed(2)}`, baseline ? "the baseline" : null].filter(Boolean) };
+    return {
+      x: x(rank),
+      y,
+      lines: [name, `mean rank ${rank.toFixed(2)}`, baseline ? "the baseline" : null].filter(Boolean),
+    };
   });
   bars.forEach(([from, to], place) => {
     const at = box.right + 14 + 12 * place;
-    svg.append(s("path", { d: `M${at} ${middle(from) - 8}V${middle(to) + 8}`, stroke: colors.ink, "stroke-width": 4, "stroke-linecap": "round" }));
+    svg.append(s(
+      "path",
+      {
+        d: `M${at} ${middle(from) - 8}V${middle(to) + 8}`,
+        stroke: colors.ink,
+        "stroke-width": 4,
+        "stroke-linecap": "round",
+      },
+    ));
   });
   return { svg, hits, box };
 }

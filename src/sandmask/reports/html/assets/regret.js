@@ -2,20 +2,35 @@
 
 function drawRegret(main) {
   const name = rule();
-  const explanation = "What choosing the model cost: the oracle’s accuracy minus the rule’s, on the same held-out domains and trials, in percent. The oracle looks only at last checkpoints, so a rule that stops early can beat it: a negative regret.";
+  const explanation = say(
+    "What choosing the model cost: the oracle’s accuracy minus the rule’s, on the same held-out domains and trials,",
+    "in percent. The oracle looks only at last checkpoints, so a rule that stops early can beat it: a negative regret.",
+  );
   if (!data.rules.oracle) {
-    main.append(section("Selection regret", explanation, empty("This page was made without the oracle. Make it with ", h("code", null, "--selection all"), ".")));
+    main.append(section(
+      "Selection regret",
+      explanation,
+      empty("This page was made without the oracle. Make it with ", h("code", null, "--selection all"), "."),
+    ));
     return;
   }
   if (name === "oracle") {
     const others = Object.keys(data.rules).filter((one) => one !== "oracle");
     const links = others.map((one) => h("li", null, h("a", { href: address("regret", { rule: one }) }, one)));
-    main.append(section("Selection regret", explanation, empty("The oracle has no regret. Choose another rule: ", h("ul", null, links))));
+    main.append(section(
+      "Selection regret",
+      explanation,
+      empty("The oracle has no regret. Choose another rule: ", h("ul", null, links)),
+    ));
     return;
   }
   const entries = data.regrets.filter((one) => one.rule === name);
   if (!entries.length) {
-    main.append(section("Selection regret", explanation, empty("No trial has been selected both by the oracle and by this rule.")));
+    main.append(section(
+      "Selection regret",
+      explanation,
+      empty("No trial has been selected both by the oracle and by this rule."),
+    ));
     return;
   }
   const datasets = unique(entries.map((one) => one.dataset));
@@ -36,17 +51,26 @@ function regretFigure(entries, dataset) {
   const title = `Regret on ${dataset}, ${rule()}`;
   return figure({
     name: `regret-${dataset}-${rule()}`, title,
-    note: "Large dots: the mean over (environment, trial) pairs with its 95% bootstrap interval. Small dots: each held-out environment.",
+    note: say(
+      "Large dots: the mean over (environment, trial) pairs with its 95% bootstrap interval.",
+      "Small dots: each held-out environment.",
+    ),
     draw: ({ width, colors }) => rowChart({
       title, width, colors, xLabel: "oracle minus selected, in percent", zeroLabel: "no regret",
       rows: shown.map((one) => ({
-        name: one.method, value: one.mean, interval: one.interval, label: `${signed(one.mean)}${intervalWords(one.interval)}, ${plural(one.pairs, "pair")}`,
+        name: one.method,
+        value: one.mean,
+        interval: one.interval,
+        label: `${signed(one.mean)}${intervalWords(one.interval)}, ${plural(one.pairs, "pair")}`,
         parts: Object.entries(one.environments).map(([env, value]) => ({ value, label: `${env}: ${signed(value)}` })),
       })),
     }),
     table: () => ({
       header: ["method", "environment", "regret"],
-      rows: shown.flatMap((one) => [[one.method, "mean", one.mean], ...Object.entries(one.environments).map(([env, value]) => [one.method, env, value])]),
+      rows: shown.flatMap((one) => [
+        [one.method, "mean", one.mean],
+        ...Object.entries(one.environments).map(([env, value]) => [one.method, env, value]),
+      ]),
     }),
   });
 }
@@ -59,9 +83,23 @@ function regretTable() {
     const [dataset, method] = JSON.parse(key);
     const cells = names.map((name) => {
       const found = data.regrets.find((one) => one.rule === name && one.dataset === dataset && one.method === method);
-      return found ? { text: signed(found.mean), value: found.mean, node: h("span", { title: `95% interval${intervalWords(found.interval)}, ${plural(found.pairs, "pair")}` }, signed(found.mean)) } : { text: "-", value: null };
+      return found ? {
+        text: signed(found.mean),
+        value: found.mean,
+        node: h(
+          "span",
+          { title: `95% interval${intervalWords(found.interval)}, ${plural(found.pairs, "pair")}` },
+          signed(found.mean),
+        ),
+      } : { text: "-", value: null };
     });
     return [{ text: method }, { text: dataset }, ...cells];
   });
-  return dataTable({ name: "regret", title: "Regret of each rule", columns, rows, notes: ["Oracle minus selected in percent, mean over (environment, trial) pairs."] });
+  return dataTable({
+    name: "regret",
+    title: "Regret of each rule",
+    columns,
+    rows,
+    notes: ["Oracle minus selected in percent, mean over (environment, trial) pairs."],
+  });
 }

@@ -1,10 +1,23 @@
 // Runs: all of them, to find one.
 
-const RUN_COLUMNS = ["Method", "Dataset", "Held out", "Trial", "Draw", "Status", "Step", "Validation", "Held-out accuracy"];
+const RUN_COLUMNS = [
+  "Method",
+  "Dataset",
+  "Held out",
+  "Trial",
+  "Draw",
+  "Status",
+  "Step",
+  "Validation",
+  "Held-out accuracy",
+];
 
 async function drawRuns(main) {
   const runs = await loadRuns();
-  const explanation = `Every run of these records; validation value and held-out accuracy (percent) are those of the checkpoint that ${rule()} would take. Open a run for its curves.`;
+  const explanation = say(
+    "Every run of these records; validation value and held-out accuracy (percent) are those of the checkpoint that",
+    `${rule()} would take. Open a run for its curves.`,
+  );
   const place = h("div");
   const options = (name, values) => ["", ...values].map((value) => [value, value || "Any"]);
   const datasets = unique(runs.dataset);
@@ -16,7 +29,12 @@ async function drawRuns(main) {
   const redraw = () => place.replaceChildren(runTable(runs));
   main.append(section("Runs", explanation,
     controls(
-      datasets.length > 1 ? selectControl("Dataset", options("dataset", datasets), param("dataset"), set("dataset")) : null,
+      datasets.length > 1 ? selectControl(
+        "Dataset",
+        options("dataset", datasets),
+        param("dataset"),
+        set("dataset"),
+      ) : null,
       selectControl("Method", options("method", unique(runs.method).sort()), param("method"), set("method")),
       statuses.length > 1 ? selectControl("Status", options("status", statuses), param("status"), set("status")) : null,
       searchControl("Find", param("q"), "name, domain or id", set("q"))),
@@ -27,24 +45,36 @@ async function drawRuns(main) {
 function runTable(runs) {
   const offers = runs.offers[rule()];
   const [dataset, method, status, query] = ["dataset", "method", "status", "q"].map((name) => param(name));
+  const wordsOf = (place) =>
+    `${runs.method[place]} ${runs.dataset[place]} ${environmentNames(runs, place)} ${runs.id[place]}`;
   const places = [...runs.id.keys()].filter((place) =>
-    (!dataset || runs.dataset[place] === dataset) && (!method || runs.method[place] === method) && (!status || runs.status[place] === status) &&
-    (!query || matches(query, `${runs.method[place]} ${runs.dataset[place]} ${environmentNames(runs, place)} ${runs.id[place]}`)));
+    (!dataset || runs.dataset[place] === dataset) && (!method || runs.method[place] === method) && (!status
+      || runs.status[place] === status) &&
+    (!query || matches(query, wordsOf(place))));
   if (!places.length) return empty("No run matches.");
   const count = (value) => ({ text: value === null ? "-" : String(value), value });
   const rows = places.map((place) => Object.assign([
-    { text: runs.method[place], get node() { return h("a", { href: address("run", { id: runs.id[place] }) }, runs.method[place]); } },
+    {
+      text: runs.method[place],
+      get node() { return h("a", { href: address("run", { id: runs.id[place] }) }, runs.method[place]); },
+    },
     { text: runs.dataset[place] },
     { text: environmentNames(runs, place) },
     count(runs.trial[place]),
     count(runs.draw[place]),
-    { text: runs.status[place], get node() { return h("span", { class: `status ${runs.status[place]}` }, runs.status[place]); } },
+    {
+      text: runs.status[place],
+      get node() { return h("span", { class: `status ${runs.status[place]}` }, runs.status[place]); },
+    },
     count(runs.at[place]),
     ...[offers.validation[place], offers.test[place]].map((value) => ({ text: percent(value, 2), value })),
   ], { id: runs.id[place] }));
   const columns = RUN_COLUMNS.map((title, place) => ({ title, numeric: place > 2 && place !== 5 }));
   return dataTable({
     name: "runs", title: `${plural(places.length, "run")}, ${rule()}`, columns, rows, limit: 100,
-    files: { table: (shown) => ({ header: ["run", ...RUN_COLUMNS], rows: shown.map((row) => [row.id, ...row.map((cell) => cell.value ?? cell.text)]) }) },
+    files: { table: (shown) => ({
+      header: ["run", ...RUN_COLUMNS],
+      rows: shown.map((row) => [row.id, ...row.map((cell) => cell.value ?? cell.text)]),
+    }) },
   });
 }

@@ -48,7 +48,10 @@ function logarithmic([low, high], [from, to]) {
     const within = last - first <= 1 && count > 4 ? [1, 2, 5] : [1];
     const ticks = [];
     for (let k = first - 1; k <= last; k += every)
-      for (const factor of within) ticks.push({ value: factor * 10 ** k, label: short(Number((factor * 10 ** k).toPrecision(2))) });
+      for (const factor of within) ticks.push({
+        value: factor * 10 ** k,
+        label: short(Number((factor * 10 ** k).toPrecision(2))),
+      });
     return ticks.filter(({ value }) => value >= low && value <= high);
   };
   return scale;
@@ -68,4 +71,5 @@ function extent(values, include = [], air = 0.05) {
   return [low - margin, high + margin];
 }
 
-const isWide = (values) => values.length > 0 && Math.min(...values) > 0 && Math.max(...values) > 30 * Math.min(...values);
+const isWide = (values) => values.length > 0 && Math.min(...values) > 0
+  && Math.max(...values) > 30 * Math.min(...values);

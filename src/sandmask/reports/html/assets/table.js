@@ -1,6 +1,6 @@
 // A table that sorts, fits its box, and can be taken along as LaTeX, Markdown and CSV.
 
-// `columns`: {title, numeric, hint}; `rows`: arrays of {text, value, node, class}. `files` may replace what is
+// `columns`: {title, numeric, hint}; `rows`: arrays of {text, value, node}. `files` may replace what is
 // downloaded: grid(rows) for words, table(rows) for numbers. `limit` rows are drawn at first.
 function dataTable({ name, title, columns, rows, notes = [], files = {}, limit = Infinity, sortable = true }) {
   const key = `sort.${name}`;
@@ -9,7 +9,12 @@ function dataTable({ name, title, columns, rows, notes = [], files = {}, limit =
   const heads = columns.map((column, place) =>
     h("th", { scope: "col", class: column.numeric ? "numeric" : null },
       sortable
-        ? h("button", { type: "button", title: column.hint, onclick: () => sortBy(place) }, column.title, h("span", { class: "arrow", "aria-hidden": "true" }))
+        ? h(
+          "button",
+          { type: "button", title: column.hint, onclick: () => sortBy(place) },
+          column.title,
+          h("span", { class: "arrow", "aria-hidden": "true" }),
+        )
         : column.title));
   const more = h("button", { type: "button", class: "more", onclick: () => { shown += 500; draw(); } });
 
@@ -50,13 +55,19 @@ function dataTable({ name, title, columns, rows, notes = [], files = {}, limit =
     });
     body.replaceChildren(...ordered().slice(0, shown).map((row) =>
       h("tr", null, row.map((cell, place) =>
-        h(place ? "td" : "th", { scope: place ? null : "row", class: [columns[place].numeric ? "numeric" : "", cell.class ?? ""].join(" ").trim() || null }, cell.node ?? cell.text)))));
+        h(place ? "td" : "th", { scope: place ? null : "row", class: columns[place].numeric ? "numeric" : null },
+          cell.node ?? cell.text)))));
     more.hidden = rows.length <= shown;
     more.textContent = `Show more (${(rows.length - shown).toLocaleString("en")} left)`;
     rove(body);
   }
 
-  const grid = () => files.grid?.(ordered()) ?? { title, header: columns.map((column) => column.title), rows: ordered().map((row) => row.map((cell) => cell.text)), notes };
+  const grid = () => files.grid?.(ordered()) ?? {
+    title,
+    header: columns.map((column) => column.title),
+    rows: ordered().map((row) => row.map((cell) => cell.text)),
+    notes,
+  };
   const numbers = () => files.table?.(ordered()) ?? { header: grid().header, rows: grid().rows };
   draw();
   return h("div", { class: "table" },

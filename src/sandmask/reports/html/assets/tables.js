@@ -5,9 +5,16 @@ const AVERAGES = "Averages";
 function drawTables(main) {
   const selection = data.selections[rule()];
   const names = Object.keys(selection.datasets);
-  const explanation = "Accuracy on the held-out domain in percent: mean ± standard error over trials. Press a heading to sort, a number to see the runs it is made of. The best of a column is bold; † marks cells with runs that diverged.";
+  const explanation = say(
+    "Accuracy on the held-out domain in percent: mean ± standard error over trials. Press a heading to sort, a number",
+    "to see the runs it is made of. The best of a column is bold; † marks cells with runs that diverged.",
+  );
   if (!names.length) {
-    main.append(section("Tables", explanation, empty("Nothing can be selected by this rule.", h("ul", null, selection.notes.map((note) => h("li", null, note))))));
+    main.append(section(
+      "Tables",
+      explanation,
+      empty("Nothing can be selected by this rule.", h("ul", null, selection.notes.map((note) => h("li", null, note)))),
+    ));
     return;
   }
   const place = h("div");
@@ -31,7 +38,8 @@ function drawTables(main) {
 function tablesShown(selection, dataset, query) {
   const names = Object.keys(selection.datasets).filter((name) => !dataset || name === dataset);
   const tables = names.map((name) => resultTable(name, `dataset:${name}`, selection.datasets[name], query));
-  if (selection.averages && (!dataset || dataset === AVERAGES)) tables.push(resultTable(AVERAGES, "averages", selection.averages, query));
+  if (selection.averages && (!dataset
+    || dataset === AVERAGES)) tables.push(resultTable(AVERAGES, "averages", selection.averages, query));
   if (!dataset) tables.push(...selection.notes.map((note) => h("p", { class: "flag" }, note)));
   return tables;
 }
@@ -42,7 +50,8 @@ function resultTable(name, key, table, query) {
   const places = words.rows.map((_, place) => place).filter((place) => matches(query, words.rows[place][0]));
   const title = words.title;
   if (!places.length) return h("div", { class: "table" }, h("h3", null, title), empty(`No method matches “${query}”.`));
-  const cellAt = (place, column) => (column < table.columns.length ? table.rows[place].cells[table.columns[column]] : table.rows[place].average);
+  const cellAt = (place, column) => (column < table.columns.length
+    ? table.rows[place].cells[table.columns[column]] : table.rows[place].average);
   const best = words.header.slice(1).map((_, column) => bestWords(places, (place) => cellAt(place, column)));
   const columns = words.header.map((header, place) => ({ title: header, numeric: place > 0 }));
   const rows = places.map((place) => {
@@ -62,7 +71,10 @@ function resultTable(name, key, table, query) {
   });
   return dataTable({
     name: `${name}-${rule()}`, title, columns, rows, notes: grid().notes,
-    files: { grid: (shown) => ({ ...grid(), rows: shown.map((row) => row.map((cell) => cell.text)) }), table: (shown) => tidy(shown, words.header) },
+    files: {
+      grid: (shown) => ({ ...grid(), rows: shown.map((row) => row.map((cell) => cell.text)) }),
+      table: (shown) => tidy(shown, words.header),
+    },
   });
 }
 
@@ -80,7 +92,20 @@ function tidy(rows, header) {
       cell.runs, cell.expected_runs, cell.diverged_runs, cell.paper?.mean, cell.paper?.error, cell.difference,
     ]));
   return {
-    header: ["method", "column", "mean", "standard_error", "interval_low", "interval_high", "runs", "expected_runs", "diverged_runs", "paper", "paper_standard_error", "difference_to_paper"],
+    header: [
+      "method",
+      "column",
+      "mean",
+      "standard_error",
+      "interval_low",
+      "interval_high",
+      "runs",
+      "expected_runs",
+      "diverged_runs",
+      "paper",
+      "paper_standard_error",
+      "difference_to_paper",
+    ],
     rows: lines,
   };
 }

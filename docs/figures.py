@@ -59,14 +59,14 @@ def draw_weights() -> Figure:
     middle.set_title(r"SAND, printed: $\max(0, \tanh\dfrac{A - \tau}{s^2})$")
     for scale, line in ((1e-4, "-"), (1.0, "--"), (5.0, ":")):
         weights = formula(agreement, tau, scale**2 / 10)  # the deviation of the gradients is `scale`, the gain 10
-        right.plot(agreement, weights, line, color=RELEASED, label=f"deviation {scale:g}")
+        right.plot(agreement, weights, line, color=RELEASED, label=rf"$\sigma$ = {scale:g}")
     right.set_title(r"SAND, released: $\max(0, \tanh\dfrac{k (A - \tau)}{\mathrm{var}})$")
     for axes in (left, middle, right):
         axes.axvline(tau, color=FAINT, linewidth=0.8)
         axes.text(tau - 0.02, 0.93, r"$\tau$", color=FAINT, ha="right")
         axes.set(xlabel="agreement A", ylim=(-0.04, 1.06))
     middle.legend(loc="center left")
-    right.legend(loc="center right")
+    right.legend(loc="upper right", bbox_to_anchor=(1.02, 0.75))
     left.set_ylabel("weight m")
     return figure
 

@@ -44,6 +44,9 @@ def ask(line: str, shell: str = "bash", **more: str) -> list[str]:
         ("sandmask train Spirals VR", ["VREx"]),
         ("sandmask train Spirals ERM --space d", ["domainbed"]),
         ("sandmask list d", ["datasets"]),
+        ("sandmask sweep run runs --algorithms ERM,IG", ["ERM,IGA"]),
+        ("sandmask sweep run runs --executor s", ["slurm"]),
+        ("sandmask report runs --selection or", ["oracle"]),
     ],
 )
 def test_bash_is_offered_commands_options_and_values(line: str, expected: list[str]) -> None:

@@ -26,8 +26,8 @@ FIRST = (
         "Train and compare",
         (
             ("train", "sandmask train Spirals ANDMask --test-env 0 --hparam tau=0.9", "one run"),
-            ("sweep", "sandmask sweep run runs --datasets Spirals --algorithms ERM,ANDMask", "many, as one program"),
-            ("report", "sandmask report runs", "the tables"),
+            ("sweep", "sandmask sweep run --datasets Spirals --algorithms ERM,ANDMask --test-envs 0", "many"),
+            ("report", "sandmask report runs --html report.html --open", "look"),
         ),
     ),
 )

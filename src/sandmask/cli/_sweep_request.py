@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandmask.cli import _completion
 from sandmask.cli._options import HparamOption, NetworkOption, PluginOption, StepsOption, WeightsOption
 from sandmask.errors import SandmaskError
 
@@ -24,9 +25,16 @@ def _given(
         Path | None, typer.Option(help="A TOML file with these options as keys; options given beside it go first.")
     ] = None,
     datasets: Annotated[
-        list[str] | None, typer.Option(metavar="A,B", help="Datasets, or folders of your own, with commas between.")
+        list[str] | None,
+        typer.Option(
+            metavar="A,B",
+            help="Datasets, or folders of your own, with commas between.",
+            autocompletion=_completion.dataset,
+        ),
     ] = None,
-    algorithms: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Algorithms.")] = None,
+    algorithms: Annotated[
+        list[str] | None, typer.Option(metavar="A,B", help="Algorithms.", autocompletion=_completion.algorithm)
+    ] = None,
     test_envs: Annotated[
         list[str] | None,
         typer.Option(metavar="all|0,1", help="Environments to hold out, each in turn. (default: all in the tables)"),
@@ -43,6 +51,7 @@ def _given(
         typer.Option(
             metavar="all|A,B",
             help="Selection rules; leave-one-domain-out needs more runs. (default: training-domain,oracle)",
+            autocompletion=_completion.rule,
         ),
     ] = None,
     steps: StepsOption = None,

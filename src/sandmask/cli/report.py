@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sandmask.cli import _completion
 from sandmask.cli._page import check_open, open_page, page_title, read_with_patience, write_page
 from sandmask.records import read_runs
 from sandmask.reports import FORMATS, build_report, render
@@ -21,6 +22,7 @@ def report(
             help=f"A selection rule: {', '.join(RULES)}; or all. May be given several times. "
             f"(default: the paper's, {' and '.join(_PAPER)})",
             show_default=False,
+            autocompletion=_completion.rule,
         ),
     ] = None,
     html: Annotated[
@@ -30,12 +32,19 @@ def report(
     open_browser: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     format_name: Annotated[
         str | None,
-        typer.Option("--format", help=f"One of {', '.join(FORMATS)}. (default: text)", show_default=False),
+        typer.Option(
+            "--format",
+            help=f"One of {', '.join(FORMATS)}. (default: text)",
+            show_default=False,
+            autocompletion=_completion.words(*FORMATS),
+        ),
     ] = None,
     against_paper: Annotated[
         bool, typer.Option("--against-paper", help="Put the paper's number, and the difference, beside ours.")
     ] = False,
-    baseline: Annotated[str, typer.Option(help="The method that others are compared with.")] = "ERM",
+    baseline: Annotated[
+        str, typer.Option(help="The method that others are compared with.", autocompletion=_completion.algorithm)
+    ] = "ERM",
     statistics: Annotated[bool, typer.Option(help="Whether to compare with the baseline.")] = True,
     draws: Annotated[int | None, typer.Option(min=1, help="Hyperparameter draws that a complete cell has.")] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Trials that a complete cell has.")] = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import CheckpointSecondsOption, DataDirOption, JsonOption, PluginOption, SkipCorruptOption
 from sandmask.cli._sweep_plan import plan_json, print_plan
@@ -95,7 +96,14 @@ def plan(
 def run(
     request: Request,
     folder: Folder = DEFAULT_FOLDER,
-    executor: Annotated[str, typer.Option(metavar="local|ray|slurm", help="Where to train.")] = "local",
+    executor: Annotated[
+        str,
+        typer.Option(
+            metavar="local|ray|slurm",
+            help="Where to train.",
+            autocompletion=_completion.words("local", "ray", "slurm"),
+        ),
+    ] = "local",
     workers: Workers = None,
     device: Device = None,
     gpus_per_worker: Annotated[float, typer.Option(min=0, help="For ray (may be a fraction) and slurm.")] = 0.0,

@@ -108,9 +108,7 @@ def _measure(
 
     before = _reset_peak(device)
     with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
-        train_stack(
-            specs, sample, device, Path(folder) / "c.safetensors", weights=weights, fast=fast, report=report
-        )
+        train_stack(specs, sample, device, Path(folder) / "c.safetensors", weights=weights, fast=fast, report=report)
     used = _peak(device) - before
     step, evaluation = _apart(seen)
     return Measured(len(specs), work_of(specs[0], sample), step, evaluation, used)

@@ -1,7 +1,7 @@
 """From a sweep to its runs."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -68,8 +68,8 @@ def expand(sweep: SweepSpec) -> Expansion:
                 )
             else:
                 sets += _pairs(held_out, len(entry.environments))
-        for algorithm, test_envs in product(sweep.algorithms, sets):
-            for spec in _draws(sweep, entry, algorithm, test_envs):
+        for algorithm in sweep.algorithms:
+            for spec in _draws(sweep, entry, algorithm, sets):
                 runs[spec.id] = spec
     sources = {entry.name: name for name, entry in entries.items()}
     if len(sources) != len(entries):
@@ -91,24 +91,26 @@ def _pairs(held_out: list[int], n_envs: int) -> Iterator[tuple[int, int]]:
             yield first, second
 
 
-def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, test_envs: tuple[int, ...]) -> Iterator[RunSpec]:
+def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence[tuple[int, ...]]) -> Iterator[RunSpec]:
     own = _space_names(entry, algorithm, sweep.space)
     for trial, draw in product(range(sweep.n_trials), range(sweep.n_hparams)):
-        yield make_spec(
+        like = make_spec(
             entry,
             algorithm,
-            test_envs,
+            sets[0],
             steps=sweep.steps,
             checkpoint_every=sweep.checkpoint_every,
             hparams={name: value for name, value in sweep.hparams.items() if name in own},
             hparams_seed=draw,
             trial_seed=trial,
-            seed=run_seed(entry.name, algorithm, test_envs, draw, trial, sweep.seed),
             space=sweep.space,
             network=sweep.network,
             weights=sweep.weights,
             precision=sweep.precision,
         )
+        for test_envs in sets:  # a draw is the same for all of them
+            seed = run_seed(entry.name, algorithm, test_envs, draw, trial, sweep.seed)
+            yield replace(like, test_envs=test_envs, seed=seed)
 
 
 def run_seed(

@@ -34,6 +34,13 @@ def unfinished_stacks(
     return found
 
 
+def remove_leftovers(folder: SweepFolder) -> None:
+    """Remove what killed processes were writing. Call it in one's turn, when nobody trains."""
+    for pattern in (".*.tmp", "*.writing", "*.lock"):
+        for path in folder.stacks.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
 def _checkpoints(folder: SweepFolder) -> list[tuple[Path, tuple[str, ...]]]:
     """Each checkpoint and its runs. One that cannot be read is removed: its stack starts anew."""
     found = []

@@ -13,7 +13,7 @@ from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
 from sandmask.sweeps._locks import claimed, turn
-from sandmask.sweeps._resume import unfinished_stacks
+from sandmask.sweeps._resume import remove_leftovers, unfinished_stacks
 from sandmask.sweeps._stacks import Cap, PlannedStack, group
 
 POLL_SECONDS = 0.3
@@ -84,6 +84,8 @@ class _Driver:
         """Half-trained stacks first, as they are on the disk; then the others. Runs that are under way are left out."""
         with turn(self.folder.stacks):
             busy, finished = claimed(self.folder.stacks), self.folder.finished()
+            if not busy:
+                remove_leftovers(self.folder)
             free = [run for run in missing if run.id not in busy | finished]
             begun = unfinished_stacks(self.folder, free, finished, self.cap)
         taken = {run.id for stack in begun for run in stack.specs}
@@ -103,7 +105,7 @@ class _Driver:
                     self._lost(stack, error)
             clean = True
         finally:
-            if not clean:
+            if not clean:  # interrupted, or worse: ask the jobs to save and stop
                 stop_file(self.folder, self.options.session).touch()
             executor.shutdown(wait=True, cancel_futures=not clean)
             stop_file(self.folder, self.options.session).unlink(missing_ok=True)
@@ -123,10 +125,11 @@ class _Driver:
     def _fetch(self, name: str, content: bytes) -> None:
         """The records of a worker that writes to a disk of its own."""
         target = self.folder.records(name)
-        if not target.exists():
-            temporary = target.with_name(f".{target.name}.{self.options.session}.tmp")
-            temporary.write_bytes(content)
-            temporary.replace(target)
+        with turn(self.folder.stacks):
+            if not target.exists():
+                temporary = target.with_name(f".{target.name}.{self.options.session}.tmp")
+                temporary.write_bytes(content)
+                temporary.replace(target)
 
     def _lost(self, stack: PlannedStack, error: BaseException) -> None:
         """A worker died. Its stack is planned again, unless it keeps happening to this one."""

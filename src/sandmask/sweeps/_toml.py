@@ -73,4 +73,4 @@ def _value(value: object) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_value(each) for each in value) + "]"
     # JSON's texts and numbers are TOML's too, once DEL is escaped; repr keeps every bit of a number.
-    return json.dumps(value).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

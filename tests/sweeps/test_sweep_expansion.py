@@ -1,0 +1,108 @@
+"""From a request to runs, and from runs to stacks."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+
+from sandmask.datasets import DATASETS
+from sandmask.errors import SandmaskError
+from sandmask.hparams import seed_hash
+from sandmask.sweeps import SweepSpec, expand, group, run_seed
+from sandmask.training import make_spec, stack_key
+
+Make = Callable[..., SweepSpec]
+
+
+def test_every_combination_once() -> None:
+    sweep = SweepSpec(("Spirals",), ("ERM", "IRM", "ANDMask", "SANDMask"))
+    runs = expand(sweep).runs
+    assert len(runs) == len({run.id for run in runs}) == 4 * 16 * 20 * 3  # the paper's Spirals table
+    assert {run.test_envs for run in runs} == {(env,) for env in range(16)}
+    assert Counter(run.algorithm for run in runs) == dict.fromkeys(sweep.algorithms, 16 * 60)
+
+
+def test_a_run_is_what_make_spec_says(small_sweep: Make) -> None:
+    (run,) = [
+        run
+        for run in expand(small_sweep(n_trials=2)).runs
+        if (run.algorithm, run.test_envs, run.hparams_seed, run.trial_seed) == ("SANDMask", (2,), 1, 1)
+    ]
+    assert run == make_spec(
+        DATASETS["DebugVector"],
+        "SANDMask",
+        [2],
+        steps=7,
+        checkpoint_every=3,
+        hparams={"mlp_width": 8, "batch_size": 8, "tau": 0.3},
+        hparams_seed=1,
+        trial_seed=1,
+        seed=seed_hash("DebugVector", "SANDMask", [2], 1, 1),
+    )
+
+
+def test_seeds_differ_between_runs_and_with_the_sweeps_own(small_sweep: Make) -> None:
+    runs = expand(small_sweep(n_trials=2)).runs
+    assert len({run.seed for run in runs}) == len(runs)
+    others = expand(small_sweep(n_trials=2, seed=1)).runs
+    assert not {run.seed for run in runs} & {run.seed for run in others}
+    assert run_seed("A", "B", (0,), 1, 2) == seed_hash("A", "B", [0], 1, 2)  # DomainBed's
+
+
+def test_an_override_goes_to_the_algorithms_that_have_it(small_sweep: Make) -> None:
+    runs = expand(small_sweep()).runs
+    assert {run.hparams["tau"] for run in runs if run.algorithm == "SANDMask"} == {0.3}
+    assert all("tau" not in run.hparams for run in runs if run.algorithm == "ERM")
+    with pytest.raises(
+        SandmaskError, match=r"No algorithm of the sweep has a hyperparameter 'taau'\. Did you mean 'tau'"
+    ):
+        expand(small_sweep(hparams={"taau": 1}))
+
+
+def test_pairs_are_planned_for_the_rule_that_needs_them_and_shared() -> None:
+    sweep = SweepSpec(("RotatedMNIST",), ("ERM",), n_hparams=1, n_trials=1, selection=("leave-one-domain-out",))
+    held_out = Counter(run.test_envs for run in expand(sweep).runs)
+    assert held_out == dict.fromkeys([(env,) for env in range(6)] + list(combinations(range(6), 2)), 1)
+    some = SweepSpec(("RotatedMNIST",), ("ERM",), test_envs=("0", "30"), n_hparams=1, n_trials=1, selection=("all",))
+    pairs = {run.test_envs for run in expand(some).runs if len(run.test_envs) == 2}
+    assert pairs == {pair for pair in combinations(range(6), 2) if {0, 2} & set(pair)}
+    spirals = SweepSpec(("Spirals",), ("ERM",), test_envs=("3",), n_hparams=1, n_trials=1, selection=("all",))
+    assert len(expand(spirals).runs) == 1 + 16  # the environment that no table reports is a second one all the same
+
+
+def test_too_few_environments_for_pairs_are_said(small_sweep: Make) -> None:
+    expansion = expand(small_sweep(selection=("all",)))
+    assert all(len(run.test_envs) == 1 for run in expansion.runs)
+    assert "DebugVector: holding out two of its 3 environments" in expansion.notes[0]
+
+
+def test_stacks_hold_what_can_be_one_program(small_sweep: Make) -> None:
+    runs = expand(small_sweep(n_trials=2)).runs
+    stacks = group(runs, lambda _: 100)
+    assert sorted(run.id for stack in stacks for run in stack.specs) == sorted(run.id for run in runs)
+    for stack in stacks:
+        assert len({stack_key(run) for run in stack.specs}) == 1
+    assert len({stack.id for stack in stacks}) == len(stacks)
+
+
+def test_stacks_keep_to_the_cap_and_are_even(small_sweep: Make) -> None:
+    runs = expand(small_sweep(n_trials=3, hparams={"mlp_width": 8, "batch_size": 8, "mlp_depth": 3})).runs
+    stacks = group(runs, lambda _: 7)
+    sizes = [len(stack.specs) for stack in stacks]
+    assert max(sizes) <= 7
+    assert max(sizes) - min(sizes) <= 1
+    assert [stack.id for stack in group(reversed(runs), lambda _: 7)] == [stack.id for stack in stacks]
+
+
+def test_the_order_gives_a_table_early(small_sweep: Make) -> None:
+    stacks = group(expand(small_sweep(n_hparams=3, n_trials=2)).runs, lambda _: 3)
+    turns = [min((run.trial_seed, run.hparams_seed) for run in stack.specs) for stack in stacks]
+    assert turns == sorted(turns)
+    assert {stack.specs[0].algorithm for stack in stacks[:2]} == {"ERM", "SANDMask"}
+
+
+def test_large_networks_train_alone() -> None:
+    sweep = SweepSpec(("PACS",), ("ERM",), n_hparams=1, n_trials=2)
+    stacks = group(expand(sweep).runs, lambda _: 100)
+    assert [len(stack.specs) for stack in stacks] == [1] * 8

@@ -1,0 +1,199 @@
+"""The driver: what is missing and nothing else, whatever happened before."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sandmask.records import RunRecord, RunSpec, read_runs
+from sandmask.sweeps import JobOptions, SweepFolder, SweepResult, SweepSpec, expand, run_sweep, sweep_status
+from sandmask.sweeps import _job as job_module
+from sandmask.sweeps._locks import claim, claimed, turn
+from sandmask.sweeps.executors import InlineExecutor
+from sandmask.training import Progress, train_stack
+
+Make = Callable[..., SweepSpec]
+
+
+def go(folder: SweepFolder, sweep: SweepSpec, cap: int = 100, **options: Any) -> SweepResult:
+    folder.accept(sweep)
+    job = JobOptions(str(folder.path), device="cpu", **options)
+    return run_sweep(folder, expand(sweep), job, InlineExecutor, lambda _: cap)
+
+
+def same(first: Path, second: Path) -> None:
+    """The same runs, each once, with the same records to the last bit."""
+    ours, theirs = ({run.spec.id: run for run in read_runs(path)} for path in (first, second))
+    assert ours.keys() == theirs.keys()
+    for run, other in ((ours[key], theirs[key]) for key in ours):
+        assert run.status == other.status
+        assert np.array_equal(run.steps, other.steps)
+        assert np.array_equal(run.accuracy_in, other.accuracy_in)
+        assert np.array_equal(run.accuracy_out, other.accuracy_out)
+        assert np.array_equal(run.metrics["loss"], other.metrics["loss"])
+
+
+class Watched:
+    """`train_stack` that notes what it is asked for, and can be made to fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stacks: list[list[str]] = []
+        self.began: list[int] = []
+        self.fail: Callable[[Sequence[RunSpec], Progress], None] = lambda _specs, _progress: None
+        monkeypatch.setattr(job_module, "train_stack", self)
+        monkeypatch.setattr(job_module, "_limits", {})
+
+    def __call__(self, specs: Sequence[RunSpec], *args: Any, report: Any, **options: Any) -> list[RunRecord]:
+        self.stacks.append([spec.id for spec in specs])
+        first: list[int] = []
+
+        def watching(progress: Progress) -> None:
+            if not first:
+                first.append(progress.done)
+                self.began.append(progress.done)
+            self.fail(specs, progress)
+            report(progress)
+
+        return train_stack(specs, *args, report=watching, **options)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+def test_all_runs_are_trained_and_a_second_time_none(folder: SweepFolder, small_sweep: Make, watched: Watched) -> None:
+    sweep = small_sweep()
+    result = go(folder, sweep)
+    assert (result.done, result.failed) == (12, {})
+    runs = read_runs(folder.path)
+    assert {run.spec.id for run in runs} == {run.id for run in expand(sweep).runs}
+    assert all(run.status == "done" and list(run.steps) == [0, 3, 6] for run in runs)
+    before = len(watched.stacks)
+    go(folder, sweep, cap=2)  # grouped otherwise, and still nothing is missing
+    assert len(watched.stacks) == before
+    assert not list(folder.stacks.glob("*.checkpoint.safetensors"))
+    assert not list(folder.stacks.glob("*.lock"))
+
+
+def test_extending_trains_the_new_runs_only(folder: SweepFolder, small_sweep: Make, watched: Watched) -> None:
+    go(folder, small_sweep(algorithms=("SANDMask",)))
+    old = {run.spec.id for run in read_runs(folder.path)}
+    watched.stacks.clear()
+    go(folder, small_sweep(n_trials=2))
+    assert {run for stack in watched.stacks for run in stack} == {
+        run.id for run in expand(small_sweep(n_trials=2)).runs
+    } - old
+
+
+def test_an_interrupt_saves_and_the_next_run_goes_on(
+    tmp_path: Path, folder: SweepFolder, small_sweep: Make, watched: Watched
+) -> None:
+    whole = SweepFolder(tmp_path / "whole")
+    sweep = small_sweep()
+    go(whole, sweep)
+
+    def interrupt(specs: Sequence[RunSpec], progress: Progress) -> None:
+        if len(watched.stacks) == len(seen) + 2 and progress.done == 5:
+            raise KeyboardInterrupt
+
+    seen = list(watched.stacks)
+    watched.fail = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        go(folder, sweep)
+    status = sweep_status(folder, expand(sweep).runs)
+    assert 0 < status.done < status.planned
+    assert len(list(folder.stacks.glob("*.checkpoint.safetensors"))) == 1
+    watched.fail = lambda _specs, _progress: None
+    watched.began.clear()
+    go(folder, sweep, cap=2)  # smaller stacks now: the half-trained one is split, and keeps its five steps
+    assert 6 in watched.began
+    same(whole.path, folder.path)
+    assert not list(folder.stacks.glob("*.checkpoint.safetensors"))
+
+
+def test_out_of_memory_splits_and_loses_no_step(
+    tmp_path: Path, folder: SweepFolder, small_sweep: Make, watched: Watched
+) -> None:
+    whole = SweepFolder(tmp_path / "whole")
+    sweep = small_sweep(algorithms=("SANDMask",), n_trials=2, hparams={"mlp_width": 8, "batch_size": 8, "mlp_depth": 3})
+    go(whole, sweep)
+    assert [len(stack) for stack in watched.stacks] == [12]
+
+    def too_much(specs: Sequence[RunSpec], progress: Progress) -> None:
+        if len(specs) > 3 and progress.done == 4:
+            raise torch.OutOfMemoryError("made up")
+
+    watched.stacks.clear()
+    watched.began.clear()
+    watched.fail = too_much
+    assert go(folder, sweep).failed == {}
+    assert [len(stack) for stack in watched.stacks] == [12, 6, 3, 3, 3, 3]
+    assert watched.began == [1, 4, 4, 4, 4, 4]  # none starts over
+    same(whole.path, folder.path)
+
+
+def test_a_run_too_large_for_the_machine_is_reported_and_the_others_go_on(
+    folder: SweepFolder, small_sweep: Make, watched: Watched
+) -> None:
+    def too_much(specs: Sequence[RunSpec], progress: Progress) -> None:
+        if specs[0].algorithm == "SANDMask":
+            raise torch.OutOfMemoryError("made up")
+
+    watched.fail = too_much
+    result = go(folder, small_sweep())
+    assert result.done == 6
+    assert len(result.failed) == 6
+    assert "too little memory for a single run of SANDMask" in next(iter(result.failed.values()))
+
+
+def test_a_bug_in_one_method_does_not_stop_the_others(folder: SweepFolder, small_sweep: Make, watched: Watched) -> None:
+    def broken(specs: Sequence[RunSpec], progress: Progress) -> None:
+        if specs[0].algorithm == "SANDMask":
+            raise ZeroDivisionError("of the method's own")
+
+    watched.fail = broken
+    result = go(folder, small_sweep())
+    assert (result.done, len(result.failed)) == (6, 6)
+    for log in {Path(message.split("see ")[1]) for message in result.failed.values()}:
+        assert "ZeroDivisionError: of the method's own" in log.read_text()
+
+
+def test_runs_that_another_process_trains_are_left_to_it(folder: SweepFolder, small_sweep: Make) -> None:
+    sweep = small_sweep()
+    folder.accept(sweep)
+    runs = expand(sweep).runs
+    job = job_module.Job("DebugVector", tuple(run.to_json() for run in runs[:3]), JobOptions(str(folder.path)))
+    with claim(folder.stacks, "other", [runs[2].id]) as mine:
+        assert mine
+        assert job_module.run_job(job).state == "taken"
+        with turn(folder.stacks):
+            assert claimed(folder.stacks) == {runs[2].id}
+        with claim(folder.stacks, "overlapping", [runs[1].id, runs[2].id]) as second:
+            assert not second
+    with turn(folder.stacks):
+        assert claimed(folder.stacks) == set()
+
+
+def test_a_checkpoint_that_is_no_file_of_ours_is_not_in_the_way(folder: SweepFolder, small_sweep: Make) -> None:
+    folder.accept(small_sweep())
+    (folder.stacks / "broken.checkpoint.safetensors").write_bytes(b"nothing")
+    assert go(folder, small_sweep()).done == 12
+    assert not list(folder.stacks.glob("*.checkpoint.safetensors"))
+
+
+def test_status_says_what_the_tables_will(folder: SweepFolder, small_sweep: Make) -> None:
+    from sandmask.reports import build_report
+
+    sweep = small_sweep(n_hparams=3)
+    go(folder, sweep)
+    status = sweep_status(folder, expand(sweep).runs)
+    assert (status.planned, status.done, status.running, status.missing) == (18, 18, 0, 0)
+    assert status.run_steps == status.run_steps_done == 18 * 7
+    table = build_report(read_runs(folder.path)).rules[0].datasets["DebugVector"]
+    for row in status.standings:
+        assert row.cells == 3
+        assert 100 * row.accuracy == pytest.approx(table.averages[row.algorithm].mean)

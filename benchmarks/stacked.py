@@ -57,12 +57,16 @@ class Runs:
             self.program.advance(until - self.program.done)
         self.program.counts()
 
+    def _rounds(self, count: int) -> None:
+        for _ in range(count):
+            self._round()
+
     def rate(self) -> float:
         """Run-steps a second."""
         seconds_of(self._round)
         once = seconds_of(self._round)
         rounds = max(1, round(SECONDS / once))
-        taken = seconds_of(lambda: [self._round() for _ in range(rounds)])
+        taken = seconds_of(lambda: self._rounds(rounds))
         return rounds * self.every * self.stack.n_runs / taken
 
 
@@ -80,9 +84,7 @@ def measure(dataset: Dataset, algorithm: str, n_runs: int, hparams: Mapping[str,
 def stack_sizes(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int]) -> None:
     """How the rate grows with the stack, in each precision."""
     precisions = ("fp32", "tf32", "bf16") if ON_GPU else ("fp32",)
-    rows: list[tuple[str, ...]] = [
-        ("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "best over eager")
-    ]
+    rows: list[tuple[str, ...]] = [("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "gain")]
     for precision in precisions:
         alone = measure(dataset, algorithm, 1, hparams, precision=precision, fast=False)
         rates = [measure(dataset, algorithm, n, hparams, precision=precision) for n in sizes]
@@ -90,15 +92,14 @@ def stack_sizes(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], 
         rows.append((precision, f"{alone:,.0f}", *(f"{rate:,.0f}" for rate in rates), ratio))
         print(*rows[-1], flush=True, file=sys.stderr)
     settings = ", ".join(f"{name} {value:g}" for name, value in hparams.items())
-    title = f"{dataset.name}, {algorithm}, {settings}: run-steps a second, evaluation every {DATASETS[dataset.name].checkpoint_every} steps"
+    every = DATASETS[dataset.name].checkpoint_every
+    title = f"{dataset.name}, {algorithm}, {settings}: run-steps a second, evaluation every {every} steps"
     print_rows(f"{title} (DomainBed: {DOMAINBED.get(dataset.name, 'not measured')})", rows)
 
 
 def every_algorithm(dataset: Dataset, n_runs: int, hparams: Mapping[str, float], precision: str) -> None:
     """Stacked over alone, for all of them."""
-    rows: list[tuple[str, ...]] = [
-        ("algorithm", "one run, eager", "one run", f"stack of {n_runs}", "stacked over eager")
-    ]
+    rows: list[tuple[str, ...]] = [("algorithm", "one run, eager", "one run", f"stack of {n_runs}", "gain")]
     for entry in ALGORITHMS.values():
         eager = measure(dataset, entry.name, 1, hparams, precision=precision, fast=False)
         alone = measure(dataset, entry.name, 1, hparams, precision=precision)

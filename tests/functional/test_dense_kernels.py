@@ -46,7 +46,7 @@ def noise(device: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_layer_of_k_runs_and_its_gradients(device: str, drops: bool) -> None:
     own = {name: value.requires_grad_() for name, value in layer(device).items()}
-    tensors: Any = tuple(own.values())
+    tensors: Any = [*own.values()]
     rows, rate = noise(device)
 
     def one(k: int) -> Tensor:
@@ -57,10 +57,13 @@ def test_a_layer_of_k_runs_and_its_gradients(device: str, drops: bool) -> None:
     weights = torch.linspace(-1, 1, expected.numel(), device=device).view(expected.shape)
     wanted = torch.autograd.grad((expected * weights).sum(), list(own.values()))
 
+    def dropped(x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, rate: Tensor) -> Tensor:
+        return dense(x, weight, bias, Dropout(rate, rows), 2)
+
     if drops:
-        found = vmap(lambda x, w, b, r, p: dense(x, w, b, Dropout(p, r), 2))(*tensors, *noise(device))
+        found = vmap(dropped)(*tensors, rows, rate)
     else:
-        found = vmap(lambda x, w, b: dense(x, w, b))(*tensors)
+        found = vmap(dense)(*tensors)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(found == 0, expected == 0) or not drops
     for one_grad, other in zip(torch.autograd.grad((found * weights).sum(), list(own.values())), wanted, strict=True):

@@ -13,11 +13,28 @@ from sandmask.functional.dropout import Dropout
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0) -> Tensor:
-    """relu(dropout(x W^T + b)) of x [N, in]."""
+    """relu(dropout(x W^T + b)) of x [N, in].
+
+    On a GPU the result may have more units than W has rows, all zero, and `x` more than W has columns: a width that is
+    a multiple of 8 lets matrix products use the fast units. `affine` takes such a result back to its own width.
+    """
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(dense, (x, weight, bias), x, weight, bias, drop=drop, site=site)
         return result
-    return dense_by_kernels(x, weight, bias, drop, site) if has_kernels(x) else plain_dense(x, weight, bias, drop, site)
+    if not has_kernels(x):
+        return plain_dense(x, weight, bias, drop, site)
+    rows, rate = (None, None) if drop is None else (drop.rows, drop.rate)
+    return _apply(*aligned(x, weight, bias), rows, rate, site=site)
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x W^T + b, the last layer; `x` may come from `dense`."""
+    if has_torch_function((x, weight, bias)):
+        result: Tensor = handle_torch_function(affine, (x, weight, bias), x, weight, bias)
+        return result
+    if x.shape[-1] == weight.shape[-1]:
+        return F.linear(x, weight, bias)
+    return F.linear(*aligned(x, weight, bias))[..., : len(bias)]
 
 
 def plain_dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, site: int) -> Tensor:
@@ -26,10 +43,19 @@ def plain_dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, s
     return torch.relu(y if drop is None else drop(y, site))
 
 
-def dense_by_kernels(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, site: int) -> Tensor:
-    """The same by `functional.kernels`; outside of `vmap` as a stack of one run."""
-    rows, rate = (None, None) if drop is None else (drop.rows, drop.rate)
-    tensors = (x, weight, bias, rows, rate)
+def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's tensors with zeros added, so that both of its sides are multiples of 8."""
+    n_out, n_in = weight.shape
+    wide_out, wide_in = -n_out % 8 + n_out, max(-n_in % 8 + n_in, x.shape[-1])
+    if x.shape[-1] != wide_in:
+        x = F.pad(x, (0, wide_in - x.shape[-1]))
+    if (wide_out, wide_in) != (n_out, n_in):
+        weight = F.pad(weight, (0, wide_in - n_in, 0, wide_out - n_out))
+    return x, weight, bias if wide_out == n_out else F.pad(bias, (0, wide_out - n_out))
+
+
+def _apply(*tensors: Tensor | None, site: int) -> Tensor:
+    """Inside of `vmap` as it is, outside as a stack of one run."""
     if in_vmap():
         y: Tensor = _Dense.apply(*tensors, site)  # type: ignore[no-untyped-call]
         return y

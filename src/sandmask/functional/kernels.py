@@ -28,29 +28,27 @@ def _mix(x):
 
 @triton.jit
 def _activate_kernel(
-    z, bias, rows, rate, n_rows, width, site: tl.constexpr, drops: tl.constexpr, relu: tl.constexpr, block: tl.constexpr
+    z, bias, rows, rate, numel, width, n_rows, site: tl.constexpr, drops: tl.constexpr, block: tl.constexpr
 ):
     """z <- relu(dropout(z + bias)), in place."""
-    run = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0)
-    column = tl.program_id(1) * block + tl.arange(0, block)
-    inside = column < width
-    place = (run * n_rows + row) * width + column
+    run = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < numel
+    column = place % width
+    z += run * numel
     value = tl.load(z + place, mask=inside).to(tl.float32)
     value += tl.load(bias + run * width + column, mask=inside).to(tl.float32)
     if drops:
         drop = tl.load(rate + run)
         if drop > 0:
-            key = tl.load(rows + run * n_rows + row).to(tl.uint64, bitcast=True)
-            key = _mix(key + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
             golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+            key = tl.load(rows + run * n_rows + place // width, mask=inside, other=0).to(tl.uint64, bitcast=True)
+            key = _mix(key + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
             noise = _mix(key + (column + 1).to(tl.uint64) * golden) >> 40
             kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= drop
             value = tl.where(kept, value / (1.0 - drop), 0.0)
-    if relu:
-        # Not tl.maximum: what is no number has to stay visible.
-        value = tl.where(value < 0, 0.0, value)
-    tl.store(z + place, value, mask=inside)
+    # Not tl.maximum: what is no number has to stay visible.
+    tl.store(z + place, tl.where(value < 0, 0.0, value), mask=inside)
 
 
 @triton.jit
@@ -71,10 +69,10 @@ def _activate_backward_kernel(grad, out, rate, result, numel, drops: tl.constexp
 def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, site: int) -> Tensor:
     """relu(dropout(z + bias)) of z [K, N, width], in place; rows [K, N] are keys, rate [K]."""
     n_runs, n_rows, width = z.shape
-    block = min(triton.next_power_of_2(width), BLOCK)
-    launch: Any = _activate_kernel[(n_rows, triton.cdiv(width, block), n_runs)]
+    launch: Any = _activate_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
     keys, rates = (z, z) if rows is None or rate is None else (rows.contiguous(), rate.float().contiguous())
-    launch(z, bias.contiguous(), keys, rates, n_rows, width, site=site, drops=rows is not None, relu=True, block=block)
+    sizes = (n_rows * width, width, n_rows)
+    launch(z, bias.contiguous(), keys, rates, *sizes, site=site, drops=rows is not None, block=BLOCK)
     return z
 
 
@@ -99,6 +97,8 @@ def _weight_moments_kernel(
     n_rows,
     n_out,
     n_in,
+    wide_out,
+    wide_in,
     stride,
     rows_per_step: tl.constexpr,
     block_out: tl.constexpr,
@@ -109,8 +109,8 @@ def _weight_moments_kernel(
     run = tl.program_id(2).to(tl.int64)
     out_units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     in_units = tl.program_id(1) * block_in + tl.arange(0, block_in)
-    grad += run * n_envs * n_rows * n_out
-    x += run * n_envs * n_rows * n_in
+    grad += run * n_envs * n_rows * wide_out
+    x += run * n_envs * n_rows * wide_in
     signs = tl.zeros((block_out, block_in), tl.float32)
     mean = tl.zeros((block_out, block_in), tl.float32)
     m2 = tl.zeros((block_out, block_in), tl.float32)
@@ -121,12 +121,14 @@ def _weight_moments_kernel(
             known = row < n_rows
             row += e * n_rows
             g = tl.load(
-                grad + row[None, :] * n_out + out_units[:, None],
+                grad + row[None, :] * wide_out + out_units[:, None],
                 mask=known[None, :] & (out_units < n_out)[:, None],
                 other=0.0,
             )
             v = tl.load(
-                x + row[:, None] * n_in + in_units[None, :], mask=known[:, None] & (in_units < n_in)[None, :], other=0.0
+                x + row[:, None] * wide_in + in_units[None, :],
+                mask=known[:, None] & (in_units < n_in)[None, :],
+                other=0.0,
             )
             product = tl.dot(g, v, product, input_precision=precision)
         # Welford. The first environment's deviation is exactly 0, and so are those of identical gradients.
@@ -141,23 +143,22 @@ def _weight_moments_kernel(
     tl.store(m2_out + place, m2, mask=inside)
 
 
-def weight_moments(grad: Tensor, x: Tensor, n_envs: int, signs: Tensor, mean: Tensor, m2: Tensor) -> None:
+def weight_moments(grad: Tensor, x: Tensor, n_envs: int, sizes: tuple[int, int], *targets: Tensor) -> None:
     """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
 
-    Written into views [K, out * in] of larger buffers [K, P].
+    `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x` may be wider. Sum of signs, mean and M2
+    are written into views [K, out * in] of larger buffers [K, P].
     """
     n_runs, n_rows = len(x), x.shape[1] // n_envs
-    n_out, n_in = grad.shape[2], x.shape[2]
-    block_out = min(max(triton.next_power_of_2(n_out), 16), 64)
-    block_in = min(max(triton.next_power_of_2(n_in), 16), 64)
+    block_out, block_in = (min(max(triton.next_power_of_2(size), 16), 64) for size in sizes)
     rows_per_step = min(max(triton.next_power_of_2(n_rows), 16), 64 if x.dtype == torch.bfloat16 else 32)
     precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    launch: Any = _weight_moments_kernel[(triton.cdiv(n_out, block_out), triton.cdiv(n_in, block_in), n_runs)]
+    launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]
     launch(
         grad.contiguous(),
         x.contiguous(),
-        *(signs, mean, m2),
-        *(n_envs, n_rows, n_out, n_in, mean.stride(0)),
+        *targets,
+        *(n_envs, n_rows, *sizes, grad.shape[2], x.shape[2], targets[0].stride(0)),
         rows_per_step=rows_per_step,
         block_out=block_out,
         block_in=block_in,
@@ -168,7 +169,7 @@ def weight_moments(grad: Tensor, x: Tensor, n_envs: int, signs: Tensor, mean: Te
 
 @triton.jit
 def _adam_kernel(
-    params,
+    vector,  # not `params`: Triton's own code has a variable of that name
     gradient,
     mean,
     square,
@@ -177,7 +178,7 @@ def _adam_kernel(
     beta2,
     rate,
     correction,
-    new_params,
+    new_vector,
     new_mean,
     new_square,
     numel,
@@ -188,7 +189,7 @@ def _adam_kernel(
     place = tl.program_id(0) * block + tl.arange(0, block)
     inside = place < numel
     place = run * numel + place
-    p = tl.load(params + place, mask=inside)
+    p = tl.load(vector + place, mask=inside)
     m = tl.load(mean + place, mask=inside)
     v = tl.load(square + place, mask=inside)
     b1, b2 = tl.load(beta1 + run), tl.load(beta2 + run)
@@ -196,7 +197,7 @@ def _adam_kernel(
     m += (1.0 - b1) * (g - m)
     v = b2 * v + (1.0 - b2) * g * g
     step = tl.load(rate + run) * m / (tl.sqrt_rn(v) / tl.load(correction + run) + eps)
-    tl.store(new_params + place, p - step, mask=inside)
+    tl.store(new_vector + place, p - step, mask=inside)
     tl.store(new_mean + place, m, mask=inside)
     tl.store(new_square + place, v, mask=inside)
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels, leading
-from sandmask.functional.dense import dense, dense_backward, dense_of_runs
+from sandmask.functional.dense import affine, aligned, dense, dense_backward, dense_of_runs
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import Slot
 from sandmask.masks import TensorMoments, stack_moments
@@ -23,6 +23,9 @@ from sandmask.masks import TensorMoments, stack_moments
 # On a CPU, runs are taken together as long as all their environments' gradients of a layer stay in the cache.
 CACHED = 2**18
 SMALLEST = 16  # sides of a weight matrix from which on the kernel pays
+
+
+Layer = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # its sides; where its weight and bias are
 
 
 class UntapedError(Exception):
@@ -63,7 +66,7 @@ class MomentTape(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is dense:
             return self._layer(*args, **kwargs, relu=True)
-        if func is F.linear:
+        if func in (F.linear, affine):
             return self._layer(*args, **kwargs, relu=False)
         if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
             return func(*args, **kwargs)
@@ -87,27 +90,37 @@ class MomentTape(TorchFunctionMode):
         self._used |= names
         places = tuple(self._places[self._names[id(param)]] for param in (weight, bias))
         noise = (None, None) if drop is None else (drop.rows, drop.rate)
-        return _TapedLayer.apply(x, weight, bias, *noise, site, relu, self.fold, places)  # type: ignore[no-untyped-call]
+        sizes = (weight.shape[0], weight.shape[1])
+        if has_kernels(x):
+            x, weight, bias = aligned(x, weight, bias)
+        how = (site, relu, self.fold, (sizes, *places))
+        y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, *how)  # type: ignore[no-untyped-call]
+        return y if relu else y[..., : sizes[0]]
 
-    def fold(self, place: tuple[int, int], grad: Tensor, x: Tensor | None) -> None:
-        """Fold the gradients grad_e^T x_e, or the sums of grad_e (of a bias), of rows [K, E * B, ...]."""
-        targets = [buffer[:, place[0] : place[1]] for buffer in self._buffers]
-        if x is not None and has_kernels(grad) and min(grad.shape[2], x.shape[2]) >= SMALLEST:
+    def fold(self, layer: Layer, grad: Tensor, x: Tensor) -> None:
+        """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e: [K, E * B, ...]."""
+        (n_out, n_in), weight, bias = layer
+        by_env = grad.reshape(len(grad), self.n_envs, -1, grad.shape[2])[..., :n_out]
+        self._fold(bias, lambda runs: by_env[runs].sum(2))
+        if has_kernels(grad) and min(n_out, n_in) >= SMALLEST:
             from sandmask.functional import kernels
 
-            kernels.weight_moments(grad, x, self.n_envs, *targets)
+            kernels.weight_moments(grad, x, self.n_envs, (n_out, n_in), *self._buffers[..., slice(*weight)])
             return
-        g = grad.reshape(len(grad), self.n_envs, -1, grad.shape[2])
-        rows = None if x is None else x.reshape(len(x), self.n_envs, -1, x.shape[2])
-        together = len(g)
-        if grad.device.type == "cpu":
-            together = max(CACHED // (self.n_envs * (place[1] - place[0])), 1)
-        for begin in range(0, len(g), together):
-            some = slice(begin, begin + together)
-            found = g[some].sum(2) if rows is None else g[some].mT @ rows[some]  # [k, E, ...]
-            moments = stack_moments(found.transpose(0, 1).flatten(2))
+        x_by_env = x.reshape(len(x), self.n_envs, -1, x.shape[2])[..., :n_in]
+        self._fold(weight, lambda runs: by_env[runs].mT @ x_by_env[runs])
+
+    def _fold(self, place: tuple[int, int], gradients: Callable[[slice], Tensor]) -> None:
+        """Fold `gradients(runs)` [k, E, ...] of some runs after the other."""
+        targets = self._buffers[..., slice(*place)]
+        n_runs = together = targets.shape[1]
+        if targets.device.type == "cpu":
+            together = max(CACHED // (self.n_envs * targets.shape[2]), 1)
+        for begin in range(0, n_runs, together):
+            runs = slice(begin, begin + together)
+            moments = stack_moments(gradients(runs).transpose(0, 1).flatten(2))
             for target, value in zip(targets, (moments.sign_sum, moments.mean, moments.m2), strict=True):
-                target[some] = value
+                target[runs] = value
 
     def moments(self) -> TensorMoments:
         """What was folded: [K, P]. Parameters that were not used have zeros."""
@@ -125,7 +138,7 @@ class _TapedLayer(Function):
         site: int,
         relu: bool,
         fold: Any,  # noqa: ARG004 - for the backward pass
-        places: Any,  # noqa: ARG004
+        layer: Layer,  # noqa: ARG004
     ) -> Tensor:
         if relu:
             return dense_of_runs(x, weight, bias, rows, rate, site)
@@ -133,15 +146,14 @@ class _TapedLayer(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, weight, _, _, rate, _, ctx.relu, ctx.fold, ctx.places = inputs
+        x, weight, _, _, rate, _, ctx.relu, ctx.fold, ctx.layer = inputs
         ctx.save_for_backward(x, weight, output if ctx.relu else None, rate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, out, rate = ctx.saved_tensors
         before = dense_backward(grad, out, rate) if ctx.relu else grad
-        ctx.fold(ctx.places[0], before, x)
-        ctx.fold(ctx.places[1], before, None)
+        ctx.fold(ctx.layer, before, x)
         of_x = torch.bmm(before, weight) if ctx.needs_input_grad[0] else None
         return of_x, *[None] * 8
 

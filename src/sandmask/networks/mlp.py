@@ -4,7 +4,7 @@ import itertools
 
 from torch import Tensor, nn
 
-from sandmask.functional.dense import dense
+from sandmask.functional.dense import affine, dense
 from sandmask.functional.dropout import Dropout
 from sandmask.networks._base import Featurizer
 
@@ -24,4 +24,6 @@ class MLP(Featurizer):
         for site, layer in enumerate(self.layers[:-1]):
             assert isinstance(layer, nn.Linear)
             x = dense(x, layer.weight, layer.bias, drop, site)
-        return self.layers[-1](x)  # type: ignore[no-any-return]
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        return affine(x, last.weight, last.bias)

@@ -98,7 +98,7 @@ class MomentTape(TorchFunctionMode):
         return y if relu else y[..., : sizes[0]]
 
     def fold(self, layer: Layer, grad: Tensor, x: Tensor) -> None:
-        """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e: [K, E * B, ...]."""
+        """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e."""
         (n_out, n_in), weight, bias = layer
         by_env = grad.reshape(len(grad), self.n_envs, -1, grad.shape[2])[..., :n_out]
         self._fold(bias, lambda runs: by_env[runs].sum(2))

@@ -247,3 +247,41 @@ def figure_2(
         progress.close()
         write_archive(runs, out / "figure-2.records.parquet")
     finish(make(runs), out, as_json=as_json)
+
+
+@app.command("claims")
+def claims(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOption = False) -> None:
+    """The paper's claims one by one, as far as the records speak to them.
+
+    [bold]Example[/bold]: sandmask paper claims --records results/paper
+    """
+    from sandmask.errors import SandmaskError
+    from sandmask.paper._product import write_product
+    from sandmask.paper._tables import read_all
+    from sandmask.paper.claims import claims as make
+    from sandmask.reports import text
+
+    if not records:
+        raise SandmaskError("Name the records of Figure 2, Spirals or ColoredMNIST with --records.")
+    products = make(read_all(records))
+    files = [path for product in products for path in write_product(product, out)]
+    if as_json:
+        print_json({"claims": [product.name for product in products], "files": [str(path) for path in files]})
+        return
+    typer.echo(text([grid for product in products for grid in product.grids]))
+    typer.echo("Wrote " + ", ".join(map(str, files)) + ".")
+
+
+@app.command("pages")
+def pages(
+    results: Annotated[Path, typer.Option(help="Where the commands above wrote their files.")] = Path("results/paper"),
+    docs: Annotated[Path, typer.Option(help="The documentation's folder.")] = Path("docs"),
+) -> None:
+    """Put what was made into the pages of the documentation: tables, and pictures.
+
+    [bold]Example[/bold]: sandmask paper pages --results results/paper --docs docs
+    """
+    from sandmask.paper.pages import fill_pages
+
+    changed = fill_pages(results, docs)
+    typer.echo("Changed " + ", ".join(map(str, changed)) + "." if changed else "Every page was up to date.")

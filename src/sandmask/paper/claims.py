@@ -1,0 +1,160 @@
+"""The paper's claims that records can speak to, each as a small table. What the records lack is left out."""
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from sandmask.errors import SandmaskError
+from sandmask.paper._ceiling import noise_ceiling
+from sandmask.paper._compare import RULES, Compared, compare
+from sandmask.paper._failure_runs import METHODS
+from sandmask.paper._product import Product
+from sandmask.paper._style import LOOKS
+from sandmask.paper._tables import as_protocol
+from sandmask.paper.figure_2 import results, summarize
+from sandmask.printed import AVERAGE
+from sandmask.records import RunRecord
+from sandmask.reports import Grid
+from sandmask.reports.statistics import paired_comparison
+
+CHANCE = 0.5
+
+
+def _failure_data(runs: Sequence[RunRecord]) -> pd.DataFrame | None:
+    try:
+        return results(runs)
+    except SandmaskError:
+        return None
+
+
+def momentum(runs: Sequence[RunRecord]) -> Grid | None:
+    """ "Heavy reliance on momentum": accuracy with and without it, seed by seed."""
+    data = _failure_data(runs)
+    if data is None:
+        return None
+    mine = data[data.panel == "momentum"]
+    low, high = mine.value.min(), 0.9
+    rows = []
+    for method in METHODS:
+        table = mine[mine.method == method].pivot_table(index="seed", columns="value", values="test_accuracy")
+        if low not in table or high not in table:
+            continue
+        pairs = table[[low, high]].dropna()
+        test = paired_comparison((100 * pairs[high]).tolist(), (100 * pairs[low]).tolist())
+        interval = "-" if test.interval is None else f"{test.interval[0]:+.1f} to {test.interval[1]:+.1f}"
+        means = (f"{100 * pairs[value].mean():.1f}" for value in (low, high))
+        rows.append((LOOKS[method].label, *means, f"{test.difference:+.1f}", interval, f"{test.p_value:.3g}"))
+    header = ("method", f"β₁ = {low:g}", f"β₁ = {high:g}", "gain", "95% interval", "p")
+    return Grid(
+        "Reliance on momentum", header, tuple(rows), ("Accuracy on the unseen domain in percent, paired by seed.",)
+    )
+
+
+def noise(runs: Sequence[RunRecord]) -> Grid | None:
+    """ "Highly sensitive to noisy data": accuracy beside what the best possible classifier has left."""
+    data = _failure_data(runs)
+    if data is None:
+        return None
+    table = summarize(data)
+    mine = table[table.panel == "noise"]
+    values = sorted(mine.value.unique())
+    best = {value: noise_ceiling(value) for value in values}
+    rows = [("best possible", *(f"{100 * best[value]:.1f}" for value in values))]
+    for method in METHODS:
+        means = mine[mine.method == method].set_index("value")["mean"]
+        if len(means) == len(values):
+            kept = [(means[value] - CHANCE) / (best[value] - CHANCE) for value in values]
+            rows.append(
+                (
+                    LOOKS[method].label,
+                    *(f"{100 * m:.1f} ({100 * k:.0f}%)" for m, k in zip(means[values], kept, strict=True)),
+                )
+            )
+    note = (
+        "Accuracy in percent; in brackets, of what exceeds chance in the best possible classifier, how much is reached."
+    )
+    return Grid("Sensitivity to noise", ("noise", *(f"{value:g}" for value in values)), tuple(rows), (note,))
+
+
+def initialization(runs: Sequence[RunRecord]) -> Grid | None:
+    """ "Convergence is highly dependent on initialization": spread over seeds, and outliers."""
+    data = _failure_data(runs)
+    if data is None:
+        return None
+    mine = data[(data.panel == "init") & (data.value == 1.0)]
+    rows = []
+    for method in METHODS:
+        accuracy = 100 * mine[mine.method == method].test_accuracy
+        if len(accuracy):
+            spread = (accuracy.std(ddof=0), accuracy.min(), accuracy.median(), accuracy.max())
+            rows.append((LOOKS[method].label, str(len(accuracy)), *(f"{value:.1f}" for value in spread)))
+    header = ("method", "seeds", "standard deviation", "least", "median", "greatest")
+    return Grid(
+        "Dependence on the initialization", header, tuple(rows), ("Accuracy on the unseen domain, in percent.",)
+    )
+
+
+def _gains(runs: Sequence[RunRecord], dataset: str, title: str, pairs: Sequence[tuple[str, str]]) -> Grid | None:
+    """Differences between methods' averages on a dataset, beside the printed ones."""
+    mine = as_protocol(runs, dataset)
+    if not mine:
+        return None
+    cells = {
+        (c.rule, c.method): c for c in compare(mine, [dataset], RULES, draws=20, trials=3) if c.environment == AVERAGE
+    }
+    rows = [
+        (f"{one} - {other}", rule, *_gain(cells[rule, one], cells[rule, other]))
+        for one, other in pairs
+        for rule in RULES
+        if (rule, one) in cells and (rule, other) in cells
+    ]
+    return Grid(title, ("difference", "selection", "ours", "paper"), tuple(rows), ("In percent, of the averages.",))
+
+
+def _gain(one: Compared, other: Compared) -> tuple[str, str]:
+    ours = "-"
+    if one.ours.mean is not None and other.ours.mean is not None:
+        error = ((one.ours.error or 0.0) ** 2 + (other.ours.error or 0.0) ** 2) ** 0.5
+        ours = f"{one.ours.mean - other.ours.mean:+.1f} ± {error:.1f}"
+        if not (one.ours.complete and other.ours.complete):
+            ours += f" ({one.ours.have + other.ours.have}/{one.ours.expected + other.ours.expected} runs)"
+    if one.paper is None or other.paper is None:
+        return ours, "-"
+    return ours, f"{one.paper.mean - other.paper.mean:+.1f}"
+
+
+def replicates(runs: Sequence[RunRecord]) -> Grid | None:
+    """ "Replicates the AND-mask": the two on Spirals, where the AND-mask works."""
+    pairs = [
+        ("SANDMask", "ANDMask"),
+        ("SANDMask-released", "ANDMask-rescaled"),
+        ("ANDMask", "ERM"),
+        ("SANDMask", "ERM"),
+    ]
+    return _gains(runs, "Spirals", "SAND-mask and AND-mask on Spirals", pairs)
+
+
+def colored_mnist(runs: Sequence[RunRecord]) -> Grid | None:
+    """ "Significantly enhances the accuracy over Colored MNIST"."""
+    pairs = [(one, other) for one in ("SANDMask", "SANDMask-released") for other in ("ERM", "IRM", "ANDMask")]
+    return _gains(runs, "ColoredMNIST", "Gains on ColoredMNIST", pairs)
+
+
+CLAIMS: dict[str, Callable[[Sequence[RunRecord]], Grid | None]] = {
+    "claim-momentum": momentum,
+    "claim-noise": noise,
+    "claim-initialization": initialization,
+    "claim-replicates": replicates,
+    "claim-colored-mnist": colored_mnist,
+}
+
+
+def claims(runs: Sequence[RunRecord]) -> list[Product]:
+    """A table for each claim that these records speak to."""
+    made = [(name, make(runs)) for name, make in CLAIMS.items()]
+    products = [Product(name, grid.title, grids=(grid,)) for name, grid in made if grid is not None and grid.rows]
+    if not products:
+        raise SandmaskError(
+            "These records have nothing to say about the claims: no runs of Figure 2, Spirals or ColoredMNIST."
+        )
+    return products

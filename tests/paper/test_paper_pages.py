@@ -1,0 +1,129 @@
+"""The pages on the paper: generated parts are those of results/paper, and typed numbers are true."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from sandmask.errors import SandmaskError
+from sandmask.paper._tables import read_all
+from sandmask.paper.claims import CLAIMS, claims
+from sandmask.paper.pages import MISSING, fill_page, fill_pages
+from sandmask.paper.table_3 import table_3
+from sandmask.printed import printed
+from sandmask.records.testing import made_up_run, made_up_sweep
+from sandmask.sweeps import SweepSpec, expand, read_sweep
+
+ROOT = Path(__file__).parents[2]
+RESULTS, DOCS = ROOT / "results" / "paper", ROOT / "docs"
+PAGES = sorted((DOCS / "paper").glob("*.md"))
+
+
+def test_blocks_are_filled_and_filled_again(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "paper").mkdir(parents=True)
+    (tmp_path / "docs" / "images").mkdir()
+    page = tmp_path / "docs" / "paper" / "x.md"
+    page.write_text("a\n<!-- table t -->\nold\n<!-- end -->\nb\n<!-- picture p: words -->\n<!-- end -->\n")
+    assert fill_pages(tmp_path, tmp_path / "docs") == [page]
+    assert page.read_text().count(MISSING) == 2
+    (tmp_path / "t.md").write_text("| x |\n")
+    (tmp_path / "p.png").write_bytes(b"picture")
+    fill_pages(tmp_path, tmp_path / "docs")
+    picture = "<!-- picture p: words -->\n![words](../images/paper-p.png)\n<!-- end -->"
+    assert page.read_text() == f"a\n<!-- table t -->\n| x |\n<!-- end -->\nb\n{picture}\n"
+    assert (tmp_path / "docs" / "images" / "paper-p.png").read_bytes() == b"picture"
+    assert fill_pages(tmp_path, tmp_path / "docs") == []
+    with pytest.raises(SandmaskError, match="has no pages"):
+        fill_pages(tmp_path, tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_have_what_the_results_have(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert fill_page(text, RESULTS, DOCS / "images") == text, "run: sandmask paper pages"
+
+
+def test_what_is_written_about_figure_1_is_in_its_data() -> None:
+    with (RESULTS / "figure-1.csv").open(encoding="utf-8") as file:
+        rows = {(row["mask"], float(row["momentum"])): row for row in csv.DictReader(file)}
+    page = (DOCS / "paper" / "findings.md").read_text(encoding="utf-8")
+    for momentum in (0.0, 0.9):
+        for mask in ("and-1", "sand-0", "sand-0.5", "sand-0.9"):
+            assert rows[mask, momentum]["stopped"] == "791"
+            assert round(100 * float(rows[mask, momentum]["dead"])) == 48
+    assert "48% of the plane" in page
+    assert "791 of 1,600 starts" in page
+    assert "from 708 of 1,600 starts with tau = -0.5 (876 for plain averaging)" in page
+    assert (rows["sand--0.5", 0.0]["spurious"], rows["erm", 0.0]["spurious"]) == ("708", "876")
+
+
+def test_what_is_written_about_the_printed_tables_is_printed() -> None:
+    def value(rule: str, method: str, dataset: str = "ColoredMNIST") -> float:
+        cell = printed(rule, dataset, method)
+        assert cell is not None
+        return cell.mean
+
+    first, second = "training-domain", "oracle"
+    assert [value(first, name) for name in ("SANDMask", "ANDMask", "ERM", "ARM")] == [51.8, 51.3, 51.5, 56.2]
+    assert [value(second, name) for name in ("SANDMask", "ANDMask", "ERM", "VREx", "IRM")] == [
+        62.3,
+        58.6,
+        57.8,
+        67.0,
+        67.7,
+    ]
+    leads = [value(rule, "SANDMask") - value(rule, other) for other in ("ANDMask", "ERM") for rule in (first, second)]
+    assert leads == pytest.approx([0.5, 3.7, 0.3, 4.5])
+    averages = [value(rule, name, "Avg") for rule in (first, second) for name in ("SANDMask", "ANDMask")]
+    assert averages == [64.6, 65.5, 67.2, 67.5]
+    assert [value(first, name, "Spirals") for name in ("ANDMask", "SANDMask")] == [88.0, 49.2]
+
+
+@pytest.mark.parametrize("config", sorted(RESULTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_sweeps_can_be_planned(config: Path) -> None:
+    sweep = SweepSpec(**read_sweep(config))
+    text = config.read_text(encoding="utf-8")
+    assert f"sandmask sweep run runs/{config.stem} --config results/paper/{config.name}" in text
+    stated = re.search(r"= ([\d,]+) runs", text)
+    if stated:
+        assert len(expand(sweep).runs) == int(stated[1].replace(",", ""))
+
+
+def test_claims_come_from_whatever_records_there_are() -> None:
+    colored = made_up_sweep(["ERM", "SANDMask"], dataset="ColoredMNIST", network="mnist-convnet")
+    (product,) = claims(colored)
+    assert product.name == "claim-colored-mnist"
+    assert "| SANDMask - ERM | oracle |" in product.words()
+    assert "+4.5" in product.words()  # the paper's 62.3 - 57.8
+    failures = [
+        made_up_run(
+            [[0.5 + 0.1 * (beta > 0) + seed / 100, *[0.5] * 16]],
+            algorithm="ANDMask",
+            seed=seed,
+            hparams={"adam_beta1": beta},
+            options={"noise": 0.0, "init_scale": 1.0},
+            dataset="Spirals",
+            network="mlp",
+        )
+        for seed in range(3)
+        for beta in (0.0, 0.9)
+    ]
+    made = {product.name: product.words() for product in claims(failures)}
+    assert set(made) == {"claim-momentum", "claim-noise", "claim-initialization"}
+    assert "| AND-mask | 51.0 | 61.0 | +10.0 | +10.0 to +10.0 |" in made["claim-momentum"]
+    assert "| AND-mask | 61.0 (22%) |" in made["claim-noise"]
+    with pytest.raises(SandmaskError, match="nothing to say"):
+        claims([made_up_run([[0.5, 0.5]])])
+    with pytest.raises(SandmaskError, match="no runs on Spirals"):
+        table_3(failures)  # runs of Figure 2 are on Spirals, and not of its table
+    names = set(
+        re.findall(r"<!-- table (claim-[\w-]+) -->", (DOCS / "paper" / "findings.md").read_text(encoding="utf-8"))
+    )
+    assert names == set(CLAIMS)
+
+
+@pytest.mark.parametrize("archive", sorted(RESULTS.glob("*.records.parquet")), ids=lambda path: path.stem)
+def test_archives_are_small_and_readable(archive: Path) -> None:
+    assert archive.stat().st_size < 8 * 2**20
+    assert read_all([archive])

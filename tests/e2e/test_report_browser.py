@@ -48,6 +48,7 @@ def sweep() -> list[RunRecord]:
     pacs = [with_diagnostics(run) if run.spec.algorithm == "SANDMask" else run for run in pacs]
     pacs[0] = replace(pacs[0], status="diverged", diverged_at=650)
     pacs[1] = replace(pacs[1], status="running")
+    pacs = [run for run in pacs if (run.spec.algorithm, run.spec.test_envs) != ("ANDMask", (3,))]
     return pacs + made_up_sweep(["ERM", "A_50% | <b>&{x}~^"], dataset="<img src=x> -5 ±|", seed=1, **spread)
 
 
@@ -122,7 +123,7 @@ def test_the_overview_says_what_was_run_what_is_best_and_what_is_missing(visit: 
     assert "diverged" in words
     averages = grid_of(runs, "Averages", "oracle")
     pacs = averages.header.index("PACS")
-    ranked = [row for row in averages.rows if row[pacs] != "-"]
+    ranked = [row for row in averages.rows if re.match(r"\d+\.", row[pacs])]
     best = max(ranked, key=lambda row: float(row[pacs].split()[0].rstrip("†")))
     cell = page.locator("tr", has_text="PACS").locator("a.best").nth(2)
     assert cell.inner_text().split("\n")[0] == f"{best[0]} {best[pacs]}"
@@ -174,7 +175,7 @@ def test_methods_can_be_filtered(visit: Open) -> None:
 def test_the_selection_rule_changes_every_number(visit: Open, runs: list[RunRecord]) -> None:
     page = visit("tables?dataset=PACS")
     page.get_by_label("Model selection", exact=True).select_option("oracle")
-    page.wait_for_function("document.body.innerText.includes('PACS, model selection: oracle')")
+    page.get_by_role("heading", name="PACS, model selection: oracle").wait_for()
     shown = page.locator("tbody tr").first.locator("td").all_inner_texts()
     expected = grid_of(runs, "PACS", "oracle").rows[0]
     assert [" ".join(cell.split()) for cell in shown] == list(expected[1:])
@@ -246,7 +247,7 @@ def test_mask_diagnostics_are_shown_where_there_are_some(visit: Open, runs: list
     page.get_by_label("Checkpoint").fill("2")
     assert "step 200" in page.inner_text("main")
     page.goto(page.url.split("#")[0] + f"#/run?id={ids['ERM']}")
-    page.wait_for_function(f"document.body.innerText.includes('{ids['ERM']}')")
+    page.get_by_text(ids["ERM"]).wait_for()
     assert "Mask diagnostics" not in page.inner_text("main")
 
 

@@ -2,7 +2,7 @@
 
 // `words` are the cell as text, `beside` with the paper's number; `cell` has the numbers.
 function resultCell({ words, beside, cell, best, open }) {
-  const [, number, rest] = words.match(/^([\d.]+(?: ± [\d.]+)?†?)?(.*)$/s);
+  const [, number, rest] = words.match(/^(\d+\.\d(?: ± \d+\.\d)?†?)?(.*)$/s);
   const paper = beside.slice(words.length).trim();
   const parts = [
     number && h(best ? "strong" : "span", { class: "number" }, number),

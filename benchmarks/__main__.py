@@ -2,7 +2,16 @@
 
 import importlib
 
-NAMES = ("mask_step_cpu", "start_up", "mask_step_gpu", "mask_bandwidth", "peak_memory", "image_step")
+NAMES = (
+    "mask_step_cpu",
+    "start_up",
+    "mask_step_gpu",
+    "mask_bandwidth",
+    "peak_memory",
+    "image_step",
+    "stacked",
+    "fast_path",
+)
 
 
 def main() -> None:

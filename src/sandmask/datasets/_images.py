@@ -18,6 +18,7 @@ from sandmask.datasets._memory import CACHE_MODES, CacheMode, place_cache
 from sandmask.datasets._scan import ImageTree
 from sandmask.datasets._store import ImageStore, Stored
 from sandmask.errors import SandmaskError
+from sandmask.functional.compiling import Compiled
 from sandmask.registry import closest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -65,6 +66,7 @@ class ImageDataset(Dataset):
         self.skipped = tuple(sorted(set(tree.paths) - set(kept.paths)))
         self._cache: CacheMode = cache
         self._feed = Feed(store, torch.device("cpu"), cache)
+        self._compiled: Compiled | None = None
         self.labels = kept.labels
         self.bounds = kept.bounds
         self.classes = tree.classes
@@ -112,9 +114,16 @@ class ImageDataset(Dataset):
         moved = copy.copy(self)
         if device != self._feed.device:
             moved._feed = Feed(self._feed.store, device, self._cache)  # noqa: SLF001 - its own kind
+        moved._compiled = None  # noqa: SLF001 - it belongs to the other device
         moved.labels = self.labels.to(device)
         moved.normalization = (self.normalization[0].to(device), self.normalization[1].to(device))
         return moved
+
+    def compiled(self) -> "ImageDataset":
+        """The same dataset, whose augmentation is compiled: a slow start, then a few kernels in place of hundreds."""
+        changed = copy.copy(self)
+        changed._compiled = Compiled(changed.augment)  # noqa: SLF001 - its own kind
+        return changed
 
     @property
     def storage_size(self) -> int:
@@ -136,7 +145,9 @@ class ImageDataset(Dataset):
 
     def _augmented(self, stored: Stored, shape: torch.Size, key: Tensor) -> Tensor:
         pixels = stored.pixels.permute(0, 3, 1, 2)
-        return self.augment(pixels.reshape(*shape, *pixels.shape[1:]), key, stored.aspects.reshape(shape))
+        augment = self._compiled or self.augment
+        done: Tensor = augment(pixels.reshape(*shape, *pixels.shape[1:]), key, stored.aspects.reshape(shape))
+        return done
 
     def _normalized(self, images: Tensor) -> Tensor:
         return normalized(images, *self.normalization)

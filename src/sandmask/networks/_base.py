@@ -1,12 +1,12 @@
 """A featurizer and a linear classifier as one pure function of a flat parameter vector."""
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask.functional.compiling import Compiled
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 
@@ -70,14 +70,14 @@ class Network:
         self.flatten_stacks = self._flat.flatten_stacks
         self.named = self._flat.named
         self.unflatten = self._flat.unflatten
-        self._compiled: Callable[..., Tensor] | None = None
+        self._compiled: Compiled | None = None
 
     def compile(self) -> None:
         """Compile the featurizer's training passes: slow to start, then fewer and larger kernels.
 
         Where the compiler fails, a warning says so and the network computes as before.
         """
-        self._compiled = torch.compile(self._flat.__call__, dynamic=False)
+        self._compiled = Compiled(self._flat.__call__)
 
     @property
     def compiled(self) -> bool:
@@ -108,15 +108,8 @@ class Network:
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         if self._compiled is None or not torch.is_grad_enabled():
             return self._flat(params, x, drop)
-        from torch._dynamo.exc import TorchDynamoException
-
-        try:
-            return self._compiled(params, x, drop)
-        except TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"torch.compile failed ({reason}); training goes on without it.", stacklevel=2)
-            self._compiled = None
-            return self._flat(params, x, drop)
+        features: Tensor = self._compiled(params, x, drop)
+        return features
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
         """Logits [N, n_classes] of features."""

@@ -104,6 +104,8 @@ class Stack:
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
         if compiled:
             self.algorithm.network.compile()
+            if isinstance(self.dataset, ImageDataset):
+                self.dataset = self.dataset.compiled()
         self.n_runs = len(specs)
         differentiator = _differentiator(self.algorithm.network, self.n_runs)
         self.algorithm.problem = self.algorithm.problem.with_differentiator(differentiator)

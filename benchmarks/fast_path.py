@@ -1,0 +1,95 @@
+"""Whether the fast path gives the results of the slow one: accuracy curves of the same specs over 20 seeds.
+
+The slow one is a run alone, on the CPU, in float32, in plain torch: no stack, no kernel of ours, no graph. The fast one
+is a stack of all seeds on the GPU, in each precision. Rounding makes single runs drift apart, so what is compared is
+their distribution: a paired permutation test (10,000 sign flips of the seeds' differences) of the largest standardized
+difference of mean accuracy at any checkpoint, on the training environments and on the one held out.
+
+python -m benchmarks.fast_path
+"""
+
+import os
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks._measure import print_rows
+from sandmask.datasets import DATASETS, load_dataset
+from sandmask.records import RunRecord, RunSpec
+from sandmask.training import make_spec, train_stack
+
+SEEDS, STEPS, EVERY, FLIPS = 20, 500, 25, 10_000
+SHARED = {"batch_size": 64, "mlp_width": 72, "lr": 0.01, "weight_decay": 1e-5, "dropout": 0.1}
+METHODS: dict[str, dict[str, float]] = {
+    "ERM": {},
+    "IRM": {"irm_lambda": 10.0, "irm_penalty_anneal_iters": 100},
+    "ANDMask": {"tau": 0.8},
+    "SANDMask": {"tau": 0.5},
+    "SANDMask-released": {"tau": 0.5, "k": 10.0},
+}
+Curves = NDArray[np.float64]  # [seeds, checkpoints]
+
+
+def specs(method: str) -> list[RunSpec]:
+    """One for each seed."""
+    options = {"steps": STEPS, "checkpoint_every": EVERY, "hparams": {**SHARED, **METHODS[method]}}
+    entry = DATASETS["Spirals"]
+    return [make_spec(entry, method, [0], seed=s, trial_seed=s, **options) for s in range(SEEDS)]  # type: ignore[arg-type]
+
+
+def train(chosen: list[RunSpec], device: str) -> list[RunRecord]:
+    """The runs as one stack."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = load_dataset("Spirals")
+        return train_stack(chosen, dataset, torch.device(device), Path(folder) / "checkpoint.safetensors")
+
+
+def curves(runs: list[RunRecord]) -> dict[str, Curves]:
+    """Accuracies over training, where runs were trained and where they were not."""
+    return {
+        "training environments": np.stack([run.accuracy_out[:, 1:].mean(1) for run in runs]),
+        "held out": np.stack([run.accuracy_in[:, 0] for run in runs]),
+    }
+
+
+def p_value(one: Curves, other: Curves) -> tuple[float, float]:
+    """The largest difference of the means, and how probable a more extreme statistic is if nothing differs."""
+    differences = one - other
+    flips = np.random.default_rng(0).choice([-1.0, 1.0], (FLIPS, len(differences)))
+    flips[0] = 1.0
+    means = flips @ differences / len(differences)
+    error = np.sqrt(np.maximum((differences**2).mean(0) - means**2, 1e-12) / len(differences))
+    statistic = np.abs(means / error).max(1)
+    return float(np.abs(means[0]).max()), float((statistic >= statistic[0] - 1e-9).mean())
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        print("fast_path: needs a CUDA device; skipped.")
+        return
+    alone = [[spec] for method in METHODS for spec in specs(method)]
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        found = [runs[0] for runs in pool.map(train, alone, ["cpu"] * len(alone))]
+    slow = {method: found[i * SEEDS : (i + 1) * SEEDS] for i, method in enumerate(METHODS)}
+    head = ("method", "precision", "where", "accuracy, slow", "accuracy, fast", "largest difference", "p")
+    rows: list[tuple[str, ...]] = [head]
+    for method in METHODS:
+        for precision in ("fp32", "tf32", "bf16"):
+            fast = train([replace(spec, precision=precision) for spec in specs(method)], "cuda")
+            pairs = zip(curves(slow[method]).items(), curves(fast).values(), strict=True)
+            for (where, one), other in pairs:
+                largest, p = p_value(one, other)
+                accuracies = (f"{100 * each[:, -1].mean():.2f}" for each in (one, other))
+                rows.append((method, precision, where, *accuracies, f"{100 * largest:.2f}", f"{p:.3f}"))
+    print_rows(f"Spirals, {SEEDS} seeds, {STEPS} steps: runs alone on the CPU against a stack on the GPU (in %)", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -69,10 +69,13 @@ function themeChanged() {
 }
 
 function colophon() {
-  const words = `Made with sandmask ${data.version} on ${data.created}. The page is one file and loads nothing.`;
-  const kept = data.thinned
-    ? ` Curves keep at most ${data.detail.points} checkpoints of a run; selection and tables used all of them.` : "";
-  document.getElementById("colophon").replaceChildren(h("p", null, words, kept));
+  const words = say(
+    `Made with sandmask ${data.version} on ${data.created}. The page is one file and loads nothing.`,
+    data.thinned && `Curves keep at most ${data.detail.points} checkpoints of a run; selection and tables used them all.`,
+    !data.detail.every_environment && "There are many runs: curves keep the training domains’ mean and worst, and mask",
+    !data.detail.every_environment && "diagnostics of all tensors together.",
+  );
+  document.getElementById("colophon").replaceChildren(h("p", null, words));
 }
 
 async function start() {

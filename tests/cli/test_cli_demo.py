@@ -5,18 +5,27 @@ from pathlib import Path
 from PIL import Image
 from typer.testing import CliRunner
 
+from sandmask.cli import demo as demo_module
 from sandmask.cli._app import app
 from sandmask.records import read_runs
 
 
 def test_demo_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", str(tmp_path / "demo")])
+    out = tmp_path / "demo"
+    result = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    for method in ("ERM", "ANDMask-rescaled", "SANDMask"):
+    for method in demo_module.METHODS:
         assert method in result.stdout
-    with Image.open(tmp_path / "demo" / "demo.png") as picture:
-        assert picture.width > 2 * picture.height
-    assert len(read_runs(tmp_path / "demo")) == 6
-    again = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", str(tmp_path / "demo")])
-    assert again.exit_code == 2
-    assert "is not empty" in again.stderr
+    assert "[63.5, " in result.stdout  # the paper's AND-mask under the oracle
+    assert "the paper has 20 draws (here 6), 3 trials (2), 5001 steps (2)" in result.stdout
+    with Image.open(out / "demo.png") as picture:
+        assert picture.width > 3 * picture.height
+    runs = read_runs(out)
+    assert len(runs) == 4 * demo_module.DRAWS * demo_module.TRIALS
+    assert len(list(out.rglob("*.records.parquet"))) == 4  # a stack for each method
+    again = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", str(out)])
+    assert again.exit_code == 0
+    assert result.stdout.splitlines()[1:-1] == again.stdout.splitlines()[1:-1]  # nothing was trained anew
+    other = CliRunner().invoke(app, ["demo", "--steps", "3", "--out", str(out)])
+    assert other.exit_code == 2
+    assert "steps is 2 there, 3 was asked for" in other.stderr

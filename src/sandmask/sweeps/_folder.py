@@ -45,6 +45,10 @@ class SweepFolder:
         """A stack's state while it trains."""
         return self.stacks / f"{stack}.checkpoint.safetensors"
 
+    def state(self, stack: str) -> Path:
+        """What a stack ended with, where that is kept."""
+        return self.stacks / f"{stack}.state.safetensors"
+
     def progress(self, stack: str) -> Path:
         """How far a stack is."""
         return self.stacks / f"{stack}.progress.json"

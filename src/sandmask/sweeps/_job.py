@@ -29,7 +29,8 @@ class JobOptions:
     """How stacks are trained, the same for all of a sweep. None of it decides a run's numbers but `fast`.
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
-    records back with the outcome, for a worker that does not share the driver's disk.
+    records back with the outcome, for a worker that does not share the driver's disk. With `states`, what a stack ended
+    with stays as <id>.state.safetensors, which is large.
     """
 
     folder: str
@@ -42,6 +43,7 @@ class JobOptions:
     checkpoint_seconds: float = 30.0
     plugins: tuple[str, ...] = ()
     carry: bool = False
+    states: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,11 @@ class _Training:
         name = stack_id(spec.id for spec in part)
         path = self.folder.records(name)
         write_archive(records, path)
-        self.folder.checkpoint(name).unlink(missing_ok=True)
+        checkpoint = self.folder.checkpoint(name)
+        if self.options.states:
+            checkpoint.replace(self.folder.state(name))
+        else:
+            checkpoint.unlink(missing_ok=True)
         if self.options.carry:
             self.archives[name] = path.read_bytes()
 

@@ -1,0 +1,72 @@
+"""A sweep on a Ray cluster of two nodes, one of which dies in the middle."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sandmask.records import RunRecord, read_runs
+from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, normalized, run_sweep
+from sandmask.sweeps.executors import InlineExecutor, RayExecutor
+
+ray = pytest.importorskip("ray")
+
+
+def sweep() -> SweepSpec:
+    hparams = {"mlp_width": 8, "batch_size": 8, "tau": 0.3}
+    fields = {"n_hparams": 1, "n_trials": 1, "steps": 501, "checkpoint_every": 100}
+    return normalized(SweepSpec(("DebugVector",), ("ERM", "SANDMask"), hparams=hparams, **fields))  # type: ignore[arg-type]
+
+
+def records(path: Path) -> dict[str, RunRecord]:
+    return {run.spec.id: run for run in read_runs(path)}
+
+
+def under_way(folder: SweepFolder) -> int:
+    found = [json.loads(path.read_text()) for path in folder.stacks.glob("[!.]*.progress.json")]
+    return sum(stack["state"] == "running" and stack["done"] > 0 for stack in found)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_lost_node_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    plain, folder = SweepFolder(tmp_path / "plain"), SweepFolder(tmp_path / "ray")
+    expansion = expand(sweep())
+    for each in (plain, folder):
+        each.accept(sweep())
+    run_sweep(plain, expansion, JobOptions(str(plain.path), device="cpu"), InlineExecutor, lambda _: 3)
+
+    soon = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": soon}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    killed = threading.Event()
+    notices: list[str] = []
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+
+        def kill_a_node() -> None:
+            while under_way(folder) < 2:  # both nodes are at work
+                time.sleep(0.02)
+            cluster.remove_node(nodes[1], allow_graceful=False)
+            killed.set()
+
+        threading.Thread(target=kill_a_node, daemon=True).start()
+        options = JobOptions(str(folder.path), device="cpu", checkpoint_seconds=0.3, carry=True)
+        result = run_sweep(folder, expansion, options, RayExecutor, lambda _: 3, notices.append)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
+    assert killed.is_set(), "the sweep was over before a node could be killed"
+    assert result.failed == {}, notices
+    ours, theirs = records(folder.path), records(plain.path)
+    assert ours.keys() == theirs.keys()
+    for run, other in ((ours[key], theirs[key]) for key in ours):
+        assert run.status == other.status == "done"
+        assert np.array_equal(run.accuracy_in, other.accuracy_in)
+        assert np.array_equal(run.accuracy_out, other.accuracy_out)
+        assert np.array_equal(run.metrics["loss"], other.metrics["loss"])

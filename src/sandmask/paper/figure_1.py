@@ -90,7 +90,8 @@ def _grid(data: pd.DataFrame, steps: int) -> Grid:
         still, moved = data[data["mask"] == masking.name].to_dict("records")
         shares = [f"{100 * still[name]:.1f}%" for name in ("dead", "partly_dead", "slow")]
         counts = [f"{still[name]}, {moved[name]}" for name in ENDS]
-        rows.append((masking.label, *shares, *counts))
+        name = masking.label.replace("-mask", "").replace("sign → ", "")
+        rows.append((name, *shares, *counts))
     header = ("mask", "dead", "partly dead", "slow", "shared", "spurious", "stopped", "elsewhere")
     shares_note = "Shares of the plane: no update; one of its two elements is none; under 1% of the average gradient."
     ends_note = (

@@ -92,6 +92,8 @@ def _masked_step(
     try:
         moments, risks = _moments(algorithm, state["params"], batch, hparams)
     except UntapedError:
+        if len(keys) == 1:  # its gradients are plain autograd's, which cannot be taken inside of vmap
+            return looped_step(algorithm)(state, batch, hparams, keys)
         return vmap(algorithm.step)(state, batch, hparams, keys)
 
     def update(

@@ -47,8 +47,12 @@ def test_alone_it_greets_with_what_people_do_first() -> None:
 
 def test_the_greeting_has_three_things_to_do_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Command, "exists", True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in _app.greeting()
+    monkeypatch.setenv("NO_COLOR", "1")
     text = _app.greeting()
-    assert [f"{number}\x1b[0m  " in text for number in (1, 2, 3, 4)] == [True, True, True, False]
+    assert "\x1b[" not in text
+    assert [f"\n {number}  " in text for number in (1, 2, 3, 4)] == [True, True, True, False]
     for words in ("sandmask demo", "sandmask.backward", "sandmask train", "sandmask report", "sandmask doctor"):
         assert words in text
     monkeypatch.setattr(Command, "exists", False)

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from sandmask._version import __version__
 from sandmask.cli._commands import COMMANDS
+from sandmask.cli._console import styled
 from sandmask.errors import SandmaskError
 
 # A command line that cannot be understood; typer's own class for it has moved between versions.
@@ -122,13 +123,13 @@ def frame(
 def greeting() -> str:
     """The three things people do first, as far as their commands are installed."""
     present = {command.name for command in COMMANDS if command.exists}
-    title = typer.style("sandmask", bold=True)
+    title = styled("sandmask", bold=True)
     lines = [f"{title} {__version__}: models that work on domains they have not seen"]
     for number, (what, ways) in enumerate(FIRST, start=1):
         shown = [(line, note) for command, line, note in ways if command is None or command in present]
         if shown:
             width = max(len(line) for line, _ in shown)
-            lines += ["", f" {typer.style(str(number), bold=True)}  {what}"]
+            lines += ["", f" {styled(str(number), bold=True)}  {what}"]
             lines += [f"      {_pair(line, note, width)}" for line, note in shown]
     return "\n".join([*lines, "", *(f" {_pair(*each)}" for each in MORE)])
 
@@ -136,8 +137,8 @@ def greeting() -> str:
 def _pair(line: str, note: str, width: int = 0) -> str:
     """A line to copy, and what it is for."""
     if not note:
-        return typer.style(line, fg="cyan")
-    return f"{typer.style(f'{line:<{width}}', fg='cyan')}   {typer.style(note, dim=True)}"
+        return styled(line, fg="cyan")
+    return f"{styled(f'{line:<{width}}', fg='cyan')}   {styled(note, dim=True)}"
 
 
 def main() -> None:

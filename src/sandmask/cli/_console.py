@@ -4,10 +4,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
 PIPE_WIDTH = 160  # of a table that goes to a file or another program, where nobody says how wide a line may be
+
+
+def styled(text: str, **style: Any) -> str:
+    """Text in a colour or in bold, unless the user's NO_COLOR says no; printed to a file it is plain in any case."""
+    return text if os.environ.get("NO_COLOR") else typer.style(text, **style)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

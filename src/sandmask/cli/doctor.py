@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sandmask.cli._console import print_json
+from sandmask.cli._console import print_json, styled
 from sandmask.cli._finding import Check, Finding, Status, first_line, problem
 from sandmask.cli._options import DataDirOption, JsonOption
 
@@ -46,7 +46,7 @@ def doctor(
     found: dict[str, list[Finding]] = {}
     for topic, check in _checks(runs, data_dir, thorough=thorough).items():
         if not json:
-            typer.secho(topic, bold=True)
+            typer.echo(styled(topic, bold=True))
         found[topic] = list(_shown(check, silent=json))
     findings = [finding for lines in found.values() for finding in lines]
     sick = any(finding.status == "problem" for finding in findings)
@@ -98,10 +98,10 @@ def _survived(check: Check) -> Iterator[Finding]:
 def _print(finding: Finding) -> None:
     """A line; advice goes on it where there is room, and below where there is not."""
     mark, colour = _MARKS[finding.status]
-    line = f"  {typer.style(f'{mark:<8}', fg=colour)}{finding.name:<18} {finding.says}"
+    line = f"  {styled(f'{mark:<8}', fg=colour)}{finding.name:<18} {finding.says}"
     if finding.advice:
         fits = _INDENT + len(finding.says) + 4 + len(finding.advice) <= shutil.get_terminal_size((100, 24)).columns
-        line += f"{' ' if fits else chr(10) + ' ' * _INDENT}{typer.style('->', fg=colour)} {finding.advice}"
+        line += f"{' ' if fits else chr(10) + ' ' * _INDENT}{styled('->', fg=colour)} {finding.advice}"
     typer.echo(line)
     sys.stdout.flush()
 

@@ -243,7 +243,10 @@ def figure_2(
         progress = Progress(quiet=as_json)
         design = QUICK if quick else FULL
         design = replace(design, seeds=seeds or design.seeds, steps=steps or design.steps)
-        runs = train(design, out / "figure-2-runs", choose_device(device), progress)
+        chosen = choose_device(device)
+        if chosen.type == "cpu" and not quick and not as_json:
+            typer.echo("Made for a GPU; on a CPU this takes days. --quick is a small version.", err=True)
+        runs = train(design, out / "figure-2-runs", chosen, progress)
         progress.close()
         write_archive(runs, out / "figure-2.records.parquet")
     finish(make(runs), out, as_json=as_json)

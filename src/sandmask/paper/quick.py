@@ -60,8 +60,8 @@ SPIRALS = TinySweep(
     shapes=(("batch_size", 16), ("mlp_width", 32), ("mlp_depth", 3)),
 )
 MNIST = tuple(
-    TinySweep(name, ("ERM", "SANDMask"), envs, 6, 60, draws=1, trials=2, shapes=(("batch_size", 8),))
-    for name, envs in (("ColoredMNIST", (0, 1, 2)), ("RotatedMNIST", (0, 5)))
+    TinySweep(name, ("ERM", "SANDMask"), envs, 3, 24, draws=1, trials=2, shapes=(("batch_size", 8),))
+    for name, envs in (("ColoredMNIST", (0, 2)), ("RotatedMNIST", (0,)))
 )
 
 

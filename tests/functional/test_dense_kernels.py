@@ -101,7 +101,7 @@ def test_moments_of_k_runs_against_gradients_one_by_one(device: str, dtype: torc
     def losses(x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, rate: Tensor) -> Tensor:
         with tape.watch({"weight": weight, "bias": bias}):
             y = dense(x, weight, bias, Dropout(rate, rows), 1)[:, :OUT]
-        return y.float().view(E, -1).square().mean(1)
+        return y.float().reshape(E, -1).square().mean(1)
 
     values = vmap(losses)(own["x"], leaves["weight"], leaves["bias"], rows, rate)
     arrived = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
@@ -124,6 +124,30 @@ def test_moments_of_k_runs_against_gradients_one_by_one(device: str, dtype: torc
         if dtype == torch.float32:
             assert (found.sign_sum[k, :n] - wanted.sign_sum).abs().max() == 0
         assert found.mean[k, n:].abs().max() == 0
+
+
+@on_devices
+def test_scaled_risks_give_the_same_moments(device: str) -> None:
+    """Powers of two, so to the bit."""
+    own = layer(device)
+    slots = [Slot("weight", torch.Size((OUT, IN)), OUT * IN), Slot("bias", torch.Size((OUT,)), OUT)]
+    scale = torch.tensor([[1.0, 2.0**-9, 4.0, 2.0**12]], device=device).expand(K, E)
+    found = []
+    for unscale in (None, 1.0 / scale):
+        tape = MomentTape(slots, K, E, own["x"])
+        weight, bias = (own[name].clone().requires_grad_() for name in ("weight", "bias"))
+
+        def risks(x: Tensor, weight: Tensor, bias: Tensor, tape: MomentTape = tape) -> Tensor:
+            with tape.watch({"weight": weight, "bias": bias}):
+                return dense(x, weight, bias).reshape(E, -1).mean(1)
+
+        values = vmap(risks)(own["x"], weight, bias)
+        tape.unscale = unscale
+        grad = torch.ones_like(values) if unscale is None else scale
+        torch.autograd.grad(values, [weight, bias], grad, allow_unused=True)
+        found.append(tape.moments())
+    for one, other in zip(*([m.sign_sum, m.mean, m.m2] for m in found), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_parameter_used_twice_or_elsewhere_is_refused() -> None:

@@ -68,6 +68,27 @@ def test_evaluation_counts_right_answers(dataset: Dataset, spec_of: Specs, devic
     np.testing.assert_array_equal(found.outside, in_context.outside)
 
 
+def test_half_precision_is_scaled_into_its_range(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    """A run whose risks, and so its gradients, are far below what float16 can hold trains as in float32."""
+    curves = []
+    for precision in ("fp32", "fp16"):
+        specs = [spec_of("ANDMask", precision=precision, steps=60, hparams={"tau": 0.5, "lr": 0.05}) for _ in range(2)]
+        stack = Stack(specs, dataset, device)
+        state, losses = stack.init(), []
+        for batch in stack.feed(0):
+            state, metrics = stack.step(state, batch)
+            losses.append(metrics["loss"][0].item())
+        curves.append(losses)
+    assert min(curves[1]) < 1e-5
+    away = np.abs(np.log(np.array(curves[1]) / np.array(curves[0])))
+    assert np.median(away) < 0.5
+
+
+def test_half_precision_is_for_masks_only(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    with pytest.raises(SandmaskError, match="fp16 is for gradient masks"):
+        Stack([spec_of("ERM", precision="fp16")], dataset, device)
+
+
 def test_runs_of_different_shapes_do_not_stack(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     with pytest.raises(SandmaskError, match="cannot train as one"):
         Stack([spec_of(), spec_of(hparams={"batch_size": 9})], dataset, device)

@@ -41,7 +41,7 @@ def adam_step(
 ) -> tuple[Tensor, AdamState]:
     """One step; weight decay is added to the gradient, after any mask, as `torch.optim.Adam` does it."""
     count = state.count + 1.0
-    if params.ndim == 1 and has_kernels(params):
+    if params.ndim == 1 and params.shape == gradient.shape == state.mean.shape and has_kernels(params):
         return _by_kernel(params, gradient, state, count, lr, weight_decay, betas, eps)
     gradient = gradient + weight_decay * params
     mean = state.mean + (1.0 - betas[0]) * (gradient - state.mean)

@@ -54,6 +54,17 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
     return x, weight, bias if wide_out == n_out else F.pad(bias, (0, wide_out - n_out))
 
 
+def aligned_runs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for tensors of K runs, by kernels; for what needs no gradient."""
+    from sandmask.functional import kernels
+
+    _, n_out, n_in = weight.shape
+    wide_out, wide_in = -n_out % 8 + n_out, max(-n_in % 8 + n_in, x.shape[-1])
+    if x.shape[-1] != wide_in:
+        x = kernels.pad(x, x.shape[1], wide_in)
+    return x, kernels.pad(weight, wide_out, wide_in), kernels.pad(bias.unsqueeze(1), 1, wide_out).squeeze(1)
+
+
 def _apply(*tensors: Tensor | None, site: int) -> Tensor:
     """Inside of `vmap` as it is, outside as a stack of one run."""
     if in_vmap():

@@ -15,15 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sandmask.functional.random_kernels import mix
+
 BLOCK = 1024
-
-
-@triton.jit
-def _mix(x):
-    """SplitMix64's finalizer, as in `functional.random`."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
 
 
 @triton.jit
@@ -43,8 +37,8 @@ def _activate_kernel(
         if drop > 0:
             golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
             key = tl.load(rows + run * n_rows + place // width, mask=inside, other=0).to(tl.uint64, bitcast=True)
-            key = _mix(key + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
-            noise = _mix(key + (column + 1).to(tl.uint64) * golden) >> 40
+            key = mix(key + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
+            noise = mix(key + (column + 1).to(tl.uint64) * golden) >> 40
             kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= drop
             value = tl.where(kept, value / (1.0 - drop), 0.0)
     # Not tl.maximum: what is no number has to stay visible.
@@ -87,20 +81,33 @@ def activate_backward(grad: Tensor, out: Tensor, rate: Tensor | None) -> Tensor:
 
 
 @triton.jit
+def _welford(value, e, signs, mean, m2):
+    """Fold one more environment in. The first one's deviation is exactly 0, and so are those of identical gradients."""
+    away = value - mean
+    mean += away / (e + 1.0)
+    m2 += away * (value - mean)
+    signs += tl.where(value > 0, 1.0, 0.0) - tl.where(value < 0, 1.0, 0.0)
+    return signs, mean, m2
+
+
+@triton.jit
 def _weight_moments_kernel(
     grad,
     x,
+    unscale,
     signs_out,
     mean_out,
     m2_out,
-    n_envs,
     n_rows,
     n_out,
     n_in,
     wide_out,
     wide_in,
     stride,
+    n_envs: tl.constexpr,
     rows_per_step: tl.constexpr,
+    at_once: tl.constexpr,
+    scaled: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
     precision: tl.constexpr,
@@ -114,57 +121,126 @@ def _weight_moments_kernel(
     signs = tl.zeros((block_out, block_in), tl.float32)
     mean = tl.zeros((block_out, block_in), tl.float32)
     m2 = tl.zeros((block_out, block_in), tl.float32)
+    is_out, is_in = (out_units < n_out)[:, None], (in_units < n_in)[None, :]
+    rows = tl.arange(0, rows_per_step)
     for e in range(n_envs):
-        product = tl.zeros((block_out, block_in), tl.float32)
-        for start in range(0, n_rows, rows_per_step):
-            row = start + tl.arange(0, rows_per_step)
-            known = row < n_rows
-            row += e * n_rows
-            g = tl.load(
-                grad + row[None, :] * wide_out + out_units[:, None],
-                mask=known[None, :] & (out_units < n_out)[:, None],
-                other=0.0,
-            )
-            v = tl.load(
-                x + row[:, None] * wide_in + in_units[None, :],
-                mask=known[:, None] & (in_units < n_in)[None, :],
-                other=0.0,
-            )
-            product = tl.dot(g, v, product, input_precision=precision)
-        # Welford. The first environment's deviation is exactly 0, and so are those of identical gradients.
-        away = product - mean
-        mean += away / (e + 1.0)
-        m2 += away * (product - mean)
-        signs += tl.where(product > 0, 1.0, 0.0) - tl.where(product < 0, 1.0, 0.0)
+        if at_once:  # all rows of an environment: one loop in all, whose loads the compiler can take ahead of need
+            row = e * n_rows + rows
+            known = rows < n_rows
+            g = tl.load(grad + row[None, :] * wide_out + out_units[:, None], mask=known[None, :] & is_out, other=0.0)
+            v = tl.load(x + row[:, None] * wide_in + in_units[None, :], mask=known[:, None] & is_in, other=0.0)
+            product = tl.dot(g, v, input_precision=precision)
+        else:
+            product = tl.zeros((block_out, block_in), tl.float32)
+            for start in range(0, n_rows, rows_per_step):
+                row = e * n_rows + start + rows
+                known = start + rows < n_rows
+                is_g, is_v = known[None, :] & is_out, known[:, None] & is_in
+                g = tl.load(grad + row[None, :] * wide_out + out_units[:, None], mask=is_g, other=0.0)
+                v = tl.load(x + row[:, None] * wide_in + in_units[None, :], mask=is_v, other=0.0)
+                product = tl.dot(g, v, product, input_precision=precision)
+        if scaled:
+            product *= tl.load(unscale + run * n_envs + e)
+        signs, mean, m2 = _welford(product, e, signs, mean, m2)
     place = run * stride + out_units[:, None] * n_in + in_units[None, :]
-    inside = (out_units < n_out)[:, None] & (in_units < n_in)[None, :]
-    tl.store(signs_out + place, signs, mask=inside)
-    tl.store(mean_out + place, mean, mask=inside)
-    tl.store(m2_out + place, m2, mask=inside)
+    tl.store(signs_out + place, signs, mask=is_out & is_in)
+    tl.store(mean_out + place, mean, mask=is_out & is_in)
+    tl.store(m2_out + place, m2, mask=is_out & is_in)
 
 
-def weight_moments(grad: Tensor, x: Tensor, n_envs: int, sizes: tuple[int, int], *targets: Tensor) -> None:
+def weight_moments(
+    grad: Tensor, x: Tensor, unscale: Tensor | None, n_envs: int, sizes: tuple[int, int], targets: Tensor
+) -> None:
     """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
 
-    `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x` may be wider. Sum of signs, mean and M2
-    are written into views [K, out * in] of larger buffers [K, P].
+    `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x` may be wider. Each environment's gradient
+    is multiplied by `unscale` [K, E]. Sum of signs, mean and M2 go into `targets` [3, K, out * in], a view of a larger
+    buffer [3, K, P].
     """
     n_runs, n_rows = len(x), x.shape[1] // n_envs
     block_out, block_in = (min(max(triton.next_power_of_2(size), 16), 64) for size in sizes)
-    rows_per_step = min(max(triton.next_power_of_2(n_rows), 16), 64 if x.dtype == torch.bfloat16 else 32)
+    longest = 32 if x.dtype == torch.float32 else 128
+    rows_per_step = min(max(triton.next_power_of_2(n_rows), 16), longest)
     precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]
     launch(
         grad.contiguous(),
         x.contiguous(),
+        grad if unscale is None else unscale.contiguous(),
         *targets,
-        *(n_envs, n_rows, *sizes, grad.shape[2], x.shape[2], targets[0].stride(0)),
+        *(n_rows, *sizes, grad.shape[2], x.shape[2], targets.stride(1)),
+        n_envs=n_envs,
         rows_per_step=rows_per_step,
+        at_once=n_rows <= rows_per_step,
+        scaled=unscale is not None,
         block_out=block_out,
         block_in=block_in,
         precision=precision,
         num_warps=4,
     )
+
+
+@triton.jit
+def _stack_moments_kernel(
+    grads,
+    unscale,
+    signs_out,
+    mean_out,
+    m2_out,
+    numel,
+    stride,
+    n_envs: tl.constexpr,
+    scaled: tl.constexpr,
+    block: tl.constexpr,
+):
+    run = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < numel
+    signs = tl.zeros((block,), tl.float32)
+    mean = tl.zeros((block,), tl.float32)
+    m2 = tl.zeros((block,), tl.float32)
+    for e in range(n_envs):
+        value = tl.load(grads + (run * n_envs + e) * numel + place, mask=inside, other=0.0).to(tl.float32)
+        if scaled:
+            value *= tl.load(unscale + run * n_envs + e)
+        signs, mean, m2 = _welford(value, e, signs, mean, m2)
+    place += run * stride
+    tl.store(signs_out + place, signs, mask=inside)
+    tl.store(mean_out + place, mean, mask=inside)
+    tl.store(m2_out + place, m2, mask=inside)
+
+
+def stack_moments(grads: Tensor, unscale: Tensor | None, targets: Tensor) -> None:
+    """Moments over environments of gradients [K, E, n], into `targets` [3, K, n] as in `weight_moments`."""
+    n_runs, n_envs, numel = grads.shape
+    launch: Any = _stack_moments_kernel[(triton.cdiv(numel, BLOCK), n_runs)]
+    scale = grads if unscale is None else unscale.contiguous()
+    sizes = {"numel": numel, "stride": targets.stride(1), "n_envs": n_envs}
+    launch(grads.contiguous(), scale, *targets, **sizes, scaled=unscale is not None, block=BLOCK)
+
+
+@triton.jit
+def _pad_kernel(source, result, n_rows, n_columns, wide, numel, run_stride, block: tl.constexpr):
+    run = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    row, column = place // wide, place % wide
+    known = (row < n_rows) & (column < n_columns)
+    value = tl.load(source + run * run_stride + row * n_columns + column, mask=known, other=0.0)
+    tl.store(result + run * numel + place, value, mask=place < numel)
+
+
+def pad(matrices: Tensor, n_rows: int, n_columns: int) -> Tensor:
+    """Matrices [K, rows, columns] with zeros added at the end of rows and columns, by one kernel."""
+    if matrices.shape[1:] == (n_rows, n_columns):
+        return matrices
+    if matrices.stride(2) != 1 or matrices.stride(1) != matrices.shape[2]:
+        matrices = matrices.contiguous()
+    n_runs, own_rows, own_columns = matrices.shape
+    result = torch.empty(n_runs, n_rows, n_columns, dtype=matrices.dtype, device=matrices.device)
+    numel = n_rows * n_columns
+    launch: Any = _pad_kernel[(triton.cdiv(numel, BLOCK), n_runs)]
+    launch(matrices, result, own_rows, own_columns, n_columns, numel, matrices.stride(0), block=BLOCK)
+    return result
 
 
 @triton.jit

@@ -14,6 +14,8 @@ import math
 import torch
 from torch import Tensor
 
+from sandmask._physical import has_kernels, in_vmap
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _ROUND_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _ROUND_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -43,6 +45,10 @@ def key_of(seed: int) -> Tensor:
 
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
     """A new key for each value of `data` (an integer or an integer tensor, broadcast against `key`)."""
+    if has_kernels(key) and not in_vmap():
+        from sandmask.functional import random_kernels
+
+        return random_kernels.fold(key, data)
     offset = (data + 1) * _GOLDEN
     return _mix(key + (_wrap(offset) if isinstance(offset, int) else offset))
 

@@ -9,7 +9,7 @@ import torch
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 
-Precision = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
@@ -33,6 +33,9 @@ def set_precision(precision: str) -> None:
     fast = precision != "fp32"
     torch.set_float32_matmul_precision("high" if fast else "highest")
     torch.backends.cudnn.allow_tf32 = fast
+    # Partial sums of a product in half precision are added up in float32, wherever they come from.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
@@ -40,16 +43,18 @@ def set_precision(precision: str) -> None:
 @contextmanager
 def temporary_precision(precision: str) -> Iterator[None]:
     """`set_precision` for a while: in a program that is not ours, its settings come back."""
-    cudnn = torch.backends.cudnn
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    reductions = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
     set_precision(precision)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
+        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = reductions
 
 
 def compute_dtype(precision: str) -> torch.dtype:
     """The type that activations have."""
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)

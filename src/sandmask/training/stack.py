@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import ALGORITHMS, Algorithm, Metrics, Problem, State
+from sandmask.algorithms import ALGORITHMS, Algorithm, MaskedAlgorithm, Metrics, Problem, State
 from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
 from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Functional, random
@@ -75,6 +75,15 @@ def _differentiator(network: Network, n_runs: int) -> Differentiator:
     return Functional() if n_runs > 1 else Direct()
 
 
+def _check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
+    """float16 has a small range, which takes scaling; that is done where each environment's gradient is on its own."""
+    if spec.precision == "fp16" and not (spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm)):
+        raise SandmaskError(
+            f"--precision fp16 is for gradient masks on the MLP only. Found {spec.algorithm} with {spec.network}. "
+            "Use tf32, which is as exact, or bf16."
+        )
+
+
 def _normalized_for(network: str, dataset: Dataset) -> Dataset:
     """Images with the means and deviations that a network's weights were trained on."""
     return dataset.normalized_by(*normalization(network)) if isinstance(dataset, ImageDataset) else dataset
@@ -102,6 +111,7 @@ class Stack:
         rates = ("dropout", "mlp_dropout")
         drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
+        _check_precision(specs[0], self.algorithm)
         if compiled:
             self.algorithm.network.compile()
             if isinstance(self.dataset, ImageDataset):
@@ -118,6 +128,7 @@ class Stack:
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
+        self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         shape = dataset.input_shape
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else 1024
         examples = EVALUATED_NUMBERS // (self.n_runs * activations)
@@ -155,7 +166,9 @@ class Stack:
         steps = range(start, self.specs[0].steps)
         requests = ((self._numbers(keys), random.fold(keys, _AUGMENT)) for keys in map(self._step_keys, steps))
         for step, x in zip(steps, self.dataset.training_batches(requests), strict=True):
-            yield self._batch(x, self._numbers(self._step_keys(step)), self._step_keys(step))
+            keys = self._step_keys(step)
+            numbers = self._numbers(keys)
+            yield EnvBatch(x, self.dataset.labels[numbers], self._ones, self._rows(keys))
 
     def batches(self, start: Tensor, count: int) -> Iterator[EnvBatch]:
         """The minibatches of `count` steps from `start` (a whole number on the device) on, for resident datasets.
@@ -163,10 +176,12 @@ class Stack:
         The same as from `feed`; what is random about them is drawn for all steps together.
         """
         keys = self._step_keys(start + torch.arange(count, device=self.device))
-        numbers = self._numbers(keys)
-        for step_keys, step_numbers in zip(keys, numbers, strict=True):
-            x = self.dataset.training_inputs(step_numbers, random.fold(step_keys, _AUGMENT))
-            yield self._batch(x, step_numbers, step_keys)
+        numbers, rows = self._numbers(keys), self._rows(keys)
+        augment = random.fold(keys, _AUGMENT)
+        labels = self.dataset.labels[numbers]
+        for step in range(count):
+            x = self.dataset.training_inputs(numbers[step], augment[step])
+            yield EnvBatch(x, labels[step], self._ones, rows[step])
 
     def _step_keys(self, steps: Tensor | int) -> Tensor:
         """Keys [..., K] of steps [...]."""
@@ -176,9 +191,9 @@ class Stack:
         """Which examples [..., K, E, B] steps train on."""
         return self.sampler(random.fold(step_keys, _NUMBERS))
 
-    def _batch(self, x: Tensor, numbers: Tensor, step_keys: Tensor) -> EnvBatch:
-        rows = random.keys(random.fold(step_keys, _ROWS), *numbers.shape[1:])
-        return EnvBatch(x, self.dataset.labels[numbers], torch.ones(numbers.shape, device=self.device), rows)
+    def _rows(self, step_keys: Tensor) -> Tensor:
+        """A key for every example of steps: [..., K, E, B]."""
+        return random.keys(random.fold(step_keys, _ROWS), *self._ones.shape[1:])
 
     def step(self, state: State, batch: EnvBatch) -> tuple[State, Metrics]:
         """Every run's state after one more step, and metrics [K]."""

@@ -122,9 +122,21 @@ def _moments(
 
     leaf = vectors.detach().requires_grad_()
     values = vmap(risks)(leaf, batch, hparams)
+    scale = torch.ones_like(values)
+    if algorithm.network.dtype == torch.float16:
+        scale = _scales(values.detach())
+        tape.unscale = 1.0 / scale
     # Nothing arrives at the leaf: the layers give their gradients to the tape.
-    torch.autograd.grad(values.sum(), leaf, allow_unused=True)
+    torch.autograd.grad(values, leaf, scale, allow_unused=True)
     return tape.moments(), values
+
+
+def _scales(risks: Tensor) -> Tensor:
+    """Powers of two that keep the gradients of risks [K, E] within the range of float16.
+
+    Scaled to a risk of about 1, the gradient of an environment's logits is at most 1 in all, and at least 1 / B.
+    """
+    return torch.exp2(-torch.round(torch.log2(risks.clamp(2.0**-20, 2.0**20))))
 
 
 def _detached(tree: Any) -> Any:

@@ -1,0 +1,168 @@
+"""group_norm(relu(conv(x))), a block of a small convolutional network: as plain operations, or as kernels for K runs.
+
+Between blocks, images are [N, channels, height, width] to whoever looks at them. Those that the kernels make have the
+channels next to each other in memory, [K, N, height, width, channels], so that a block finds the one before it in the
+order it wants, and plain operations can take over anywhere.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.func import vmap
+from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
+
+from sandmask._physical import has_kernels, in_vmap, leading
+
+NARROWEST = 16  # output channels from which on a product of matrices is one for the kernels
+LARGEST = 2**31  # numbers in an image of one run, that the kernels' addresses reach
+
+# Takes over the gradients of a block's parameters: gets the gradient of the convolution's result and the block's input,
+# both [K, N, height, width, channels], and the sums of `normalize_backward`.
+Fold = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def conv_block(
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, stride: int = 1, groups: int = 8
+) -> Tensor:
+    """group_norm(relu(conv(x))) of x [N, in, height, width], with weight [out, in, 3, 3] and a padding of 1.
+
+    Without kernels it is no more than its operations, so that tapes and compilers see those.
+    """
+    if torch.compiler.is_compiling() or not (has_kernels(x) and _fits(x, weight, stride, groups)):
+        return plain_conv_block(x, weight, bias, gamma, beta, stride, groups)
+    params = (weight, bias, gamma, beta)
+    if has_torch_function((x, *params)):
+        result: Tensor = handle_torch_function(conv_block, (x, *params), x, *params, stride=stride, groups=groups)
+        return result
+    return fused_conv_block(x, *params, stride, groups)
+
+
+def plain_conv_block(
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, stride: int, groups: int
+) -> Tensor:
+    """The same by torch's own operations, which work under any transform."""
+    return F.group_norm(torch.relu(F.conv2d(x, weight, bias, stride, 1)), groups, gamma, beta)
+
+
+def fused_conv_block(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    stride: int,
+    groups: int,
+    fold: Fold | None = None,
+) -> Tensor:
+    """The same by kernels: inside of `vmap` of K runs, outside of a stack of one."""
+    tensors, how = (x, weight, bias, gamma, beta), (stride, groups, fold)
+    if in_vmap():
+        y: Tensor = _ConvBlock.apply(*tensors, *how)[0]  # type: ignore[no-untyped-call]
+        return y
+    one: Tensor = _ConvBlock.apply(*(t.unsqueeze(0) for t in tensors), *how)[0]  # type: ignore[no-untyped-call]
+    return one.squeeze(0)
+
+
+def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
+    """Whether these are shapes that the kernels are written for."""
+    n_out, sides = len(weight), x.shape[-2:]
+    powers = all(n & (n - 1) == 0 for n in (n_out, groups)) and n_out >= max(NARROWEST, groups)
+    small = len(x) * sides.numel() * max(n_out, x.shape[1]) < LARGEST
+    return x.ndim == 4 and weight.shape[2:] == (3, 3) and stride in (1, 2) and powers and small and len(x) > 0
+
+
+class _ConvBlock(Function):
+    """Of K runs: inside of `vmap` it is called again with the leading dimension.
+
+    Beside the block's result it returns what its backward pass needs; nothing else may look at these.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        stride: int,
+        groups: int,
+        fold: Fold | None,  # noqa: ARG004 - for the backward pass
+    ) -> tuple[Tensor, ...]:
+        from sandmask.functional import conv_kernels, norm_kernels
+
+        taps = conv_kernels.by_tap(weight)
+        h = conv_kernels.convolve(_channels_last(x), taps, _rows(bias), stride)
+        y, mean, scale = norm_kernels.normalize(h, _rows(gamma), _rows(beta), groups)
+        return y.permute(0, 1, 4, 2, 3), h, mean, scale, taps
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.stride, ctx.groups, ctx.fold = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> Any:
+        if grad is None:
+            return (None,) * 8
+        if torch.is_grad_enabled():
+            return *_differentiable_gradients(ctx, grad), None, None, None
+        return *_gradients(ctx, grad), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        outputs = _ConvBlock.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        return outputs, (0,) * len(outputs)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Of the input, and of the parameters unless they are folded."""
+    from sandmask.functional import conv_kernels, norm_kernels
+
+    x, weight, bias, gamma, beta, h, mean, scale, taps = ctx.saved_tensors
+    wanted = grad.permute(0, 1, 3, 4, 2)
+    before, sums = norm_kernels.normalize_backward(wanted, h, mean, scale, _rows(gamma), ctx.groups)
+    inputs = _channels_last(x)
+    of_x = None
+    if ctx.needs_input_grad[0]:
+        of_x = conv_kernels.input_gradient(before, taps, ctx.stride, inputs.shape[2:4]).permute(0, 1, 4, 2, 3)
+    if ctx.fold is not None:
+        ctx.fold(before, inputs, sums)
+        return of_x, None, None, None, None
+    of_weight = weight.new_empty(weight.shape)
+    conv_kernels.weight_moments(before, inputs, 1, ctx.stride, of_weight.flatten(1))
+    of_rest = (part.to(own.dtype) for part, own in zip(sums.sum(1).unbind(1), (bias, gamma, beta), strict=True))
+    return of_x, of_weight, *of_rest
+
+
+def _differentiable_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The same with a graph of their own, for gradients of gradients: by the plain twin."""
+    tensors = ctx.saved_tensors[:5]
+    if ctx.fold is not None:
+        raise RuntimeError("Gradients that are folded into moments cannot be differentiated again.")
+
+    def plain(*own: Tensor) -> Tensor:
+        return plain_conv_block(*own, ctx.stride, ctx.groups)
+
+    wanted = [tensor for tensor, needed in zip(tensors, ctx.needs_input_grad, strict=False) if needed]
+    found = iter(torch.autograd.grad(vmap(plain)(*tensors), wanted, grad, create_graph=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:5])
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """x [K, N, channels, height, width] as [K, N, height, width, channels], in memory too.
+
+    What the runs share stays one image for all of them, with a stride of 0.
+    """
+    moved = x.permute(0, 1, 3, 4, 2)
+    return moved[:1].contiguous().expand(moved.shape) if x.stride(0) == 0 else moved.contiguous()
+
+
+def _rows(values: Tensor) -> Tensor:
+    """[K, n] whose rows lie anywhere, but each in one piece."""
+    return values if values.stride(1) == 1 else values.contiguous()

@@ -1,0 +1,235 @@
+"""3 x 3 convolutions of K runs as GPU kernels: forward, and the gradient of the input.
+
+Each, as the gradient of the weights in `conv_weight_kernels`, is a product of matrices whose one side, the input's pixels under each of the nine taps of the filter, exists only
+as addresses. Images are [K, N, height, width, channels]; weights are [K, out, 9, in], as `by_tap` makes them. The runs
+are the last axis of a launch. Every number is summed by one program in one order: the results are the same each time.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Tiles(NamedTuple):
+    """How much of a product one program computes, and how many steps of it are fetched ahead."""
+
+    rows: int  # pixels; of weights, output channels
+    columns: int  # output channels; of a gradient, input channels
+    depth: int  # what is summed over at a time
+    warps: int
+    stages: int
+
+
+FORWARD = INPUT_GRADIENT = {torch.bfloat16: Tiles(128, 128, 64, 8, 3), torch.float32: Tiles(64, 64, 32, 4, 3)}
+
+
+class Shape(NamedTuple):
+    """Of a convolution: the input's sides and channels, the output's."""
+
+    height: int
+    width: int
+    n_in: int
+    high: int
+    wide: int
+    n_out: int
+    stride: int
+
+
+@triton.jit
+def within(place, size: tl.constexpr):
+    """0 <= place < size, in one comparison: what is negative is large without its sign."""
+    return place.to(tl.uint32, bitcast=True) < size
+
+
+@triton.jit
+def corner(row, high: tl.constexpr, wide: tl.constexpr, height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr):
+    """Where the input pixels under the first tap of output pixels are: from the top, from the left, and in all."""
+    top = row % (high * wide) // wide * stride - 1
+    left = row % wide * stride - 1
+    if stride == 1:
+        return top, left, row - width - 1
+    return top, left, (row // (high * wide) * height + top) * width + left
+
+
+@triton.jit
+def _forward_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    n_rows,
+    x_run,
+    bias_run,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    n_in: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    n_out: tl.constexpr,
+    stride: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    depth: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """relu(conv(x) + bias), one tile of output pixels and channels."""
+    run = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    unit = tl.program_id(1) * columns + tl.arange(0, columns)
+    deep = tl.arange(0, depth)
+    known = row < n_rows
+    top, left, begin = first_tap(row, high, wide, height, width, stride)
+    corner *= n_in
+    x += run * x_run
+    weight += run * (n_out * 9 * n_in) + unit[None, :] * (9 * n_in)
+    total = tl.zeros((rows, columns), tl.float32)
+    if n_in % depth == 0:  # a step is some channels under one tap
+        for step in range(9 * n_in // depth):
+            tap = step // (n_in // depth)
+            down, right = tap // 3, tap % 3
+            inside = known & within(top + down, height) & within(left + right, width)
+            begin = corner + (down * width + right) * n_in + step % (n_in // depth) * depth
+            value = tl.load(x + begin[:, None] + deep[None, :], mask=inside[:, None], other=0.0)
+            w = tl.load(weight + (step * depth + deep)[:, None])
+            total = tl.dot(value, w, total, input_precision=precision)
+    else:  # the first layer: all channels under all taps, in one row
+        for start in range(0, 9 * n_in, depth):
+            place = start + deep
+            down, right = place // (3 * n_in), place // n_in % 3
+            y, z = top[:, None] + down[None, :], left[:, None] + right[None, :]
+            inside = known[:, None] & (place < 9 * n_in)[None, :] & within(y, height) & within(z, width)
+            shift = (down * width + right) * n_in + place % n_in
+            value = tl.load(x + corner[:, None] + shift[None, :], mask=inside, other=0.0)
+            w = tl.load(weight + place[:, None], mask=(place < 9 * n_in)[:, None], other=0.0)
+            total = tl.dot(value, w, total, input_precision=precision)
+    total += tl.load(bias + run * bias_run + unit).to(tl.float32)[None, :]
+    # Not tl.maximum: what is no number has to stay visible.
+    total = tl.where(total < 0, 0.0, total)
+    out += run * n_rows * n_out
+    tl.store(out + row[:, None] * n_out + unit[None, :], total, mask=known[:, None])
+
+
+@triton.jit
+def _input_gradient_kernel(
+    grad,
+    weight,
+    out,
+    n_samples,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    n_in: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    n_out: tl.constexpr,
+    stride: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    depth: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """One tile of input pixels and channels.
+
+    With a stride of 2, pixels at even and odd places are reached by different taps: one middle tap, or two outer ones.
+    A program's pixels are of one kind. Those with most taps come first, so that the last programs are short ones.
+    """
+    run = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    blocks: tl.constexpr = (n_in + columns - 1) // columns
+    channel = tl.program_id(1) % blocks * columns + tl.arange(0, columns)
+    deep = tl.arange(0, depth)
+    odd_y, odd_x = 0, 0
+    first_y, first_x, count_y, count_x = 0, 0, 3, 3  # the taps that reach a pixel: every `stride`-th from the first on
+    last_y, last_x = 1, 1  # how far from a pixel's place is the output pixel that its first tap belongs to
+    if stride == 2:
+        kind = 3 - tl.program_id(1) // blocks
+        odd_y, odd_x = kind // 2, kind % 2
+        first_y, first_x, count_y, count_x = 1 - odd_y, 1 - odd_x, 1 + odd_y, 1 + odd_x
+        last_y, last_x = odd_y, odd_x
+    tall, broad = (height - odd_y + stride - 1) // stride, (width - odd_x + stride - 1) // stride
+    sample, place_y, place_x = row // (tall * broad), row // broad % tall, row % broad
+    known = sample < n_samples
+    bottom, right = place_y + last_y, place_x + last_x
+    corner = ((sample * high + bottom) * wide + right) * n_out
+    grad += run * n_samples * (high * wide * n_out)
+    weight += run * (n_out * 9 * n_in)
+    total = tl.zeros((rows, columns), tl.float32)
+    for step in range(count_y * count_x * (n_out // depth)):
+        turn = step // (n_out // depth)
+        y, x = turn // count_x, turn % count_x
+        inside = known & within(bottom - y, high) & within(right - x, wide)
+        units = step % (n_out // depth) * depth + deep
+        value = tl.load(grad + (corner - (y * wide + x) * n_out)[:, None] + units[None, :], mask=inside[:, None], other=0.0)
+        tap = (first_y + stride * y) * 3 + first_x + stride * x
+        w = tl.load(
+            weight + (units * (9 * n_in) + tap * n_in)[:, None] + channel[None, :],
+            mask=(channel < n_in)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(value, w, total, input_precision=precision)
+    pixel = (sample * height + place_y * stride + odd_y) * width + place_x * stride + odd_x
+    out += run * n_samples * (height * width * n_in)
+    tl.store(out + pixel[:, None] * n_in + channel[None, :], total, mask=known[:, None] & (channel < n_in)[None, :])
+
+
+def by_tap(weight: Tensor) -> Tensor:
+    """Weights [K, out, in, 3, 3] as [K, out, 9, in], in memory too."""
+    return weight.flatten(3).transpose(2, 3).contiguous()
+
+
+def convolve(x: Tensor, taps: Tensor, bias: Tensor, stride: int) -> Tensor:
+    """relu(conv(x) + bias), [K, N, height, width, out].
+
+    x [K, N, height, width, in] may have a stride of 0 between runs, which then share it.
+    """
+    shape = _shape_of(x, taps, stride)
+    out = x.new_empty(*x.shape[:2], shape.high, shape.wide, shape.n_out)
+    n_rows = x.shape[1] * shape.high * shape.wide
+    tiles = FORWARD[x.dtype]
+    rows, columns = at_most(tiles.rows, n_rows), at_most(tiles.columns, shape.n_out)
+    depth = dividing(tiles.depth, shape.n_in) or at_most(tiles.depth, 9 * shape.n_in)
+    launch: Any = _forward_kernel[(triton.cdiv(n_rows, rows), shape.n_out // columns, len(x))]
+    sizes = (n_rows, x.stride(0), bias.stride(0))
+    launch(x, taps, bias, out, *sizes, *shape, rows, columns, depth, **how(tiles))
+    return out
+
+
+def input_gradient(grad: Tensor, taps: Tensor, stride: int, sides: tuple[int, int]) -> Tensor:
+    """The gradient of the input, [K, N, *sides, in], from that of the convolution's result."""
+    n_runs, n_samples, high, wide, n_out = grad.shape
+    shape = Shape(*sides, taps.shape[3], high, wide, n_out, stride)
+    out = grad.new_empty(n_runs, n_samples, *sides, shape.n_in)
+    tiles = INPUT_GRADIENT[grad.dtype]
+    pixels = n_samples * triton.cdiv(sides[0], stride) * triton.cdiv(sides[1], stride)  # of the most frequent kind
+    rows, columns = at_most(tiles.rows, pixels), at_most(tiles.columns, shape.n_in)
+    programs = (triton.cdiv(pixels, rows), triton.cdiv(shape.n_in, columns) * stride**2, n_runs)
+    launch: Any = _input_gradient_kernel[programs]
+    depth = dividing(tiles.depth, n_out)
+    launch(grad.contiguous(), taps, out, n_samples, *shape, rows, columns, depth, **how(tiles))
+    return out
+
+
+def _shape_of(x: Tensor, taps: Tensor, stride: int) -> Shape:
+    height, width = x.shape[2:4]
+    return Shape(height, width, taps.shape[3], (height - 1) // stride + 1, (width - 1) // stride + 1, taps.shape[1], stride)
+
+
+def how(tiles: Tiles) -> dict[str, Any]:
+    precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return {"precision": precision, "num_warps": tiles.warps, "num_stages": tiles.stages}
+
+
+def at_most(most: int, size: int) -> int:
+    """A power of 2 that covers `size` where that is less: products want at least 16."""
+    return min(most, max(triton.next_power_of_2(size), 16))
+
+
+def dividing(most: int, size: int) -> int:
+    """The largest power of 2 that divides `size`; 0 where that is less than 16."""
+    found = min(most, size & -size)
+    return found if found >= 16 else 0

@@ -1,0 +1,230 @@
+"""Group normalization of K runs as GPU kernels, after a ReLU whose derivative the backward pass takes along.
+
+Images are [K, N, pixels, channels]. A program has one sample of one run, and reads it twice; the second time it comes
+from the cache.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EPS = 1e-5
+NUMBERS = 4096  # of a sample, that a program works on at a time
+WARPS = 8
+
+
+class Normalized(NamedTuple):
+    """A normalized image, and the mean and the inverse deviation of every group: [K, N, groups]."""
+
+    y: Tensor
+    mean: Tensor
+    scale: Tensor
+
+
+@triton.jit
+def _by_group(of_channels, channels: tl.constexpr, groups: tl.constexpr):
+    """Sums over each group's channels, for each channel."""
+    sums = tl.sum(tl.reshape(of_channels, (groups, channels // groups)), axis=1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], (groups, channels // groups)), (channels,))
+
+
+@triton.jit
+def _normalize_kernel(
+    h,
+    gamma,
+    beta,
+    y,
+    mean_out,
+    scale_out,
+    gamma_run,
+    beta_run,
+    n_pixels: tl.constexpr,
+    eps: tl.constexpr,
+    channels: tl.constexpr,
+    groups: tl.constexpr,
+    block: tl.constexpr,
+):
+    run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    channel = tl.arange(0, channels)
+    image = run * tl.num_programs(0) + sample
+    h += image * n_pixels * channels
+    y += image * n_pixels * channels
+    size = n_pixels * (channels // groups)
+
+    # Sums of differences from about the mean (that of the first pixels): a square of a mean cancels nothing.
+    pixel = tl.arange(0, block)
+    place, inside = pixel[:, None] * channels + channel[None, :], (pixel < n_pixels)[:, None]
+    value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
+    seen: tl.constexpr = (min(block, n_pixels)) * (channels // groups)
+    about = _by_group(tl.sum(value, axis=0), channels, groups) / seen
+    total = tl.zeros((block, channels), tl.float32)
+    squares = tl.zeros((block, channels), tl.float32)
+    for start in range(0, n_pixels, block):
+        inside = (start + pixel < n_pixels)[:, None]
+        value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        away = tl.where(inside, value - about[None, :], 0.0)
+        total += away
+        squares += away * away
+    shift = _by_group(tl.sum(total, axis=0), channels, groups) / size
+    variance = _by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
+    mean = about + shift
+    # Not tl.maximum: what is no number has to stay visible.
+    scale = 1.0 / tl.sqrt_rn(tl.where(variance < 0, 0.0, variance) + eps)
+
+    slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
+    bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
+    for start in range(0, n_pixels, block):
+        inside = (start + pixel < n_pixels)[:, None]
+        value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        result = (value - mean[None, :]) * slope[None, :] + bias[None, :]
+        tl.store(y + start * channels + place, result, mask=inside)
+    group = channel // (channels // groups)
+    first = channel % (channels // groups) == 0
+    tl.store(mean_out + image * groups + group, mean, mask=first)
+    tl.store(scale_out + image * groups + group, scale, mask=first)
+
+
+@triton.jit
+def _normalize_backward_kernel(
+    grad,
+    h,
+    mean,
+    scale,
+    gamma,
+    result,
+    sums,
+    gamma_run,
+    n_pixels: tl.constexpr,
+    channels: tl.constexpr,
+    groups: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The gradient before the ReLU, and its sums over pixels, and those for gamma and beta."""
+    run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    channel, pixel = tl.arange(0, channels), tl.arange(0, block)
+    place = pixel[:, None] * channels + channel[None, :]
+    group = channel // (channels // groups)
+    image = run * tl.num_programs(0) + sample
+    grad += image * n_pixels * channels
+    h += image * n_pixels * channels
+    result += image * n_pixels * channels
+    m = tl.load(mean + image * groups + group)
+    r = tl.load(scale + image * groups + group)
+    slope = tl.load(gamma + run * gamma_run + channel).to(tl.float32)
+    size = n_pixels * (channels // groups)
+
+    of_beta = tl.zeros((block, channels), tl.float32)
+    of_gamma = tl.zeros((block, channels), tl.float32)
+    for start in range(0, n_pixels, block):
+        inside = (start + pixel < n_pixels)[:, None]
+        g = tl.load(grad + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        of_beta += g
+        of_gamma += g * (value - m[None, :])
+    beta_sum = tl.sum(of_beta, axis=0)
+    gamma_sum = tl.sum(of_gamma, axis=0) * r
+    common = _by_group(slope * beta_sum, channels, groups) / size
+    along = _by_group(slope * gamma_sum, channels, groups) / size * r
+
+    of_bias = tl.zeros((block, channels), tl.float32)
+    for start in range(0, n_pixels, block):
+        inside = (start + pixel < n_pixels)[:, None]
+        g = tl.load(grad + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        before = (g * slope[None, :] - common[None, :] - (value - m[None, :]) * along[None, :]) * r[None, :]
+        # Of an output that is no number the gradient is none either.
+        before = tl.where(value > 0, before, tl.where(value == 0, 0.0, value))
+        of_bias += tl.where(inside, before, 0.0)
+        tl.store(result + start * channels + place, before, mask=inside)
+    sums += image * (3 * channels) + channel
+    tl.store(sums, tl.sum(of_bias, axis=0))
+    tl.store(sums + channels, gamma_sum)
+    tl.store(sums + 2 * channels, beta_sum)
+
+
+@triton.jit
+def _sample_moments_kernel(
+    sums,
+    buffers,
+    first,
+    second,
+    third,
+    n_envs,
+    n_samples,
+    buffer,
+    out_run,
+    channels: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Moments over environments of sums over samples, of one of three parameters."""
+    run, which = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    channel = tl.arange(0, channels)
+    sums += run * n_envs * n_samples * (3 * channels) + which * channels
+    signs = tl.zeros((channels,), tl.float32)
+    mean = tl.zeros((channels,), tl.float32)
+    m2 = tl.zeros((channels,), tl.float32)
+    for e in range(n_envs):
+        total = tl.zeros((block, channels), tl.float32)
+        for start in range(0, n_samples, block):
+            sample = start + tl.arange(0, block)
+            place = (e * n_samples + sample)[:, None] * (3 * channels) + channel[None, :]
+            total += tl.load(sums + place, mask=(sample < n_samples)[:, None], other=0.0)
+        gradient = tl.sum(total, axis=0)
+        away = gradient - mean
+        mean += away / (e + 1.0)
+        m2 += away * (gradient - mean)
+        signs += tl.where(gradient > 0, 1.0, 0.0) - tl.where(gradient < 0, 1.0, 0.0)
+    begin = tl.where(which == 0, first, tl.where(which == 1, second, third))
+    buffers += run * out_run + begin + channel
+    tl.store(buffers, signs)
+    tl.store(buffers + buffer, mean)
+    tl.store(buffers + 2 * buffer, m2)
+
+
+def normalize(h: Tensor, gamma: Tensor, beta: Tensor, groups: int) -> Normalized:
+    """Group normalization of h [K, N, height, width, channels]; gamma and beta are [K, channels]."""
+    n_runs, n_samples, height, width, channels = h.shape
+    y = torch.empty_like(h)
+    mean, scale = (torch.empty(n_runs, n_samples, groups, device=h.device) for _ in range(2))
+    launch: Any = _normalize_kernel[(n_samples, n_runs)]
+    n_pixels = height * width
+    sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, _block(n_pixels, channels))
+    launch(h, gamma, beta, y, mean, scale, *sizes, num_warps=WARPS)
+    return Normalized(y, mean, scale)
+
+
+def normalize_backward(
+    grad: Tensor, h: Tensor, mean: Tensor, scale: Tensor, gamma: Tensor, groups: int
+) -> tuple[Tensor, Tensor]:
+    """The gradient of what was given to the ReLU that made h, and sums [K, N, 3, channels] over every sample's pixels.
+
+    Summed over samples, these are the gradients of the bias before the ReLU, of gamma and of beta.
+    """
+    n_runs, n_samples, height, width, channels = h.shape
+    result = torch.empty_like(h)
+    sums = torch.empty(n_runs, n_samples, 3, channels, device=h.device)
+    launch: Any = _normalize_backward_kernel[(n_samples, n_runs)]
+    sizes = (gamma.stride(0), height * width, channels, groups, _block(height * width, channels))
+    launch(grad.contiguous(), h, mean, scale, gamma, result, sums, *sizes, num_warps=WARPS)
+    return result, sums
+
+
+def sample_moments(sums: Tensor, n_envs: int, buffers: Tensor, places: tuple[int, int, int]) -> None:
+    """Moments over environments of the three gradients that `normalize_backward` gives the sums of.
+
+    `buffers` [3, K, P] are sums of signs, means and M2 of flat vectors; `places` is where in them each parameter begins.
+    """
+    n_runs, n_samples, _, channels = sums.shape
+    launch: Any = _sample_moments_kernel[(3, n_runs)]
+    sizes = (n_envs, n_samples // n_envs, buffers.stride(0), buffers.stride(1), channels)
+    launch(sums, buffers, *places, *sizes, _block(n_samples // n_envs, channels), num_warps=WARPS)
+
+
+def _block(n_rows: int, channels: int) -> int:
+    return min(max(NUMBERS // channels, 1), int(triton.next_power_of_2(n_rows)))

@@ -1,0 +1,30 @@
+"""Convolutional blocks whose gradients are folded into moments."""
+
+from torch import Tensor
+
+from sandmask.functional.conv import fused_conv_block
+from sandmask.functional.taped import Tape
+
+
+def taped_conv_block(
+    tape: Tape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    stride: int = 1,
+    groups: int = 8,
+) -> Tensor:
+    """`conv_block`, where there are kernels for it."""
+    tape.check_rows(x, 4)
+    place, *others = tape.claim(weight, bias, gamma, beta)
+
+    def fold(before: Tensor, inputs: Tensor, sums: Tensor) -> None:
+        from sandmask.functional import conv_kernels, norm_kernels
+
+        conv_kernels.weight_moments(before, inputs, tape.n_envs, stride, *tape.buffers[..., slice(*place)])
+        of_bias, of_gamma, of_beta = (begin for begin, _ in others)
+        norm_kernels.sample_moments(sums, tape.n_envs, tape.buffers, (of_bias, of_gamma, of_beta))
+
+    return fused_conv_block(x, weight, bias, gamma, beta, stride, groups, fold)

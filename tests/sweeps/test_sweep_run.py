@@ -1,6 +1,8 @@
 """The driver: what is missing and nothing else, whatever happened before."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,47 @@ def test_a_bug_in_one_method_does_not_stop_the_others(folder: SweepFolder, small
     assert (result.done, len(result.failed)) == (6, 6)
     for log in {Path(message.split("see ")[1]) for message in result.failed.values()}:
         assert "ZeroDivisionError: of the method's own" in log.read_text()
+
+
+class Fragile(InlineExecutor):
+    """Loses the worker of every job but each third."""
+
+    count = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        Fragile.count += 1
+        if Fragile.count % 3 == 1:
+            raise BrokenProcessPool("a worker was lost before")
+        if Fragile.count % 3 == 2:
+            lost: Future[Any] = Future()
+            lost.set_exception(BrokenProcessPool("a worker was lost"))
+            return lost
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_lost_workers_cost_time_only(folder: SweepFolder, small_sweep: Make) -> None:
+    sweep = small_sweep()
+    folder.accept(sweep)
+    notices: list[str] = []
+    options = JobOptions(str(folder.path), device="cpu")
+    result = run_sweep(folder, expand(sweep), options, Fragile, lambda _: 100, notices.append)
+    assert (result.done, result.failed) == (12, {})
+    assert any("its worker was lost" in notice for notice in notices)
+
+
+def test_workers_that_never_live_are_given_up(folder: SweepFolder, small_sweep: Make) -> None:
+    class Dead(InlineExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            lost: Future[Any] = Future()
+            lost.set_exception(BrokenProcessPool("no memory to start"))
+            return lost
+
+    sweep = small_sweep()
+    folder.accept(sweep)
+    result = run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), Dead, lambda _: 100)
+    assert result.done == 0
+    assert len(result.failed) == 12
+    assert "no memory to start" in next(iter(result.failed.values()))
 
 
 def test_runs_that_another_process_trains_are_left_to_it(folder: SweepFolder, small_sweep: Make) -> None:

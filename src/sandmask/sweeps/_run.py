@@ -2,12 +2,11 @@
 
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
@@ -17,7 +16,7 @@ from sandmask.sweeps._resume import remove_leftovers, unfinished_stacks
 from sandmask.sweeps._stacks import Cap, PlannedStack, group
 
 POLL_SECONDS = 0.3
-LOSSES = 5  # of a stack's worker, before its runs are given up
+LOSSES = 20  # of workers in a row, without a run finished in between, before stacks are given up
 
 
 @dataclass
@@ -58,7 +57,7 @@ class _Driver:
         self.options = replace(options, session=options.session or uuid.uuid4().hex[:12])
         self.executor = executor
         self.result = SweepResult()
-        self.losses: Counter[str] = Counter()
+        self.losses, self.done_at_loss = 0, -1
 
     def run(self) -> SweepResult:
         self.folder.stacks.mkdir(parents=True, exist_ok=True)
@@ -96,13 +95,16 @@ class _Driver:
         executor = self.executor()
         clean = False
         try:
-            futures = {executor.submit(run_job, self._job(stack)): stack for stack in stacks}
+            futures: dict[Future[Outcome], PlannedStack] = {}
+            with suppress(BrokenExecutor):  # what was not handed out is planned again
+                for stack in stacks:
+                    futures[executor.submit(run_job, self._job(stack))] = stack
             for future in as_completed(futures):
-                stack, error = futures[future], future.exception()
+                error = future.exception()
                 if error is None:
                     self._note(future.result())
                 else:
-                    self._lost(stack, error)
+                    self._lost(futures[future], error)
             clean = True
         finally:
             if not clean:  # interrupted, or worse: ask the jobs to save and stop
@@ -132,9 +134,11 @@ class _Driver:
                 temporary.replace(target)
 
     def _lost(self, stack: PlannedStack, error: BaseException) -> None:
-        """A worker died. Its stack is planned again, unless it keeps happening to this one."""
-        self.losses[stack.id] += 1
-        if isinstance(error, SandmaskError) or self.losses[stack.id] >= LOSSES:
-            for run in stack.specs:
-                self.result.failed[run.id] = f"{type(error).__name__}: {error}"
+        """A worker died. Its stack is planned again, unless that keeps happening while nothing gets done."""
         self.notice(f"stack {stack.id}: its worker was lost ({type(error).__name__}: {error})")
+        done = len(self.folder.finished())
+        self.losses = self.losses + 1 if done == self.done_at_loss else 1
+        self.done_at_loss = done
+        if self.losses > LOSSES:
+            reason = f"workers were lost {self.losses} times in a row, at last by {type(error).__name__}: {error}"
+            self.result.failed.update({run.id: reason for run in stack.specs})

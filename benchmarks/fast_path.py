@@ -81,7 +81,7 @@ def main() -> None:
     head = ("method", "precision", "where", "accuracy, slow", "accuracy, fast", "largest difference", "p")
     rows: list[tuple[str, ...]] = [head]
     for method in METHODS:
-        for precision in ("fp32", "tf32", "bf16"):
+        for precision in ("fp32", "tf32", "bf16", *(["fp16"] if "Mask" in method else [])):
             fast = train([replace(spec, precision=precision) for spec in specs(method)], "cuda")
             pairs = zip(curves(slow[method]).items(), curves(fast).values(), strict=True)
             for (where, one), other in pairs:

@@ -83,7 +83,8 @@ def measure(dataset: Dataset, algorithm: str, n_runs: int, hparams: Mapping[str,
 
 def stack_sizes(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int]) -> None:
     """How the rate grows with the stack, in each precision."""
-    precisions = ("fp32", "tf32", "bf16") if ON_GPU else ("fp32",)
+    half = ["bf16", "fp16"] if dataset.name == "Spirals" and "Mask" in algorithm else ["bf16"]
+    precisions = ["fp32", "tf32", *half] if ON_GPU else ["fp32"]
     rows: list[tuple[str, ...]] = [("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "gain")]
     for precision in precisions:
         alone = measure(dataset, algorithm, 1, hparams, precision=precision, fast=False)

@@ -93,7 +93,6 @@ class Trainer:
             raise
         finally:
             self.program.close()
-        self.save()
         return self.program.carry.state
 
     def records(self) -> list[RunRecord]:

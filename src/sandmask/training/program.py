@@ -72,7 +72,7 @@ class Program:
         if self.stack.dataset.resident:
             count = self.chunk if most >= self.chunk and self._may_capture() else 1
             if count > 1:
-                self._replay(lambda: self._several(count))
+                self._replay(lambda: self._several(count), warm_up=lambda: self._several(1))
             else:
                 self._set(self._several(1))
         else:
@@ -100,7 +100,11 @@ class Program:
             self._batch = EnvBatch(*(field.clone() for field in batch))
         static = self._batch
         _copy(batch, static)
-        self._replay(lambda: advance(self.stack, self.carry, static))
+
+        def take() -> Carry:
+            return advance(self.stack, self.carry, static)
+
+        self._replay(take, warm_up=take)
 
     def _set(self, carry: Carry) -> None:
         """Take over a new carry; into the tensors that a graph works on, once there is one."""
@@ -109,11 +113,11 @@ class Program:
         else:
             _copy(carry.tree(), self.carry.tree())
 
-    def _replay(self, step: Callable[[], Carry]) -> None:
+    def _replay(self, step: Callable[[], Carry], warm_up: Callable[[], Carry]) -> None:
         """Run a captured step, capturing it first if need be."""
         if self._step is None and self._captures:
             carry = self.carry = Carry(**pytree.tree_map(torch.clone, self.carry.tree()))
-            self._step = self._capture(lambda: _copy(step().tree(), carry.tree()), step)
+            self._step = self._capture(lambda: _copy(step().tree(), carry.tree()), warm_up)
         if self._step is None:
             self._set(step())
         else:

@@ -136,11 +136,19 @@ def table_3(
 
 
 @app.command("table-pacs")
-def table_pacs(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOption = False) -> None:
+def table_pacs(
+    records: RecordsOption = None,
+    quick: QuickOption = False,
+    out: OutOption = OUT,
+    device: DeviceOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """PACS with a network other than the paper's ResNet-50: a table of its own.
 
     [bold]Example[/bold]: sandmask paper table-pacs --records results/h200/pacs.records.parquet
     """
+    from sandmask.paper.quick import PACS
     from sandmask.paper.table_pacs import CONFIGS
     from sandmask.paper.table_pacs import table_pacs as make
 
@@ -149,9 +157,9 @@ def table_pacs(records: RecordsOption = None, out: OutOption = OUT, as_json: Jso
         make,
         configs=CONFIGS,
         records=records,
-        tiny=None,
-        device=None,
-        data_dir=None,
+        tiny=(PACS,) if quick else None,
+        device=device,
+        data_dir=data_dir,
         out=out,
         as_json=as_json,
         complete=(None, None),

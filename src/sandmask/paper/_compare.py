@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -36,6 +36,7 @@ class Compared:
     method: str
     ours: Cell
     paper: PrintedCell | None
+    comparable: bool = True  # False where something else than the method differs, such as the network
 
     @property
     def joint_error(self) -> float | None:
@@ -51,9 +52,11 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """ "within", "within two" or "beyond" the joint error; "incomplete", "not printed", or "no error"."""
+        """ "within", "within two" or "beyond" the joint error; or why there is none to give."""
         if self.paper is None:
             return "not printed"
+        if not self.comparable:
+            return "not comparable"
         if self.difference is None or not self.ours.complete:
             return "incomplete"
         if self.joint_error is None:
@@ -89,13 +92,14 @@ def compare(
     *,
     draws: int | None = None,
     trials: int | None = None,
+    comparable: bool = True,
 ) -> list[Compared]:
     """Every cell of these datasets' tables, environments first, then the average."""
     mine = [run for run in runs if run.spec.dataset in datasets]
     if not mine:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
     report = build_report(mine, list(rules), draws=draws, trials=trials)
-    return [cell for rule in report.rules for cell in _rule_cells(rule)]
+    return [replace(cell, comparable=comparable) for rule in report.rules for cell in _rule_cells(rule)]
 
 
 def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
@@ -147,7 +151,8 @@ def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = 
         (method, *(found[method, column].words if (method, column) in found else "-" for column in columns))
         for method in methods
     )
-    return Grid(title, ("Algorithm", *columns), rows, (LEGEND, *notes))
+    legend = (LEGEND,) if all(cell.comparable for cell in cells) else ()
+    return Grid(title, ("Algorithm", *columns), rows, (*legend, *notes))
 
 
 def environments_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = ()) -> Grid:
@@ -156,8 +161,9 @@ def environments_grid(cells: Sequence[Compared], title: str, notes: Sequence[str
     names = list(dict.fromkeys(cell.environment for cell in cells))
     found = {(cell.environment, cell.method): cell for cell in cells}
     rows = [(name, *(found[name, method].words for method in methods)) for name in names]
-    counted = ("within the joint error", *(_tally(cells, method) for method in methods))
-    return Grid(title, ("held out", *methods), (*rows, counted), tuple(notes))
+    if all(cell.comparable for cell in cells):
+        rows.append(("within the joint error", *(_tally(cells, method) for method in methods)))
+    return Grid(title, ("held out", *methods), tuple(rows), tuple(notes))
 
 
 def _tally(cells: Sequence[Compared], method: str) -> str:

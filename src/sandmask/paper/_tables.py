@@ -37,12 +37,13 @@ def table_product(
     draws: int | None = None,
     trials: int | None = None,
     notes: Sequence[str] = (),
+    comparable: bool = True,
 ) -> Product:
     """The averages, then each dataset's environments under each rule, all beside the printed numbers."""
     present = [dataset for dataset in datasets if any(run.spec.dataset == dataset for run in runs)]
     if not present:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
-    cells = compare(runs, present, rules, draws=draws, trials=trials)
+    cells = compare(runs, present, rules, draws=draws, trials=trials, comparable=comparable)
     grids = [averages_grid(cells, title, notes), *_appendix(cells)]
     return Product(name, title, data={name: cells_frame(cells)}, grids=tuple(grids), summary=_summary(cells))
 

@@ -25,4 +25,5 @@ def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: i
         f"Not the paper's table: {networks} in place of {protocol}, {steps} steps. The paper's numbers (in brackets) "
         "are of another network, and a difference says nothing about the method."
     )
-    return table_product("table-pacs", TITLE, mine, ["PACS"], RULES, draws=draws, trials=trials, notes=(note,))
+    how = {"draws": draws, "trials": trials}
+    return table_product("table-pacs", TITLE, mine, ["PACS"], RULES, **how, notes=(note,), comparable=False)

@@ -88,3 +88,46 @@ def test_why_and_compact(spirals: Path, tmp_path: Path) -> None:
     assert wrong.exit_code == 2
     assert "Unknown question 'luck'" in wrong.output
     assert "--records" in paper("why", "Spirals").output
+
+
+def test_claims_and_pages(tmp_path: Path) -> None:
+    runs = made_up_sweep(["ERM", "SANDMask"], dataset="ColoredMNIST", network="mnist-convnet")
+    write_archive(runs, tmp_path / "mnist.records.parquet")
+    result = paper("claims", "--records", tmp_path, "--out", tmp_path / "results")
+    assert result.exit_code == 0, result.output
+    assert "Gains on ColoredMNIST" in result.output
+    told = json.loads(paper("claims", "--records", tmp_path, "--out", tmp_path / "results", "--json").output)
+    assert told["claims"] == ["claim-colored-mnist"]
+    page = tmp_path / "docs" / "paper" / "findings.md"
+    page.parent.mkdir(parents=True)
+    (tmp_path / "docs" / "images").mkdir()
+    page.write_text("<!-- table claim-colored-mnist -->\n<!-- end -->\n")
+    arguments = ("pages", "--results", tmp_path / "results", "--docs", tmp_path / "docs")
+    assert "findings.md" in paper(*arguments).output
+    assert "SANDMask - ERM" in page.read_text()
+    assert "up to date" in paper(*arguments).output
+    assert "--records" in paper("claims").output
+
+
+def test_figure_2_is_drawn_again_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sandmask.paper import _failure_runs
+
+    tiny = _failure_runs.Design(
+        momenta=(0.9,),
+        noises=(0.0,),
+        scales=(1.0,),
+        seeds=1,
+        steps=11,
+        draws=1,
+        search_seeds=1,
+        shapes=(("mlp_width", 8),),
+    )
+    monkeypatch.setattr(_failure_runs, "QUICK", tiny)
+    monkeypatch.setattr(_failure_runs, "METHODS", ("ERM",))
+    monkeypatch.setattr("sandmask.paper.figure_2.noise_ceiling", lambda noise: 1.0 - noise)
+    made = paper("figure-2", "--quick", "--device", "cpu", "--seeds", 2, "--out", tmp_path / "a")
+    assert made.exit_code == 0, made.output
+    again = paper("figure-2", "--records", tmp_path / "a" / "figure-2.records.parquet", "--out", tmp_path / "b")
+    assert again.exit_code == 0, again.output
+    for kind in ("md", "csv", "png"):
+        assert (tmp_path / "a" / f"figure-2.{kind}").read_bytes() == (tmp_path / "b" / f"figure-2.{kind}").read_bytes()

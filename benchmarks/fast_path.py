@@ -5,10 +5,11 @@ is a stack of all seeds on the GPU, in each precision. Rounding makes single run
 their distribution: a paired permutation test (10,000 sign flips of the seeds' differences) of the largest standardized
 difference of mean accuracy at any checkpoint, on the training environments and on the one held out.
 
-python -m benchmarks.fast_path
+python -m benchmarks.fast_path [FILE]     # FILE keeps the slow runs' records, which need no GPU, for another time
 """
 
 import os
+import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks._measure import print_rows
 from sandmask.datasets import DATASETS, load_dataset
-from sandmask.records import RunRecord, RunSpec
+from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
 from sandmask.training import make_spec, train_stack
 
 SEEDS, STEPS, EVERY, FLIPS = 20, 500, 25, 10_000
@@ -70,13 +71,26 @@ def p_value(one: Curves, other: Curves) -> tuple[float, float]:
     return float(np.abs(means[0]).max()), float((statistic >= statistic[0] - 1e-9).mean())
 
 
-def main() -> None:
-    if not torch.cuda.is_available():
-        print("fast_path: needs a CUDA device; skipped.")
-        return
+def slow_runs(kept: Path | None) -> list[RunRecord]:
+    """Every method's seeds, each trained alone on a core; from the file, if it is there."""
+    if kept is not None and kept.exists():
+        return read_runs(kept)
     alone = [[spec] for method in METHODS for spec in specs(method)]
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         found = [runs[0] for runs in pool.map(train, alone, ["cpu"] * len(alone))]
+    if kept is not None:
+        write_archive(found, kept)
+    return found
+
+
+def main() -> None:
+    kept = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    if not torch.cuda.is_available() and kept is None:
+        print("fast_path: needs a CUDA device; skipped.")
+        return
+    found = slow_runs(kept)
+    if not torch.cuda.is_available():
+        return
     slow = {method: found[i * SEEDS : (i + 1) * SEEDS] for i, method in enumerate(METHODS)}
     head = ("method", "precision", "where", "accuracy, slow", "accuracy, fast", "largest difference", "p")
     rows: list[tuple[str, ...]] = [head]

@@ -48,6 +48,14 @@ def plain_conv_block(
     return F.group_norm(torch.relu(F.conv2d(x, weight, bias, stride, 1)), groups, gamma, beta)
 
 
+def pixel_mean(x: Tensor) -> Tensor:
+    """The mean over pixels, [N, channels]."""
+    if torch.compiler.is_compiling() or not has_kernels(x):
+        return x.mean((2, 3))
+    y: Tensor = _PixelMean.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
 def fused_conv_block(
     x: Tensor,
     weight: Tensor,
@@ -69,10 +77,10 @@ def fused_conv_block(
 
 def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
     """Whether these are shapes that the kernels are written for."""
-    n_out, sides = len(weight), x.shape[-2:]
+    n_samples, n_out, sides = x.shape[0], weight.shape[0], x.shape[-2:]
     powers = all(n & (n - 1) == 0 for n in (n_out, groups)) and n_out >= max(NARROWEST, groups)
-    small = len(x) * sides.numel() * max(n_out, x.shape[1]) < LARGEST
-    return x.ndim == 4 and weight.shape[2:] == (3, 3) and stride in (1, 2) and powers and small and len(x) > 0
+    small = 0 < n_samples * sides.numel() * max(n_out, x.shape[1]) < LARGEST
+    return x.ndim == 4 and weight.shape[2:] == (3, 3) and stride in (1, 2) and powers and small
 
 
 class _ConvBlock(Function):
@@ -122,7 +130,7 @@ class _ConvBlock(Function):
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Of the input, and of the parameters unless they are folded."""
-    from sandmask.functional import conv_kernels, norm_kernels
+    from sandmask.functional import conv_kernels, conv_weight_kernels, norm_kernels
 
     x, weight, bias, gamma, beta, h, mean, scale, taps = ctx.saved_tensors
     wanted = grad.permute(0, 1, 3, 4, 2)
@@ -130,12 +138,16 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     inputs = _channels_last(x)
     of_x = None
     if ctx.needs_input_grad[0]:
-        of_x = conv_kernels.input_gradient(before, taps, ctx.stride, inputs.shape[2:4]).permute(0, 1, 4, 2, 3)
+        of_x = conv_kernels.input_gradient(before, taps, ctx.stride, x.shape[3:]).permute(0, 1, 4, 2, 3)
     if ctx.fold is not None:
         ctx.fold(before, inputs, sums)
         return of_x, None, None, None, None
-    of_weight = weight.new_empty(weight.shape)
-    conv_kernels.weight_moments(before, inputs, 1, ctx.stride, of_weight.flatten(1))
+    if conv_weight_kernels.has_few_weights(weight.shape[2]):
+        parts = conv_weight_kernels.weight_parts(before, inputs, 1, ctx.stride)
+        of_weight = parts.sum((1, 2)).view(weight.shape).to(weight.dtype)
+    else:
+        of_weight = weight.new_empty(weight.shape)
+        conv_weight_kernels.weight_moments(before, inputs, None, 1, ctx.stride, of_weight.flatten(1))
     of_rest = (part.to(own.dtype) for part, own in zip(sums.sum(1).unbind(1), (bias, gamma, beta), strict=True))
     return of_x, of_weight, *of_rest
 
@@ -146,12 +158,34 @@ def _differentiable_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ..
     if ctx.fold is not None:
         raise RuntimeError("Gradients that are folded into moments cannot be differentiated again.")
 
-    def plain(*own: Tensor) -> Tensor:
-        return plain_conv_block(*own, ctx.stride, ctx.groups)
+    def plain(x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        return plain_conv_block(x, weight, bias, gamma, beta, ctx.stride, ctx.groups)
 
     wanted = [tensor for tensor, needed in zip(tensors, ctx.needs_input_grad, strict=False) if needed]
     found = iter(torch.autograd.grad(vmap(plain)(*tensors), wanted, grad, create_graph=True))
     return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:5])
+
+
+class _PixelMean(Function):
+    """A gradient that is the same for all pixels of a channel stays one number in memory."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.mean((-2, -1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        shape: torch.Size = ctx.shape
+        return (grad / shape[-2:].numel())[..., None, None].expand(shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:  # noqa: ARG004
+        y: Tensor = _PixelMean.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]
+        return y, 0
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """3 x 3 convolutions of K runs as GPU kernels: forward, and the gradient of the input.
 
-Each, as the gradient of the weights in `conv_weight_kernels`, is a product of matrices whose one side, the input's pixels under each of the nine taps of the filter, exists only
-as addresses. Images are [K, N, height, width, channels]; weights are [K, out, 9, in], as `by_tap` makes them. The runs
-are the last axis of a launch. Every number is summed by one program in one order: the results are the same each time.
+Each, as the gradient of the weights in `conv_weight_kernels`, is a product of matrices whose one side, the input's
+pixels under each of the nine taps of the filter, exists only as addresses. Images are [K, N, height, width, channels];
+weights are [K, out, 9, in], as `by_tap` makes them. The runs are the last axis of a launch. Every number is summed by
+one program in one order: the results are the same each time.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 
 from typing import Any, NamedTuple
 
@@ -26,7 +27,8 @@ class Tiles(NamedTuple):
     stages: int
 
 
-FORWARD = INPUT_GRADIENT = {torch.bfloat16: Tiles(128, 128, 64, 8, 3), torch.float32: Tiles(64, 64, 32, 4, 3)}
+# By the bytes of a number.
+FORWARD = INPUT_GRADIENT = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 4, 3)}
 
 
 class Shape(NamedTuple):
@@ -48,7 +50,9 @@ def within(place, size: tl.constexpr):
 
 
 @triton.jit
-def corner(row, high: tl.constexpr, wide: tl.constexpr, height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr):
+def first_tap(
+    row, height: tl.constexpr, width: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, stride: tl.constexpr
+):
     """Where the input pixels under the first tap of output pixels are: from the top, from the left, and in all."""
     top = row % (high * wide) // wide * stride - 1
     left = row % wide * stride - 1
@@ -84,8 +88,8 @@ def _forward_kernel(
     unit = tl.program_id(1) * columns + tl.arange(0, columns)
     deep = tl.arange(0, depth)
     known = row < n_rows
-    top, left, begin = first_tap(row, high, wide, height, width, stride)
-    corner *= n_in
+    top, left, pixel = first_tap(row, height, width, high, wide, stride)
+    corner = pixel * n_in
     x += run * x_run
     weight += run * (n_out * 9 * n_in) + unit[None, :] * (9 * n_in)
     total = tl.zeros((rows, columns), tl.float32)
@@ -145,15 +149,16 @@ def _input_gradient_kernel(
     deep = tl.arange(0, depth)
     odd_y, odd_x = 0, 0
     first_y, first_x, count_y, count_x = 0, 0, 3, 3  # the taps that reach a pixel: every `stride`-th from the first on
+    tall, broad = height, width  # how many there are
     last_y, last_x = 1, 1  # how far from a pixel's place is the output pixel that its first tap belongs to
     if stride == 2:
         kind = 3 - tl.program_id(1) // blocks
         odd_y, odd_x = kind // 2, kind % 2
         first_y, first_x, count_y, count_x = 1 - odd_y, 1 - odd_x, 1 + odd_y, 1 + odd_x
         last_y, last_x = odd_y, odd_x
-    tall, broad = (height - odd_y + stride - 1) // stride, (width - odd_x + stride - 1) // stride
+        tall, broad = tl.maximum((height + 1 - odd_y) // 2, 1), tl.maximum((width + 1 - odd_x) // 2, 1)
     sample, place_y, place_x = row // (tall * broad), row // broad % tall, row % broad
-    known = sample < n_samples
+    known = (sample < n_samples) & (odd_y < height) & (odd_x < width)
     bottom, right = place_y + last_y, place_x + last_x
     corner = ((sample * high + bottom) * wide + right) * n_out
     grad += run * n_samples * (high * wide * n_out)
@@ -164,7 +169,9 @@ def _input_gradient_kernel(
         y, x = turn // count_x, turn % count_x
         inside = known & within(bottom - y, high) & within(right - x, wide)
         units = step % (n_out // depth) * depth + deep
-        value = tl.load(grad + (corner - (y * wide + x) * n_out)[:, None] + units[None, :], mask=inside[:, None], other=0.0)
+        value = tl.load(
+            grad + (corner - (y * wide + x) * n_out)[:, None] + units[None, :], mask=inside[:, None], other=0.0
+        )
         tap = (first_y + stride * y) * 3 + first_x + stride * x
         w = tl.load(
             weight + (units * (9 * n_in) + tap * n_in)[:, None] + channel[None, :],
@@ -190,7 +197,7 @@ def convolve(x: Tensor, taps: Tensor, bias: Tensor, stride: int) -> Tensor:
     shape = _shape_of(x, taps, stride)
     out = x.new_empty(*x.shape[:2], shape.high, shape.wide, shape.n_out)
     n_rows = x.shape[1] * shape.high * shape.wide
-    tiles = FORWARD[x.dtype]
+    tiles = FORWARD[x.itemsize]
     rows, columns = at_most(tiles.rows, n_rows), at_most(tiles.columns, shape.n_out)
     depth = dividing(tiles.depth, shape.n_in) or at_most(tiles.depth, 9 * shape.n_in)
     launch: Any = _forward_kernel[(triton.cdiv(n_rows, rows), shape.n_out // columns, len(x))]
@@ -199,12 +206,12 @@ def convolve(x: Tensor, taps: Tensor, bias: Tensor, stride: int) -> Tensor:
     return out
 
 
-def input_gradient(grad: Tensor, taps: Tensor, stride: int, sides: tuple[int, int]) -> Tensor:
+def input_gradient(grad: Tensor, taps: Tensor, stride: int, sides: torch.Size) -> Tensor:
     """The gradient of the input, [K, N, *sides, in], from that of the convolution's result."""
     n_runs, n_samples, high, wide, n_out = grad.shape
-    shape = Shape(*sides, taps.shape[3], high, wide, n_out, stride)
+    shape = Shape(sides[0], sides[1], taps.shape[3], high, wide, n_out, stride)
     out = grad.new_empty(n_runs, n_samples, *sides, shape.n_in)
-    tiles = INPUT_GRADIENT[grad.dtype]
+    tiles = INPUT_GRADIENT[grad.itemsize]
     pixels = n_samples * triton.cdiv(sides[0], stride) * triton.cdiv(sides[1], stride)  # of the most frequent kind
     rows, columns = at_most(tiles.rows, pixels), at_most(tiles.columns, shape.n_in)
     programs = (triton.cdiv(pixels, rows), triton.cdiv(shape.n_in, columns) * stride**2, n_runs)
@@ -216,17 +223,20 @@ def input_gradient(grad: Tensor, taps: Tensor, stride: int, sides: tuple[int, in
 
 def _shape_of(x: Tensor, taps: Tensor, stride: int) -> Shape:
     height, width = x.shape[2:4]
-    return Shape(height, width, taps.shape[3], (height - 1) // stride + 1, (width - 1) // stride + 1, taps.shape[1], stride)
+    return Shape(
+        height, width, taps.shape[3], (height - 1) // stride + 1, (width - 1) // stride + 1, taps.shape[1], stride
+    )
 
 
 def how(tiles: Tiles) -> dict[str, Any]:
+    """What a launch has to be told beside the sizes of its tiles."""
     precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return {"precision": precision, "num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
 def at_most(most: int, size: int) -> int:
     """A power of 2 that covers `size` where that is less: products want at least 16."""
-    return min(most, max(triton.next_power_of_2(size), 16))
+    return min(most, max(int(triton.next_power_of_2(size)), 16))
 
 
 def dividing(most: int, size: int) -> int:

@@ -55,13 +55,14 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def aligned_runs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for tensors of K runs, by kernels; for what needs no gradient."""
+    """The same for tensors of K runs, by kernels, without a gradient to weight and bias."""
     from sandmask.functional import kernels
 
     _, n_out, n_in = weight.shape
     wide_out, wide_in = -n_out % 8 + n_out, max(-n_in % 8 + n_in, x.shape[-1])
     if x.shape[-1] != wide_in:
-        x = kernels.pad(x, x.shape[1], wide_in)
+        wider = wide_in - x.shape[-1]
+        x = F.pad(x, (0, wider)) if x.requires_grad else kernels.pad(x, x.shape[1], wide_in)
     return x, kernels.pad(weight, wide_out, wide_in), kernels.pad(bias.unsqueeze(1), 1, wide_out).squeeze(1)
 
 

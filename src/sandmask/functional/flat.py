@@ -90,6 +90,11 @@ class FlatModule:
             return False
         return self.dtype == torch.float32 or not any(isinstance(m, BATCH_NORM) for m in self._skeleton.modules())
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the module says, by an attribute of this name, that its layers have GPU kernels for K runs."""
+        return any(getattr(module, "has_kernels", False) for module in self._skeleton.modules())
+
     def _cast(self, value: Tensor) -> Tensor:
         """The value as computed with. Float32 casts nothing, so that float64 vectors stay what they are."""
         return value.to(self.dtype) if self.dtype != torch.float32 and value.is_floating_point() else value

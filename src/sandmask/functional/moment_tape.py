@@ -44,7 +44,7 @@ class MomentTape(TorchFunctionMode):
         self.n_envs = n_envs
         numel = sum(slot.numel for slot in slots)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        self.buffers = torch.empty(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
+        self.buffers = torch.zeros(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
         self.unscale: Tensor | None = None
         self._places: dict[str, Place] = {}
         begin = 0
@@ -110,6 +110,4 @@ class MomentTape(TorchFunctionMode):
 
     def moments(self) -> TensorMoments:
         """What was folded: [K, P]. Parameters that were not used have zeros."""
-        for name in self._places.keys() - self._used:
-            self.buffers[..., slice(*self._places[name])] = 0.0
         return TensorMoments(self.n_envs, *self.buffers)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sandmask.functional.kernels import _welford
+
 EPS = 1e-5
 NUMBERS = 4096  # of a sample, that a program works on at a time
 WARPS = 8
@@ -99,6 +101,9 @@ def _normalize_backward_kernel(
     gamma,
     result,
     sums,
+    grad_run,
+    grad_sample,
+    grad_pixel,
     gamma_run,
     n_pixels: tl.constexpr,
     channels: tl.constexpr,
@@ -111,7 +116,8 @@ def _normalize_backward_kernel(
     place = pixel[:, None] * channels + channel[None, :]
     group = channel // (channels // groups)
     image = run * tl.num_programs(0) + sample
-    grad += image * n_pixels * channels
+    grad += run * grad_run + sample * grad_sample
+    across = pixel[:, None] * grad_pixel + channel[None, :]
     h += image * n_pixels * channels
     result += image * n_pixels * channels
     m = tl.load(mean + image * groups + group)
@@ -123,7 +129,7 @@ def _normalize_backward_kernel(
     of_gamma = tl.zeros((block, channels), tl.float32)
     for start in range(0, n_pixels, block):
         inside = (start + pixel < n_pixels)[:, None]
-        g = tl.load(grad + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         of_beta += g
         of_gamma += g * (value - m[None, :])
@@ -135,7 +141,7 @@ def _normalize_backward_kernel(
     of_bias = tl.zeros((block, channels), tl.float32)
     for start in range(0, n_pixels, block):
         inside = (start + pixel < n_pixels)[:, None]
-        g = tl.load(grad + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         before = (g * slope[None, :] - common[None, :] - (value - m[None, :]) * along[None, :]) * r[None, :]
         # Of an output that is no number the gradient is none either.
@@ -151,6 +157,7 @@ def _normalize_backward_kernel(
 @triton.jit
 def _sample_moments_kernel(
     sums,
+    unscale,
     buffers,
     first,
     second,
@@ -159,6 +166,7 @@ def _sample_moments_kernel(
     n_samples,
     buffer,
     out_run,
+    scaled: tl.constexpr,
     channels: tl.constexpr,
     block: tl.constexpr,
 ):
@@ -176,10 +184,9 @@ def _sample_moments_kernel(
             place = (e * n_samples + sample)[:, None] * (3 * channels) + channel[None, :]
             total += tl.load(sums + place, mask=(sample < n_samples)[:, None], other=0.0)
         gradient = tl.sum(total, axis=0)
-        away = gradient - mean
-        mean += away / (e + 1.0)
-        m2 += away * (gradient - mean)
-        signs += tl.where(gradient > 0, 1.0, 0.0) - tl.where(gradient < 0, 1.0, 0.0)
+        if scaled:
+            gradient *= tl.load(unscale + run * n_envs + e)
+        signs, mean, m2 = _welford(gradient, e, signs, mean, m2)
     begin = tl.where(which == 0, first, tl.where(which == 1, second, third))
     buffers += run * out_run + begin + channel
     tl.store(buffers, signs)
@@ -204,26 +211,34 @@ def normalize_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of what was given to the ReLU that made h, and sums [K, N, 3, channels] over every sample's pixels.
 
-    Summed over samples, these are the gradients of the bias before the ReLU, of gamma and of beta.
+    Summed over samples, these are the gradients of the bias before the ReLU, of gamma and of beta. A `grad` that is the
+    same for all pixels may have a stride of 0 between them.
     """
     n_runs, n_samples, height, width, channels = h.shape
     result = torch.empty_like(h)
     sums = torch.empty(n_runs, n_samples, 3, channels, device=h.device)
     launch: Any = _normalize_backward_kernel[(n_samples, n_runs)]
-    sizes = (gamma.stride(0), height * width, channels, groups, _block(height * width, channels))
-    launch(grad.contiguous(), h, mean, scale, gamma, result, sums, *sizes, num_warps=WARPS)
+    if grad.stride(4) != 1 or grad.stride(2) != width * grad.stride(3):
+        grad = grad.contiguous()
+    strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
+    sizes = (height * width, channels, groups, _block(height * width, channels))
+    launch(grad, h, mean, scale, gamma, result, sums, *strides, *sizes, num_warps=WARPS)
     return result, sums
 
 
-def sample_moments(sums: Tensor, n_envs: int, buffers: Tensor, places: tuple[int, int, int]) -> None:
+def sample_moments(
+    sums: Tensor, unscale: Tensor | None, n_envs: int, buffers: Tensor, places: tuple[int, int, int]
+) -> None:
     """Moments over environments of the three gradients that `normalize_backward` gives the sums of.
 
-    `buffers` [3, K, P] are sums of signs, means and M2 of flat vectors; `places` is where in them each parameter begins.
+    `buffers` [3, K, P] are sums of signs, means and M2 of flat vectors; `places` is where in them each begins.
+    Each environment's gradient is multiplied by `unscale` [K, E].
     """
     n_runs, n_samples, _, channels = sums.shape
     launch: Any = _sample_moments_kernel[(3, n_runs)]
-    sizes = (n_envs, n_samples // n_envs, buffers.stride(0), buffers.stride(1), channels)
-    launch(sums, buffers, *places, *sizes, _block(n_samples // n_envs, channels), num_warps=WARPS)
+    sizes = (n_envs, n_samples // n_envs, buffers.stride(0), buffers.stride(1), unscale is not None, channels)
+    scale = sums if unscale is None else unscale.contiguous()
+    launch(sums, scale, buffers, *places, *sizes, _block(n_samples // n_envs, channels), num_warps=WARPS)
 
 
 def _block(n_rows: int, channels: int) -> int:

@@ -1,7 +1,7 @@
 """What a layer has to know of a `MomentTape`, to fold the gradients of its parameters into the tape's moments.
 
-A kind of layer is a file: a function `layer(tape, *arguments)` that stands in for the one that was called, and a line in
-the table `LAYERS` of `moment_tape`.
+A kind of layer is a file: a function `layer(tape, *arguments)` that stands in for the one that was called, and a line
+in the table `LAYERS` of `moment_tape`.
 """
 
 from collections.abc import Callable

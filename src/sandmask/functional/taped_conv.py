@@ -21,10 +21,15 @@ def taped_conv_block(
     place, *others = tape.claim(weight, bias, gamma, beta)
 
     def fold(before: Tensor, inputs: Tensor, sums: Tensor) -> None:
-        from sandmask.functional import conv_kernels, norm_kernels
+        from sandmask.functional import conv_weight_kernels, norm_kernels
 
-        conv_kernels.weight_moments(before, inputs, tape.n_envs, stride, *tape.buffers[..., slice(*place)])
+        if conv_weight_kernels.has_few_weights(inputs.shape[-1]):
+            parts = conv_weight_kernels.weight_parts(before, inputs, tape.n_envs, stride)
+            tape.fold(place, lambda runs: parts[runs].sum(2))
+        else:
+            targets = tape.buffers[..., slice(*place)]
+            conv_weight_kernels.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, *targets)
         of_bias, of_gamma, of_beta = (begin for begin, _ in others)
-        norm_kernels.sample_moments(sums, tape.n_envs, tape.buffers, (of_bias, of_gamma, of_beta))
+        norm_kernels.sample_moments(sums, tape.unscale, tape.n_envs, tape.buffers, (of_bias, of_gamma, of_beta))
 
     return fused_conv_block(x, weight, bias, gamma, beta, stride, groups, fold)

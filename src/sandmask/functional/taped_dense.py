@@ -37,10 +37,11 @@ def _taped(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, *noise: A
     places = tape.claim(weight, bias)
     assert bias is not None  # or it could not be claimed
     sizes = (weight.shape[0], weight.shape[1])
+
     def fold(grad: Tensor, x: Tensor) -> None:
         _fold(tape, sizes, places, grad, x)
 
-    y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, site, relu, fold)  # type: ignore[no-untyped-call]
+    y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, site, relu, fold, weight)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -69,6 +70,7 @@ class _TapedLayer(Function):
         site: int,
         relu: bool,
         fold: Any,  # noqa: ARG004 - for the backward pass
+        source: Tensor,  # noqa: ARG004 - what `weight` is made of: the backward pass goes where this one wants it
     ) -> Tensor:
         if relu:
             return dense_of_runs(x, weight, bias, rows, rate, site)
@@ -76,7 +78,7 @@ class _TapedLayer(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, weight, _, _, rate, _, ctx.relu, ctx.fold = inputs
+        x, weight, _, _, rate, _, ctx.relu, ctx.fold, _ = inputs
         ctx.save_for_backward(x, weight, output if ctx.relu else None, rate)
 
     @staticmethod
@@ -85,12 +87,12 @@ class _TapedLayer(Function):
         before = dense_backward(grad, out, rate) if ctx.relu else grad
         ctx.fold(before, x)
         of_x = torch.bmm(before, weight) if ctx.needs_input_grad[0] else None
-        return of_x, *[None] * 7
+        return of_x, *[None] * 8
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         x, weight, bias, *how = leading(info.batch_size, in_dims, args)
-        if has_kernels(x):
-            x, weight, bias = aligned_runs(x, weight, bias)
-        y: Tensor = _TapedLayer.apply(x, weight, bias, *how)  # type: ignore[no-untyped-call]
+        worth_it = has_kernels(x) and weight.shape[1] >= SMALLEST
+        wide = aligned_runs(x, weight, bias) if worth_it else (x, weight, bias)
+        y: Tensor = _TapedLayer.apply(*wide, *how[:-1], weight)  # type: ignore[no-untyped-call]
         return y, 0

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from sandmask._physical import has_kernels
 from sandmask.algorithms import ALGORITHMS, Algorithm, MaskedAlgorithm, Metrics, Problem, State
 from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
@@ -68,9 +69,9 @@ def _scaled(state: State, spec: RunSpec) -> State:
     return state if scale == 1.0 else {**state, "params": state["params"] * scale}
 
 
-def _differentiator(network: Network, n_runs: int) -> Differentiator:
+def _differentiator(network: Network, n_runs: int, *, stacks: bool) -> Differentiator:
     """How gradients are taken: all at once for what is small, one after the other for what is large."""
-    if network.numel > LARGE_MODEL or not network.stacks:
+    if network.numel > LARGE_MODEL or not stacks:
         return Autograd()
     return Functional() if n_runs > 1 else Direct()
 
@@ -117,15 +118,15 @@ class Stack:
             if isinstance(self.dataset, ImageDataset):
                 self.dataset = self.dataset.compiled()
         self.n_runs = len(specs)
-        differentiator = _differentiator(self.algorithm.network, self.n_runs)
+        self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
+        self.stacks = self.algorithm.network.stacks or self._reaches_kernels()
+        differentiator = _differentiator(self.algorithm.network, self.n_runs, stacks=self.stacks)
         self.algorithm.problem = self.algorithm.problem.with_differentiator(differentiator)
-        stacks = self.algorithm.network.stacks
         self._step: Step = (
             (stacked_step(self.algorithm) or self.lift(self.algorithm.step, (0, 0, 0, 0)))
-            if stacks
+            if self.stacks
             else looped_step(self.algorithm)
         )
-        self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
@@ -133,6 +134,15 @@ class Stack:
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else 1024
         examples = EVALUATED_NUMBERS // (self.n_runs * activations)
         self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))
+
+    def _reaches_kernels(self) -> bool:
+        """Whether the network has kernels for K runs, and the algorithm's step leaves gradients to plain autograd.
+
+        Inside of `torch.func`'s gradients there are no kernels: such steps are taken one run after the other.
+        """
+        algorithm, network = self.algorithm, self.algorithm.network
+        there = network.has_kernels and not network.compiled and has_kernels(self.keys)
+        return there and not algorithm.nests_gradients and stacked_step(algorithm) is not None
 
     def _stack_hparams(self) -> dict[str, Tensor]:
         names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
@@ -148,7 +158,7 @@ class Stack:
 
     def lift(self, function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
         """A function of one run as a function of K runs; arguments with dimension None are shared."""
-        if self.n_runs > 1 and self.algorithm.network.stacks:
+        if self.n_runs > 1 and self.stacks:
             return vmap(function, in_dims=in_dims)
 
         def one(k: int, args: tuple[Any, ...]) -> Any:

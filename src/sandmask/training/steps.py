@@ -134,9 +134,10 @@ def _moments(
 def _scales(risks: Tensor) -> Tensor:
     """Powers of two that keep the gradients of risks [K, E] within the range of float16.
 
-    Scaled to a risk of about 1, the gradient of an environment's logits is at most 1 in all, and at least 1 / B.
+    Scaled to a risk of about 64, the gradients of an environment's logits are at most 64, and the largest is at least
+    64 / B; float16 reaches from 6e-8 to 65,504.
     """
-    return torch.exp2(-torch.round(torch.log2(risks.clamp(2.0**-20, 2.0**20))))
+    return torch.exp2(6.0 - torch.round(torch.log2(risks.clamp(2.0**-20, 2.0**20))))
 
 
 def _detached(tree: Any) -> Any:

@@ -1,0 +1,231 @@
+"""The gradients of a 3 x 3 convolution's weights, of K runs and by environment, as GPU kernels.
+
+The gradient in each of E environments is a product of two matrices, and the masks want its moments over environments.
+Computed tile by tile, with the loop over environments inside, the E gradients never exist in memory. A first layer's
+few weights are one tile, for which one program would have to read everything: there, parts of the pixels are summed by
+programs of their own.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sandmask.functional.conv_kernels import Shape, Tiles, at_most, dividing, first_tap, how, within
+from sandmask.functional.kernels import _welford
+
+# By the bytes of a number. Of one or two environments a program keeps as many tiles in registers, of more it keeps 4.
+FEW = {2: Tiles(128, 128, 64, 8, 4), 4: Tiles(64, 64, 32, 4, 3)}
+MANY = {2: Tiles(128, 64, 64, 8, 4), 4: Tiles(64, 32, 32, 4, 3)}
+PARTS = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3)}
+PART = 2048  # pixels that a program sums over in a layer of few weights
+NARROW = 64  # weights of an output channel, up to which a layer has few
+
+
+@triton.jit
+def _weight_gradient(
+    grad,
+    x,
+    unit,
+    block,
+    begin,
+    n_rows,
+    whole: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    n_in: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    n_out: tl.constexpr,
+    stride: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    depth: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """[rows, columns] of grad^T x over the pixels `begin`, ..., `begin + n_rows - 1`."""
+    total = tl.zeros((rows, columns), tl.float32)
+    for start in range(0, n_rows, depth):
+        row = start + tl.arange(0, depth)
+        known = (row < n_rows) | whole
+        row += begin
+        g = tl.load(grad + row[:, None] * n_out + unit[None, :], mask=known[:, None], other=0.0)
+        top, left, pixel = first_tap(row, height, width, high, wide, stride)
+        corner = pixel * n_in
+        if n_in % columns == 0:  # all columns are under one tap
+            tap = block // (n_in // columns)
+            down, right = tap // 3, tap % 3
+            inside = known & within(top + down, height) & within(left + right, width)
+            corner += (down * width + right) * n_in + block % (n_in // columns) * columns
+            value = tl.load(x + corner[:, None] + tl.arange(0, columns)[None, :], mask=inside[:, None], other=0.0)
+        else:
+            place = block * columns + tl.arange(0, columns)
+            below, beside = place // (3 * n_in), place // n_in % 3
+            y, z = top[:, None] + below[None, :], left[:, None] + beside[None, :]
+            inside = known[:, None] & (place < 9 * n_in)[None, :] & within(y, height) & within(z, width)
+            shift = (below * width + beside) * n_in + place % n_in
+            value = tl.load(x + corner[:, None] + shift[None, :], mask=inside, other=0.0)
+        total = tl.dot(tl.trans(g), value, total, input_precision=precision)
+    return total
+
+
+@triton.jit
+def _sign(x):
+    return tl.where(x > 0, 1.0, 0.0) - tl.where(x < 0, 1.0, 0.0)
+
+
+@triton.jit
+def _weight_moments_kernel(
+    grad,
+    x,
+    unscale,
+    signs_out,
+    mean_out,
+    m2_out,
+    n_rows,
+    x_run,
+    out_run,
+    n_envs: tl.constexpr,
+    only_mean: tl.constexpr,
+    scaled: tl.constexpr,
+    whole: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    n_in: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    n_out: tl.constexpr,
+    stride: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    depth: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Moments over environments of the gradients of one tile of weights. They never are in memory."""
+    run = tl.program_id(2).to(tl.int64)
+    unit = tl.program_id(0) * rows + tl.arange(0, rows)
+    block = tl.program_id(1)
+    grad += run * (n_envs * n_rows) * n_out
+    x += run * x_run
+    unscale += run * n_envs
+    mean = _weight_gradient(
+        grad, x, unit, block, 0, n_rows, whole,
+        height, width, n_in, high, wide, n_out, stride, rows, columns, depth, precision,
+    )  # fmt: skip
+    if scaled:
+        mean *= tl.load(unscale)
+    if n_envs == 2:  # this case apart, as of the first environment one tile is enough to remember
+        second = _weight_gradient(
+            grad, x, unit, block, n_rows, n_rows, whole,
+            height, width, n_in, high, wide, n_out, stride, rows, columns, depth, precision,
+        )  # fmt: skip
+        if scaled:
+            second *= tl.load(unscale + 1)
+        signs = _sign(mean) + _sign(second)
+        away = second - mean
+        mean += away / 2.0
+        m2 = away * (second - mean)
+    else:
+        signs = _sign(mean)
+        m2 = tl.zeros((rows, columns), tl.float32)
+        for e in range(1, n_envs):
+            product = _weight_gradient(
+                grad, x, unit, block, e * n_rows, n_rows, whole,
+                height, width, n_in, high, wide, n_out, stride, rows, columns, depth, precision,
+            )  # fmt: skip
+            if scaled:
+                product *= tl.load(unscale + e)
+            signs, mean, m2 = _welford(product, e, signs, mean, m2)
+    # The parameter is [out, in, 3, 3].
+    column = block * columns + tl.arange(0, columns)
+    place = run * out_run + unit[:, None] * (9 * n_in) + (column % n_in * 9 + column // n_in)[None, :]
+    inside = (column < 9 * n_in)[None, :]
+    tl.store(mean_out + place, mean, mask=inside)
+    if not only_mean:
+        tl.store(signs_out + place, signs, mask=inside)
+        tl.store(m2_out + place, m2, mask=inside)
+
+
+@triton.jit
+def _weight_parts_kernel(
+    grad,
+    x,
+    out,
+    n_rows,
+    n_envs,
+    x_run,
+    part: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    n_in: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    n_out: tl.constexpr,
+    stride: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    depth: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """The gradient of all weights of some output channels, out of a part of one environment's pixels."""
+    run = tl.program_id(2).to(tl.int64)
+    unit = tl.program_id(0) * rows + tl.arange(0, rows)
+    parts = tl.cdiv(n_rows, part)
+    e, begin = tl.program_id(1) // parts, tl.program_id(1) % parts * part
+    grad += run * (n_envs * n_rows) * n_out
+    x += run * x_run
+    total = _weight_gradient(
+        grad, x, unit, 0, e * n_rows + begin, tl.minimum(n_rows - begin, part), False,
+        height, width, n_in, high, wide, n_out, stride, rows, columns, depth, precision,
+    )  # fmt: skip
+    column = tl.arange(0, columns)
+    place = unit[:, None] * (9 * n_in) + (column % n_in * 9 + column // n_in)[None, :]
+    out += (run * tl.num_programs(1) + tl.program_id(1)) * (n_out * 9 * n_in)
+    tl.store(out + place, total, mask=(column < 9 * n_in)[None, :])
+
+
+def weight_moments(grad: Tensor, x: Tensor, unscale: Tensor | None, n_envs: int, stride: int, *targets: Tensor) -> None:
+    """Moments over environments of the gradients of the weights [out, in, 3, 3].
+
+    The N samples are those of one environment after the other. Targets are views [K, out * in * 9] of larger buffers
+    [K, P]: sum of signs, mean and M2, or the mean alone, which of one environment is the gradient. Each environment's
+    gradient is multiplied by `unscale` [K, E].
+    """
+    n_runs, n_samples, high, wide, n_out = grad.shape
+    height, width, n_in = x.shape[2:]
+    shape = Shape(height, width, n_in, high, wide, n_out, stride)
+    n_rows = n_samples // n_envs * high * wide
+    tiles = (FEW if n_envs <= 2 else MANY)[x.itemsize]
+    columns = dividing(tiles.columns, shape.n_in) or at_most(tiles.columns, 9 * shape.n_in)
+    rows, depth = at_most(tiles.rows, n_out), at_most(tiles.depth, n_rows)
+    signs, mean, m2 = targets if len(targets) == 3 else targets * 3
+    launch: Any = _weight_moments_kernel[(n_out // rows, triton.cdiv(9 * shape.n_in, columns), n_runs)]
+    sizes = (n_rows, x.stride(0), mean.stride(0), n_envs, len(targets) == 1, unscale is not None, n_rows % depth == 0)
+    scale = grad if unscale is None else unscale.contiguous()
+    launch(grad.contiguous(), x, scale, signs, mean, m2, *sizes, *shape, rows, columns, depth, **how(tiles))
+
+
+def has_few_weights(n_in: int) -> bool:
+    """Whether `weight_parts` is for a layer of so many input channels, rather than `weight_moments`."""
+    return 9 * n_in <= NARROW
+
+
+def weight_parts(grad: Tensor, x: Tensor, n_envs: int, stride: int) -> Tensor:
+    """Parts [K, E, parts, out * in * 9] that sum to each environment's gradient of the weights [out, in, 3, 3]."""
+    n_runs, n_samples, high, wide, n_out = grad.shape
+    height, width, n_in = x.shape[2:]
+    shape = Shape(height, width, n_in, high, wide, n_out, stride)
+    n_rows = n_samples // n_envs * high * wide
+    tiles = PARTS[x.itemsize]
+    parts = n_envs * triton.cdiv(n_rows, PART)
+    out = torch.empty(n_runs, n_envs, parts // n_envs, n_out * 9 * shape.n_in, device=x.device)
+    rows, columns, depth = at_most(tiles.rows, n_out), at_most(NARROW, 9 * shape.n_in), at_most(tiles.depth, n_rows)
+    launch: Any = _weight_parts_kernel[(n_out // rows, parts, n_runs)]
+    sizes = (n_rows, n_envs, x.stride(0), PART)
+    launch(grad.contiguous(), x, out, *sizes, *shape, rows, columns, depth, **how(tiles))
+    return out

@@ -219,7 +219,9 @@ def figure_2(
     records: RecordsOption = None,
     quick: QuickOption = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each point; 20 if not given.")] = None,
-    steps: Annotated[int | None, typer.Option(min=11, help="Training steps; 2,001 if not given.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=11, help="Training steps; 3,001 if not given (the protocol has 5,001).")
+    ] = None,
     out: OutOption = OUT,
     device: DeviceOption = None,
     as_json: JsonOption = False,

@@ -29,8 +29,8 @@ class Design:
     noises: tuple[float, ...] = (0.0, 0.025, 0.05, 0.1, 0.2)
     scales: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
     seeds: int = 20
-    steps: int = 2001
-    draws: int = 48
+    steps: int = 3001
+    draws: int = 32
     search_seeds: int = 2
     shapes: tuple[tuple[str, float], ...] = SHAPES
 

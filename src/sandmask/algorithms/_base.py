@@ -54,6 +54,7 @@ class Algorithm(ABC):
     """
 
     uses_context = False  # whether a prediction depends on the batch around the example
+    nests_gradients = False  # whether the objective takes gradients of the network itself, by `torch.func`
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -24,6 +24,8 @@ class IGA(ObjectiveAlgorithm):
     Whether the mean gradient counts as a constant makes no difference: the distances from it sum to zero.
     """
 
+    nests_gradients = True
+
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:

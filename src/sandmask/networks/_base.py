@@ -17,6 +17,7 @@ class Featurizer(nn.Module):
     n_features: int
     memory_format: torch.memory_format = torch.contiguous_format  # of the convolutions' weights
     stacks = True  # whether K runs are best computed as one, under `vmap`, rather than one after the other
+    has_kernels = False  # whether, on a GPU, they are in any case: its layers have kernels for K runs
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
         """The features."""
@@ -65,6 +66,7 @@ class Network:
         self.slots = self._flat.slots
         self.numel = self._flat.numel
         self.stacks = self._flat.stacks  # whether runs of it can train as one, under vmap
+        self.has_kernels = self._flat.has_kernels  # whether, on a GPU, they can by kernels of their own
         self.init = self._flat.init
         self.flatten = self._flat.flatten
         self.flatten_stacks = self._flat.flatten_stacks

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from sandmask.functional.conv import conv_block, pixel_mean
 from sandmask.functional.dropout import Dropout
 from sandmask.networks._base import Featurizer
 
@@ -11,6 +12,7 @@ class MNISTConvNet(Featurizer):
 
     n_features = 128
     stacks = False  # `vmap` makes grouped convolutions of K runs' ones: slower, on every device, than K of them
+    has_kernels = True
 
     def __init__(self, n_channels: int) -> None:
         super().__init__()
@@ -22,4 +24,10 @@ class MNISTConvNet(Featurizer):
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - has no dropout layer
         """The features."""
-        return self.blocks(x).mean((2, 3))  # type: ignore[no-any-return]
+        for convolution, _, norm in zip(*[iter(self.blocks)] * 3, strict=True):
+            assert isinstance(convolution, nn.Conv2d)
+            assert isinstance(norm, nn.GroupNorm)
+            assert convolution.bias is not None
+            own = (convolution.weight, convolution.bias, norm.weight, norm.bias)
+            x = conv_block(x, *own, stride=convolution.stride[0], groups=norm.num_groups)
+        return pixel_mean(x)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -10,18 +11,19 @@ from sandmask.cli._app import app
 from sandmask.records import read_runs
 
 
-def test_demo_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
+def test_demo_prints_a_table_and_draws_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "WORKERS", 1)  # no processes to start
     out = tmp_path / "demo"
     result = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", str(out)])
     assert result.exit_code == 0, result.output
     for method in demo_module.METHODS:
         assert method in result.stdout
     assert "[63.5, " in result.stdout  # the paper's AND-mask under the oracle
-    assert "the paper has 20 draws (here 6), 3 trials (2), 5001 steps (2)" in result.stdout
+    assert "the paper has 20 draws (here 4), 3 trials (1), 5001 steps (2)" in result.stdout
     with Image.open(out / "demo.png") as picture:
         assert picture.width > 3 * picture.height
     runs = read_runs(out)
-    assert len(runs) == 4 * demo_module.DRAWS * demo_module.TRIALS
+    assert len(runs) == 4 * demo_module.DRAWS
     assert len(list(out.rglob("*.records.parquet"))) == 4  # a stack for each method
     again = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", str(out)])
     assert again.exit_code == 0

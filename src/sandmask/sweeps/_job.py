@@ -19,7 +19,7 @@ from sandmask.sweeps._locks import claim
 from sandmask.sweeps._progress import StackProgress
 from sandmask.sweeps._resume import split_into
 from sandmask.sweeps._stacks import PlannedStack, stack_id
-from sandmask.training import choose_device, stack_key, train_stack
+from sandmask.training import Stack, Trainer, choose_device, stack_key, train_stack
 
 State = Literal["done", "taken", "memory", "failed", "stopped"]
 
@@ -137,16 +137,7 @@ class _Training:
                 waiting[:0] = self._halves(part)
                 continue
             try:
-                records = train_stack(
-                    part,
-                    dataset,
-                    self.device,
-                    self.folder.checkpoint(stack_id(spec.id for spec in part)),
-                    weights=options.weights,
-                    fast=options.fast,
-                    report=progress.follow(part),
-                    checkpoint_seconds=options.checkpoint_seconds,
-                )
+                records = self._train(part, dataset, progress)
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -166,6 +157,25 @@ class _Training:
             message = f"{self.device} has too little memory for a single run of {specs[0].algorithm}"
             return Outcome("memory", self.stack, tuple(too_large), message, self.archives)
         return Outcome("done", self.stack, archives=self.archives)
+
+    def _train(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
+        options, checkpoint = self.options, self.folder.checkpoint(stack_id(spec.id for spec in part))
+        if options.states:
+            stack = Stack(part, dataset, self.device, weights=options.weights)
+            trainer = Trainer(stack, checkpoint, progress.follow(part), fast=options.fast)
+            trainer.run()
+            trainer.save()
+            return trainer.records()
+        return train_stack(
+            part,
+            dataset,
+            self.device,
+            checkpoint,
+            weights=options.weights,
+            fast=options.fast,
+            report=progress.follow(part),
+            checkpoint_seconds=options.checkpoint_seconds,
+        )
 
     def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:
         """Records first, then the checkpoint goes: killed in between, the next run sees that all is done."""

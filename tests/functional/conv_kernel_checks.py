@@ -25,6 +25,7 @@ from sandmask.masks import TensorMoments, stack_moments
 from sandmask.networks import MNISTConvNet
 from sandmask.records import RunSpec
 from sandmask.training import Stack, make_spec, stack
+from sandmask.training.precision import set_precision
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -72,7 +73,7 @@ HALVES = [Case(3, 2, 32, 8, 8, 1, 8, torch.bfloat16), Case(3, 32, 32, 7, 8, 2, 8
 
 @pytest.fixture(autouse=True)
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_float32_matmul_precision("highest")
+    set_precision("fp32")
     if not INTERPRETED:
         return
     mend_interpreter(monkeypatch)

@@ -1,5 +1,6 @@
 """Tables as words: what every format shows, before it is set in that format."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -57,7 +58,7 @@ def table_grid(table: Table, title: str, kind: str, against_paper: bool) -> Grid
     if against_paper:
         notes.append("[the paper's number, ours minus the paper's]")
     if kind == "environment":  # the averages table would only repeat them
-        notes += [note for key, cell in table.cells.items() for note in _cell_notes(key, cell)]
+        notes += _table_notes(table)
     elif any(cell.diverged for cell in table.cells.values()):
         notes.append("† with runs that diverged; see the dataset's table.")
     return Grid(title, ("Algorithm", *table.columns, "Avg"), rows, tuple(notes))
@@ -83,15 +84,31 @@ def _signed(difference: float | None) -> str:
     return "" if difference is None else f", {difference:+.1f}"
 
 
-def _cell_notes(key: tuple[str, str], cell: Cell) -> Iterator[str]:
-    name = f"{key[0]}, {key[1]}"
+def _table_notes(table: Table) -> Iterator[str]:
+    """What diverged and what is missing; where a method's columns have the same to say, it is said once."""
+    columns: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (method, column), cell in table.cells.items():
+        for mark, text in _cell_notes(cell):
+            columns[mark, method, text].append(column)
+    for (mark, method, text), names in columns.items():
+        yield f"{mark}{method}, {_columns_text(names, len(table.columns))}: {text}."
+
+
+def _columns_text(names: Sequence[str], of: int) -> str:
+    if len(names) == of > _LISTED_GAPS:
+        return f"all {of} columns"
+    return ", ".join(names[:_LISTED_GAPS]) + (f" and {len(names) - _LISTED_GAPS} more" * (len(names) > _LISTED_GAPS))
+
+
+def _cell_notes(cell: Cell) -> Iterator[tuple[str, str]]:
+    """Notes on one cell, each with its mark."""
     diverged = [text for trial in cell.trials for text in trial.diverged]
     if diverged:
-        yield f"† {name}: diverged: {_listed(diverged)}."
+        yield "† ", f"diverged: {_listed(diverged)}"
     gaps = [gap for trial in cell.trials for gap in trial.gaps]
     if gaps:
         nothing = len(gaps) == cell.expected and not any(gap.why for gap in gaps)
-        yield (f"{name}: no runs." if nothing else f"{name}: missing: {_listed([_gap_text(gap) for gap in gaps])}.")
+        yield "", "no runs" if nothing else f"missing: {_listed([_gap_text(gap) for gap in gaps])}"
 
 
 def _gap_text(gap: Gap) -> str:

@@ -14,7 +14,7 @@ from sandmask.functional import EnvBatch
 from sandmask.training import Stack, make_spec
 from sandmask.training.program import Carry, Program
 
-STEPS, READINGS, CALLS = 100_000, 5, 20
+STEPS, READINGS, CALLS = 100_000, 5, 3
 
 
 class FixedBatch(Stack):
@@ -50,7 +50,7 @@ def milliseconds(runs: dict[str, Program]) -> dict[str, float]:
     """Of one step of each, taking turns; a call of a captured program is several steps."""
     per_call = {name: _steps_a_call(run) for name, run in runs.items()}
     actions = {name: lambda run=run: run.advance(run.chunk) for name, run in runs.items()}
-    seconds = alternate(actions, READINGS, warmup=2, calls=CALLS)
+    seconds = alternate(actions, READINGS, warmup=1, calls=CALLS)
     return {name: 1e3 * value / per_call[name] for name, value in seconds.items()}
 
 

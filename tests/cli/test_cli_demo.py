@@ -19,7 +19,7 @@ def test_demo_prints_a_table_and_draws_a_picture(tmp_path: Path, monkeypatch: py
     for method in demo_module.METHODS:
         assert method in result.stdout
     assert "[63.5, " in result.stdout  # the paper's AND-mask under the oracle
-    assert "the paper has 20 draws (here 4), 3 trials (1), 5001 steps (2)" in result.stdout
+    assert "the paper has 20 draws (here 6), 3 trials (1), 5001 steps (2)" in result.stdout
     with Image.open(out / "demo.png") as picture:
         assert picture.width > 3 * picture.height
     runs = read_runs(out)

@@ -73,6 +73,7 @@ HALVES = [Case(3, 2, 32, 8, 8, 1, 8, torch.bfloat16), Case(3, 32, 32, 7, 8, 2, 8
 
 @pytest.fixture(autouse=True)
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDMASK_CONV_KERNELS", "1")
     set_precision("fp32")
     if not INTERPRETED:
         return

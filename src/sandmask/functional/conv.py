@@ -5,6 +5,7 @@ channels next to each other in memory, [K, N, height, width, channels], so that 
 order it wants, and plain operations can take over anywhere.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,14 @@ LARGEST = 2**31  # numbers in an image of one run, that the kernels' addresses r
 Fold = Callable[[Tensor, Tensor, Tensor], None]
 
 
+def conv_kernels_wanted() -> bool:
+    """Whether convolutions may use the kernels: if the environment variable SANDMASK_CONV_KERNELS is 1.
+
+    They pass their checks in Triton's interpreter and compile for a GPU, but have not been run on one yet.
+    """
+    return os.environ.get("SANDMASK_CONV_KERNELS") == "1"
+
+
 def conv_block(
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, stride: int = 1, groups: int = 8
 ) -> Tensor:
@@ -32,7 +41,8 @@ def conv_block(
 
     Without kernels it is no more than its operations, so that tapes and compilers see those.
     """
-    if torch.compiler.is_compiling() or not (has_kernels(x) and _fits(x, weight, stride, groups)):
+    by_kernels = conv_kernels_wanted() and has_kernels(x) and _fits(x, weight, stride, groups)
+    if torch.compiler.is_compiling() or not by_kernels:
         return plain_conv_block(x, weight, bias, gamma, beta, stride, groups)
     params = (weight, bias, gamma, beta)
     if has_torch_function((x, *params)):
@@ -50,7 +60,7 @@ def plain_conv_block(
 
 def pixel_mean(x: Tensor) -> Tensor:
     """The mean over pixels, [N, channels]."""
-    if torch.compiler.is_compiling() or not has_kernels(x):
+    if torch.compiler.is_compiling() or not (conv_kernels_wanted() and has_kernels(x)):
         return x.mean((2, 3))
     y: Tensor = _PixelMean.apply(x)  # type: ignore[no-untyped-call]
     return y

@@ -17,7 +17,11 @@ class Featurizer(nn.Module):
     n_features: int
     memory_format: torch.memory_format = torch.contiguous_format  # of the convolutions' weights
     stacks = True  # whether K runs are best computed as one, under `vmap`, rather than one after the other
-    has_kernels = False  # whether, on a GPU, they are in any case: its layers have kernels for K runs
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether K runs are computed as one on a GPU in any case: its layers have kernels for that."""
+        return False
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
         """The features."""

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from sandmask.functional.conv import conv_block, pixel_mean
+from sandmask.functional.conv import conv_block, conv_kernels_wanted, pixel_mean
 from sandmask.functional.dropout import Dropout
 from sandmask.networks._base import Featurizer
 
@@ -12,7 +12,11 @@ class MNISTConvNet(Featurizer):
 
     n_features = 128
     stacks = False  # `vmap` makes grouped convolutions of K runs' ones: slower, on every device, than K of them
-    has_kernels = True
+
+    @property
+    def has_kernels(self) -> bool:
+        """Where its kernels are asked for."""
+        return conv_kernels_wanted()
 
     def __init__(self, n_channels: int) -> None:
         super().__init__()

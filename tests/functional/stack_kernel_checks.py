@@ -1,0 +1,81 @@
+"""Steps of a stack of MLPs with kernels, against the same steps without.
+
+On a GPU, or in a process with TRITON_INTERPRET=1, where Triton's interpreter runs the kernels on the CPU.
+"""
+
+import importlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from sandmask._physical import reachable
+from sandmask.datasets import DATASETS, load_dataset
+from sandmask.functional import adam, dense, kernels, moment_tape, random, random_kernels, taped_dense
+from sandmask.masks import _base as masks
+from sandmask.training import Stack, make_spec
+
+shared = importlib.import_module("conv_kernel_checks")
+DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
+MODULES = (adam, dense, masks, moment_tape, random, taped_dense)
+
+
+def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
+    def has_kernels(tensor: Tensor) -> bool:
+        return wanted and tensor.device.type == DEVICE.type and tensor.dtype != torch.float64 and reachable()
+
+    for module in MODULES:
+        patch.setattr(module, "has_kernels", has_kernels)
+
+
+def trained(algorithm: str, precision: str, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses, parameters and right answers of two runs after some steps; widths that are no multiples of 8."""
+    hparams = {"batch_size": 6, "mlp_width": 21, "lr": 0.01, "dropout": dropout}
+    hparams |= {"tau": 0.5} if "Mask" in algorithm else {}
+    entry = DATASETS["DebugVector"]
+    specs = [make_spec(entry, algorithm, [0], steps=3, hparams=hparams, seed=k, precision=precision) for k in (0, 1)]
+    stack = Stack(specs, load_dataset("DebugVector"), DEVICE)
+    state, losses = stack.init(), []
+    for batch in stack.feed(0):
+        state, metrics = stack.step(state, batch)
+        losses.append(metrics["loss"])
+    return torch.stack(losses), state["params"], stack.counts(state)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "precision", "dropout"),
+    [
+        ("ERM", "fp32", 0.5),
+        ("ANDMask", "fp32", 0.0),
+        ("SANDMask", "fp32", 0.5),
+        ("SANDMask-released", "fp32", 0.0),
+        ("SANDMask", "fp16", 0.0),
+    ],
+)
+def test_a_stack_with_kernels_trains_as_without(
+    algorithm: str, precision: str, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    use_kernels(monkeypatch, wanted=False)
+    plain = trained(algorithm, precision, dropout)
+    use_kernels(monkeypatch, wanted=True)
+    fast = trained(algorithm, precision, dropout)
+    tolerance = 1e-4 if precision == "fp32" else 1e-2
+    torch.testing.assert_close(fast[0], plain[0], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(fast[1], plain[1], rtol=tolerance, atol=tolerance)
+    if precision == "fp32":
+        assert torch.equal(fast[2], plain[2])
+
+
+def test_keys_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    keys = torch.stack([random.key_of(seed) for seed in range(5)]).to(DEVICE)
+    use_kernels(monkeypatch, wanted=False)
+    for data in (0, 1, 12345, torch.arange(4, device=DEVICE).unsqueeze(1)):
+        assert torch.equal(random_kernels.fold(keys, data), random.fold(keys, data))
+    flat = torch.randn(2, 500, device=DEVICE)
+    matrices = flat[:, 10 : 10 + 22 * 18].view(2, 22, 18)
+    assert torch.equal(kernels.pad(matrices, 24, 24), torch.nn.functional.pad(matrices, (0, 6, 0, 2)))

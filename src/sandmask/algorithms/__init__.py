@@ -21,6 +21,8 @@ from sandmask.algorithms._base import (
     descend,
     environment_risks,
 )
+from sandmask.algorithms._diagnostics import DIAGNOSTICS, diagnostic_names, mask_diagnostics
+from sandmask.algorithms._held_out import HeldOutProbe
 from sandmask.algorithms._masked import MaskedAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
 from sandmask.algorithms.arm import ARM
@@ -48,6 +50,7 @@ __all__ = [
     "CDANN",
     "CORAL",
     "DANN",
+    "DIAGNOSTICS",
     "ERM",
     "IGA",
     "IRM",
@@ -61,6 +64,7 @@ __all__ = [
     "AlgorithmEntry",
     "Fish",
     "GroupDRO",
+    "HeldOutProbe",
     "Hparams",
     "MaskedAlgorithm",
     "Metrics",
@@ -73,5 +77,7 @@ __all__ = [
     "VREx",
     "cross_entropy",
     "descend",
+    "diagnostic_names",
     "environment_risks",
+    "mask_diagnostics",
 ]

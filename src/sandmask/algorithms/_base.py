@@ -19,7 +19,7 @@ from sandmask.networks import Featurizer, Network
 from sandmask.registry import Registry
 
 State = dict[str, Any]  # a tree of tensors, with at least "params" (flat vector) and "step"
-Metrics = dict[str, Tensor]  # name -> 0-dimensional tensor, with at least "loss"
+Metrics = dict[str, Tensor]  # name -> 0-dimensional tensor, with at least "loss"; "diagnostics" is a vector
 Hparams = Mapping[str, Tensor]  # name -> 0-dimensional tensor
 
 
@@ -39,6 +39,7 @@ class Problem:
     dropout: bool = True  # False when no run of the stack drops anything: skips drawing the noise
     dtype: torch.dtype = torch.float32  # of activations; parameters and losses are float32
     differentiate: Differentiator = field(default_factory=Functional)
+    diagnostics: bool = False  # whether masked methods also return what the mask did to each tensor
 
     def with_differentiator(self, differentiate: Differentiator) -> "Problem":
         """The same problem, with gradients taken another way."""

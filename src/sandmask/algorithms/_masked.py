@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend, environment_risks
+from sandmask.algorithms._diagnostics import DIAGNOSTICS, mask_diagnostics
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.masks import Mask, TensorMoments, rescale_by_sparsity
@@ -43,6 +44,8 @@ class MaskedAlgorithm(Algorithm):
         if self.rescaled:
             gradient = self._rescale(gradient, weights)
         metrics = {"loss": risks.mean(), "mask_density": weights.mean()}
+        if self.problem.diagnostics:
+            metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)
         return {**state, **descend(state, gradient, state["adam"], hparams)}, metrics
 
     def _rescale(self, gradient: Tensor, weights: Tensor) -> Tensor:

@@ -73,3 +73,14 @@ SkipCorruptOption = Annotated[bool, typer.Option("--skip-corrupt", help="Leave o
 CheckpointSecondsOption = Annotated[
     float, typer.Option("--checkpoint-seconds", min=0, help="Save the state this often, for a resume.")
 ]
+DiagnosticsOption = Annotated[
+    bool,
+    typer.Option(
+        "--diagnostics",
+        help="Also record what a mask does to each tensor, and the agreement of held-out gradients. Changes no number.",
+    ),
+]
+TensorBoardOption = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", metavar="DIR", help="Also write losses, accuracies and diagnostics for TensorBoard."),
+]

@@ -10,7 +10,14 @@ import typer
 
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import CheckpointSecondsOption, DataDirOption, JsonOption, PluginOption, SkipCorruptOption
+from sandmask.cli._options import (
+    CheckpointSecondsOption,
+    DataDirOption,
+    DiagnosticsOption,
+    JsonOption,
+    PluginOption,
+    SkipCorruptOption,
+)
 from sandmask.cli._sweep_plan import plan_json, print_plan
 from sandmask.cli._sweep_progress import SweepDisplay, headline, result_rows, view
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, with_request
@@ -121,6 +128,7 @@ def run(
     data_dir: DataDirOption = None,
     skip_corrupt: SkipCorruptOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,
+    diagnostics: DiagnosticsOption = False,
     json: JsonOption = False,
 ) -> None:
     """Train what DIR is missing of a sweep, and nothing else: it is also the resume.
@@ -163,6 +171,7 @@ def run(
         checkpoint_seconds=checkpoint_seconds,
         plugins=request.plugins,
         carry=remote,
+        diagnostics=diagnostics,
     )
     look = partial(sweep_status, target, expansion.runs)
     with SweepDisplay(look, quiet=json) as display:

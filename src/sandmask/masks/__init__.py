@@ -31,6 +31,7 @@ from sandmask.masks._functional import (
     sand_weights,
 )
 from sandmask.masks._geometric import GeometricMean
+from sandmask.masks._histogram import agreement_counts
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 from sandmask.masks._sand import SANDMask
@@ -49,6 +50,7 @@ __all__ = [
     "TensorMoments",
     "absolute_sand_weights",
     "agreement",
+    "agreement_counts",
     "and_weights",
     "geometric_mean",
     "rescale_by_sparsity",

@@ -30,7 +30,7 @@ class JobOptions:
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. With `states`, what a stack ended
-    with stays as <id>.state.safetensors, which is large.
+    with stays as <id>.state.safetensors, which is large. `diagnostics` adds metrics to the records.
     """
 
     folder: str
@@ -44,6 +44,7 @@ class JobOptions:
     plugins: tuple[str, ...] = ()
     carry: bool = False
     states: bool = False
+    diagnostics: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class _Training:
     def _train(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
         options, checkpoint = self.options, self.folder.checkpoint(stack_id(spec.id for spec in part))
         if options.states:
-            stack = Stack(part, dataset, self.device, weights=options.weights)
+            stack = Stack(part, dataset, self.device, weights=options.weights, diagnostics=options.diagnostics)
             trainer = Trainer(stack, checkpoint, progress.follow(part), fast=options.fast)
             trainer.run()
             trainer.save()
@@ -173,6 +174,7 @@ class _Training:
             checkpoint,
             weights=options.weights,
             fast=options.fast,
+            diagnostics=options.diagnostics,
             report=progress.follow(part),
             checkpoint_seconds=options.checkpoint_seconds,
         )

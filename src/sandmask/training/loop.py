@@ -111,7 +111,7 @@ class Trainer:
         carry = self.program.carry
         finite = torch.isfinite(carry.state["params"]).all(-1)
         carry.diverged_at.copy_(torch.where((carry.diverged_at < 0) & ~finite, step, carry.diverged_at))
-        self.history.write(step, self.program.counts(), carry.sums)
+        self.history.write(step, self.program.counts(), carry.sums, self.stack.held_out(carry.state))
         if self.on_evaluation is not None:
             self.on_evaluation(self, step)
         waits = self.stack.device.type != "cpu"
@@ -136,7 +136,8 @@ class Trainer:
         """Write the checkpoint."""
         carry = self.program.carry
         names = {"metrics": list(carry.sums), "curves": list(self.history.curves)}
-        metadata = {"runs": [spec.id for spec in self.stack.specs], "done": carry.done, **names}
+        runs = [spec.id for spec in self.stack.specs]
+        metadata = {"runs": runs, "done": carry.done, "diagnostics": self.stack.diagnostics, **names}
         save_tree(self.checkpoint, self._tree(carry), metadata)
         self._saved = time.monotonic()
 
@@ -155,7 +156,12 @@ class Trainer:
         metadata = load_metadata(self.checkpoint)
         if metadata.get("runs") != [spec.id for spec in self.stack.specs]:
             raise SandmaskError(f"{self.checkpoint} belongs to other runs. Choose another folder with --out.")
-        carry.sums = {name: torch.zeros(self.stack.n_runs, device=self.stack.device) for name in metadata["metrics"]}
+        if (before := metadata.get("diagnostics", False)) != self.stack.diagnostics:
+            how = "with" if before else "without"
+            raise SandmaskError(
+                f"{self.checkpoint} was begun {how} --diagnostics. Go on {how} it, or delete that file to begin anew."
+            )
+        carry.sums = {name: self.history.zeros(name) for name in metadata["metrics"]}
         self.history.open_curves(metadata["curves"])
         tree = load_tree(self.checkpoint, self._tree(carry), self.stack.device)
         history = tree.pop("history")

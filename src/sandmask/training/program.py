@@ -46,7 +46,10 @@ def advance(stack: Stack, carry: Carry, batch: EnvBatch) -> Carry:
     # Sums start anew after an evaluation. That is a function of the step alone, so a resumed run agrees.
     fresh = (done == 0) | ((done - 1) % stack.specs[0].checkpoint_every == 0)
     first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
-    sums = {name: torch.where(fresh, new, carry.sums.get(name, new) + new) for name, new in metrics.items()}
+    sums = {
+        name: torch.where(fresh.view(-1, *[1] * (new.ndim - 1)), new, carry.sums.get(name, new) + new)
+        for name, new in metrics.items()
+    }
     return Carry(state, sums, torch.where(first_bad, done, carry.diverged_at))
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Func
 from sandmask.networks import Network, build_featurizer, normalization
 from sandmask.records import RunSpec
 from sandmask.training.evaluation import Accuracies, Evaluator
+from sandmask.training.held_out import HeldOut
 from sandmask.training.precision import compute_dtype, set_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
@@ -101,6 +103,7 @@ class Stack:
         *,
         weights: str | None = None,
         compiled: bool = False,
+        diagnostics: bool = False,
     ) -> None:
         if len({stack_key(spec) for spec in specs}) != 1:
             raise SandmaskError("These runs differ in more than numbers and cannot train as one program.")
@@ -121,7 +124,9 @@ class Stack:
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.stacks = self.algorithm.network.stacks or self._reaches_kernels()
         differentiator = _differentiator(self.algorithm.network, self.n_runs, stacks=self.stacks)
-        self.algorithm.problem = self.algorithm.problem.with_differentiator(differentiator)
+        problem = replace(self.algorithm.problem, diagnostics=diagnostics)
+        self.algorithm.problem = problem.with_differentiator(differentiator)
+        self.diagnostics = diagnostics
         self._step: Step = (
             (stacked_step(self.algorithm) or self.lift(self.algorithm.step, (0, 0, 0, 0)))
             if self.stacks
@@ -134,6 +139,7 @@ class Stack:
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else 1024
         examples = EVALUATED_NUMBERS // (self.n_runs * activations)
         self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))
+        self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
 
     def _reaches_kernels(self) -> bool:
         """Whether the network has kernels for K runs, and the algorithm's step leaves gradients to plain autograd.
@@ -222,3 +228,7 @@ class Stack:
     def evaluate(self, state: State) -> Accuracies:
         """Accuracies of every run on every environment."""
         return self.evaluator.fractions(self.counts(state))
+
+    def held_out(self, state: State) -> Metrics:
+        """Metrics [K] of the environments' gradients on held-out examples; none without diagnostics."""
+        return {} if self._held_out is None else self._held_out(state, self.hparams)

@@ -20,6 +20,7 @@ def train_stack(
     *,
     weights: str | None = None,
     fast: bool = True,
+    diagnostics: bool = False,
     report: Report = lambda _: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> list[RunRecord]:
@@ -28,10 +29,10 @@ def train_stack(
     The evaluations live in `checkpoint` until the end: interrupted or killed, the same call goes on from there. It is
     for the caller to write the records and then to delete that file.
 
-    With `fast`, on a GPU, the program is captured as CUDA graphs.
+    With `fast`, on a GPU, the program is captured as CUDA graphs. `diagnostics` adds metrics, and changes nothing else.
     """
     trainer = Trainer(
-        Stack(specs, dataset, device, weights=weights),
+        Stack(specs, dataset, device, weights=weights, diagnostics=diagnostics),
         checkpoint,
         report,
         checkpoint_seconds=checkpoint_seconds,

@@ -1,0 +1,65 @@
+"""A look at the environments' gradients on held-out examples, for algorithms with a mask and without."""
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, environment_risks
+from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.masks import Mask, TensorMoments, agreement
+
+HELD_OUT_AGREEMENT, HELD_OUT_COHERENCE = "held_out_agreement", "held_out_coherence"
+HELD_OUT_DENSITY = "held_out_mask_density"
+
+
+class HeldOutProbe(MaskedAlgorithm):
+    """Looks at the environments' gradients as an algorithm would, and changes nothing.
+
+    It is a masked method whose update leaves the state alone, so that it takes whichever way to the moments of the
+    gradients is fastest here. Nothing is dropped out: two looks at the same state see the same.
+
+    Recorded are, over the elements that have any gradient at all (those of a dead unit have none and would count as
+    disagreement):
+
+    - `held_out_agreement`: the mean of A = |mean_e sign(g_e)|;
+    - `held_out_coherence`: |mean_e g_e|^2 / mean_e |g_e|^2, the share of the gradients' power that is common; 1/E in
+      expectation where the environments have nothing in common;
+    - `held_out_mask_density`: of the algorithm's own mask, if it has one.
+    """
+
+    def __init__(self, subject: Algorithm) -> None:
+        self.problem = subject.problem
+        self.network = subject.network
+        self._subject = subject
+
+    @classmethod
+    def of(cls, subject: Algorithm) -> "HeldOutProbe | None":
+        """The probe of an algorithm; None where a prediction takes more than the network and the example."""
+        kind = type(subject)
+        plain = kind.predict is Algorithm.predict and kind.build_network is Algorithm.build_network
+        return cls(subject) if plain else None
+
+    def mask(self, hparams: Hparams) -> Mask:
+        """The algorithm's own."""
+        assert isinstance(self._subject, MaskedAlgorithm)
+        return self._subject.mask(hparams)
+
+    def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:  # noqa: ARG002
+        """The mean cross-entropy of each environment, as in an evaluation."""
+        return environment_risks(batch.split(self.network.logits(params, batch.inputs)), batch)
+
+    def update(self, state: State, moments: TensorMoments, risks: Tensor, hparams: Hparams) -> tuple[State, Metrics]:
+        """The state as it is, and what there is to say about the moments."""
+        reached = ((moments.mean != 0) | (moments.m2 != 0)).to(moments.mean.dtype)
+        agreed = agreement(moments.sign_sum, moments.count)
+        common = moments.mean.square().sum()
+        power = common + moments.m2.sum() / moments.count
+        metrics = {
+            "held_out_loss": risks.mean(),
+            HELD_OUT_AGREEMENT: agreed.sum() / reached.sum().clamp(min=1),
+            HELD_OUT_COHERENCE: common / power.clamp(min=torch.finfo(power.dtype).tiny),
+        }
+        if isinstance(self._subject, MaskedAlgorithm):
+            metrics[HELD_OUT_DENSITY] = self.mask(hparams).weigh(moments)[0].mean()
+        return state, metrics

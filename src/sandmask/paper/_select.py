@@ -19,16 +19,20 @@ def trial_choices(runs: Sequence[RunRecord], pick: Pick) -> dict[GroupKey, Selec
     return {key: chosen for key, chosen in found.items() if chosen is not None}
 
 
-def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, tuple[float, float] | None]:
-    """Each method's mean and error over trials of its average over environments, in percent; None if one is missing."""
-    result: dict[str, tuple[float, float] | None] = {}
+def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, tuple[float, float | None] | None]:
+    """Each method's mean and error over trials of its average over environments, in percent; None if one is missing.
+
+    One trial has no error.
+    """
+    result: dict[str, tuple[float, float | None] | None] = {}
     for method in dict.fromkeys(key.method for key in choices):
         trials: dict[int, list[float]] = {}
         for key, chosen in choices.items():
             if key.method == method and key.test_env < environments:
                 trials.setdefault(key.trial_seed, []).append(chosen.test_accuracy)
         whole = [float(np.mean(values)) for values in trials.values() if len(values) == environments]
-        result[method] = mean_and_error(whole) if whole and len(whole) == len(trials) else None
+        mean, error = mean_and_error(whole) if whole else (0.0, None)
+        result[method] = (mean, error if len(whole) > 1 else None) if whole and len(whole) == len(trials) else None
     return result
 
 

@@ -18,7 +18,7 @@ from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid
 from sandmask.selection import RULES, Selected, is_settled, select
 
-_Column = tuple[str, dict[str, tuple[float, float] | None]]
+_Column = tuple[str, dict[str, tuple[float, float | None] | None]]
 THRESHOLDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 INTERVALS = (10, 50, 100, 300, 1000)
 
@@ -117,7 +117,7 @@ def _by_rule(name: str) -> Pick:
     return lambda runs, test_env: select(RULES[name], runs, test_env)
 
 
-def _averages(runs: Sequence[RunRecord], dataset: str, pick: Pick) -> dict[str, tuple[float, float] | None]:
+def _averages(runs: Sequence[RunRecord], dataset: str, pick: Pick) -> dict[str, tuple[float, float | None] | None]:
     mine = [run for run in runs if run.spec.dataset == dataset]
     count = len(environments(dataset)) or (len(mine[0].env_names) if mine else 0)
     return averages(trial_choices(mine, pick), count)
@@ -135,7 +135,7 @@ def _grid(title: str, dataset: str, rule: str, columns: Sequence[_Column], notes
     return Grid(title, header, tuple(rows), tuple(notes))
 
 
-def _words(value: tuple[float, float] | None) -> str:
+def _words(value: tuple[float, float | None] | None) -> str:
     return "-" if value is None else ours_text(Cell(mean=value[0], error=value[1], have=1, expected=1))
 
 

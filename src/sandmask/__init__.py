@@ -25,6 +25,7 @@ tensor([[-1.,  0.]])
 - `environment_gradients`, `environment_moments`, `set_gradients`: from a model and one batch an environment.
 - `find_leaks`, `freeze_batchnorm`: keep environments from seeing each other.
 - `sandmask.distributed`: environments that live in several processes.
+- `sandmask.diagnostics`: what the mask does, step by step, for TensorBoard or as a table.
 """
 
 from importlib import import_module
@@ -34,7 +35,7 @@ from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
-    from sandmask import distributed
+    from sandmask import diagnostics, distributed
     from sandmask.gradients import (
         Leak,
         MaskReport,
@@ -64,6 +65,7 @@ __all__ = [
     "SandmaskError",
     "__version__",
     "backward",
+    "diagnostics",
     "distributed",
     "environment_gradients",
     "environment_moments",
@@ -76,7 +78,7 @@ __all__ = [
 
 # Names are imported at first use: `sandmask --help` answers without torch, and the masks load torch alone.
 _HOMES = {
-    "sandmask": ["distributed"],
+    "sandmask": ["diagnostics", "distributed"],
     "sandmask.gradients": [
         *("Leak", "MaskReport", "MaskSummary", "backward", "environment_gradients", "environment_moments"),
         *("find_leaks", "freeze_batchnorm", "set_gradients"),

@@ -15,7 +15,7 @@ computes. Processes may have different numbers of environments, also none, as lo
 Two buffers of the model's size are added up in a first all-reduce, one in a second.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,7 @@ def backward(
     group: dist.ProcessGroup | None = None,
     scaler: GradScaler | None = None,
     check_finite: bool = True,
+    on_report: Callable[[MaskReport], object] | None = None,
 ) -> MaskReport:
     """`sandmask.backward` over the environments of all processes; every process ends with the same `.grad`.
 
@@ -64,7 +65,10 @@ def backward(
     except MaskError as mistake:
         error = str(mistake)
     merged = _merge(moments, group, named, error)
-    return fill_gradients(named, mask, merged, scaling)
+    report = fill_gradients(named, mask, merged, scaling)
+    if on_report is not None:
+        on_report(report)
+    return report
 
 
 def merge_moments(moments: GradientMoments, group: dist.ProcessGroup | None = None) -> GradientMoments:

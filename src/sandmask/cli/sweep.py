@@ -17,6 +17,7 @@ from sandmask.cli._options import (
     JsonOption,
     PluginOption,
     SkipCorruptOption,
+    TensorBoardOption,
 )
 from sandmask.cli._sweep_plan import plan_json, print_plan
 from sandmask.cli._sweep_progress import SweepDisplay, headline, result_rows, view
@@ -129,6 +130,7 @@ def run(
     skip_corrupt: SkipCorruptOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,
     diagnostics: DiagnosticsOption = False,
+    tensorboard: TensorBoardOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train what DIR is missing of a sweep, and nothing else: it is also the resume.
@@ -172,6 +174,7 @@ def run(
         plugins=request.plugins,
         carry=remote,
         diagnostics=diagnostics,
+        tensorboard=None if tensorboard is None else str(tensorboard.absolute()),
     )
     look = partial(sweep_status, target, expansion.runs)
     with SweepDisplay(look, quiet=json) as display:

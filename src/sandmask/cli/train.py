@@ -13,6 +13,7 @@ from sandmask.cli._options import (
     CompileOption,
     DataDirOption,
     DeviceOption,
+    DiagnosticsOption,
     HparamOption,
     HparamsSeedOption,
     JsonOption,
@@ -23,6 +24,7 @@ from sandmask.cli._options import (
     SkipCorruptOption,
     SpaceOption,
     StepsOption,
+    TensorBoardOption,
     TrialSeedOption,
     WeightsOption,
 )
@@ -62,6 +64,8 @@ def train(
     data_dir: DataDirOption = None,
     skip_corrupt: SkipCorruptOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,
+    diagnostics: DiagnosticsOption = False,
+    tensorboard: TensorBoardOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-ID if not given.")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
@@ -106,6 +110,8 @@ def train(
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
         typer.echo(f"warning: {caution}", err=True)
     folder = RunFolder(out or Path("runs") / f"{spec.dataset}-{spec.algorithm}-{spec.id}")
+    if folder.finished(spec) and (tensorboard is not None or diagnostics):
+        typer.echo("note: this run is finished, and stays as it is. To train it again, give another --out.", err=True)
     with TrainingBar(spec, folder.path, quiet=json) as bar:
         record = folder.train(
             spec,
@@ -113,6 +119,8 @@ def train(
             choose_device(device),
             weights=weights,
             compiled=compiled,
+            diagnostics=diagnostics,
+            tensorboard=tensorboard,
             report=bar.update,
             checkpoint_seconds=checkpoint_seconds,
         )

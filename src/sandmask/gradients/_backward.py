@@ -1,6 +1,6 @@
 """`sandmask.backward`: what `loss.backward()` is to one loss, for one loss an environment and a mask."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ def backward(
     *,
     scaler: GradScaler | None = None,
     check_finite: bool = True,
+    on_report: Callable[[MaskReport], object] | None = None,
 ) -> MaskReport:
     """Fill `.grad` of the parameters with the masked mean gradient of the environments' losses.
 
@@ -55,6 +56,7 @@ def backward(
     :param check_finite: raise a `MaskError` that names parameter and environment where a gradient is inf or
         NaN. It costs one synchronization with the device. Without effect if a scaler is given, which looks
         itself.
+    :param on_report: called with the report once `.grad` is written, such as a `sandmask.diagnostics.MaskLogger`.
     :return: what the mask did; costs nothing unless it is read.
 
     >>> import torch, sandmask
@@ -70,7 +72,10 @@ def backward(
         check_count(len(losses))  # before any work is done
     scaling = Scaling(scaler)
     moments = collect_moments(losses, named, mask, scaling, check_finite=check_finite)
-    return fill_gradients(named, mask, moments, scaling)
+    report = fill_gradients(named, mask, moments, scaling)
+    if on_report is not None:
+        on_report(report)
+    return report
 
 
 def collect_moments(

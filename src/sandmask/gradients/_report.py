@@ -1,11 +1,12 @@
 """What a mask did to a gradient, worked out only if somebody looks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from sandmask.masks import GradientMoments, Mask, agreement
+from sandmask.masks import GradientMoments, Mask, MaskError, agreement
 from sandmask.masks._evaluate import evaluate
 
 
@@ -36,6 +37,8 @@ class MaskReport:
     are left out.
     """
 
+    _levels: dict[str, list[int]]  # of each tensor: how many elements have a sum of signs of 0, 1, ..., E in size
+
     def __init__(self, mask: Mask, moments: GradientMoments) -> None:
         self._pending: tuple[Mask, GradientMoments] | None = (mask, moments)
         self.environments = moments.count
@@ -46,6 +49,7 @@ class MaskReport:
         if self._pending is None:
             raise RuntimeError("The figures are cached before the moments are dropped.")
         summaries = _summarize(*self._pending)
+        self._levels = _levels(self._pending[1], summaries)
         self._pending = None
         return summaries
 
@@ -76,6 +80,26 @@ class MaskReport:
         """Mean agreement of signs over all elements."""
         return self.total.agreement
 
+    def agreement_histogram(self, bins: int = 10, tensor: str | None = None) -> list[float]:
+        """The shares of elements whose agreement A = |mean_e sign(g_e)| is in each of `bins` equal parts of 0..1.
+
+        Bin b holds b / bins <= A < (b + 1) / bins, and the last one A = 1 as well.
+
+        :param bins: how many.
+        :param tensor: a name, as in `per_tensor`; all elements together if not given.
+        """
+        if bins < 1:
+            raise MaskError(f"Parameter `bins` should be at least 1. Found `bins` = {bins}.")
+        names = list(self.per_tensor) if tensor is None else [tensor]
+        if tensor is not None and tensor not in self.per_tensor:
+            known = ", ".join(self.per_tensor) or "none"
+            raise MaskError(f"Parameter `tensor` should be one of {known}. Found `tensor` = {tensor!r}.")
+        counts = [0] * bins
+        for name in names:
+            for level, count in enumerate(self._levels[name]):
+                counts[min(level * bins // self.environments, bins - 1)] += count
+        return [count / max(sum(counts), 1) for count in counts]
+
     def __repr__(self) -> str:
         return f"MaskReport({self.environments} environments: {self.total})"
 
@@ -99,3 +123,13 @@ def _summarize(mask: Mask, moments: GradientMoments) -> dict[str, MaskSummary]:
         here = [position for position, figure in figures.items() if figure.device == device]
         values.update(zip(here, torch.stack([figures[position] for position in here]).tolist(), strict=True))
     return {names[position]: MaskSummary(weights[position].numel(), *values[position]) for position in figures}
+
+
+@torch.no_grad()
+def _levels(moments: GradientMoments, summaries: Mapping[str, MaskSummary]) -> dict[str, list[int]]:
+    """Sums of signs are whole numbers: counted, they make a histogram of any number of bins, without the moments."""
+    signs = {moments.names[i]: moments.sums.sign_sum[position] for i, position in moments.position.items()}
+    return {
+        name: torch.bincount(signs[name].abs().long().flatten(), minlength=moments.count + 1).tolist()
+        for name in summaries
+    }

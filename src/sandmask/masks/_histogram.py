@@ -17,5 +17,5 @@ def agreement_counts(sign_sum: Tensor, count: int, bins: int = BINS) -> Tensor:
     scaled = sign_sum.abs() * bins
     edges = torch.arange(1, bins, device=sign_sum.device, dtype=sign_sum.dtype) * count
     above = (scaled >= edges.unsqueeze(-1)).sum(-1, dtype=sign_sum.dtype)  # elements beyond each inner edge
-    everything = torch.full_like(above[:1], sign_sum.numel())
-    return -torch.cat([everything, above, torch.zeros_like(everything)]).diff()
+    ends = sign_sum.new_full((1,), sign_sum.numel()), sign_sum.new_zeros(1)
+    return -torch.cat([ends[0], above, ends[1]]).diff()

@@ -19,7 +19,7 @@ from sandmask.sweeps._locks import claim
 from sandmask.sweeps._progress import StackProgress
 from sandmask.sweeps._resume import split_into
 from sandmask.sweeps._stacks import PlannedStack, stack_id
-from sandmask.training import Stack, Trainer, choose_device, stack_key, train_stack
+from sandmask.training import Stack, Trainer, choose_device, log_record, stack_key, train_stack
 
 State = Literal["done", "taken", "memory", "failed", "stopped"]
 
@@ -30,7 +30,8 @@ class JobOptions:
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. With `states`, what a stack ended
-    with stays as <id>.state.safetensors, which is large. `diagnostics` adds metrics to the records.
+    with stays as <id>.state.safetensors, which is large. `diagnostics` adds metrics to the records. `tensorboard` is a
+    folder where every run that is done gets one with its curves.
     """
 
     folder: str
@@ -45,6 +46,7 @@ class JobOptions:
     carry: bool = False
     states: bool = False
     diagnostics: bool = False
+    tensorboard: str | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,11 @@ class _Training:
         name = stack_id(spec.id for spec in part)
         path = self.folder.records(name)
         write_archive(records, path)
+        if self.options.tensorboard is not None:
+            for run in records:
+                log_record(
+                    run, Path(self.options.tensorboard) / f"{run.spec.dataset}-{run.spec.algorithm}-{run.spec.id}"
+                )
         checkpoint = self.folder.checkpoint(name)
         if self.options.states:
             checkpoint.replace(self.folder.state(name))

@@ -16,6 +16,7 @@ from sandmask.training.specs import make_spec, stack_key
 from sandmask.training.splits import split_environment
 from sandmask.training.stack import Stack
 from sandmask.training.stacked import split_checkpoint, train_stack
+from sandmask.training.tensorboard import RunLog, log_record
 from sandmask.training.trained import TrainedRun, load_run
 
 __all__ = [
@@ -24,12 +25,14 @@ __all__ = [
     "Exported",
     "Progress",
     "RunFolder",
+    "RunLog",
     "Stack",
     "TrainedRun",
     "Trainer",
     "choose_device",
     "export_run",
     "load_run",
+    "log_record",
     "make_spec",
     "set_precision",
     "split_checkpoint",

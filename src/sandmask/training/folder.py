@@ -5,6 +5,7 @@ checkpoint.safetensors   everything needed to go on; removed when the run is don
 model.safetensors        the weights by name, with what is needed to use them
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ from sandmask.training.checkpoint import load_metadata
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import save_model
 from sandmask.training.stack import Stack
+from sandmask.training.tensorboard import RunLog
 
 RECORDS, CHECKPOINT, MODEL = "records.jsonl", "checkpoint.safetensors", "model.safetensors"
 
@@ -39,16 +41,25 @@ class RunFolder:
         weights: str | None = None,
         compiled: bool = False,
         fast: bool = True,
+        diagnostics: bool = False,
+        tensorboard: Path | None = None,
         report: Report = lambda _: None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> RunRecord:
-        """Train to the end, from the beginning or from where an earlier call was stopped."""
+        """Train to the end, from the beginning or from where an earlier call was stopped.
+
+        `diagnostics` adds metrics to the records, and `tensorboard` event files in that folder; a run that is finished
+        stays as it is.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         self._check_same_run(spec)
-        with RecordWriter(self.path / RECORDS) as writer:
+        with RecordWriter(self.path / RECORDS) as writer, ExitStack() as open_files:
             if not self.finished(spec):
-                stack = Stack([spec], dataset, device, weights=weights, compiled=compiled)
-                lines = _Lines(writer, spec, stack.dataset)
+                stack = Stack([spec], dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics)
+                log = None
+                if tensorboard is not None:
+                    log = open_files.enter_context(RunLog(tensorboard, spec, dataset.environments))
+                lines = _Lines(writer, spec, stack.dataset, log)
                 trainer = Trainer(
                     stack,
                     self.path / CHECKPOINT,
@@ -96,28 +107,33 @@ class RunFolder:
 
 
 class _Lines:
-    """A run's lines in its record file, written as it trains."""
+    """A run's lines in its record file, written as it trains, and its points for TensorBoard if there is a log."""
 
-    def __init__(self, writer: RecordWriter, spec: RunSpec, dataset: Dataset) -> None:
+    def __init__(self, writer: RecordWriter, spec: RunSpec, dataset: Dataset, log: RunLog | None) -> None:
         self.writer = writer
         self.run = writer.start(spec, dataset.environments, dataset.classes)
+        self.log = log
 
     def catch_up(self, trainer: Trainer) -> None:
         """Make the file agree with the checkpoint: forget what is newer, write what a lost disk buffer took along."""
         self.writer.rewind(self.run, trainer.done - 1)
-        last = self.writer.last_step(self.run)
         for step in trainer.history.steps:
-            if (-1 if last is None else last) < step < trainer.done - 1:
+            if step < trainer.done - 1:
                 self.add(trainer, step)
 
     def add(self, trainer: Trainer, step: int) -> None:
         """Write an evaluation, unless the file has it or the run has diverged."""
-        if 0 <= trainer.diverged_at[0] <= step or self.writer.last_step(self.run) == step:
+        last = self.writer.last_step(self.run)
+        is_new = last is None or step > last
+        if 0 <= trainer.diverged_at[0] <= step or not (is_new or self.log):
             return
         accuracies = trainer.history.accuracies(step)
         metrics = {name: values[0] for name, values in trainer.history.means(step).items()}
         inside, outside = accuracies.inside[0].tolist(), accuracies.outside[0].tolist()
-        self.writer.evaluation(self.run, step, inside, outside, metrics)
+        if is_new:
+            self.writer.evaluation(self.run, step, inside, outside, metrics)
+        if self.log is not None:
+            self.log.evaluation(step, inside, outside, metrics)
 
     def end(self, trainer: Trainer) -> Status:
         """Close the run: it is done, or it diverged."""

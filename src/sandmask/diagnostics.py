@@ -1,0 +1,124 @@
+"""Write down what a mask does in a training loop of your own: for TensorBoard, as a CSV file, or in memory.
+
+A `MaskLogger` is a callback of `sandmask.backward`:
+
+>>> import torch, sandmask
+>>> from sandmask.diagnostics import MaskLogger
+>>> w = torch.ones(2, requires_grad=True)
+>>> logger = MaskLogger(every=2)
+>>> for _ in range(3):
+...     losses = [w.sum(), w[0] - w[1]]
+...     _ = sandmask.backward(losses, [("w", w)], sandmask.ANDMask(tau=1.0), on_report=logger)
+>>> [(row["step"], row["mask_density/w"]) for row in logger.rows]
+[(0, 0.5), (2, 0.5)]
+
+The names are those that `sandmask train --diagnostics` records: `mask_density/<tensor>`, `dead_fraction/<tensor>` and
+`agreement/<tensor>/<bin>`, with `all` for all tensors together.
+"""
+
+import csv
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sandmask.errors import SandmaskError
+from sandmask.gradients import MaskReport
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["MaskLogger", "open_tensorboard", "report_figures"]
+
+
+def report_figures(report: MaskReport, bins: int = 10, *, per_tensor: bool = True) -> dict[str, float]:
+    """What a report says, by name; of all tensors together alone where `per_tensor` is false. Waits for the device."""
+    summaries = {**(report.per_tensor if per_tensor else {}), "all": report.total}
+    figures: dict[str, float] = {}
+    for name, summary in summaries.items():
+        histogram = report.agreement_histogram(bins, None if name == "all" else name)
+        figures[f"mask_density/{name}"] = summary.density
+        figures[f"dead_fraction/{name}"] = summary.dead_fraction
+        figures |= {f"agreement/{name}/{number}": share for number, share in enumerate(histogram)}
+    return figures
+
+
+def open_tensorboard(folder: str | os.PathLike[str], purge_step: int | None = None) -> "SummaryWriter":
+    """A writer of TensorBoard's event files; what earlier files hold from `purge_step` on is not shown any more."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise SandmaskError(
+            "Writing for TensorBoard needs the tensorboard package. Install it: pip install 'sandmask[tensorboard]'"
+        ) from error
+    return SummaryWriter(str(folder), purge_step=purge_step)
+
+
+class MaskLogger:
+    """A callback for `sandmask.backward(..., on_report=logger)` that writes every so many reports down.
+
+    Reading a report waits for the device, and takes about as long as the mask itself; the reports in between are not
+    read, and cost nothing.
+
+    :param tensorboard: a folder for event files; needs the extra `tensorboard`.
+    :param csv: a file for lines `step,name,value`; what it holds already is kept, and lines are added.
+    :param every: write the first of every so many reports.
+    :param bins: of the histograms of agreement.
+    :param per_tensor: also write each tensor's figures, not only those of `all` together.
+    :param start: the number of the first step, where training goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        tensorboard: str | os.PathLike[str] | None = None,
+        csv: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        bins: int = 10,
+        per_tensor: bool = True,
+        start: int = 0,
+    ) -> None:
+        if every < 1:
+            raise SandmaskError(f"Parameter `every` should be at least 1. Found `every` = {every}.")
+        self.every, self.bins, self.per_tensor = every, bins, per_tensor
+        self.step = start
+        self.rows: list[dict[str, float]] = []
+        """What was written, where it goes to neither a file nor TensorBoard."""
+        self._writer = None if tensorboard is None else open_tensorboard(tensorboard, purge_step=start or None)
+        self._table: Path | None = None if csv is None else Path(csv)
+
+    def __call__(self, report: MaskReport) -> None:
+        """Count a step, and write its report if it is its turn."""
+        if self.step % self.every == 0:
+            self._write(report_figures(report, self.bins, per_tensor=self.per_tensor))
+        self.step += 1
+
+    def _write(self, figures: dict[str, float]) -> None:
+        if self._writer is not None:
+            for name, value in figures.items():
+                self._writer.add_scalar(name, value, self.step)
+        if self._table is not None:
+            self._append(self._table, figures)
+        if self._writer is None and self._table is None:
+            self.rows.append({"step": self.step, **figures})
+
+    def _append(self, path: Path, figures: dict[str, float]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", newline="", encoding="utf-8") as file:
+            table: Any = csv.writer(file)
+            if file.tell() == 0:
+                table.writerow(["step", "name", "value"])
+            table.writerows([self.step, name, value] for name, value in figures.items())
+
+    def close(self) -> None:
+        """Write out what TensorBoard's writer holds back."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

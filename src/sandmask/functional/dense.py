@@ -124,4 +124,5 @@ def dense_backward(grad: Tensor, out: Tensor, rate: Tensor | None) -> Tensor:
 
         return kernels.activate_backward(grad, out, rate)
     scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
-    return torch.where(out > 0, scaled, torch.where(out == 0, 0.0, out)).to(out.dtype)
+    # Of an output that is no number, the gradient is not zeroed.
+    return torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0)  # type: ignore[no-any-return]

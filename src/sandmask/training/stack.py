@@ -22,11 +22,12 @@ from sandmask.training.held_out import HeldOut
 from sandmask.training.precision import compute_dtype, set_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
-from sandmask.training.steps import Step, looped_step, stacked_step
+from sandmask.training.steps import Step, in_groups, looped_step, stacked_step
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000
 EVALUATED_NUMBERS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
+CACHED_NUMBERS = 2**21  # the same on a CPU: what stays in its cache
 _NUMBERS, _ROWS, _AUGMENT, _STEP = range(4)  # what a step's random numbers are for
 
 
@@ -134,10 +135,13 @@ class Stack:
         )
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
+        self._together = self._runs_at_a_time()
+        self._step = in_groups(self._step, self._together)
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         shape = dataset.input_shape
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else 1024
-        examples = EVALUATED_NUMBERS // (self.n_runs * activations)
+        numbers = EVALUATED_NUMBERS if device.type != "cpu" else CACHED_NUMBERS
+        examples = numbers // (self._together * activations)
         self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
 
@@ -149,6 +153,14 @@ class Stack:
         algorithm, network = self.algorithm, self.algorithm.network
         there = network.has_kernels and not network.compiled and has_kernels(self.keys)
         return there and not algorithm.nests_gradients and stacked_step(algorithm) is not None
+
+    def _runs_at_a_time(self) -> int:
+        """All of them; on a CPU, as many as keep a layer's activations in the cache."""
+        if self.device.type != "cpu":
+            return self.n_runs
+        width = int(self.specs[0].hparams.get("mlp_width", self.algorithm.network.n_features))
+        of_one = self.sampler.n_envs * self.sampler.batch_size * width
+        return min(max(CACHED_NUMBERS // (4 * of_one), 1), self.n_runs)
 
     def _stack_hparams(self) -> dict[str, Tensor]:
         names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
@@ -172,7 +184,8 @@ class Stack:
             return function(*(pytree.tree_map(lambda t: t[k], a) if dim == 0 else a for a, dim in pairs))
 
         def one_by_one(*args: Any) -> Any:
-            each = [one(k, args) for k in range(self.n_runs)]
+            stacked = next(arg for arg, dim in zip(args, in_dims, strict=True) if dim == 0)
+            each = [one(k, args) for k in range(len(pytree.tree_leaves(stacked)[0]))]
             return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
 
         return one_by_one
@@ -223,7 +236,9 @@ class Stack:
             predict = self.lift(self.algorithm.predict, (0, 0))
             return self.evaluator.in_context(lambda x: predict(state, x))
         predict = self.lift(self.algorithm.predict, (0, None))
-        return self.evaluator.alone(lambda x: predict(state, x))
+        starts = range(0, self.n_runs, self._together)
+        groups = [pytree.tree_map(lambda t: t[start : start + self._together], state) for start in starts]  # noqa: B023
+        return self.evaluator.alone(lambda x: torch.cat([predict(group, x) for group in groups]))
 
     def evaluate(self, state: State) -> Accuracies:
         """Accuracies of every run on every environment."""

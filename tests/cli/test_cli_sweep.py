@@ -137,3 +137,17 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(
 
 def test_status_of_nothing(tmp_path: Path) -> None:
     assert "holds no sweep" in run("status", tmp_path, code=2).stderr
+
+
+def test_diagnostics_of_every_run(tmp_path: Path) -> None:
+    folder, board = tmp_path / "sweep", tmp_path / "board"
+    options = ("--n-hparams", "1", "--no-calibrate", "--diagnostics", "--tensorboard", board, "--json")
+    run("run", folder, *ASKED, *SMALL, *HERE, *options)
+    runs = read_runs(folder)
+    assert len(runs) == 6
+    for record in runs:
+        masked = record.spec.algorithm == "SANDMask"
+        assert ("mask_density/all" in record.metrics) == masked
+        assert "held_out_coherence" in record.metrics
+    names = {f"DebugVector-{record.spec.algorithm}-{record.spec.id}" for record in runs}
+    assert {path.parent.name for path in board.rglob("events.out.tfevents.*")} == names

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sandmask.cli._app import app
+from sandmask.records import read_runs
 
 SMALL = ("--hparam", "mlp_width=8", "--hparam", "batch_size=4", "--device", "cpu")
 
@@ -76,3 +77,16 @@ def test_mistakes_are_one_line_and_exit_status_2(
     result = run(*arguments, code=2)
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_diagnostics_are_recorded_and_written_for_tensorboard(tmp_path: Path) -> None:
+    arguments = ("DebugVector", "ANDMask", "--test-env", "a", "--steps", "3", "--hparam", "tau=0.5", *SMALL)
+    plain = json.loads(run(*arguments, "--out", str(tmp_path / "plain"), "--json").stdout)
+    board = tmp_path / "board"
+    options = ("--diagnostics", "--tensorboard", str(board), "--out", str(tmp_path / "run"), "--json")
+    found = json.loads(run(*arguments, *options).stdout)
+    assert {**found, "folder": ""} == {**plain, "folder": ""}, "the same run, to the bit"
+    (record,) = read_runs(tmp_path / "run")
+    assert {"mask_density/all", "dead_fraction/classifier.weight", "agreement/all/9"} <= record.metrics.keys()
+    assert list(board.glob("events.out.tfevents.*"))
+    assert "this run is finished" in run(*arguments, *options).stderr

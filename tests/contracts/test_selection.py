@@ -26,8 +26,11 @@ def rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
+METRICS = sorted({name for entry in RULES.values() for name in entry.needs_metrics})
+
+
 def sweep(seed: int = 0) -> list[RunRecord]:
-    return made_up_sweep(["ERM"], environments=4, draws=6, trials=1, pairs=True, size=9, seed=seed)
+    return made_up_sweep(["ERM"], environments=4, draws=6, trials=1, pairs=True, size=9, seed=seed, metrics=METRICS)
 
 
 def outcome(rule: str, runs: Sequence[RunRecord]) -> tuple[str, int]:
@@ -88,6 +91,11 @@ def test_only_rules_that_say_so_look_at_the_test_environment(rule: str) -> None:
             run.accuracy_out[:, TEST_ENV] = rng.random(len(run.steps))
         changes += outcome(rule, changed) != outcome(rule, runs)
     assert (changes > 0) == RULES[rule].uses_test_data
+
+
+def test_a_run_without_the_curves_that_a_rule_needs_is_not_judged(rule: str) -> None:
+    bare = [replace(run, metrics={}) for run in sweep()]
+    assert (select(RULES[rule], bare, TEST_ENV) is None) == bool(RULES[rule].needs_metrics)
 
 
 def test_no_runs_give_nothing(rule: str) -> None:

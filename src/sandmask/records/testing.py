@@ -55,18 +55,19 @@ def made_up_sweep(
     pairs: bool = False,
     size: int = 20,
     seed: int = 0,
+    metrics: Sequence[str] = (),
     **spec: Any,
 ) -> list[RunRecord]:
     """A complete sweep of random accuracies k / size (a small size gives many ties).
 
-    `pairs` also holds out every two environments.
+    `pairs` also holds out every two environments. `metrics` are further curves, at random between 0.9 and 1.
     """
-    rng = np.random.default_rng(seed)
+    rng, curves = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     held_out: list[tuple[int, ...]] = [(env,) for env in range(environments)]
     if pairs:
         held_out += [(a, b) for a in range(environments) for b in range(a + 1, environments)]
     shape = (checkpoints, environments)
-    return [
+    runs = [
         made_up_run(
             (rng.integers(0, size + 1, shape) / size).tolist(),
             (rng.integers(0, size + 1, shape) / size).tolist(),
@@ -82,3 +83,6 @@ def made_up_sweep(
         for trial in range(trials)
         for draw in range(draws)
     ]
+    for run in runs:
+        run.metrics.update({name: curves.uniform(0.9, 1.0, checkpoints) for name in metrics})
+    return runs

@@ -56,6 +56,13 @@ def _rule_report(
             if not _has_pairs(groups, dataset):
                 del usable[dataset]
                 notes.append(f"{dataset}: no run holds out two environments, which this rule needs.")
+    for dataset in list(usable):
+        if all(rule.lacks(run) for run in _runs_of(groups, dataset)):
+            del usable[dataset]
+            notes.append(
+                f"{dataset}: no run recorded {' and '.join(rule.needs_metrics)}, which this rule needs: train with "
+                "--diagnostics."
+            )
     trials = {dataset: _dataset_trials(rule, groups, dataset, usable[dataset]) for dataset in usable}
     columns = {dataset: usable[dataset].environments for dataset in usable}
     tables = {dataset: dataset_table(dataset, columns[dataset], trials[dataset]) for dataset in usable}
@@ -73,8 +80,12 @@ def _rule_report(
     )
 
 
+def _runs_of(groups: _Groups, dataset: str) -> list[RunRecord]:
+    return [run for key, runs in groups.items() if key.dataset == dataset for run in runs]
+
+
 def _has_pairs(groups: _Groups, dataset: str) -> bool:
-    return any(len(run.spec.test_envs) == 2 for key, runs in groups.items() if key.dataset == dataset for run in runs)
+    return any(len(run.spec.test_envs) == 2 for run in _runs_of(groups, dataset))
 
 
 def _dataset_trials(

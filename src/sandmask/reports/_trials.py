@@ -55,9 +55,12 @@ def settle_trial(
         if why is not None:
             gaps.append(Gap(trial_seed, draw, why))
     considered = [run for run in runs if rule.needs_pairs or len(run.spec.test_envs) == 1]
+    selected = select(rule, runs, test_env)
+    if selected is None and not gaps and any(run.status == "done" for run in alone):
+        gaps = [Gap(trial_seed, draw, "no checkpoint that the rule would take") for draw in draws]
     return Trial(
         trial_seed=trial_seed,
-        selected=select(rule, runs, test_env),
+        selected=selected,
         expected=len(list(draws)),
         gaps=tuple(gaps),
         diverged=tuple(_describe_divergence(run) for run in considered if run.status == "diverged"),
@@ -71,6 +74,8 @@ def _why_missing(rule: SelectionRule, drawn: Sequence[RunRecord], runs: Sequence
     unfinished = [_progress(run) for run in drawn if not is_settled(run)]
     if unfinished:
         return unfinished[0]
+    if rule.lacks(drawn[-1]):
+        return f"without {' and '.join(rule.needs_metrics)}"
     if not rule.needs_pairs:
         return None
     run = drawn[-1]

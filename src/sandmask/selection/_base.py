@@ -56,7 +56,7 @@ class SelectionRule:
 
     `choose` is given a run that holds out one environment, and the runs of the same hyperparameters that hold
     out a second one too (few rules need them); it answers with a checkpoint, or None for a run that it cannot
-    judge. Between runs the largest value wins.
+    judge. Between runs the largest value wins. `needs_metrics` are curves without which it cannot judge a run.
     """
 
     name: str
@@ -64,15 +64,20 @@ class SelectionRule:
     choose: Choose
     uses_test_data: bool = False
     needs_pairs: bool = False
+    needs_metrics: tuple[str, ...] = ()
+
+    def lacks(self, run: RunRecord) -> bool:
+        """Whether a run did not record what the rule judges by."""
+        return not run.metrics.keys() >= set(self.needs_metrics)
 
 
 RULES: Registry[SelectionRule] = Registry("selection rule")
 
 
 def selection_rule(
-    name: str, description: str, *, uses_test_data: bool = False
+    name: str, description: str, *, uses_test_data: bool = False, needs_metrics: tuple[str, ...] = ()
 ) -> Callable[[ChooseAlone], ChooseAlone]:
-    """Register a function of one run's records as a rule.
+    """Register a function of one run's records as a rule; it is not asked about runs without `needs_metrics`.
 
     @selection_rule("best-training", "highest mean accuracy on the training environments' own data")
     def best_training(run: RunRecord) -> Choice:
@@ -82,9 +87,10 @@ def selection_rule(
 
     def register(function: ChooseAlone) -> ChooseAlone:
         def choose(run: RunRecord, pairs: Sequence[RunRecord]) -> Choice | None:  # noqa: ARG001
-            return function(run)
+            return None if rule.lacks(run) else function(run)
 
-        RULES.register(SelectionRule(name, description, choose, uses_test_data))
+        rule = SelectionRule(name, description, choose, uses_test_data, needs_metrics=needs_metrics)
+        RULES.register(rule)
         return function
 
     return register

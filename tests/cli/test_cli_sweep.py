@@ -151,3 +151,5 @@ def test_diagnostics_of_every_run(tmp_path: Path) -> None:
         assert "held_out_coherence" in record.metrics
     names = {f"DebugVector-{record.spec.algorithm}-{record.spec.id}" for record in runs}
     assert {path.parent.name for path in board.rglob("events.out.tfevents.*")} == names
+    more = run("run", folder, "--selection", "training-domain,oracle,common-signal", "--n-trials", "2", *HERE)
+    assert "common-signal can judge only runs that are trained with --diagnostics" in more.stderr

@@ -1,7 +1,10 @@
 """A report's histogram of agreement, and the callback that gets reports."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -65,3 +68,15 @@ def test_the_callback_gets_the_report_once_gradients_are_there(model: nn.Module)
     report = sandmask.backward(losses_of(model), model.named_parameters(), SANDMask(0.2), on_report=callback)
     assert seen == [(report, True)]
     assert report._pending is not None, "it was not read, so nothing was computed"
+
+
+def test_the_callback_of_several_processes(model: nn.Module, tmp_path: Path) -> None:
+    seen: list[sandmask.MaskReport] = []
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        report = sandmask.distributed.backward(
+            losses_of(model), model.named_parameters(), SANDMask(0.2), on_report=seen.append
+        )
+    finally:
+        dist.destroy_process_group()
+    assert seen == [report]

@@ -146,6 +146,7 @@ def run(
 
     sandmask sweep run runs/spirals --executor ray --ray-address auto --gpus-per-worker 0.5
     """
+    from sandmask.selection import RULES
     from sandmask.sweeps import JobOptions, SweepFolder, expand, run_sweep, sweep_status
 
     target = SweepFolder(folder.absolute())
@@ -180,6 +181,9 @@ def run(
     with SweepDisplay(look, quiet=json) as display:
         for note in expansion.notes:
             display.say(f"note: {note}")
+        needy = [name for name in sweep.selection if RULES[name].needs_metrics]
+        if needy and not diagnostics:
+            display.say(f"note: {', '.join(needy)} can judge only runs that are trained with --diagnostics.")
         before = look()
         display.say(f"{headline(before)}; records in {folder}")
         estimator = estimator_for(expansion, expansion.runs, options, devices[0], measure=calibrate, say=display.say)

@@ -106,12 +106,12 @@ def test_where_data_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_documented_dataset_works() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    block = page.split("```python\n")[-1].split("```")[0]
+    page = (Path(__file__).parents[2] / "docs" / "own-dataset.md").read_text(encoding="utf-8")
+    block = next(text.split("```")[0] for text in page.split("```python\n")[1:] if "DATASETS.register" in text)
     try:
         exec(block, {"__name__": "documented"})
         data = load_dataset("Shifted")
-        assert data.environments == DATASETS["Shifted"].environments == ("low", "middle", "high")
-        assert data.bounds == (0, 100, 200, 300)
+        assert data.environments == DATASETS["Shifted"].environments == ("low", "middle", "high", "none")
+        assert data.bounds == (0, 200, 400, 600, 800)
     finally:
         DATASETS._entries.pop("shifted", None)

@@ -52,7 +52,7 @@ def _nothing() -> None:
 
 
 COMMANDS = (
-    Command("demo", "Three methods on generated data, with a table and a picture", RUN, "demo"),
+    Command("demo", "A small sweep on generated data, with a table and a picture", RUN, "demo"),
     Command("train", "Train one model with one or more environments held out", RUN, "train"),
     Command("sweep", "Train many: algorithms x datasets x held-out environments x draws", RUN, "sweep"),
     Command("predict", "Classify images or arrays with a trained model", RUN, "predict"),

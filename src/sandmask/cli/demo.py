@@ -13,7 +13,9 @@ from sandmask.cli._console import print_table
 from sandmask.cli._sweep_progress import SweepDisplay, headline
 
 if TYPE_CHECKING:
-    from sandmask.records import RunRecord
+    from collections.abc import Sequence
+
+    from sandmask.records import RunRecord, RunSpec
     from sandmask.reports.spirals_figure import SpiralPanel
     from sandmask.sweeps import Expansion, SweepFolder, SweepSpec
 
@@ -24,6 +26,7 @@ DRAWS, STEPS, EVERY = 6, 451, 50
 SHAPE = {"batch_size": 256, "mlp_width": 128, "mlp_depth": 3}
 FIXED = {**SHAPE, "lr": 0.01, "weight_decay": 1e-5, "dropout": 0.0}
 WORKERS = 4  # programs at a time, at most, and no more than there are cores
+SEED = 1  # not one of those that the settings above were tried with
 RULES_SHOWN = ("training-domain", "oracle")
 
 
@@ -59,13 +62,14 @@ def demo(
             steps=steps,
             checkpoint_every=EVERY,
             hparams=FIXED,
+            seed=SEED,
         )
     )
     folder, expansion = SweepFolder(out.absolute()), expand(sweep)
     folder.accept(sweep)
     typer.echo(
         f"Spirals, trained on 16 domains, the one without a shortcut held out: {len(METHODS)} methods x {DRAWS} "
-        f"hyperparameter draws = {len(expansion.runs)} runs of {steps} steps, as {len(METHODS)} programs."
+        f"hyperparameter draws = {len(expansion.runs)} runs of {steps} steps, as {2 * len(METHODS)} programs."
     )
     _train(folder, expansion, out)
     _print(folder, sweep)
@@ -84,10 +88,15 @@ def _train(folder: "SweepFolder", expansion: "Expansion", out: Path) -> None:
     with SweepDisplay(look) as display:
         try:
             options = JobOptions(str(folder.path), device="cpu", states=True)
-            run_sweep(folder, expansion, options, lambda: EXECUTORS["local"].build(workers), len, display.say)
+            run_sweep(folder, expansion, options, lambda: EXECUTORS["local"].build(workers), _cap, display.say)
         except KeyboardInterrupt:
             display.say(f"stopped; {headline(look())}. To go on: sandmask demo --out {out}")
             raise typer.Exit(130) from None
+
+
+def _cap(_: "Sequence[RunSpec]") -> int:
+    """Half of a method's runs in one program, so that two cores finish at about the same time."""
+    return DRAWS // 2
 
 
 def _print(folder: "SweepFolder", sweep: "SweepSpec") -> None:
@@ -104,7 +113,8 @@ def _print(folder: "SweepFolder", sweep: "SweepSpec") -> None:
     typer.echo(
         f"A first look, not a comparison: the paper has 20 draws (here {DRAWS}), 3 trials (1), "
         f"{DATASETS['Spirals'].steps} steps ({sweep.steps}) and 16 held-out domains (1). tau and IRM's penalty are "
-        f"drawn as there; {fixed} are set, and were seen to suit this domain before."
+        f"drawn as there; {fixed} are set. These, and how many draws, were chosen by accuracy on this very domain, "
+        "with other seeds: an illustration."
     )
 
 

@@ -12,7 +12,7 @@ from sandmask.datasets import DATASETS, load_dataset
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run
 from sandmask.reports import build_report, render
-from sandmask.selection import RULES, has_common_signal, select
+from sandmask.selection import RULES, has_common_signal, select, signal_threshold
 from sandmask.training import make_spec, train_stack
 
 RULE = RULES["common-signal"]
@@ -24,23 +24,21 @@ def run_with(coherence: Sequence[float], loss: Sequence[float], draw: int = 0, e
     return replace(run, metrics={**run.metrics, **curves})
 
 
-@pytest.mark.parametrize("environments", [2, 3, 8])
-def test_a_signal_is_a_positive_mean_inner_product(environments: int) -> None:
-    generator = np.random.default_rng(environments)
-    found = []
-    for _ in range(40):
-        gradients = generator.normal(size=(environments, 6)) + 0.3 * generator.normal(size=6)
+def test_the_threshold_is_where_signal_and_noise_of_the_mean_are_alike() -> None:
+    generator = np.random.default_rng(0)
+    for environments in (2, 4, 16):
+        size = 200_000
+        noise = generator.normal(size=(environments, size))
+        signal = generator.normal(size=size) / np.sqrt(environments)  # of the power of the mean's noise
+        gradients = signal + noise
         coherence = (gradients.mean(0) ** 2).sum() / (gradients**2).sum(1).mean()
-        products = gradients @ gradients.T
-        helps = products.sum() - np.trace(products) > 0
-        run = run_with([coherence], [0.5], environments=environments + 1)
-        assert has_common_signal(run).tolist() == [helps]
-        found.append(helps)
-    assert {*found} == {True, False}
+        assert coherence == pytest.approx(signal_threshold(environments), rel=0.02)
+        alone = (noise.mean(0) ** 2).sum() / (noise**2).sum(1).mean()
+        assert alone == pytest.approx(1 / environments, rel=0.02)
 
 
 def test_the_most_likely_checkpoint_before_the_signal_is_lost() -> None:
-    # Four training environments: the threshold is 0.25. The loss goes on falling after the signal is gone.
+    # Four training environments: the threshold is 0.4. The loss goes on falling after the signal is gone.
     run = run_with([0.2, 0.5, 0.6, 0.5, 0.5, 0.1, 0.1, 0.1], [0.7, 0.65, 0.5, 0.55, 0.4, 0.1, 0.01, 0.0])
     assert has_common_signal(run).tolist() == [False, True, True, True, True, False, False, False]
     choice = RULE.choose(run, ())

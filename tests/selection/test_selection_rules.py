@@ -65,7 +65,7 @@ def slow_common_signal(run: RunRecord) -> tuple[int, float] | None:
     for index, loss in enumerate(run.metrics["held_out_loss"].tolist()):
         near = [coherence[max(index - 1, 0)], coherence[index], coherence[min(index + 1, len(coherence) - 1)]]
         n_envs = len(run.env_names) - len(run.spec.test_envs)
-        if sorted(near)[1] > 1 / n_envs and (best is None or np.exp(-loss) > best[1]):
+        if sorted(near)[1] >= 2 / (n_envs + 1) and (best is None or np.exp(-loss) > best[1]):
             best = (index, float(np.exp(-loss)))
     return best
 

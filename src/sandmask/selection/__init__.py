@@ -24,7 +24,7 @@ from sandmask.selection._training_domain import training_domain
 from sandmask.selection._leave_one_domain_out import leave_one_domain_out
 from sandmask.selection._oracle import oracle
 from sandmask.selection._worst_training_domain import worst_training_domain
-from sandmask.selection._common_signal import common_signal, has_common_signal
+from sandmask.selection._common_signal import common_signal, has_common_signal, signal_threshold
 from sandmask.selection._groups import GroupKey, group_runs, method_names
 from sandmask.selection._select import candidates, is_settled, select, siblings
 
@@ -46,6 +46,7 @@ __all__ = [
     "select",
     "selection_rule",
     "siblings",
+    "signal_threshold",
     "training_domain",
     "worst_training_domain",
 ]

@@ -9,19 +9,24 @@ from sandmask.selection._base import Choice, selection_rule
 COHERENCE, LOSS = "held_out_coherence", "held_out_loss"
 
 
-def has_common_signal(run: RunRecord) -> NDArray[np.bool_]:
-    """At which checkpoints [T] a step for one environment would help the others, on average.
+def signal_threshold(environments: int) -> float:
+    """The coherence |mean_e g_e|^2 / mean_e |g_e|^2 at which the mean gradient is as much signal as noise.
 
-    The coherence C = |mean_e g_e|^2 / mean_e |g_e|^2 of E gradients exceeds 1/E just where the mean of the inner
-    products g_i . g_j over pairs i != j is positive; and -g_i . g_j is, to first order, what a small step along
-    environment i's descent direction does to the risk of environment j. Gradients that are independent of each other
-    have C = 1/E in expectation.
+    Let g_e = s + n_e, with a part s that all E environments share and independent parts n_e of power v. The mean
+    gradient then has a signal of power |s|^2 and a noise of power v / E, and the coherence is
+    (|s|^2 + v / E) / (|s|^2 + v): 1/E where nothing is shared, and 2 / (E + 1) where |s|^2 = v / E.
+    """
+    return 2 / (environments + 1)
+
+
+def has_common_signal(run: RunRecord) -> NDArray[np.bool_]:
+    """At which checkpoints [T] the mean gradient on held-out examples is more signal than noise.
 
     A single evaluation is noisy: what counts is the median of a checkpoint's coherence and its two neighbours'.
     """
     padded = np.pad(run.metrics[COHERENCE], 1, mode="edge")
     median = np.median([padded[:-2], padded[1:-1], padded[2:]], axis=0)
-    above: NDArray[np.bool_] = median > 1 / len(run.train_envs)
+    above: NDArray[np.bool_] = median >= signal_threshold(len(run.train_envs))
     return above
 
 

@@ -63,6 +63,11 @@ def environment_moments(
 
     :param chunk_size: how many environments "batched" takes at once, through `vmap` (all, if not given).
     """
+    _check(batches, method, chunk_size)
+    if method != "loop" and not per_sample and chunk_size is None and not log_magnitude:
+        folded = _folded(model, loss_fn, batches, method, check_finite=check_finite)
+        if folded is not None:
+            return folded
     stacks = _stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size)
     _, first = next(stacks)
     moments = GradientMoments.of_stack(first, log_magnitude=log_magnitude, check_finite=check_finite)
@@ -112,7 +117,7 @@ def _stacks(
         return
     if not per_sample and chunk_size is None:
         try:
-            yield list(range(len(batches))), _one_pass(model, loss_fn, batches, params)
+            yield list(range(len(batches))), _one_pass(model, loss_fn, batches, params).gradients()
         except UnsupportedError:
             if method == "auto" and _convolves(model):
                 yield from _loop(model, loss_fn, batches, params)
@@ -130,17 +135,38 @@ def _stacks(
         yield from pieces
 
 
-def _one_pass(model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients) -> NamedGradients:
+def _folded(
+    model: nn.Module, loss_fn: LossFunction, batches: Batches, method: Method, *, check_finite: bool
+) -> GradientMoments | None:
+    """Moments that were folded layer by layer in one pass, on a CPU; None where that cannot be, or where a gradient is
+    not finite: then the other ways have an error to name.
+    """
+    params: NamedGradients = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    on_cpu = all(param.device.type == "cpu" for param in params.values())
+    if not params or not on_cpu or (method == "auto" and _too_many(params, len(batches))):
+        return None
+    try:
+        found = _one_pass(model, loss_fn, batches, params, fold=True).moments()
+    except UnsupportedError:
+        return None
+    if len(found) < len(params) or (check_finite and not all(m.mean.isfinite().all() for m in found.values())):
+        return None
+    return GradientMoments.of_named({name: found[name] for name in params}, params, check_finite=check_finite)
+
+
+def _one_pass(
+    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients, *, fold: bool = False
+) -> OnePass:
     sizes = [len(y) for _, y in batches]
-    with OnePass(params, sizes) as tape:
+    tape = OnePass(params, sizes, fold=fold)
+    with tape:
         output = model(torch.cat([x for x, _ in batches]))
         if not isinstance(output, Tensor) or len(output) != sum(sizes):
             raise UnsupportedError("the model's output is not one tensor with a row an example")
         parts = zip(torch.split(output, sizes), batches, strict=True)
         losses = [loss_fn(rows, y) for rows, (_, y) in parts]
     torch.autograd.backward(losses)
-    gradients: NamedGradients = tape.gradients()
-    return gradients
+    return tape
 
 
 def _loop(

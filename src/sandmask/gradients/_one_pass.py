@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from sandmask.masks import TensorMoments, stack_moments
+
 Rows = Sequence[int]  # examples of each environment, in the order of the concatenated batch
 
 
@@ -41,10 +43,16 @@ class NoParameters(TorchFunctionMode):
 
 
 class OnePass(TorchFunctionMode):
-    """While active, layers keep the gradients of `params` apart; after the backward pass, `gradients()` has them."""
+    """While active, layers keep the gradients of `params` apart; after the backward pass, `gradients()` has them.
 
-    def __init__(self, params: Mapping[str, Tensor], rows: Rows) -> None:
+    With `fold` they are folded into moments as soon as they are there, while a CPU still has them in its cache:
+    `moments()` has those. A parameter may then be used once only.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], rows: Rows, *, fold: bool = False) -> None:
         super().__init__()
+        self._fold = fold
+        self._moments: dict[str, TensorMoments] = {}
         self.rows = list(rows)
         self._names = {id(param): name for name, param in params.items()}
         self._params = params
@@ -75,6 +83,11 @@ class OnePass(TorchFunctionMode):
             return
         name = self._names[id(param)]
         found = stack().to(param.dtype)
+        if self._fold:
+            if name in self._moments:
+                raise UnsupportedError("a parameter is used twice")
+            self._moments[name] = stack_moments(found.detach())
+            return
         self._stacks[name] = self._stacks[name] + found if name in self._stacks else found
 
     def by_environment(self, of_rows: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -85,6 +98,10 @@ class OnePass(TorchFunctionMode):
             return torch.stack(found)
         # Channels last: keep each gradient's order in memory, which is its parameter's.
         return torch.stack([one.permute(0, 2, 3, 1) for one in found]).permute(0, 1, 4, 2, 3)
+
+    def moments(self) -> dict[str, TensorMoments]:
+        """Name -> moments, of those parameters that were used."""
+        return self._moments
 
     def gradients(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`; zeros for parameters that were not used."""

@@ -1,6 +1,7 @@
 """Running moments over environments: all that any mask needs, in memory that does not grow with E."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,6 +60,18 @@ class GradientMoments:
                 self._append(i, moments, stack.dtype)
             if check_finite:
                 check_stacks_finite(layout, stacks, self.sums.mean)
+        return self
+
+    @classmethod
+    def of_named(
+        cls, named: Mapping[str, TensorMoments], like: Mapping[str, Tensor], *, check_finite: bool = True
+    ) -> "GradientMoments":
+        """Moments that are there already, of gradients with the dtype of `like`; of finite ones if `check_finite`."""
+        self = cls(check_finite=check_finite)
+        self.layout = Layout.of({name: moments.mean for name, moments in named.items()})
+        self.count = next(iter(named.values())).count
+        for i, (name, moments) in enumerate(named.items()):
+            self._append(i, moments, like[name].dtype)
         return self
 
     @property

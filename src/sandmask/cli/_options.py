@@ -57,10 +57,13 @@ PrecisionOption = Annotated[
     str,
     typer.Option(
         "--precision",
-        metavar="fp32|tf32|bf16",
-        help="What is computed in.",
-        autocompletion=_completion.words("fp32", "tf32", "bf16"),
+        metavar="fp32|tf32|bf16|fp16",
+        help="What is computed in; fp16 is for gradient masks on the MLP.",
+        autocompletion=_completion.words("fp32", "tf32", "bf16", "fp16"),
     ),
+]
+FastOption = Annotated[
+    bool, typer.Option("--fast/--no-fast", help="Whether a GPU's program may be captured as a graph.")
 ]
 CompileOption = Annotated[
     bool, typer.Option("--compile", help="Compile the network: a slow start, faster steps. For timm networks.")

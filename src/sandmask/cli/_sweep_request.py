@@ -62,7 +62,7 @@ def _given(
     network: NetworkOption = None,
     weights: WeightsOption = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="fp32|tf32|bf16", help="What is computed in. (default: fp32)")
+        str | None, typer.Option(metavar="fp32|tf32|bf16|fp16", help="What is computed in. (default: fp32)")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Changes every run's own seed. (default: 0)")] = None,
     plugin: PluginOption = None,

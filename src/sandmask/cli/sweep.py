@@ -14,6 +14,7 @@ from sandmask.cli._options import (
     CheckpointSecondsOption,
     DataDirOption,
     DiagnosticsOption,
+    FastOption,
     JsonOption,
     PluginOption,
     SkipCorruptOption,
@@ -40,7 +41,6 @@ MaxStack = Annotated[
 Calibrate = Annotated[
     bool, typer.Option("--calibrate/--no-calibrate", help="Whether to measure a few steps of each method.")
 ]
-Fast = Annotated[bool, typer.Option("--fast/--no-fast", help="Whether a GPU's program may be captured as a graph.")]
 
 
 @app.command()
@@ -52,7 +52,7 @@ def plan(
     device: Device = None,
     max_stack: MaxStack = None,
     calibrate: Calibrate = True,
-    fast: Fast = True,
+    fast: FastOption = True,
     data_dir: DataDirOption = None,
     skip_corrupt: SkipCorruptOption = False,
     json: JsonOption = False,
@@ -125,7 +125,7 @@ def run(
     ] = None,
     max_stack: MaxStack = None,
     calibrate: Calibrate = True,
-    fast: Fast = True,
+    fast: FastOption = True,
     data_dir: DataDirOption = None,
     skip_corrupt: SkipCorruptOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,

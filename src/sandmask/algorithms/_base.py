@@ -140,7 +140,7 @@ def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> Stat
 
     `adam_beta1`, where a spec has it, replaces Adam's momentum of 0.9: no method's space draws it, experiments set it.
     """
-    betas = (hparams["adam_beta1"] if "adam_beta1" in hparams else 0.9, 0.999)
+    betas = (hparams.get("adam_beta1", 0.9), 0.999)
     params, adam = adam_step(state["params"], gradient, adam, hparams["lr"], hparams["weight_decay"], betas)
     return {"params": params, "adam": adam, "step": state["step"] + 1}
 

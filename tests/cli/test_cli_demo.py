@@ -24,7 +24,7 @@ def test_demo_prints_a_table_and_draws_a_picture(tmp_path: Path, monkeypatch: py
         assert picture.width > 3 * picture.height
     runs = read_runs(out)
     assert len(runs) == 4 * demo_module.DRAWS
-    assert len(list(out.rglob("*.records.parquet"))) == 4  # a stack for each method
+    assert len(list(out.rglob("*.records.parquet"))) == 8  # two stacks for each method
     again = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", str(out)])
     assert again.exit_code == 0
     assert result.stdout.splitlines()[1:-1] == again.stdout.splitlines()[1:-1]  # nothing was trained anew

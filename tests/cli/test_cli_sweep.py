@@ -103,7 +103,8 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {run.spec.algorithm for run in read_runs(tmp_path / "sweep")} == {"SweptPlugin"}
 
 
-def test_the_plan_in_words(tmp_path: Path) -> None:
+def test_the_plan_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # or cells may be folded
     result = run("plan", tmp_path, *ASKED, *SMALL, *HERE, "--no-calibrate", "--max-stack", "2")
     assert "batch 8, width 8, depth 3" in result.stdout
     assert "12 runs: 0 done, 12 missing, in 8 stacks." in result.stdout

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 METHODS = ("ERM", "IRM", "ANDMask", "SANDMask")
 DRAWS, STEPS, EVERY = 6, 451, 50
-# Fixed, so that a method's runs are one program, and so that a few draws of the rest find something in two minutes:
+# Fixed, so that a method's runs can be one program, and so that a few draws of the rest find something in two minutes:
 # with the paper's default weight decay of 1e-3 no method learns the spiral in so few steps. The output says so.
 SHAPE = {"batch_size": 256, "mlp_width": 128, "mlp_depth": 3}
 FIXED = {**SHAPE, "lr": 0.01, "weight_decay": 1e-5, "dropout": 0.0}
@@ -40,7 +40,7 @@ def demo(
 
     Spirals has sixteen domains in which a shortcut predicts the label, a different one in each, and one domain without
     any: there, only the spiral does. That domain is held out. Every method gets the same few hyperparameter draws of
-    the paper's space; all runs of a method train as one program. Stopped, it goes on with the same --out.
+    the paper's space; half of a method's runs train as one program. Stopped, it goes on with the same --out.
 
     [bold]Examples[/bold]
 

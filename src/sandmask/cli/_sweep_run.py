@@ -10,24 +10,30 @@ if TYPE_CHECKING:
     from sandmask.records import RunSpec
     from sandmask.sweeps import Estimator, Expansion, JobOptions, SweepFolder
 
+MOST_CORES = 8  # workers on a CPU, unless more are asked for: each takes half a gigabyte
+
 _SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # names that people know, and submitit's
 _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
 
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
-    """The devices for local workers, and how many workers there are: a GPU each, unless said otherwise."""
+    """The devices for local workers, and how many workers there are: a GPU or a core each, unless said otherwise.
+
+    Small products of matrices do not fill several cores: a process with one thread on each does more.
+    """
+    import torch
+
     from sandmask.training import choose_device
 
     if device is not None:
         devices = tuple(word.strip() for word in device.split(",") if word.strip())
         for each in devices:
             choose_device(each)
-        return devices, workers or len(devices)
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = tuple(f"cuda:{number}" for number in range(gpus)) or ("cpu",)
-    return devices, workers or len(devices)
+    else:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        devices = tuple(f"cuda:{number}" for number in range(gpus)) or ("cpu",)
+    cores = min(torch.get_num_threads(), MOST_CORES) if devices == ("cpu",) else len(devices)
+    return devices, workers or cores
 
 
 def build_executor(

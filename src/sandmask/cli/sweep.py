@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Train many: plan, run, status.", no_args_is_help=True)
 
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Stacks at a time; one a device if not given.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Stacks at a time; one a GPU, or a core, if not given.")
+]
 Device = Annotated[
     str | None,
     typer.Option("--device", help="cpu, cuda, or several for local workers: cuda:0,cuda:1. All GPUs if not given."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 if TYPE_CHECKING:
+    from sandmask.reports import Table
     from sandmask.sweeps import SweepStatus
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
@@ -145,5 +146,13 @@ def result_rows(folder: Any, rules: Sequence[str]) -> list[tuple[str, ...]]:
         for dataset, table in rule.datasets.items():
             for method in table.methods:
                 cells = rows.setdefault((dataset, method), ["-"] * len(report.rules))
-                cells[place] = cell_text(table.averages[method])
+                average = table.averages[method]
+                cells[place] = cell_text(average) if average.complete else _of_some(table, method)
     return [(*key, *cells) for key, cells in rows.items()]
+
+
+def _of_some(table: "Table", method: str) -> str:
+    """The mean over those held-out environments that a sweep was asked for, with their number."""
+    found = [table.cells[method, column].mean for column in table.columns]
+    means = [mean for mean in found if mean is not None]
+    return f"{sum(means) / len(means):.1f} (of {len(means)})" if means else "-"

@@ -113,7 +113,7 @@ def figure_1(*, quick: bool = False, report: Report = silent) -> Product:
         "figure-1-changes": draw_changes([by_name[name] for name in DRAWN], starts, kinds, MOMENTA),
     }
     ends = [
-        {"mask": mask, "momentum": momentum, "x": float(x), "y": float(y), "end": ENDS[int(kind)]}
+        {"mask": mask, "momentum": momentum, "x": round(float(x), 3), "y": round(float(y), 3), "end": ENDS[int(kind)]}
         for (mask, momentum), found in kinds.items()
         for (x, y), kind in zip(starts, found, strict=True)
     ]

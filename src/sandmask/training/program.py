@@ -6,7 +6,7 @@ several steps of it, and computes what the eager one does.
 
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ class Carry:
     """All that changes while a stack trains. Its tensors have a leading dimension K."""
 
     state: State
-    sums: Metrics = field(default_factory=dict)  # of the metrics since the last evaluation; empty before the first step
-    diverged_at: Tensor = field(default_factory=lambda: torch.empty(0))  # first step with a loss that is no number; -1
+    sums: Metrics  # of the metrics since the last evaluation; empty before the first step
+    diverged_at: Tensor  # the first step with a loss that is no number; -1 for none
 
     def tree(self) -> dict[str, Any]:
         """The tensors, for a checkpoint."""

@@ -17,7 +17,7 @@ ray = pytest.importorskip("ray")
 
 def sweep() -> SweepSpec:
     hparams = {"mlp_width": 8, "batch_size": 8, "tau": 0.3}
-    fields = {"n_hparams": 1, "n_trials": 1, "steps": 501, "checkpoint_every": 100}
+    fields = {"n_hparams": 1, "n_trials": 1, "steps": 2001, "checkpoint_every": 400}
     return normalized(SweepSpec(("DebugVector",), ("ERM", "SANDMask"), hparams=hparams, **fields))  # type: ignore[arg-type]
 
 

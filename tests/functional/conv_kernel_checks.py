@@ -285,8 +285,9 @@ def one_step(runs: Stack) -> tuple[State, Tensor, Tensor]:
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What costs time in the interpreter is the number of programs, not their size."""
     from sandmask.functional import conv_kernels, conv_weight_kernels
+    from sandmask.functional.tiles import Tiles
 
-    large = {4: conv_kernels.Tiles(128, 128, 128, 4, 1)}
+    large = {4: Tiles(128, 128, 128, 4, 1)}
     names = {conv_kernels: ("FORWARD", "INPUT_GRADIENT"), conv_weight_kernels: ("FEW", "MANY")}
     for module, tables in names.items():
         for table in tables:

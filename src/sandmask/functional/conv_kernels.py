@@ -16,16 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
-class Tiles(NamedTuple):
-    """How much of a product one program computes, and how many steps of it are fetched ahead."""
-
-    rows: int  # pixels; of weights, output channels
-    columns: int  # output channels; of a gradient, input channels
-    depth: int  # what is summed over at a time
-    warps: int
-    stages: int
-
+from sandmask.functional.tiles import Tiles, at_most, dividing, how
 
 # By the bytes of a number.
 FORWARD = INPUT_GRADIENT = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 4, 3)}
@@ -226,20 +217,3 @@ def _shape_of(x: Tensor, taps: Tensor, stride: int) -> Shape:
     return Shape(
         height, width, taps.shape[3], (height - 1) // stride + 1, (width - 1) // stride + 1, taps.shape[1], stride
     )
-
-
-def how(tiles: Tiles) -> dict[str, Any]:
-    """What a launch has to be told beside the sizes of its tiles."""
-    precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    return {"precision": precision, "num_warps": tiles.warps, "num_stages": tiles.stages}
-
-
-def at_most(most: int, size: int) -> int:
-    """A power of 2 that covers `size` where that is less: products want at least 16."""
-    return min(most, max(int(triton.next_power_of_2(size)), 16))
-
-
-def dividing(most: int, size: int) -> int:
-    """The largest power of 2 that divides `size`; 0 where that is less than 16."""
-    found = min(most, size & -size)
-    return found if found >= 16 else 0

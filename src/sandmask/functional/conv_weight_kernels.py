@@ -16,11 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.conv_kernels import Shape, Tiles, at_most, dividing, first_tap, how, within
+from sandmask.functional.conv_kernels import Shape, first_tap, within
 from sandmask.functional.kernels import _welford
+from sandmask.functional.tiles import Tiles, at_most, dividing, how
 
 # By the bytes of a number. Of one or two environments a program keeps as many tiles in registers, of more it keeps 4.
-FEW = {2: Tiles(128, 128, 64, 8, 4), 4: Tiles(64, 64, 32, 4, 3)}
+FEW = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3)}
 MANY = {2: Tiles(128, 64, 64, 8, 4), 4: Tiles(64, 32, 32, 4, 3)}
 PARTS = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3)}
 PART = 2048  # pixels that a program sums over in a layer of few weights

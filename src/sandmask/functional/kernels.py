@@ -16,8 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.random_kernels import mix
+from sandmask.functional.tiles import Tiles, at_most, how
 
 BLOCK = 1024
+WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 3)}  # by the bytes of a number
 
 
 @triton.jit
@@ -158,10 +160,9 @@ def weight_moments(
     buffer [3, K, P].
     """
     n_runs, n_rows = len(x), x.shape[1] // n_envs
-    block_out, block_in = (min(max(triton.next_power_of_2(size), 16), 64) for size in sizes)
-    longest = 32 if x.dtype == torch.float32 else 128
-    rows_per_step = min(max(triton.next_power_of_2(n_rows), 16), longest)
-    precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    tiles = WEIGHT_MOMENTS[x.itemsize]
+    block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
+    rows_per_step = at_most(tiles.depth, n_rows)
     launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]
     launch(
         grad.contiguous(),
@@ -175,8 +176,7 @@ def weight_moments(
         scaled=unscale is not None,
         block_out=block_out,
         block_in=block_in,
-        precision=precision,
-        num_warps=4,
+        **how(tiles),
     )
 
 

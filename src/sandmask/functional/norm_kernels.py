@@ -17,7 +17,7 @@ from torch import Tensor
 from sandmask.functional.kernels import _welford
 
 EPS = 1e-5
-NUMBERS = 4096  # of a sample, that a program works on at a time
+NUMBERS = 2048  # of a sample, that a program works on at a time
 WARPS = 8
 
 

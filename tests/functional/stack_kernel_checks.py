@@ -30,7 +30,7 @@ def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
 
 
 def trained(algorithm: str, precision: str, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, parameters and right answers of two runs after some steps; widths that are no multiples of 8."""
+    """Losses, parameters and right answers of two runs after some steps; widths that are no multiples of 16."""
     hparams = {"batch_size": 6, "mlp_width": 21, "lr": 0.01, "dropout": dropout}
     hparams |= {"tau": 0.5} if "Mask" in algorithm else {}
     entry = DATASETS["DebugVector"]

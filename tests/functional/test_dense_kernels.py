@@ -18,7 +18,7 @@ DEVICES = [
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
 ]
 on_devices = pytest.mark.parametrize("device", DEVICES)
-K, E, B, IN, OUT = 3, 4, 5, 18, 22  # neither side a multiple of 8
+K, E, B, IN, OUT = 3, 4, 5, 18, 22  # neither side a multiple of 16
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,16 @@ from torch.overrides import handle_torch_function, has_torch_function
 from sandmask._physical import has_kernels, in_vmap, leading
 from sandmask.functional.dropout import Dropout
 
+ALIGNED = 16  # what widths are multiples of inside products on a GPU
+PART = 512  # rows that one program sums a bias's gradient over, where environments do not matter
+
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0) -> Tensor:
     """relu(dropout(x W^T + b)) of x [N, in].
 
     On a GPU the result may have more units than W has rows, all zero, and `x` more than W has columns: a width that is
-    a multiple of 8 lets matrix products use the fast units. `affine` takes such a result back to its own width.
+    a multiple of 16 lets matrix products use the fast units, and kernels read several numbers at a time. `affine` takes
+    such a result back to its own width.
     """
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(dense, (x, weight, bias), x, weight, bias, drop=drop, site=site)
@@ -43,10 +47,15 @@ def plain_dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, s
     return torch.relu(y if drop is None else drop(y, site))
 
 
+def wide(width: int) -> int:
+    """The next multiple of `ALIGNED`."""
+    return -width % ALIGNED + width
+
+
 def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer's tensors with zeros added, so that both of its sides are multiples of 8."""
+    """A layer's tensors with zeros added, so that both of its sides are multiples of `ALIGNED`."""
     n_out, n_in = weight.shape
-    wide_out, wide_in = -n_out % 8 + n_out, max(-n_in % 8 + n_in, x.shape[-1])
+    wide_out, wide_in = wide(n_out), max(wide(n_in), x.shape[-1])
     if x.shape[-1] != wide_in:
         x = F.pad(x, (0, wide_in - x.shape[-1]))
     if (wide_out, wide_in) != (n_out, n_in):
@@ -59,7 +68,7 @@ def aligned_runs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tenso
     from sandmask.functional import kernels
 
     _, n_out, n_in = weight.shape
-    wide_out, wide_in = -n_out % 8 + n_out, max(-n_in % 8 + n_in, x.shape[-1])
+    wide_out, wide_in = wide(n_out), max(wide(n_in), x.shape[-1])
     if x.shape[-1] != wide_in:
         wider = wide_in - x.shape[-1]
         x = F.pad(x, (0, wider)) if x.requires_grad else kernels.pad(x, x.shape[1], wide_in)
@@ -90,9 +99,9 @@ class _Dense(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, out, rate = ctx.saved_tensors
-        before = dense_backward(grad, out, rate)
+        before, sums = dense_backward(grad, out, rate)
         of_x = torch.bmm(before, weight) if ctx.needs_input_grad[0] else None
-        return of_x, torch.bmm(before.mT, x), before.sum(1), None, None, None
+        return of_x, torch.bmm(before.mT, x), sums.sum(1).to(out.dtype), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
@@ -114,15 +123,17 @@ def dense_of_runs(
     return y.relu()
 
 
-def dense_backward(grad: Tensor, out: Tensor, rate: Tensor | None) -> Tensor:
+def dense_backward(grad: Tensor, out: Tensor, rate: Tensor | None, n_envs: int | None = None) -> tuple[Tensor, Tensor]:
     """The gradient of x W^T + b, from that of the layer's output [K, N, out] and the output itself.
 
+    Beside it, its sums over rows: of each environment [K, E, out], or else of as many parts as suits.
     A unit that is positive was kept, and scaled by 1 / (1 - rate); one that is zero passes nothing on.
     """
     if has_kernels(out):
         from sandmask.functional import kernels
 
-        return kernels.activate_backward(grad, out, rate)
+        return kernels.activate_backward(grad, out, rate, PART if n_envs is None else out.shape[1] // n_envs)
     scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
     # Of an output that is no number, the gradient is not zeroed.
-    return torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0)  # type: ignore[no-any-return]
+    before = torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0)
+    return before, before.unflatten(1, (n_envs or 1, -1)).sum(2)

@@ -48,18 +48,48 @@ def _activate_kernel(
 
 
 @triton.jit
-def _activate_backward_kernel(grad, out, rate, result, numel, drops: tl.constexpr, block: tl.constexpr):
-    """The gradient before bias, dropout and relu: a unit passes on what is positive, scaled as it was."""
-    run = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * block + tl.arange(0, block)
-    inside = place < numel
-    place = run * numel + place
-    value = tl.load(grad + place, mask=inside).to(tl.float32)
-    unit = tl.load(out + place, mask=inside).to(tl.float32)
+def _activate_backward_kernel(
+    grad,
+    out,
+    rate,
+    result,
+    sums,
+    n_rows,
+    width,
+    part,
+    drops: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """The gradient before bias, dropout and relu: a unit passes on what is positive, scaled as it was.
+
+    A program has some units of a part of the rows, and sums over these too.
+    """
+    run, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * part
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    known = column < width
+    end = tl.minimum(begin + part, n_rows)
+    total = tl.zeros((rows, columns), tl.float32)
+    grad += run * n_rows * width
+    out += run * n_rows * width
+    result += run * n_rows * width
+    scale = 1.0
     if drops:
-        value /= 1.0 - tl.load(rate + run)
-    # Of an output that is no number the gradient is none either.
-    tl.store(result + place, tl.where(unit > 0, value, tl.where(unit == 0, 0.0, unit)), mask=inside)
+        scale = 1.0 - tl.load(rate + run)
+    for start in range(begin, end, rows):
+        row = start + tl.arange(0, rows)
+        inside = (row < end)[:, None] & known[None, :]
+        place = row[:, None] * width + column[None, :]
+        value = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        unit = tl.load(out + place, mask=inside, other=0.0).to(tl.float32)
+        if drops:
+            value /= scale
+        # Of an output that is no number the gradient is none either.
+        value = tl.where(unit > 0, value, tl.where(unit == 0, 0.0, unit))
+        total += value
+        tl.store(result + place, value, mask=inside)
+    sums += (run * tl.num_programs(1) + tl.program_id(1)) * width
+    tl.store(sums + column, tl.sum(total, axis=0), mask=known)
 
 
 def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, site: int) -> Tensor:
@@ -72,14 +102,17 @@ def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, 
     return z
 
 
-def activate_backward(grad: Tensor, out: Tensor, rate: Tensor | None) -> Tensor:
-    """The gradient with respect to z of `activate`, from its output."""
+def activate_backward(grad: Tensor, out: Tensor, rate: Tensor | None, part: int) -> tuple[Tensor, Tensor]:
+    """The gradient with respect to z of `activate`, from its output, and sums over every `part` rows of it."""
+    n_runs, n_rows, width = out.shape
     result = torch.empty_like(out)
-    numel = out[0].numel()
-    launch: Any = _activate_backward_kernel[(triton.cdiv(numel, BLOCK), len(out))]
+    sums = torch.empty(n_runs, triton.cdiv(n_rows, part), width, device=out.device)
+    columns = at_most(128, width)
+    launch: Any = _activate_backward_kernel[(triton.cdiv(width, columns), sums.shape[1], n_runs)]
     rates = out if rate is None else rate.float().contiguous()
-    launch(grad.contiguous(), out, rates, result, numel, drops=rate is not None, block=BLOCK)
-    return result
+    sizes = {"n_rows": n_rows, "width": width, "part": part, "rows": at_most(32, part), "columns": columns}
+    launch(grad.contiguous(), out, rates, result, sums, **sizes, drops=rate is not None)
+    return result, sums
 
 
 @triton.jit
@@ -123,7 +156,8 @@ def _weight_moments_kernel(
     signs = tl.zeros((block_out, block_in), tl.float32)
     mean = tl.zeros((block_out, block_in), tl.float32)
     m2 = tl.zeros((block_out, block_in), tl.float32)
-    is_out, is_in = (out_units < n_out)[:, None], (in_units < n_in)[None, :]
+    # Loads may read the zeros that widths are filled up with: whether one is inside is then known for 16 at a time.
+    is_out, is_in = (out_units < wide_out)[:, None], (in_units < wide_in)[None, :]
     rows = tl.arange(0, rows_per_step)
     for e in range(n_envs):
         if at_once:  # all rows of an environment: one loop in all, whose loads the compiler can take ahead of need
@@ -145,9 +179,10 @@ def _weight_moments_kernel(
             product *= tl.load(unscale + run * n_envs + e)
         signs, mean, m2 = _welford(product, e, signs, mean, m2)
     place = run * stride + out_units[:, None] * n_in + in_units[None, :]
-    tl.store(signs_out + place, signs, mask=is_out & is_in)
-    tl.store(mean_out + place, mean, mask=is_out & is_in)
-    tl.store(m2_out + place, m2, mask=is_out & is_in)
+    inside = (out_units < n_out)[:, None] & (in_units < n_in)[None, :]
+    tl.store(signs_out + place, signs, mask=inside)
+    tl.store(mean_out + place, mean, mask=inside)
+    tl.store(m2_out + place, m2, mask=inside)
 
 
 def weight_moments(

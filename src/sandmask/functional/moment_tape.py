@@ -44,7 +44,7 @@ class MomentTape(TorchFunctionMode):
         self.n_envs = n_envs
         numel = sum(slot.numel for slot in slots)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        self.buffers = torch.zeros(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
+        self._buffers = torch.empty(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
         self.unscale: Tensor | None = None
         self._places: dict[str, Place] = {}
         begin = 0
@@ -55,6 +55,7 @@ class MomentTape(TorchFunctionMode):
             begin += slot.numel
         self._names: dict[int, str] = {}
         self._used: set[str] = set()
+        self._filled: set[Place] = set()
 
     def watch(self, params: Mapping[str, Tensor]) -> "MomentTape":
         """Whose gradients to fold; each may be used once."""
@@ -88,9 +89,14 @@ class MomentTape(TorchFunctionMode):
         if x.ndim != ndim or x.shape[0] % self.n_envs:
             raise UntapedError(f"a layer's input has the shape {tuple(x.shape)}")
 
+    def target(self, *places: Place) -> Tensor:
+        """See `Tape.target`."""
+        self._filled.update(places)
+        return self._buffers[..., slice(*places[0])] if len(places) == 1 else self._buffers
+
     def fold(self, place: Place, gradients: Callable[[slice], Tensor]) -> None:
         """See `Tape.fold`."""
-        targets = self.buffers[..., slice(*place)]
+        targets = self.target(place)
         n_runs = together = targets.shape[1]
         if has_kernels(targets):
             from sandmask.functional import kernels
@@ -110,4 +116,6 @@ class MomentTape(TorchFunctionMode):
 
     def moments(self) -> TensorMoments:
         """What was folded: [K, P]. Parameters that were not used have zeros."""
-        return TensorMoments(self.n_envs, *self.buffers)
+        for place in set(self._places.values()) - self._filled:
+            self._buffers[..., slice(*place)] = 0.0
+        return TensorMoments(self.n_envs, *self._buffers)

@@ -20,7 +20,6 @@ class Tape(Protocol):
     """As layers see it."""
 
     n_envs: int
-    buffers: Tensor  # [3, K, P]: sums of signs, means, M2
     unscale: Tensor | None  # [K, E]: what gradients have to be multiplied with, where risks were scaled
 
     def claim(self, *params: Tensor | None) -> tuple[Place, ...]:
@@ -29,6 +28,13 @@ class Tape(Protocol):
 
     def check_rows(self, x: Tensor, ndim: int) -> None:
         """A layer's input should still have one row an example, those of an environment together."""
+        ...
+
+    def target(self, *places: Place) -> Tensor:
+        """Where moments go that a layer computes itself: sums of signs, means and M2 [3, K, P]; of one place, its own.
+
+        The layer has to write all of these places.
+        """
         ...
 
     def fold(self, place: Place, gradients: Callable[[slice], Tensor]) -> None:

@@ -27,9 +27,8 @@ def taped_conv_block(
             parts = conv_weight_kernels.weight_parts(before, inputs, tape.n_envs, stride)
             tape.fold(place, lambda runs: parts[runs].sum(2))
         else:
-            targets = tape.buffers[..., slice(*place)]
-            conv_weight_kernels.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, *targets)
+            conv_weight_kernels.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, *tape.target(place))
         of_bias, of_gamma, of_beta = (begin for begin, _ in others)
-        norm_kernels.sample_moments(sums, tape.unscale, tape.n_envs, tape.buffers, (of_bias, of_gamma, of_beta))
+        norm_kernels.sample_moments(sums, tape.unscale, tape.n_envs, tape.target(*others), (of_bias, of_gamma, of_beta))
 
     return fused_conv_block(x, weight, bias, gamma, beta, stride, groups, fold)

@@ -38,25 +38,29 @@ def _taped(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, *noise: A
     assert bias is not None  # or it could not be claimed
     sizes = (weight.shape[0], weight.shape[1])
 
-    def fold(grad: Tensor, x: Tensor) -> None:
-        _fold(tape, sizes, places, grad, x)
+    def fold(grad: Tensor, sums: Tensor, x: Tensor) -> None:
+        _fold(tape, sizes, places, grad, sums, x)
 
-    y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, site, relu, fold, weight)  # type: ignore[no-untyped-call]
+    y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, site, relu, tape.n_envs, fold, weight)  # type: ignore[no-untyped-call]
     return y
 
 
-def _fold(tape: Tape, sizes: tuple[int, int], places: tuple[Place, ...], grad: Tensor, x: Tensor) -> None:
-    """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e: [K, E * B, ...]."""
+def _fold(tape: Tape, sizes: tuple[int, int], places: tuple[Place, ...], grad: Tensor, sums: Tensor, x: Tensor) -> None:
+    """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e [K, E, out]."""
     (n_out, n_in), (weight, bias) = sizes, places
-    by_env = grad.reshape(len(grad), tape.n_envs, -1, grad.shape[2])[..., :n_out]
-    tape.fold(bias, lambda runs: by_env[runs].sum(2))
+    tape.fold(bias, lambda runs: sums[runs, :, :n_out])
     if has_kernels(grad) and min(n_out, n_in) >= SMALLEST:
         from sandmask.functional import kernels
 
-        kernels.weight_moments(grad, x, tape.unscale, tape.n_envs, sizes, tape.buffers[..., slice(*weight)])
+        kernels.weight_moments(grad, x, tape.unscale, tape.n_envs, sizes, tape.target(weight))
         return
-    x_by_env = x.reshape(len(x), tape.n_envs, -1, x.shape[2])[..., :n_in]
+    by_env, x_by_env = _by_environment(grad, tape.n_envs)[..., :n_out], _by_environment(x, tape.n_envs)[..., :n_in]
     tape.fold(weight, lambda runs: by_env[runs].mT @ x_by_env[runs])
+
+
+def _by_environment(rows: Tensor, n_envs: int) -> Tensor:
+    """[K, E * B, n] as [K, E, B, n]."""
+    return rows.reshape(len(rows), n_envs, -1, rows.shape[2])
 
 
 class _TapedLayer(Function):
@@ -69,6 +73,7 @@ class _TapedLayer(Function):
         rate: Tensor | None,
         site: int,
         relu: bool,
+        n_envs: int,  # noqa: ARG004 - as the next
         fold: Any,  # noqa: ARG004 - for the backward pass
         source: Tensor,  # noqa: ARG004 - what `weight` is made of: the backward pass goes where this one wants it
     ) -> Tensor:
@@ -78,16 +83,19 @@ class _TapedLayer(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, weight, _, _, rate, _, ctx.relu, ctx.fold, _ = inputs
+        x, weight, _, _, rate, _, ctx.relu, ctx.n_envs, ctx.fold, _ = inputs
         ctx.save_for_backward(x, weight, output if ctx.relu else None, rate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, out, rate = ctx.saved_tensors
-        before = dense_backward(grad, out, rate) if ctx.relu else grad
-        ctx.fold(before, x)
+        if ctx.relu:
+            before, sums = dense_backward(grad, out, rate, ctx.n_envs)
+        else:
+            before, sums = grad, _by_environment(grad, ctx.n_envs).sum(2)
+        ctx.fold(before, sums, x)
         of_x = torch.bmm(before, weight) if ctx.needs_input_grad[0] else None
-        return of_x, *[None] * 8
+        return of_x, *[None] * 9
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:

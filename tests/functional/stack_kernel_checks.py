@@ -11,14 +11,24 @@ from torch import Tensor
 
 from sandmask._physical import reachable
 from sandmask.datasets import DATASETS, load_dataset
-from sandmask.functional import adam, dense, kernels, moment_tape, random, random_kernels, taped_dense
+from sandmask.functional import (
+    adam,
+    dense,
+    head,
+    head_kernels,
+    kernels,
+    moment_tape,
+    random,
+    random_kernels,
+    taped_dense,
+)
 from sandmask.masks import _base as masks
 from sandmask.training import Stack, make_spec
 
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
-MODULES = (adam, dense, masks, moment_tape, random, taped_dense)
+MODULES = (adam, dense, head, masks, moment_tape, random, taped_dense)
 
 
 def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
@@ -79,3 +89,31 @@ def test_keys_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = torch.randn(2, 500, device=DEVICE)
     matrices = flat[:, 10 : 10 + 22 * 18].view(2, 22, 18)
     assert torch.equal(kernels.pad(matrices, 24, 24), torch.nn.functional.pad(matrices, (0, 6, 0, 2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(5, 18, 2), (70, 130, 11)])
+def test_a_classifier_and_its_gradients(
+    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features that are wider than the weights, of a lower precision, in parts that do not divide the rows."""
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    torch.set_float32_matmul_precision("highest")
+    n_rows, n_in, n_classes = shape
+    x, weight, bias = (
+        torch.randn(2, *size, device=DEVICE) for size in ((n_rows, n_in), (n_classes, n_in), (n_classes,))
+    )
+    wide = torch.nn.functional.pad(x, (0, 14)).to(dtype)
+    exact = wide[..., :n_in].float().requires_grad_()
+    own = weight.clone().requires_grad_()
+    expected = exact @ own.mT + bias.unsqueeze(1)
+    grad = torch.randn_like(expected)
+    of_x, of_weight = torch.autograd.grad(expected, (exact, own), grad)
+    torch.testing.assert_close(head_kernels.logits(wide, weight, bias), expected.detach(), rtol=1e-4, atol=1e-4)
+    found, sums = head_kernels.gradients(grad, wide, weight, 16)
+    rounding = 1e-4 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found[..., :n_in].float(), of_x, rtol=rounding, atol=rounding)
+    assert found[..., n_in:].abs().sum() == 0
+    assert sums.shape[1] == -(-n_rows // 16)
+    torch.testing.assert_close(sums.sum(1), of_weight, rtol=1e-3, atol=1e-3)

@@ -19,8 +19,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, 
     """relu(dropout(x W^T + b)) of x [N, in].
 
     On a GPU the result may have more units than W has rows, all zero, and `x` more than W has columns: a width that is
-    a multiple of 16 lets matrix products use the fast units, and kernels read several numbers at a time. `affine` takes
-    such a result back to its own width.
+    a multiple of 16 lets matrix products use the fast units, and kernels read several numbers at a time.
     """
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(dense, (x, weight, bias), x, weight, bias, drop=drop, site=site)
@@ -32,13 +31,13 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, 
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W^T + b, the last layer; `x` may come from `dense`."""
+    """x W^T + b; `x` may come from `dense`, and the result may then be wider in the same way."""
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(affine, (x, weight, bias), x, weight, bias)
         return result
     if x.shape[-1] == weight.shape[-1]:
         return F.linear(x, weight, bias)
-    return F.linear(*aligned(x, weight, bias))[..., : len(bias)]
+    return F.linear(*aligned(x, weight, bias))
 
 
 def plain_dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, site: int) -> Tensor:

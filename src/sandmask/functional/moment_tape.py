@@ -17,9 +17,11 @@ from sandmask._physical import has_kernels
 from sandmask.functional.conv import conv_block
 from sandmask.functional.dense import affine, dense
 from sandmask.functional.flat import Slot
+from sandmask.functional.head import head
 from sandmask.functional.taped import Place, UntapedError
 from sandmask.functional.taped_conv import taped_conv_block
-from sandmask.functional.taped_dense import taped_dense, taped_linear
+from sandmask.functional.taped_dense import taped_affine, taped_dense, taped_linear
+from sandmask.functional.taped_head import taped_head
 from sandmask.masks import TensorMoments, stack_moments
 
 __all__ = ["MomentTape", "UntapedError"]
@@ -30,8 +32,9 @@ CACHED = 2**18
 # What is called -> what computes it while a tape is active.
 LAYERS: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     dense: taped_dense,
-    affine: taped_linear,
+    affine: taped_affine,
     F.linear: taped_linear,
+    head: taped_head,
     conv_block: taped_conv_block,
 }
 

@@ -28,8 +28,13 @@ def taped_linear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`affine` and `torch.nn.functional.linear`."""
+    """`torch.nn.functional.linear`."""
     return _taped(tape, input, weight, bias, None, None, site=0, relu=False)[..., : weight.shape[0]]
+
+
+def taped_affine(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`affine`."""
+    return _taped(tape, x, weight, bias, None, None, site=0, relu=False)
 
 
 def _taped(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, *noise: Any, site: int, relu: bool) -> Tensor:

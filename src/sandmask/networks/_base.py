@@ -9,10 +9,14 @@ from torch.nn import functional as F
 from sandmask.functional.compiling import Compiled
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
+from sandmask.functional.head import head
 
 
 class Featurizer(nn.Module):
-    """Maps inputs `[N, *input_shape]` to features `[N, n_features]`; dropout, if it has any, is passed in."""
+    """Maps inputs `[N, *input_shape]` to features `[N, n_features]`; dropout, if it has any, is passed in.
+
+    There may be more features than `n_features`, all zero, if that makes for a width that is faster.
+    """
 
     n_features: int
     memory_format: torch.memory_format = torch.contiguous_format  # of the convolutions' weights
@@ -106,12 +110,12 @@ class Network:
 
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Features [N, n_features] of inputs [N, ...]."""
-        if self.dtype == torch.float32:
-            return self._forward(params, x, drop)
-        features = self._forward(params, x.to(self.dtype), drop)
-        return features.to(params["classifier.weight"].dtype)
+        features = self._forward(params, x, drop)[..., : self.n_features]
+        return features if self.dtype == torch.float32 else features.to(params["classifier.weight"].dtype)
 
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
+        if self.dtype != torch.float32:
+            x = x.to(self.dtype)
         if self._compiled is None or not torch.is_grad_enabled():
             return self._flat(params, x, drop)
         features: Tensor = self._compiled(params, x, drop)
@@ -123,4 +127,4 @@ class Network:
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""
-        return self.classify(params, self.features(params, x, drop))
+        return head(self._forward(params, x, drop), params["classifier.weight"], params["classifier.bias"])

@@ -1,0 +1,77 @@
+"""A classifier on features of any precision, in float32: as plain operations, or as kernels for K runs at once.
+
+A network's last layer stays in full precision. By plain operations its features are copied to float32 first, which for
+a layer of two outputs is nearly all the work; the kernels read them as they are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
+
+from sandmask._physical import has_kernels, in_vmap, leading
+
+MOST_CLASSES = 64  # that the kernels are written for
+PART = 512  # rows that one program sums the weights' gradient over, where environments do not matter
+
+# Takes over the gradients of the parameters: gets the weight's sums [K, E, classes, in] and the logits' gradient.
+Fold = Callable[[Tensor, Tensor], None]
+
+
+def head(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x W^T + b in the precision of W; `x` [N, in] may be of a lower one, and wider than W by zeros (see `dense`)."""
+    fits = in_vmap() and has_kernels(x) and x.ndim == 2
+    if not fits or weight.dtype != torch.float32 or weight.shape[0] > MOST_CLASSES:
+        return F.linear(x[..., : weight.shape[-1]].to(weight.dtype), weight, bias)
+    if has_torch_function((x, weight, bias)):
+        result: Tensor = handle_torch_function(head, (x, weight, bias), x, weight, bias)
+        return result
+    return fused_head(x, weight, bias)
+
+
+def fused_head(x: Tensor, weight: Tensor, bias: Tensor, n_envs: int | None = None, fold: Fold | None = None) -> Tensor:
+    """The same by kernels, inside of `vmap` of K runs."""
+    y: Tensor = _Head.apply(x, weight, bias, n_envs, fold)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Head(Function):
+    """Of K runs: inside of `vmap` it is called again with the leading dimension."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        n_envs: int | None,  # noqa: ARG004 - for the backward pass
+        fold: Fold | None,  # noqa: ARG004 - as well
+    ) -> Tensor:
+        from sandmask.functional import head_kernels
+
+        return head_kernels.logits(x.contiguous(), weight.contiguous(), bias.contiguous())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG004
+        x, weight, _, ctx.n_envs, ctx.fold = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        from sandmask.functional import head_kernels
+
+        x, weight = ctx.saved_tensors
+        part = PART if ctx.n_envs is None else x.shape[1] // ctx.n_envs
+        of_x, sums = head_kernels.gradients(grad.contiguous(), x.contiguous(), weight.contiguous(), part)
+        if ctx.fold is not None:
+            ctx.fold(sums, grad)
+            return of_x, None, None, None, None
+        return of_x, sums.sum(1), grad.sum(1), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        y: Tensor = _Head.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        return y, 0

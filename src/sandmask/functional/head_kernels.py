@@ -1,0 +1,123 @@
+"""Few outputs of many features, of K runs, as GPU kernels: forward, and both gradients in one pass over the features.
+
+Features may be of a lower precision than the weights; products are computed to the precision of float32.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sandmask.functional.tiles import at_most
+
+ROWS, COLUMNS = 64, 64  # of features, that a program works on at a time
+
+
+@triton.jit
+def _logits_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    n_rows,
+    wide,
+    n_in,
+    n_classes,
+    classes: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """x W^T + b, of some rows of one run."""
+    run = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    label = tl.arange(0, classes)
+    known, is_class = row < n_rows, label < n_classes
+    x += run * n_rows * wide
+    weight += run * n_classes * n_in
+    total = tl.zeros((rows, classes), tl.float32)
+    for start in range(0, n_in, columns):
+        column = start + tl.arange(0, columns)
+        inside = known[:, None] & (column < wide)[None, :]
+        value = tl.load(x + row[:, None] * wide + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        is_weight = (column < n_in)[:, None] & is_class[None, :]
+        w = tl.load(weight + label[None, :] * n_in + column[:, None], mask=is_weight, other=0.0)
+        total = tl.dot(value, w, total, input_precision=precision)
+    total += tl.load(bias + run * n_classes + label, mask=is_class, other=0.0)[None, :]
+    out += run * n_rows * n_classes
+    tl.store(out + row[:, None] * n_classes + label[None, :], total, mask=known[:, None] & is_class[None, :])
+
+
+@triton.jit
+def _gradients_kernel(
+    grad,
+    x,
+    weight,
+    of_x,
+    sums,
+    n_rows,
+    wide,
+    n_in,
+    n_classes,
+    part,
+    classes: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """The gradient of some features of a part of the rows, and the weights' gradient out of these rows."""
+    run, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * part
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    label = tl.arange(0, classes)
+    end = tl.minimum(begin + part, n_rows)
+    is_class, is_column = label < n_classes, column < wide
+    grad += run * n_rows * n_classes
+    x += run * n_rows * wide
+    of_x += run * n_rows * wide
+    is_weight = is_class[:, None] & (column < n_in)[None, :]
+    place = label[:, None] * n_in + column[None, :]
+    w = tl.load(weight + run * n_classes * n_in + place, mask=is_weight, other=0.0)
+    total = tl.zeros((classes, columns), tl.float32)
+    for start in range(begin, end, rows):
+        row = start + tl.arange(0, rows)
+        known = row < end
+        of_label = known[:, None] & is_class[None, :]
+        g = tl.load(grad + row[:, None] * n_classes + label[None, :], mask=of_label, other=0.0)
+        features = row[:, None] * wide + column[None, :]
+        inside = known[:, None] & is_column[None, :]
+        value = tl.load(x + features, mask=inside, other=0.0).to(tl.float32)
+        total = tl.dot(tl.trans(g), value, total, input_precision=precision)
+        tl.store(of_x + features, tl.dot(g, w, input_precision=precision), mask=inside)
+    sums += (run * tl.num_programs(1) + tl.program_id(1)) * n_classes * n_in
+    tl.store(sums + place, total, mask=is_weight)
+
+
+def logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x W^T + b in float32, of x [K, N, wide], weight [K, classes, in] and bias [K, classes]."""
+    (n_runs, n_rows, wide), (_, n_classes, n_in) = x.shape, weight.shape
+    out = torch.empty(n_runs, n_rows, n_classes, device=x.device)
+    rows = at_most(ROWS, n_rows)
+    launch: Any = _logits_kernel[(triton.cdiv(n_rows, rows), n_runs)]
+    launch(x, weight, bias, out, n_rows, wide, n_in, n_classes, at_most(64, n_classes), rows, COLUMNS, _precision())
+    return out
+
+
+def gradients(grad: Tensor, x: Tensor, weight: Tensor, part: int) -> tuple[Tensor, Tensor]:
+    """From the gradient of the logits those of x, and of the weights by every `part` rows: [K, parts, classes, in]."""
+    (n_runs, n_rows, wide), (_, n_classes, n_in) = x.shape, weight.shape
+    of_x = torch.empty_like(x)
+    sums = torch.empty(n_runs, triton.cdiv(n_rows, part), n_classes, n_in, device=x.device)
+    launch: Any = _gradients_kernel[(triton.cdiv(wide, COLUMNS), sums.shape[1], n_runs)]
+    sizes = (n_rows, wide, n_in, n_classes, part, at_most(64, n_classes), at_most(ROWS, part), COLUMNS)
+    launch(grad, x, weight, of_x, sums, *sizes, _precision())
+    return of_x, sums
+
+
+def _precision() -> str:
+    """Three products of TF32 numbers are as good as one of float32, but where every bit is wanted."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32x3"

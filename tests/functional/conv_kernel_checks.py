@@ -22,7 +22,7 @@ from sandmask.functional.conv import conv_block, pixel_mean, plain_conv_block
 from sandmask.functional.flat import Slot
 from sandmask.functional.moment_tape import MomentTape
 from sandmask.masks import TensorMoments, stack_moments
-from sandmask.networks import MNISTConvNet
+from sandmask.networks import MNISTConvNet, mnist_convnet
 from sandmask.records import RunSpec
 from sandmask.training import Stack, make_spec, stack
 from sandmask.training.precision import set_precision
@@ -73,7 +73,8 @@ HALVES = [Case(3, 2, 32, 8, 8, 1, 8, torch.bfloat16), Case(3, 32, 32, 7, 8, 2, 8
 
 @pytest.fixture(autouse=True)
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDMASK_CONV_KERNELS", "1")
+    for module in (conv, mnist_convnet):  # in full precision, too, although there they are slow
+        monkeypatch.setattr(module, "kernels_suit", lambda: True)
     set_precision("fp32")
     if not INTERPRETED:
         return

@@ -5,7 +5,6 @@ channels next to each other in memory, [K, N, height, width, channels], so that 
 order it wants, and plain operations can take over anywhere.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +25,12 @@ LARGEST = 2**31  # numbers in an image of one run, that the kernels' addresses r
 Fold = Callable[[Tensor, Tensor, Tensor], None]
 
 
-def conv_kernels_wanted() -> bool:
-    """Whether convolutions may use the kernels: if the environment variable SANDMASK_CONV_KERNELS is 1.
+def kernels_suit() -> bool:
+    """Whether convolutions had better use the kernels: with TF32 or half precision.
 
-    They pass their checks in Triton's interpreter and compile for a GPU, but have not been run on one yet.
+    In full precision they would not reach a GPU's fast units, and take long to compile.
     """
-    return os.environ.get("SANDMASK_CONV_KERNELS") == "1"
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def conv_block(
@@ -41,7 +40,7 @@ def conv_block(
 
     Without kernels it is no more than its operations, so that tapes and compilers see those.
     """
-    by_kernels = conv_kernels_wanted() and has_kernels(x) and _fits(x, weight, stride, groups)
+    by_kernels = kernels_suit() and has_kernels(x) and _fits(x, weight, stride, groups)
     if torch.compiler.is_compiling() or not by_kernels:
         return plain_conv_block(x, weight, bias, gamma, beta, stride, groups)
     params = (weight, bias, gamma, beta)
@@ -60,7 +59,7 @@ def plain_conv_block(
 
 def pixel_mean(x: Tensor) -> Tensor:
     """The mean over pixels, [N, channels]."""
-    if torch.compiler.is_compiling() or not (conv_kernels_wanted() and has_kernels(x)):
+    if torch.compiler.is_compiling() or not (kernels_suit() and has_kernels(x)):
         return x.mean((2, 3))
     y: Tensor = _PixelMean.apply(x)  # type: ignore[no-untyped-call]
     return y

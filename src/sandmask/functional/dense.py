@@ -27,17 +27,17 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, 
     if not has_kernels(x):
         return plain_dense(x, weight, bias, drop, site)
     rows, rate = (None, None) if drop is None else (drop.rows, drop.rate)
-    return _apply(*aligned(x, weight, bias), rows, rate, site=site)
+    return _apply(x, weight, bias, rows, rate, how=(site, True))
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W^T + b; `x` may come from `dense`, and the result may then be wider in the same way."""
+    """x W^T + b; `x` may come from `dense`, and the result may be wider in the same way."""
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(affine, (x, weight, bias), x, weight, bias)
         return result
-    if x.shape[-1] == weight.shape[-1]:
-        return F.linear(x, weight, bias)
-    return F.linear(*aligned(x, weight, bias))
+    if not has_kernels(x):
+        return F.linear(x[..., : weight.shape[-1]], weight, bias)
+    return _apply(x, weight, bias, None, None, how=(0, False))
 
 
 def plain_dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, site: int) -> Tensor:
@@ -52,34 +52,23 @@ def wide(width: int) -> int:
 
 
 def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer's tensors with zeros added, so that both of its sides are multiples of `ALIGNED`."""
-    n_out, n_in = weight.shape
-    wide_out, wide_in = wide(n_out), max(wide(n_in), x.shape[-1])
-    if x.shape[-1] != wide_in:
-        x = F.pad(x, (0, wide_in - x.shape[-1]))
-    if (wide_out, wide_in) != (n_out, n_in):
-        weight = F.pad(weight, (0, wide_in - n_in, 0, wide_out - n_out))
-    return x, weight, bias if wide_out == n_out else F.pad(bias, (0, wide_out - n_out))
-
-
-def aligned_runs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for tensors of K runs, by kernels, without a gradient to weight and bias."""
+    """A layer's tensors of K runs with zeros added, so that on a GPU both of its sides are multiples of `ALIGNED`."""
+    if not has_kernels(x):
+        return x, weight, bias
     from sandmask.functional import kernels
 
     _, n_out, n_in = weight.shape
-    wide_out, wide_in = wide(n_out), max(wide(n_in), x.shape[-1])
-    if x.shape[-1] != wide_in:
-        wider = wide_in - x.shape[-1]
-        x = F.pad(x, (0, wider)) if x.requires_grad else kernels.pad(x, x.shape[1], wide_in)
-    return x, kernels.pad(weight, wide_out, wide_in), kernels.pad(bias.unsqueeze(1), 1, wide_out).squeeze(1)
+    wide_out, wide_in = wide(n_out), max(wide(n_in), x.shape[2])
+    wide_bias = kernels.pad(bias.unsqueeze(1), 1, wide_out).squeeze(1)
+    return kernels.pad(x, x.shape[1], wide_in), kernels.pad(weight, wide_out, wide_in), wide_bias
 
 
-def _apply(*tensors: Tensor | None, site: int) -> Tensor:
+def _apply(*tensors: Tensor | None, how: tuple[int, bool]) -> Tensor:
     """Inside of `vmap` as it is, outside as a stack of one run."""
     if in_vmap():
-        y: Tensor = _Dense.apply(*tensors, site)  # type: ignore[no-untyped-call]
+        y: Tensor = _Dense.apply(*tensors, *how)  # type: ignore[no-untyped-call]
         return y
-    one: Tensor = _Dense.apply(*(t if t is None else t.unsqueeze(0) for t in tensors), site)  # type: ignore[no-untyped-call]
+    one: Tensor = _Dense.apply(*(t if t is None else t.unsqueeze(0) for t in tensors), *how)  # type: ignore[no-untyped-call]
     return one.squeeze(0)
 
 
@@ -87,20 +76,24 @@ class _Dense(Function):
     """Of K runs: inside of `vmap` it is called again with the leading dimension."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, site: int) -> Tensor:
-        return dense_of_runs(x, weight, bias, rows, rate, site)
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, site: int, relu: bool
+    ) -> Tensor:
+        return layer_of_runs(*aligned(x, weight, bias), rows, rate, site, relu)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, weight, _, _, rate, _ = inputs
-        ctx.save_for_backward(x, weight, output, rate)
+        x, weight, bias, _, rate, _, ctx.relu = inputs
+        ctx.save_for_backward(x, weight, bias, output if ctx.relu else None, rate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight, out, rate = ctx.saved_tensors
-        before, sums = dense_backward(grad, out, rate)
-        of_x = torch.bmm(before, weight) if ctx.needs_input_grad[0] else None
-        return of_x, torch.bmm(before.mT, x), sums.sum(1).to(out.dtype), None, None, None
+        x, weight, bias, out, rate = ctx.saved_tensors
+        wide_x, wide_weight, _ = aligned(x, weight, bias)
+        before, sums = layer_backward(grad, out, rate)
+        of_x = torch.bmm(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
+        of_weight = torch.bmm(before.mT, wide_x)[:, : weight.shape[1], : weight.shape[2]]
+        return of_x, of_weight, sums.sum(1)[:, : bias.shape[1]].to(bias.dtype), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
@@ -108,10 +101,21 @@ class _Dense(Function):
         return y, 0
 
 
-def dense_of_runs(
-    x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, site: int
+def layer_of_runs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    rows: Tensor | None = None,
+    rate: Tensor | None = None,
+    site: int = 0,
+    relu: bool = True,
 ) -> Tensor:
-    """Of x [K, N, in], weight [K, out, in], bias [K, out], rows [K, N], rate [K]; on any device."""
+    """Of x [K, N, in], weight [K, out, in], bias [K, out], rows [K, N], rate [K]; on any device.
+
+    Without `relu` it is x W^T + b alone.
+    """
+    if not relu:
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
     if has_kernels(x):
         from sandmask.functional import kernels
 
@@ -122,17 +126,26 @@ def dense_of_runs(
     return y.relu()
 
 
-def dense_backward(grad: Tensor, out: Tensor, rate: Tensor | None, n_envs: int | None = None) -> tuple[Tensor, Tensor]:
-    """The gradient of x W^T + b, from that of the layer's output [K, N, out] and the output itself.
+def layer_backward(
+    grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x W^T + b, from that of the layer's output [K, N, out] and, after a relu, the output itself.
 
     Beside it, its sums over rows: of each environment [K, E, out], or else of as many parts as suits.
     A unit that is positive was kept, and scaled by 1 / (1 - rate); one that is zero passes nothing on.
     """
-    if has_kernels(out):
+    if out is not None and has_kernels(out):
         from sandmask.functional import kernels
 
         return kernels.activate_backward(grad, out, rate, PART if n_envs is None else out.shape[1] // n_envs)
-    scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
-    # Of an output that is no number, the gradient is not zeroed.
-    before = torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0)
-    return before, before.unflatten(1, (n_envs or 1, -1)).sum(2)
+    before = grad
+    if out is not None:
+        scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
+        # Of an output that is no number, the gradient is not zeroed.
+        before = torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0)
+    return before, by_environment(before, n_envs or 1).sum(2)
+
+
+def by_environment(rows: Tensor, n_envs: int) -> Tensor:
+    """[K, E * B, n] as [K, E, B, n]."""
+    return rows.reshape(len(rows), n_envs, -1, rows.shape[2])

@@ -223,6 +223,10 @@ def _stack_moments_kernel(
     mean_out,
     m2_out,
     numel,
+    width,
+    wide,
+    run_stride,
+    env_stride,
     stride,
     n_envs: tl.constexpr,
     scaled: tl.constexpr,
@@ -231,11 +235,12 @@ def _stack_moments_kernel(
     run = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * block + tl.arange(0, block)
     inside = place < numel
+    grads += run * run_stride + place // width * wide + place % width
     signs = tl.zeros((block,), tl.float32)
     mean = tl.zeros((block,), tl.float32)
     m2 = tl.zeros((block,), tl.float32)
     for e in range(n_envs):
-        value = tl.load(grads + (run * n_envs + e) * numel + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(grads + e * env_stride, mask=inside, other=0.0).to(tl.float32)
         if scaled:
             value *= tl.load(unscale + run * n_envs + e)
         signs, mean, m2 = _welford(value, e, signs, mean, m2)
@@ -245,13 +250,19 @@ def _stack_moments_kernel(
     tl.store(m2_out + place, m2, mask=inside)
 
 
-def stack_moments(grads: Tensor, unscale: Tensor | None, targets: Tensor) -> None:
-    """Moments over environments of gradients [K, E, n], into `targets` [3, K, n] as in `weight_moments`."""
-    n_runs, n_envs, numel = grads.shape
-    launch: Any = _stack_moments_kernel[(triton.cdiv(numel, BLOCK), n_runs)]
+def stack_moments(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int) -> None:
+    """Moments over environments of gradients [K, E, rows, columns], into `targets` [3, K, n] as in `weight_moments`.
+
+    Of every row the first `width` columns are meant.
+    """
+    if grads.stride(3) != 1:
+        grads = grads.contiguous()
+    n_runs, n_envs, n_rows, _ = grads.shape
+    launch: Any = _stack_moments_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
     scale = grads if unscale is None else unscale.contiguous()
-    sizes = {"numel": numel, "stride": targets.stride(1), "n_envs": n_envs}
-    launch(grads.contiguous(), scale, *targets, **sizes, scaled=unscale is not None, block=BLOCK)
+    strides = (grads.stride(2), grads.stride(0), grads.stride(1), targets.stride(1))
+    how = {"n_envs": n_envs, "scaled": unscale is not None, "block": BLOCK}
+    launch(grads, scale, *targets, n_rows * width, width, *strides, **how)
 
 
 @triton.jit
@@ -265,8 +276,12 @@ def _pad_kernel(source, result, n_rows, n_columns, wide, numel, run_stride, bloc
 
 
 def pad(matrices: Tensor, n_rows: int, n_columns: int) -> Tensor:
-    """Matrices [K, rows, columns] with zeros added at the end of rows and columns, by one kernel."""
-    if matrices.shape[1:] == (n_rows, n_columns):
+    """Matrices [K, rows, columns] with zeros added at the end of rows and columns, by one kernel.
+
+    Each begins where a GPU likes to read, at a multiple of 16 bytes; those that are right already are left as they are.
+    """
+    begins = (matrices.data_ptr(), matrices.stride(0) * matrices.itemsize)
+    if matrices.shape[1:] == (n_rows, n_columns) and all(begin % 16 == 0 for begin in begins):
         return matrices
     if matrices.stride(2) != 1 or matrices.stride(1) != matrices.shape[2]:
         matrices = matrices.contiguous()

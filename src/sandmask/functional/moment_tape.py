@@ -22,12 +22,12 @@ from sandmask.functional.taped import Place, UntapedError
 from sandmask.functional.taped_conv import taped_conv_block
 from sandmask.functional.taped_dense import taped_affine, taped_dense, taped_linear
 from sandmask.functional.taped_head import taped_head
-from sandmask.masks import TensorMoments, stack_moments
+from sandmask.masks import TensorMoments, fold_stacks, stack_moments
 
 __all__ = ["MomentTape", "UntapedError"]
 
 # On a CPU, runs are taken together as long as all their environments' gradients of a layer stay in the cache.
-CACHED = 2**18
+CACHED = 2**20
 
 # What is called -> what computes it while a tape is active.
 LAYERS: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
@@ -104,15 +104,20 @@ class MomentTape(TorchFunctionMode):
         if has_kernels(targets):
             from sandmask.functional import kernels
 
-            kernels.stack_moments(gradients(slice(None)).flatten(2), self.unscale, targets)
+            found = gradients(slice(None)).flatten(2).unsqueeze(2)  # [K, E, 1, n]
+            kernels.stack_moments(found, self.unscale, targets, targets.shape[2])
             return
-        if targets.device.type == "cpu":
+        on_cpu = targets.device.type == "cpu"
+        if on_cpu:
             together = max(CACHED // (self.n_envs * targets.shape[2]), 1)
         for begin in range(0, n_runs, together):
             runs = slice(begin, begin + together)
             found = gradients(runs).flatten(2).to(targets.dtype)  # [k, E, n]
             if self.unscale is not None:
                 found = found * self.unscale[runs].unsqueeze(-1)
+            if on_cpu:
+                fold_stacks(found, targets[:, runs])
+                continue
             moments = stack_moments(found.transpose(0, 1))
             for target, value in zip(targets, (moments.sign_sum, moments.mean, moments.m2), strict=True):
                 target[runs] = value

@@ -7,11 +7,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sandmask._physical import has_kernels, leading
-from sandmask.functional.dense import aligned_runs, dense_backward, dense_of_runs
+from sandmask._scratch import scratch
+from sandmask.functional.dense import aligned, by_environment, layer_backward, layer_of_runs
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.taped import Place, Tape
 
-SMALLEST = 16  # sides of a weight matrix from which on the kernel pays
+SMALLEST = 16  # sides of a weight matrix from which on kernels pay
+AT_ONCE = 2**28  # numbers of all environments' gradients that are kept at a time
 
 
 def taped_dense(
@@ -46,7 +48,7 @@ def _taped(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, *noise: A
     def fold(grad: Tensor, sums: Tensor, x: Tensor) -> None:
         _fold(tape, sizes, places, grad, sums, x)
 
-    y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, site, relu, tape.n_envs, fold, weight)  # type: ignore[no-untyped-call]
+    y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, site, relu, tape.n_envs, fold)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -55,17 +57,35 @@ def _fold(tape: Tape, sizes: tuple[int, int], places: tuple[Place, ...], grad: T
     (n_out, n_in), (weight, bias) = sizes, places
     tape.fold(bias, lambda runs: sums[runs, :, :n_out])
     if has_kernels(grad) and min(n_out, n_in) >= SMALLEST:
-        from sandmask.functional import kernels
-
-        kernels.weight_moments(grad, x, tape.unscale, tape.n_envs, sizes, tape.target(weight))
+        _fold_by_kernels(tape, sizes, weight, grad, x)
         return
-    by_env, x_by_env = _by_environment(grad, tape.n_envs)[..., :n_out], _by_environment(x, tape.n_envs)[..., :n_in]
-    tape.fold(weight, lambda runs: by_env[runs].mT @ x_by_env[runs])
+    by_env, x_by_env = by_environment(grad, tape.n_envs)[..., :n_out], by_environment(x, tape.n_envs)[..., :n_in]
+    tape.fold(weight, lambda runs: _products(by_env[runs], x_by_env[runs]))
 
 
-def _by_environment(rows: Tensor, n_envs: int) -> Tensor:
-    """[K, E * B, n] as [K, E, B, n]."""
-    return rows.reshape(len(rows), n_envs, -1, rows.shape[2])
+def _products(grad: Tensor, x: Tensor) -> Tensor:
+    """grad_e^T x_e of [k, E, B, n]; on a CPU in memory that is used again."""
+    if grad.device.type != "cpu":
+        return grad.mT @ x
+    found = scratch("products", (*grad.shape[:2], grad.shape[3], x.shape[3]), grad.dtype)
+    torch.bmm(grad.flatten(0, 1).mT, x.flatten(0, 1), out=found.flatten(0, 1))
+    return found
+
+
+def _fold_by_kernels(tape: Tape, sizes: tuple[int, int], place: Place, grad: Tensor, x: Tensor) -> None:
+    """In half precision moments come out of the kernel that multiplies; otherwise torch multiplies faster."""
+    from sandmask.functional import kernels
+
+    n_envs, target = tape.n_envs, tape.target(place)
+    if grad.itemsize == 2:
+        kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, target)
+        return
+    together = max(AT_ONCE // (n_envs * grad.shape[2] * x.shape[2]), 1)
+    for begin in range(0, len(grad), together):
+        runs = slice(begin, begin + together)
+        products = by_environment(grad[runs], n_envs).mT @ by_environment(x[runs], n_envs)
+        unscale = None if tape.unscale is None else tape.unscale[runs]
+        kernels.stack_moments(products[:, :, : sizes[0]], unscale, target[:, runs], sizes[1])
 
 
 class _TapedLayer(Function):
@@ -80,32 +100,24 @@ class _TapedLayer(Function):
         relu: bool,
         n_envs: int,  # noqa: ARG004 - as the next
         fold: Any,  # noqa: ARG004 - for the backward pass
-        source: Tensor,  # noqa: ARG004 - what `weight` is made of: the backward pass goes where this one wants it
     ) -> Tensor:
-        if relu:
-            return dense_of_runs(x, weight, bias, rows, rate, site)
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+        return layer_of_runs(*aligned(x, weight, bias), rows, rate, site, relu)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, weight, _, _, rate, _, ctx.relu, ctx.n_envs, ctx.fold, _ = inputs
-        ctx.save_for_backward(x, weight, output if ctx.relu else None, rate)
+        x, weight, bias, _, rate, _, relu, ctx.n_envs, ctx.fold = inputs
+        ctx.save_for_backward(x, weight, bias, output if relu else None, rate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight, out, rate = ctx.saved_tensors
-        if ctx.relu:
-            before, sums = dense_backward(grad, out, rate, ctx.n_envs)
-        else:
-            before, sums = grad, _by_environment(grad, ctx.n_envs).sum(2)
-        ctx.fold(before, sums, x)
-        of_x = torch.bmm(before, weight) if ctx.needs_input_grad[0] else None
-        return of_x, *[None] * 9
+        x, weight, bias, out, rate = ctx.saved_tensors
+        wide_x, wide_weight, _ = aligned(x, weight, bias)
+        before, sums = layer_backward(grad, out, rate, ctx.n_envs)
+        ctx.fold(before, sums, wide_x)
+        of_x = torch.bmm(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
+        return of_x, *[None] * 8
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        x, weight, bias, *how = leading(info.batch_size, in_dims, args)
-        worth_it = has_kernels(x) and weight.shape[1] >= SMALLEST
-        wide = aligned_runs(x, weight, bias) if worth_it else (x, weight, bias)
-        y: Tensor = _TapedLayer.apply(*wide, *how[:-1], weight)  # type: ignore[no-untyped-call]
+        y: Tensor = _TapedLayer.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
         return y, 0

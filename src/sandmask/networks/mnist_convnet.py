@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from sandmask.functional.conv import conv_block, conv_kernels_wanted, pixel_mean
+from sandmask.functional.conv import conv_block, kernels_suit, pixel_mean
 from sandmask.functional.dropout import Dropout
 from sandmask.networks._base import Featurizer
 
@@ -15,8 +15,8 @@ class MNISTConvNet(Featurizer):
 
     @property
     def has_kernels(self) -> bool:
-        """Where its kernels are asked for."""
-        return conv_kernels_wanted()
+        """With TF32 and in half precision."""
+        return kernels_suit()
 
     def __init__(self, n_channels: int) -> None:
         super().__init__()

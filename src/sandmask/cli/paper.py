@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sandmask.cli._console import print_json
-from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption
+from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption, PrecisionOption
 from sandmask.cli._paper_output import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
 from sandmask.cli._paper_tables import make_table
 
@@ -222,6 +222,7 @@ def figure_2(
     steps: Annotated[
         int | None, typer.Option(min=11, help="Training steps; 3,001 if not given (the protocol has 5,001).")
     ] = None,
+    precision: PrecisionOption = "fp32",
     out: OutOption = OUT,
     device: DeviceOption = None,
     as_json: JsonOption = False,
@@ -235,7 +236,7 @@ def figure_2(
 
     sandmask paper figure-2 --quick
 
-    sandmask paper figure-2 --device cuda --out runs/paper
+    sandmask paper figure-2 --device cuda --precision tf32 --out runs/paper
 
     sandmask paper figure-2 --records runs/paper/figure-2.records.parquet
     """
@@ -252,7 +253,7 @@ def figure_2(
     else:
         progress = Progress(quiet=as_json)
         design = QUICK if quick else FULL
-        design = replace(design, seeds=seeds or design.seeds, steps=steps or design.steps)
+        design = replace(design, seeds=seeds or design.seeds, steps=steps or design.steps, precision=precision)
         chosen = choose_device(device)
         if chosen.type == "cpu" and not quick and not as_json:
             typer.echo("Made for a GPU; on a CPU this takes days. --quick is a small version.", err=True)

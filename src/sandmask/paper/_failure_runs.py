@@ -32,6 +32,7 @@ class Design:
     steps: int = 3001
     draws: int = 32
     search_seeds: int = 2
+    precision: str = "fp32"
     shapes: tuple[tuple[str, float], ...] = SHAPES
 
     def search(self) -> list[RunSpec]:
@@ -72,6 +73,7 @@ class Design:
             hparams_seed=draw,
             trial_seed=0 if seed >= SEARCH_SEED else seed,  # of which a draw is a function
             seed=seed,
+            precision=self.precision,
         )
         momentum, noise, scale = condition
         hparams = {**spec.hparams, "adam_beta1": momentum}

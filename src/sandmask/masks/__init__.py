@@ -35,7 +35,7 @@ from sandmask.masks._histogram import agreement_counts
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 from sandmask.masks._sand import SANDMask
-from sandmask.masks._stack import stack_moments
+from sandmask.masks._stack import fold_stacks, stack_moments
 
 __all__ = [
     "ANDMask",
@@ -52,6 +52,7 @@ __all__ = [
     "agreement",
     "agreement_counts",
     "and_weights",
+    "fold_stacks",
     "geometric_mean",
     "rescale_by_sparsity",
     "sand_weights",

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
+from sandmask._scratch import scratch
 from sandmask.masks._functional import TensorMoments, log_magnitude
 
-# Elements worked on at a time: on a CPU so many that the five passes below stay in the cache (twice as fast
-# on the 137,000 parameters of a small MLP with 16 environments), elsewhere only so many that temporaries
-# stay small.
-_CHUNK_CPU = 2**18
+# Elements worked on at a time: on a CPU so many that the passes below stay in the cache, elsewhere only so
+# many that temporaries stay small.
+_CHUNK_CPU = 2**20
 _CHUNK = 2**26
 
 
@@ -23,11 +23,52 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def stack_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
     """Moments over the first dimension of [E, *shape]; works under `torch.func.vmap`."""
     count, shape = grads.shape[0], grads.shape[1:]
+    if not log and _folds(grads):
+        moments = torch.empty(3, *shape, dtype=accumulation_dtype(grads.dtype))
+        fold_stacks(grads.reshape(1, count, -1).to(moments.dtype), moments.view(3, 1, -1))
+        return TensorMoments(count, *moments)
     columns = max((_CHUNK_CPU if grads.device.type == "cpu" else _CHUNK) // count, 1)
     if shape.numel() <= columns or not grads.is_contiguous():
         return TensorMoments(count, *_moments(grads, log=log))
     parts = [_moments(chunk, log=log) for chunk in torch.split(grads.reshape(count, -1), columns, dim=1)]
     return TensorMoments(count, *(torch.cat(part).reshape(shape) for part in zip(*parts, strict=True)))
+
+
+def _folds(grads: Tensor) -> bool:
+    """Whether `fold_stacks` can take these gradients: it works in place, and looks at values."""
+    if grads.device.type != "cpu" or not grads.is_contiguous() or torch.compiler.is_compiling():
+        return False
+    return peek_interpreter_stack() is None and not (grads.requires_grad and torch.is_grad_enabled())
+
+
+def fold_stacks(grads: Tensor, moments: Tensor) -> None:
+    """Moments of K runs' gradients [K, E, n], on a CPU: sums of signs, means and M2, written to `moments` [3, K, n].
+
+    Equal to `stack_moments` of each run, with fewer passes over memory, and none of it fresh.
+    """
+    n_runs, count, size = grads.shape
+    together, columns = max(_CHUNK_CPU // max(count * size, 1), 1), max(_CHUNK_CPU // count, 1)
+    for first in range(0, n_runs, together):
+        runs = slice(first, first + together)
+        for left in range(0, size, columns):
+            part = slice(left, left + columns)
+            _fold(grads[runs, :, part], moments[:, runs, part])
+
+
+def _fold(x: Tensor, moments: Tensor) -> None:
+    """As `_moments`, unscaled. Runs whose differences or their sum overflow are left to that function."""
+    sign_sum, mean, m2 = moments
+    work = scratch("moments", x.shape, x.dtype)
+    first = x[:, :1]
+    torch.sub(x, first, out=work)
+    shift = work.sum(1, keepdim=True).mul_(1.0 / x.shape[1])
+    torch.add(first.squeeze(1), shift.squeeze(1), out=mean)
+    torch.ops.aten.mse_loss.out(work, shift.expand_as(work), 0, out=work)  # squared differences, in one pass
+    torch.sum(work, 1, out=m2)
+    torch.sum(torch.sign(x, out=work), 1, out=sign_sum)
+    if not math.isfinite(mean.sum()):
+        for run in (~mean.isfinite().all(1)).nonzero().flatten().tolist():
+            moments[:, run] = torch.stack(_moments(x[run], log=False))
 
 
 def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:

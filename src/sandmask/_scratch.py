@@ -1,0 +1,34 @@
+"""Memory that is used again: on a CPU, fresh memory costs more than what is computed in it.
+
+A large tensor that is freed goes back to the system, and the next one of its size is handed out page by page, each with
+a fault. Sixteen environments' gradients of a layer are written, read a few times, and forgotten: always in one place.
+"""
+
+import threading
+
+import torch
+from torch import Tensor
+
+LARGEST = 2**22  # numbers that are kept, for each thread, use and dtype
+
+
+class _Kept(threading.local):
+    """What each thread keeps."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[tuple[str, torch.dtype], Tensor] = {}
+
+
+_kept = _Kept()
+
+
+def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor on the CPU with anything in it, good until this thread asks for the same `use` again."""
+    size = torch.Size(shape).numel()
+    if size > LARGEST:
+        return torch.empty(shape, dtype=dtype)
+    kept = _kept.tensors.get((use, dtype))
+    if kept is None or len(kept) < size:
+        with torch.inference_mode(False):  # or it could never be used outside of that mode
+            kept = _kept.tensors[use, dtype] = torch.empty(size, dtype=dtype)
+    return kept[:size].view(shape)

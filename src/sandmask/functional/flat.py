@@ -93,7 +93,11 @@ class FlatModule:
     @property
     def has_kernels(self) -> bool:
         """Whether the module says, by an attribute of this name, that its layers have GPU kernels for K runs."""
-        return any(getattr(module, "has_kernels", False) for module in self._skeleton.modules())
+        return self.says("has_kernels")
+
+    def says(self, name: str) -> bool:
+        """Whether the module, or one within it, has a true attribute of this name."""
+        return any(getattr(module, name, False) for module in self._skeleton.modules())
 
     def _cast(self, value: Tensor) -> Tensor:
         """The value as computed with. Float32 casts nothing, so that float64 vectors stay what they are."""

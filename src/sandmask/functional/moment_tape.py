@@ -18,10 +18,12 @@ from sandmask.functional.conv import conv_block
 from sandmask.functional.dense import affine, dense
 from sandmask.functional.flat import Slot
 from sandmask.functional.head import head
+from sandmask.functional.pair import pair
 from sandmask.functional.taped import Place, UntapedError
 from sandmask.functional.taped_conv import taped_conv_block
 from sandmask.functional.taped_dense import taped_affine, taped_dense, taped_linear
 from sandmask.functional.taped_head import taped_head
+from sandmask.functional.taped_pair import taped_pair
 from sandmask.masks import TensorMoments, fold_stacks, stack_moments
 
 __all__ = ["MomentTape", "UntapedError"]
@@ -35,6 +37,7 @@ LAYERS: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     affine: taped_affine,
     F.linear: taped_linear,
     head: taped_head,
+    pair: taped_pair,
     conv_block: taped_conv_block,
 }
 

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask._physical import has_kernels
 from sandmask.functional.compiling import Compiled
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 from sandmask.functional.head import head
+from sandmask.functional.pair import NARROW, pair
 
 
 class Featurizer(nn.Module):
@@ -27,6 +29,15 @@ class Featurizer(nn.Module):
         """Whether K runs are computed as one on a GPU in any case: its layers have kernels for that."""
         return False
 
+    @property
+    def last(self) -> nn.Linear | None:
+        """The linear layer that it ends with, if it does and `hidden` gives what goes into that layer."""
+        return None
+
+    def hidden(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
+        """What goes into the last layer."""
+        raise TypeError(f"{type(self).__name__} has a last layer, and should define hidden(x, drop)")
+
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
         """The features."""
         raise TypeError(f"{type(self).__name__} should define forward(x, drop)")
@@ -37,7 +48,10 @@ class _Classifier(nn.Linear):
 
 
 class _Parts(nn.Module):
-    """Featurizer and classifier as one module, for their parameters; calling it gives the features."""
+    """Featurizer and classifier as one module, for their parameters; calling it gives the features.
+
+    `paired` gives the logits instead, the featurizer's last layer and the classifier computed as one.
+    """
 
     def __init__(self, featurizer: Featurizer, n_classes: int, extra_features: int) -> None:
         super().__init__()
@@ -45,9 +59,20 @@ class _Parts(nn.Module):
         self.memory_format = featurizer.memory_format
         self.classifier = _Classifier(featurizer.n_features + extra_features, n_classes)
 
-    def forward(self, x: Tensor, drop: Dropout | None) -> Tensor:
+    def forward(self, x: Tensor, drop: Dropout | None, paired: bool = False) -> Tensor:
+        last, classifier = self.featurizer.last, self.classifier
+        if paired and last is not None:
+            hidden = self.featurizer.hidden(x, drop)
+            return pair(hidden, last.weight, last.bias, classifier.weight, classifier.bias)
         features: Tensor = self.featurizer(x, drop)
         return features
+
+    @property
+    def pairs(self) -> bool:
+        """Whether that can be, and pays."""
+        wide = self.classifier.in_features >= NARROW * self.classifier.out_features
+        last = self.featurizer.last
+        return wide and last is not None and last.out_features == self.classifier.in_features
 
 
 class Network:
@@ -80,6 +105,7 @@ class Network:
         self.flatten_stacks = self._flat.flatten_stacks
         self.named = self._flat.named
         self.unflatten = self._flat.unflatten
+        self._pairs = self._flat.says("pairs") and dtype == torch.float32
         self._compiled: Compiled | None = None
 
     def compile(self) -> None:
@@ -127,4 +153,6 @@ class Network:
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""
+        if self._pairs and self._compiled is None and not has_kernels(x):
+            return self._flat(params, x, drop, True)
         return head(self._forward(params, x, drop), params["classifier.weight"], params["classifier.bias"])

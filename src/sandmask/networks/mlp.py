@@ -18,12 +18,21 @@ class MLP(Featurizer):
         sizes = [n_inputs] + [width] * (depth - 1) + [self.n_features]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in itertools.pairwise(sizes))
 
-    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """The features."""
+    @property
+    def last(self) -> nn.Linear:
+        """The layer without a ReLU."""
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        return last
+
+    def hidden(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        """What goes into the last layer."""
         x = x.flatten(1)
         for site, layer in enumerate(self.layers[:-1]):
             assert isinstance(layer, nn.Linear)
             x = dense(x, layer.weight, layer.bias, drop, site)
-        last = self.layers[-1]
-        assert isinstance(last, nn.Linear)
-        return affine(x, last.weight, last.bias)
+        return x
+
+    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        """The features."""
+        return affine(self.hidden(x, drop), self.last.weight, self.last.bias)

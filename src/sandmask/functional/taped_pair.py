@@ -1,0 +1,87 @@
+"""Two linear layers in a row whose gradients are folded into moments."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from sandmask._physical import leading
+from sandmask._scratch import scratch
+from sandmask.functional.dense import by_environment
+from sandmask.functional.taped import Place, Tape
+
+
+def taped_pair(tape: Tape, x: Tensor, *params: Tensor) -> Tensor:
+    """`pair`."""
+    tape.check_rows(x, 2)
+    places = tape.claim(*params)
+
+    def fold(grad: Tensor, *saved: Tensor) -> None:
+        _fold(tape, places, grad, *saved)
+
+    y: Tensor = _TapedPair.apply(x, *params, fold)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _fold(
+    tape: Tape, places: tuple[Place, ...], grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, head: Tensor
+) -> None:
+    """Fold the gradients of W, b, V and c: V^T p_e, V^T s_e, p_e W^T + s_e b^T and s_e.
+
+    Here s_e is the sum of the logits' gradients g_e [B, classes] over rows, and p_e = g_e^T x_e.
+    """
+    of_weight, of_bias, of_head, of_head_bias = places
+    by_env, x_by_env = by_environment(grad, tape.n_envs), by_environment(x, tape.n_envs)
+    sums, products = by_env.sum(2), by_env.mT @ x_by_env
+    tape.fold(of_head_bias, lambda runs: sums[runs])
+    tape.fold(of_bias, lambda runs: sums[runs] @ head[runs])
+    tape.fold(
+        of_head,
+        lambda runs: products[runs] @ weight[runs].unsqueeze(1).mT + sums[runs].unsqueeze(-1) * bias[runs, None, None],
+    )
+    tape.fold(of_weight, lambda runs: _outer(head[runs], products[runs]))
+
+
+def _outer(head: Tensor, products: Tensor) -> Tensor:
+    """V^T p_e [k, E, features, in] of V [k, classes, features] and p [k, E, classes, in]."""
+    shape = (*products.shape[:2], head.shape[2], products.shape[3])
+    if head.device.type != "cpu":
+        return head.unsqueeze(1).mT @ products
+    found = scratch("products", shape, head.dtype)
+    heads = head.unsqueeze(1).expand(-1, shape[1], -1, -1).flatten(0, 1)
+    torch.bmm(heads.mT, products.flatten(0, 1), out=found.flatten(0, 1))
+    return found
+
+
+class _TapedPair(Function):
+    """Of K runs: inside of `vmap` it is called again with the leading dimension."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        head: Tensor,
+        head_bias: Tensor,
+        fold: Any,  # noqa: ARG004 - for the backward pass
+    ) -> Tensor:
+        constant = torch.baddbmm(head_bias.unsqueeze(1), bias.unsqueeze(1), head.mT)
+        return torch.baddbmm(constant, x, torch.bmm(head, weight).mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG004
+        x, weight, bias, head, _, ctx.fold = inputs
+        ctx.save_for_backward(x, weight, bias, head)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, bias, head = ctx.saved_tensors
+        ctx.fold(grad, x, weight, bias, head)
+        of_x = torch.bmm(grad, torch.bmm(head, weight)) if ctx.needs_input_grad[0] else None
+        return of_x, *[None] * 5
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        y: Tensor = _TapedPair.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        return y, 0

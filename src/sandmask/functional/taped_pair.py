@@ -36,10 +36,9 @@ def _fold(
     sums, products = by_env.sum(2), by_env.mT @ x_by_env
     tape.fold(of_head_bias, lambda runs: sums[runs])
     tape.fold(of_bias, lambda runs: sums[runs] @ head[runs])
-    tape.fold(
-        of_head,
-        lambda runs: products[runs] @ weight[runs].unsqueeze(1).mT + sums[runs].unsqueeze(-1) * bias[runs, None, None],
-    )
+    through = torch.bmm(products.flatten(1, 2), weight.mT).view(*sums.shape, -1)
+    through += sums.unsqueeze(-1) * bias[:, None, None]
+    tape.fold(of_head, lambda runs: through[runs])
     tape.fold(of_weight, lambda runs: _outer(head[runs], products[runs]))
 
 

@@ -140,8 +140,8 @@ class Stack:
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         shape = dataset.input_shape
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else 1024
-        numbers = EVALUATED_NUMBERS if device.type != "cpu" else CACHED_NUMBERS
-        examples = numbers // (self._together * activations)
+        numbers = EVALUATED_NUMBERS // self.n_runs if device.type != "cpu" else CACHED_NUMBERS
+        examples = numbers // activations
         self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
 
@@ -160,7 +160,7 @@ class Stack:
             return self.n_runs
         width = int(self.specs[0].hparams.get("mlp_width", self.algorithm.network.n_features))
         of_one = self.sampler.n_envs * self.sampler.batch_size * width
-        return min(max(CACHED_NUMBERS // (4 * of_one), 1), self.n_runs)
+        return min(max(CACHED_NUMBERS // (2 * of_one), 1), self.n_runs)
 
     def _stack_hparams(self) -> dict[str, Tensor]:
         names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
@@ -235,10 +235,11 @@ class Stack:
         if self.algorithm.uses_context:
             predict = self.lift(self.algorithm.predict, (0, 0))
             return self.evaluator.in_context(lambda x: predict(state, x))
+        if self.device.type == "cpu":  # products of two matrices are faster than those of many
+            runs = [pytree.tree_map(lambda t: t[k], state) for k in range(self.n_runs)]  # noqa: B023
+            return self.evaluator.alone(lambda x: torch.stack([self.algorithm.predict(run, x) for run in runs]))
         predict = self.lift(self.algorithm.predict, (0, None))
-        starts = range(0, self.n_runs, self._together)
-        groups = [pytree.tree_map(lambda t: t[start : start + self._together], state) for start in starts]  # noqa: B023
-        return self.evaluator.alone(lambda x: torch.cat([predict(group, x) for group in groups]))
+        return self.evaluator.alone(lambda x: predict(state, x))
 
     def evaluate(self, state: State) -> Accuracies:
         """Accuracies of every run on every environment."""

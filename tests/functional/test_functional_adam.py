@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from sandmask.functional import AdamState, adam_init, adam_reset, adam_step
+from sandmask.functional.adam import plain_adam_step
 
 N_STEPS = 25
 
@@ -106,3 +107,32 @@ def test_the_arguments_are_left_alone() -> None:
     assert torch.equal(start, torch.ones(3))
     assert state.count == 2
     assert torch.equal(state.mean, torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_torch_fused_adam_of_k_runs_is_the_plain_step_of_each(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    params, gradient, mean = (torch.randn(3, 70, dtype=dtype) for _ in range(3))
+    state = AdamState(mean, torch.rand(3, 70, dtype=dtype), torch.tensor([0.0, 1.0, 40.0]))
+    lr, decay, beta = torch.tensor([0.1, 0.01, 1.0]), torch.tensor([0.0, 1e-3, 1.0]), torch.tensor([0.9, 0.0, 0.5])
+    before = [tensor.clone() for tensor in (params, *state)]
+    with torch.no_grad():
+        found = vmap(lambda p, g, s, lr, decay, beta: adam_step(p, g, s, lr, decay, (beta, 0.999)))(
+            params, gradient, state, lr, decay, beta
+        )
+        alone = adam_step(params[1], gradient[1], AdamState(*(f[1] for f in state)), lr[1], decay[1], (beta[1], 0.999))
+    for run in range(3):
+        of_run = AdamState(*(field[run] for field in state))
+        wanted = plain_adam_step(params[run], gradient[run], of_run, lr[run], decay[run], (beta[run], 0.999))
+        torch.testing.assert_close(found[0][run], wanted[0], rtol=1e-5, atol=1e-5)
+        for mine, theirs in zip(found[1], wanted[1], strict=True):
+            torch.testing.assert_close(mine[run], theirs, rtol=1e-5, atol=1e-6)
+    assert torch.equal(alone[0], found[0][1])
+    assert all(torch.equal(old, tensor) for old, tensor in zip(before, (params, *state), strict=True))
+    assert not torch.equal(found[0], params)
+
+
+def test_a_step_that_autograd_follows_is_plain() -> None:
+    gradient = torch.randn(4, requires_grad=True)
+    params, _ = adam_step(torch.zeros(4), gradient, adam_init(torch.zeros(4)), 0.1)
+    assert params.requires_grad

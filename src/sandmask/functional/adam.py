@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sandmask._physical import has_kernels, on_all_runs
+from sandmask._physical import has_kernels, on_all_runs, reachable
 
 
 class AdamState(NamedTuple):
@@ -41,8 +41,25 @@ def adam_step(
 ) -> tuple[Tensor, AdamState]:
     """One step; weight decay is added to the gradient, after any mask, as `torch.optim.Adam` does it."""
     count = state.count + 1.0
-    if params.ndim == 1 and params.shape == gradient.shape == state.mean.shape and has_kernels(params):
-        return _by_kernel(params, gradient, state, count, lr, weight_decay, betas, eps)
+    if params.ndim == 1 and params.shape == gradient.shape == state.mean.shape:
+        if has_kernels(params):
+            return _by_kernel(params, gradient, state, count, lr, weight_decay, betas, eps)
+        if _fuses(params, gradient, *state[:2]):
+            return _fused(params, gradient, state, count, lr, weight_decay, betas, eps)
+    return plain_adam_step(params, gradient, state, lr, weight_decay, betas, eps)
+
+
+def plain_adam_step(
+    params: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    lr: Tensor | float,
+    weight_decay: Tensor | float = 0.0,
+    betas: tuple[Tensor | float, Tensor | float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> tuple[Tensor, AdamState]:
+    """The same by torch's own operations, which work under any transform."""
+    count = state.count + 1.0
     gradient = gradient + weight_decay * params
     mean = state.mean + (1.0 - betas[0]) * (gradient - state.mean)
     square = betas[1] * state.square + (1.0 - betas[1]) * gradient * gradient
@@ -67,6 +84,53 @@ def _by_kernel(
     tensors = (params, gradient, state.mean, state.square, *numbers)
     params, mean, square = on_all_runs(partial(kernels.adam, eps=eps), *tensors)
     return params, AdamState(mean, square, count)
+
+
+def _fuses(*tensors: Tensor) -> bool:
+    """Whether torch's own fused Adam can take these: it is for CPUs, works in place and has no derivative."""
+    alike = {tensor.dtype for tensor in tensors} in ({torch.float32}, {torch.float64})
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    return alike and on_cpu and reachable() and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def _fused(
+    params: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    count: Tensor,
+    lr: Tensor | float,
+    weight_decay: Tensor | float,
+    betas: tuple[Tensor | float, Tensor | float],
+    eps: float,
+) -> tuple[Tensor, AdamState]:
+    numbers = [number + torch.zeros_like(count) for number in (lr, *betas, weight_decay)]
+    tensors = (params, state.mean, state.square, gradient, count, *numbers)
+    params, mean, square = on_all_runs(partial(_fused_of_runs, eps=eps), *tensors)
+    return params, AdamState(mean, square, count)
+
+
+def _fused_of_runs(*tensors: Tensor, eps: float) -> tuple[Tensor, ...]:
+    """One pass over memory a run, where the plain operations take a dozen."""
+    params, mean, square = (tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors[:3])
+    gradient, count, *numbers = tensors[3:]
+    of_runs = zip(*(number.tolist() for number in numbers), strict=True)
+    for run, (lr, beta1, beta2, weight_decay) in enumerate(of_runs):
+        torch._fused_adam_(
+            [params[run]],
+            [gradient[run]],
+            [mean[run]],
+            [square[run]],
+            [],
+            [count[run]],
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+        )
+    return params, mean, square
 
 
 def _correction(beta: Tensor | float, count: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from sandmask.functional import (
     random,
     random_kernels,
     taped_dense,
+    taped_pair,
 )
 from sandmask.masks import _base as masks
 from sandmask.training import Stack, make_spec
@@ -28,7 +29,7 @@ from sandmask.training import Stack, make_spec
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
-MODULES = (adam, dense, head, masks, moment_tape, random, taped_dense)
+MODULES = (adam, dense, head, masks, moment_tape, random, taped_dense, taped_pair)
 
 
 def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
@@ -117,3 +118,27 @@ def test_a_classifier_and_its_gradients(
     assert found[..., n_in:].abs().sum() == 0
     assert sums.shape[1] == -(-n_rows // 16)
     torch.testing.assert_close(sums.sum(1), of_weight, rtol=1e-3, atol=1e-3)
+
+
+def test_units_beyond_the_range_of_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay at its largest number, with and without kernels; what is no number stays visible."""
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    largest = torch.finfo(torch.float16).max
+    x = torch.full((1, 16, 16), 2000.0, dtype=torch.float16, device=DEVICE)
+    x[0, 1, 0] = torch.nan
+    weight = torch.full((1, 16, 16), 10.0, dtype=torch.float16, device=DEVICE)
+    bias = torch.zeros(1, 16, dtype=torch.float16, device=DEVICE)
+    exact, zero = torch.ones(1, 2, 16, device=DEVICE), torch.zeros(1, 2, device=DEVICE)
+    for wanted in (False, True):
+        use_kernels(monkeypatch, wanted=wanted)
+        y = dense.layer_of_runs(x, weight, bias)
+        assert (y[0, 0] == largest).all()
+        assert y[0, 1].isnan().all()
+        before, sums = dense.layer_backward(torch.full_like(y, torch.inf), y[:, :1].expand_as(y).contiguous(), None)
+        assert (before == largest).all()
+        assert sums.isfinite().all()
+    logits = head_kernels.logits(torch.full_like(y, torch.inf), exact, zero)
+    torch.testing.assert_close(logits, torch.full_like(logits, 16 * largest))
+    of_x, _ = head_kernels.gradients(torch.full_like(logits, 1e30), torch.ones_like(y), exact, 16)
+    assert (of_x == largest).all()

@@ -20,6 +20,9 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, 
 
     On a GPU the result may have more units than W has rows, all zero, and `x` more than W has columns: a width that is
     a multiple of 16 lets matrix products use the fast units, and kernels read several numbers at a time.
+
+    In float16, units that would exceed its range have its largest number: they would make a run end that goes on in
+    float32.
     """
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(dense, (x, weight, bias), x, weight, bias, drop=drop, site=site)
@@ -123,7 +126,13 @@ def layer_of_runs(
     y = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
     if rows is not None and rate is not None:
         y = Dropout(rate.view(-1, 1, 1), rows)(y, site).to(y.dtype)
-    return y.relu()
+    return saturated(y.relu())
+
+
+def saturated(values: Tensor) -> Tensor:
+    """In float16, its largest number instead of infinity; what is no number stays visible."""
+    largest = torch.finfo(values.dtype).max
+    return values.clamp(-largest, largest) if values.dtype == torch.float16 else values
 
 
 def layer_backward(
@@ -142,8 +151,9 @@ def layer_backward(
     if out is not None:
         scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
         # Of an output that is no number, the gradient is not zeroed.
-        before = torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0)
-    return before, by_environment(before, n_envs or 1).sum(2)
+        before = saturated(torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0))
+    exact = torch.promote_types(before.dtype, torch.float32)
+    return before, by_environment(before, n_envs or 1).sum(2, dtype=exact)
 
 
 def by_environment(rows: Tensor, n_envs: int) -> Tensor:

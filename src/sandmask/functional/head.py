@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from sandmask._physical import has_kernels, in_vmap, leading
+from sandmask.functional.dense import saturated
 
 MOST_CLASSES = 64  # that the kernels are written for
 PART = 512  # rows that one program sums the weights' gradient over, where environments do not matter
@@ -24,13 +25,17 @@ Fold = Callable[[Tensor, Tensor], None]
 
 def head(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b in the precision of W; `x` [N, in] may be of a lower one, and wider than W by zeros (see `dense`)."""
-    fits = in_vmap() and has_kernels(x) and x.ndim == 2
-    if not fits or weight.dtype != torch.float32 or weight.shape[0] > MOST_CLASSES:
-        return F.linear(x[..., : weight.shape[-1]].to(weight.dtype), weight, bias)
+    if not (in_vmap() and x.ndim == 2 and has_head_kernels(x, weight)):
+        return F.linear(saturated(x[..., : weight.shape[-1]]).to(weight.dtype), weight, bias)
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(head, (x, weight, bias), x, weight, bias)
         return result
     return fused_head(x, weight, bias)
+
+
+def has_head_kernels(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernels are for features x and weights [..., classes, in]."""
+    return has_kernels(x) and weight.dtype == torch.float32 and weight.shape[-2] <= MOST_CLASSES
 
 
 def fused_head(x: Tensor, weight: Tensor, bias: Tensor, n_envs: int | None = None, fold: Fold | None = None) -> Tensor:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sandmask.functional.kernels import saturated
 from sandmask.functional.tiles import at_most
 
 ROWS, COLUMNS = 64, 64  # of features, that a program works on at a time
@@ -45,6 +46,7 @@ def _logits_kernel(
         column = start + tl.arange(0, columns)
         inside = known[:, None] & (column < wide)[None, :]
         value = tl.load(x + row[:, None] * wide + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = saturated(value, x.dtype.element_ty)
         is_weight = (column < n_in)[:, None] & is_class[None, :]
         w = tl.load(weight + label[None, :] * n_in + column[:, None], mask=is_weight, other=0.0)
         total = tl.dot(value, w, total, input_precision=precision)
@@ -90,9 +92,10 @@ def _gradients_kernel(
         g = tl.load(grad + row[:, None] * n_classes + label[None, :], mask=of_label, other=0.0)
         features = row[:, None] * wide + column[None, :]
         inside = known[:, None] & is_column[None, :]
-        value = tl.load(x + features, mask=inside, other=0.0).to(tl.float32)
+        value = saturated(tl.load(x + features, mask=inside, other=0.0).to(tl.float32), x.dtype.element_ty)
         total = tl.dot(tl.trans(g), value, total, input_precision=precision)
-        tl.store(of_x + features, tl.dot(g, w, input_precision=precision), mask=inside)
+        gradient = saturated(tl.dot(g, w, input_precision=precision), of_x.dtype.element_ty)
+        tl.store(of_x + features, gradient, mask=inside)
     sums += (run * tl.num_programs(1) + tl.program_id(1)) * n_classes * n_in
     tl.store(sums + place, total, mask=is_weight)
 

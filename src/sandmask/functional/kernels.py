@@ -6,7 +6,7 @@ inside, the E gradients never exist in memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 
 from typing import Any
 
@@ -19,7 +19,16 @@ from sandmask.functional.random_kernels import mix
 from sandmask.functional.tiles import Tiles, at_most, how
 
 BLOCK = 1024
+LARGEST = tl.constexpr(65504.0)  # of float16
 WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 3)}  # by the bytes of a number
+
+
+@triton.jit
+def saturated(value, dtype: tl.constexpr):
+    """A number as large as it may be in `dtype`, where that is float16; what is no number stays visible."""
+    if dtype == tl.float16:
+        value = tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
+    return value
 
 
 @triton.jit
@@ -44,7 +53,8 @@ def _activate_kernel(
             kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= drop
             value = tl.where(kept, value / (1.0 - drop), 0.0)
     # Not tl.maximum: what is no number has to stay visible.
-    tl.store(z + place, tl.where(value < 0, 0.0, value), mask=inside)
+    value = saturated(tl.where(value < 0, 0.0, value), z.dtype.element_ty)
+    tl.store(z + place, value, mask=inside)
 
 
 @triton.jit
@@ -86,6 +96,7 @@ def _activate_backward_kernel(
             value /= scale
         # Of an output that is no number the gradient is none either.
         value = tl.where(unit > 0, value, tl.where(unit == 0, 0.0, unit))
+        value = saturated(value, result.dtype.element_ty)
         total += value
         tl.store(result + place, value, mask=inside)
     sums += (run * tl.num_programs(1) + tl.program_id(1)) * width
@@ -263,6 +274,60 @@ def stack_moments(grads: Tensor, unscale: Tensor | None, targets: Tensor, width:
     strides = (grads.stride(2), grads.stride(0), grads.stride(1), targets.stride(1))
     how = {"n_envs": n_envs, "scaled": unscale is not None, "block": BLOCK}
     launch(grads, scale, *targets, n_rows * width, width, *strides, **how)
+
+
+@triton.jit
+def _outer_moments_kernel(
+    head,
+    products,
+    unscale,
+    signs_out,
+    mean_out,
+    m2_out,
+    n_out,
+    n_in,
+    n_classes,
+    stride,
+    n_envs: tl.constexpr,
+    scaled: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Moments over environments of V^T p_e, for one tile of one run."""
+    run = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    head += run * n_classes * n_out
+    products += run * n_envs * n_classes * n_in
+    signs = tl.zeros((rows, columns), tl.float32)
+    mean = tl.zeros((rows, columns), tl.float32)
+    m2 = tl.zeros((rows, columns), tl.float32)
+    for e in range(n_envs):
+        value = tl.zeros((rows, columns), tl.float32)
+        for c in range(n_classes):
+            v = tl.load(head + c * n_out + row, mask=row < n_out, other=0.0)
+            p = tl.load(products + (e * n_classes + c) * n_in + column, mask=column < n_in, other=0.0)
+            value += v[:, None] * p[None, :]
+        if scaled:
+            value *= tl.load(unscale + run * n_envs + e)
+        signs, mean, m2 = _welford(value, e, signs, mean, m2)
+    place = run * stride + row[:, None] * n_in + column[None, :]
+    inside = (row < n_out)[:, None] & (column < n_in)[None, :]
+    tl.store(signs_out + place, signs, mask=inside)
+    tl.store(mean_out + place, mean, mask=inside)
+    tl.store(m2_out + place, m2, mask=inside)
+
+
+def outer_moments(head: Tensor, products: Tensor, unscale: Tensor | None, targets: Tensor) -> None:
+    """Moments over environments of V^T p_e, from V [K, classes, out] and p [K, E, classes, in].
+
+    Scaled and put into `targets` [3, K, out * in] as in `weight_moments`.
+    """
+    (n_runs, n_envs, n_classes, n_in), n_out = products.shape, head.shape[2]
+    launch: Any = _outer_moments_kernel[(triton.cdiv(n_out, 32), triton.cdiv(n_in, 64), n_runs)]
+    scale = products if unscale is None else unscale.contiguous()
+    sizes = (n_out, n_in, n_classes, targets.stride(1), n_envs, unscale is not None, 32, 64)
+    launch(head.contiguous(), products.contiguous(), scale, *targets, *sizes)
 
 
 @triton.jit

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandmask._physical import has_kernels
 from sandmask.functional.compiling import Compiled
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
@@ -105,7 +104,7 @@ class Network:
         self.flatten_stacks = self._flat.flatten_stacks
         self.named = self._flat.named
         self.unflatten = self._flat.unflatten
-        self._pairs = self._flat.says("pairs") and dtype == torch.float32
+        self._pairs = self._flat.says("pairs")
         self._compiled: Compiled | None = None
 
     def compile(self) -> None:
@@ -139,9 +138,12 @@ class Network:
         features = self._forward(params, x, drop)[..., : self.n_features]
         return features if self.dtype == torch.float32 else features.to(params["classifier.weight"].dtype)
 
+    def _lowered(self, x: Tensor) -> Tensor:
+        """In the precision that the featurizer computes in."""
+        return x if self.dtype == torch.float32 else x.to(self.dtype)
+
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
-        if self.dtype != torch.float32:
-            x = x.to(self.dtype)
+        x = self._lowered(x)
         if self._compiled is None or not torch.is_grad_enabled():
             return self._flat(params, x, drop)
         features: Tensor = self._compiled(params, x, drop)
@@ -153,6 +155,6 @@ class Network:
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""
-        if self._pairs and self._compiled is None and not has_kernels(x):
-            return self._flat(params, x, drop, True)
+        if self._pairs and self._compiled is None:
+            return self._flat(params, self._lowered(x), drop, True)
         return head(self._forward(params, x, drop), params["classifier.weight"], params["classifier.bias"])

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,18 @@ def test_claims_come_from_whatever_records_there_are() -> None:
     assert product.name == "claim-colored-mnist"
     assert "| SANDMask - ERM | oracle |" in product.words()
     assert "+4.5" in product.words()  # the paper's 62.3 - 57.8
+    extra = [
+        replace(run, spec=replace(run.spec, hparams_seed=100), accuracy_in=1 - run.accuracy_in)
+        for run in colored
+        if run.spec.algorithm == "SANDMask" and run.spec.hparams_seed == 0
+    ]
+    (again,) = claims([*colored, *extra])
+    assert again.words() == product.words()  # draws that only one of the two has are no part of the difference
+    default = [
+        replace(run, spec=replace(run.spec, hparams={"tau": 1.0 if run.spec.hparams_seed == 0 else 0.5}))
+        for run in colored
+    ]
+    assert "| SANDMask, τ < 1 - ERM | oracle |" in claims(default)[0].words()
     failures = [
         made_up_run(
             [[0.5 + 0.1 * (beta > 0) + seed / 100, *[0.5] * 16]],

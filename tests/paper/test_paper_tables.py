@@ -75,6 +75,35 @@ def test_table_3_counts_its_verdicts_and_marks_what_is_missing(spirals: list[Run
     assert "(64/960 runs)" in lacking.words() or "64/960 runs" in lacking.words()
 
 
+def test_an_average_with_trials_missing_is_of_those_that_are_whole(spirals: list[RunRecord]) -> None:
+    erm = [run for run in spirals if run.spec.algorithm == "ERM"]
+    lacking = [run for run in erm if run.spec.trial_seed == 0 or run.spec.test_envs != (3,)]  # trial 1 lacks a column
+
+    def average(runs: list[RunRecord], trials: int) -> Cell:
+        cells = compare(runs, ["Spirals"], ["oracle"], draws=2, trials=trials)
+        return next(cell.ours for cell in cells if cell.environment == AVERAGE)
+
+    whole = average([run for run in erm if run.spec.trial_seed == 0], 1)
+    assert whole.mean is not None
+    part = average(lacking, 3)
+    assert part.mean == pytest.approx(whole.mean)
+    assert (part.error, part.complete) == (None, False)
+    both = average(erm, 3)
+    assert both.mean == pytest.approx(average(erm, 2).mean)
+    assert both.error == pytest.approx(average(erm, 2).error)
+    assert not both.complete
+    assert average([run for run in erm if run.spec.test_envs != (3,)], 3).mean is None
+
+
+def test_tables_say_which_numbers_are_of_untrained_networks() -> None:
+    def runs(tau: float) -> list[RunRecord]:
+        made = made_up_sweep(["SANDMask"], draws=1, trials=1, dataset="ColoredMNIST", network="mnist-convnet")
+        return [replace(run, spec=replace(run.spec, hparams={**run.spec.hparams, "tau": tau})) for run in made]
+
+    assert "no gradient reached" in table_2(runs(1.0)).words()
+    assert "no gradient reached" not in table_2(runs(0.9)).words()
+
+
 def test_tables_1_and_2_take_the_papers_network_only() -> None:
     mnist = made_up_sweep(["ERM", "SANDMask"], dataset="ColoredMNIST", network="mnist-convnet", env_names=None)
     mnist = [replace(run, env_names=("+90%", "+80%", "-90%")) for run in mnist]

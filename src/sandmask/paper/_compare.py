@@ -4,12 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from sandmask.errors import SandmaskError
 from sandmask.printed import AVERAGE, PrintedCell, printed
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid, RuleReport, build_report
+from sandmask.reports.statistics import mean_and_error
 
 # The paper prints one row for a method that has several forms here; each form is compared with that row.
 PRINTED_AS = {
@@ -111,9 +113,24 @@ def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
                 paper = printed(rule.rule, dataset, row, column)
                 yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper)
             if rule.averages is not None:
-                average = rule.averages.cells[method, dataset]
+                whole = rule.averages.cells[method, dataset]
+                average = provisional(whole, [table.cells[method, column] for column in table.columns])
                 paper = printed(rule.rule, dataset, row)
                 yield Compared(rule.rule, dataset, AVERAGE, method, average, paper)
+
+
+def provisional(average: Cell, environments: Sequence[Cell]) -> Cell:
+    """An average that has no number yet: over the trials that have every environment. It stays marked as incomplete."""
+    columns_missing = sum(cell.expected for cell in environments) < average.expected
+    if average.mean is not None or columns_missing or not average.expected:
+        return average
+    rows = [[trial.selected for trial in same] for same in zip(*(cell.trials for cell in environments), strict=True)]
+    chosen = [[one.test_accuracy for one in row if one is not None] for row in rows]
+    means = [float(np.mean(values)) for values, row in zip(chosen, rows, strict=True) if len(values) == len(row) > 0]
+    if not means:
+        return average
+    mean, error = mean_and_error(means)
+    return replace(average, mean=mean, error=error if len(means) > 1 else None)
 
 
 def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
@@ -151,7 +168,11 @@ def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = 
         (method, *(found[method, column].words if (method, column) in found else "-" for column in columns))
         for method in methods
     )
-    legend = (LEGEND,) if all(cell.comparable for cell in cells) else ()
+    legend = [LEGEND] if all(cell.comparable for cell in cells) else []
+    diverged = {cell.method: cell.ours.diverged for cell in averages if cell.ours.diverged}
+    if diverged:
+        words = ", ".join(f"{count} of {method}" for method, count in diverged.items())
+        legend.append(f"† with runs that diverged: {words}.")
     return Grid(title, ("Algorithm", *columns), rows, (*legend, *notes))
 
 

@@ -27,6 +27,26 @@ def as_protocol(runs: Sequence[RunRecord], dataset: str) -> list[RunRecord]:
     return [run for run in mine if "init_scale" not in run.spec.options]
 
 
+def is_untrained(run: RunRecord) -> bool:
+    """Whether no gradient can have reached a run's network: the SAND-mask with tau = 1 is zero everywhere."""
+    return run.spec.algorithm.startswith("SANDMask") and run.spec.hparams.get("tau", 0.0) >= 1.0
+
+
+def _untrained_notes(cells: Sequence[Compared]) -> list[str]:
+    """Which numbers a rule took from networks that no gradient reached."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for cell in cells:
+        for trial in cell.ours.trials if cell.environment != AVERAGE else ():
+            if trial.selected is not None and is_untrained(trial.selected.run):
+                words = f"{cell.environment} ({100 * trial.selected.test_accuracy:.1f})"
+                found.setdefault((cell.rule, cell.dataset, cell.method), []).append(words)
+    return [
+        f"{method} on {dataset}, {rule}: the choice fell on networks that no gradient reached, the default τ = 1, "
+        f"with {', '.join(words)} held out."
+        for (rule, dataset, method), words in found.items()
+    ]
+
+
 def table_product(
     name: str,
     title: str,
@@ -44,7 +64,7 @@ def table_product(
     if not present:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
     cells = compare(runs, present, rules, draws=draws, trials=trials, comparable=comparable)
-    grids = [averages_grid(cells, title, notes), *_appendix(cells)]
+    grids = [averages_grid(cells, title, [*notes, *_untrained_notes(cells)]), *_appendix(cells)]
     return Product(name, title, data={name: cells_frame(cells)}, grids=tuple(grids), summary=_summary(cells))
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.conv_kernels import Shape, first_tap, within
-from sandmask.functional.kernels import _welford
+from sandmask.functional.moment_kernels import welford
 from sandmask.functional.tiles import Tiles, at_most, dividing, how
 
 # By the bytes of a number. Of one or two environments a program keeps as many tiles in registers, of more it keeps 4.
@@ -141,7 +141,7 @@ def _weight_moments_kernel(
             )  # fmt: skip
             if scaled:
                 product *= tl.load(unscale + e)
-            signs, mean, m2 = _welford(product, e, signs, mean, m2)
+            signs, mean, m2 = welford(product, e, signs, mean, m2)
     # The parameter is [out, in, 3, 3].
     column = block * columns + tl.arange(0, columns)
     place = run * out_run + unit[:, None] * (9 * n_in) + (column % n_in * 9 + column // n_in)[None, :]

@@ -105,10 +105,10 @@ class MomentTape(TorchFunctionMode):
         targets = self.target(place)
         n_runs = together = targets.shape[1]
         if has_kernels(targets):
-            from sandmask.functional import kernels
+            from sandmask.functional import moment_kernels
 
             found = gradients(slice(None)).flatten(2).unsqueeze(2)  # [K, E, 1, n]
-            kernels.stack_moments(found, self.unscale, targets, targets.shape[2])
+            moment_kernels.stack_moments(found, self.unscale, targets, targets.shape[2])
             return
         on_cpu = targets.device.type == "cpu"
         if on_cpu:

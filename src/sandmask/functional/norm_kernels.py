@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels import _welford
+from sandmask.functional.moment_kernels import welford
 
 EPS = 1e-5
 NUMBERS = 2048  # of a sample, that a program works on at a time
@@ -186,7 +186,7 @@ def _sample_moments_kernel(
         gradient = tl.sum(total, axis=0)
         if scaled:
             gradient *= tl.load(unscale + run * n_envs + e)
-        signs, mean, m2 = _welford(gradient, e, signs, mean, m2)
+        signs, mean, m2 = welford(gradient, e, signs, mean, m2)
     begin = tl.where(which == 0, first, tl.where(which == 1, second, third))
     buffers += run * out_run + begin + channel
     tl.store(buffers, signs)

@@ -74,18 +74,18 @@ def _products(grad: Tensor, x: Tensor) -> Tensor:
 
 def _fold_by_kernels(tape: Tape, sizes: tuple[int, int], place: Place, grad: Tensor, x: Tensor) -> None:
     """In half precision moments come out of the kernel that multiplies; otherwise torch multiplies faster."""
-    from sandmask.functional import kernels
+    from sandmask.functional import moment_kernels
 
     n_envs, target = tape.n_envs, tape.target(place)
     if grad.itemsize == 2:
-        kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, target)
+        moment_kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, target)
         return
     together = max(AT_ONCE // (n_envs * grad.shape[2] * x.shape[2]), 1)
     for begin in range(0, len(grad), together):
         runs = slice(begin, begin + together)
         products = by_environment(grad[runs], n_envs).mT @ by_environment(x[runs], n_envs)
         unscale = None if tape.unscale is None else tape.unscale[runs]
-        kernels.stack_moments(products[:, :, : sizes[0]], unscale, target[:, runs], sizes[1])
+        moment_kernels.stack_moments(products[:, :, : sizes[0]], unscale, target[:, runs], sizes[1])
 
 
 class _TapedLayer(Function):

@@ -40,9 +40,9 @@ def _fold(
     through += sums.unsqueeze(-1) * bias[:, None, None]
     tape.fold(of_head, lambda runs: through[runs])
     if has_kernels(grad):
-        from sandmask.functional import kernels
+        from sandmask.functional import moment_kernels
 
-        kernels.outer_moments(head, products, tape.unscale, tape.target(of_weight))
+        moment_kernels.outer_moments(head, products, tape.unscale, tape.target(of_weight))
         return
     tape.fold(of_weight, lambda runs: _outer(head[runs], products[runs]))
 

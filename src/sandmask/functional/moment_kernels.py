@@ -1,0 +1,224 @@
+"""Moments over environments of gradients of K runs, as GPU kernels. Each has a twin in plain torch.
+
+`weight_moments` is the one that matters: the gradient of a layer's weights in each of E environments is a product of
+two matrices, and the masks want its moments over environments. Computed tile by tile, with the loop over environments
+inside, the E gradients never exist in memory.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN201, ANN202
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sandmask.functional.tiles import Tiles, at_most, how
+
+BLOCK = 1024
+WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 3)}  # by the bytes of a number
+
+
+@triton.jit
+def welford(value, e, signs, mean, m2):
+    """Fold one more environment in. The first one's deviation is exactly 0, and so are those of identical gradients."""
+    away = value - mean
+    mean += away / (e + 1.0)
+    m2 += away * (value - mean)
+    signs += tl.where(value > 0, 1.0, 0.0) - tl.where(value < 0, 1.0, 0.0)
+    return signs, mean, m2
+
+
+@triton.jit
+def _weight_moments_kernel(
+    grad,
+    x,
+    unscale,
+    signs_out,
+    mean_out,
+    m2_out,
+    n_rows,
+    n_out,
+    n_in,
+    wide_out,
+    wide_in,
+    stride,
+    n_envs: tl.constexpr,
+    rows_per_step: tl.constexpr,
+    at_once: tl.constexpr,
+    scaled: tl.constexpr,
+    block_out: tl.constexpr,
+    block_in: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Moments over environments of grad_e^T x_e, for one tile of one run."""
+    run = tl.program_id(2).to(tl.int64)
+    out_units = tl.program_id(0) * block_out + tl.arange(0, block_out)
+    in_units = tl.program_id(1) * block_in + tl.arange(0, block_in)
+    grad += run * n_envs * n_rows * wide_out
+    x += run * n_envs * n_rows * wide_in
+    signs = tl.zeros((block_out, block_in), tl.float32)
+    mean = tl.zeros((block_out, block_in), tl.float32)
+    m2 = tl.zeros((block_out, block_in), tl.float32)
+    # Loads may read the zeros that widths are filled up with: whether one is inside is then known for 16 at a time.
+    is_out, is_in = (out_units < wide_out)[:, None], (in_units < wide_in)[None, :]
+    rows = tl.arange(0, rows_per_step)
+    for e in range(n_envs):
+        if at_once:  # all rows of an environment: one loop in all, whose loads the compiler can take ahead of need
+            row = e * n_rows + rows
+            known = rows < n_rows
+            g = tl.load(grad + row[None, :] * wide_out + out_units[:, None], mask=known[None, :] & is_out, other=0.0)
+            v = tl.load(x + row[:, None] * wide_in + in_units[None, :], mask=known[:, None] & is_in, other=0.0)
+            product = tl.dot(g, v, input_precision=precision)
+        else:
+            product = tl.zeros((block_out, block_in), tl.float32)
+            for start in range(0, n_rows, rows_per_step):
+                row = e * n_rows + start + rows
+                known = start + rows < n_rows
+                is_g, is_v = known[None, :] & is_out, known[:, None] & is_in
+                g = tl.load(grad + row[None, :] * wide_out + out_units[:, None], mask=is_g, other=0.0)
+                v = tl.load(x + row[:, None] * wide_in + in_units[None, :], mask=is_v, other=0.0)
+                product = tl.dot(g, v, product, input_precision=precision)
+        if scaled:
+            product *= tl.load(unscale + run * n_envs + e)
+        signs, mean, m2 = welford(product, e, signs, mean, m2)
+    place = run * stride + out_units[:, None] * n_in + in_units[None, :]
+    inside = (out_units < n_out)[:, None] & (in_units < n_in)[None, :]
+    tl.store(signs_out + place, signs, mask=inside)
+    tl.store(mean_out + place, mean, mask=inside)
+    tl.store(m2_out + place, m2, mask=inside)
+
+
+def weight_moments(
+    grad: Tensor, x: Tensor, unscale: Tensor | None, n_envs: int, sizes: tuple[int, int], targets: Tensor
+) -> None:
+    """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
+
+    `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x` may be wider. Each environment's gradient
+    is multiplied by `unscale` [K, E]. Sum of signs, mean and M2 go into `targets` [3, K, out * in], a view of a larger
+    buffer [3, K, P].
+    """
+    n_runs, n_rows = len(x), x.shape[1] // n_envs
+    tiles = WEIGHT_MOMENTS[x.itemsize]
+    block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
+    rows_per_step = at_most(tiles.depth, n_rows)
+    launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]
+    launch(
+        grad.contiguous(),
+        x.contiguous(),
+        grad if unscale is None else unscale.contiguous(),
+        *targets,
+        *(n_rows, *sizes, grad.shape[2], x.shape[2], targets.stride(1)),
+        n_envs=n_envs,
+        rows_per_step=rows_per_step,
+        at_once=n_rows <= rows_per_step,
+        scaled=unscale is not None,
+        block_out=block_out,
+        block_in=block_in,
+        **how(tiles),
+    )
+
+
+@triton.jit
+def _stack_moments_kernel(
+    grads,
+    unscale,
+    signs_out,
+    mean_out,
+    m2_out,
+    numel,
+    width,
+    wide,
+    run_stride,
+    env_stride,
+    stride,
+    n_envs: tl.constexpr,
+    scaled: tl.constexpr,
+    block: tl.constexpr,
+):
+    run = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < numel
+    grads += run * run_stride + place // width * wide + place % width
+    signs = tl.zeros((block,), tl.float32)
+    mean = tl.zeros((block,), tl.float32)
+    m2 = tl.zeros((block,), tl.float32)
+    for e in range(n_envs):
+        value = tl.load(grads + e * env_stride, mask=inside, other=0.0).to(tl.float32)
+        if scaled:
+            value *= tl.load(unscale + run * n_envs + e)
+        signs, mean, m2 = welford(value, e, signs, mean, m2)
+    place += run * stride
+    tl.store(signs_out + place, signs, mask=inside)
+    tl.store(mean_out + place, mean, mask=inside)
+    tl.store(m2_out + place, m2, mask=inside)
+
+
+def stack_moments(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int) -> None:
+    """Moments over environments of gradients [K, E, rows, columns], into `targets` [3, K, n] as in `weight_moments`.
+
+    Of every row the first `width` columns are meant.
+    """
+    if grads.stride(3) != 1:
+        grads = grads.contiguous()
+    n_runs, n_envs, n_rows, _ = grads.shape
+    launch: Any = _stack_moments_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
+    scale = grads if unscale is None else unscale.contiguous()
+    strides = (grads.stride(2), grads.stride(0), grads.stride(1), targets.stride(1))
+    how = {"n_envs": n_envs, "scaled": unscale is not None, "block": BLOCK}
+    launch(grads, scale, *targets, n_rows * width, width, *strides, **how)
+
+
+@triton.jit
+def _outer_moments_kernel(
+    head,
+    products,
+    unscale,
+    signs_out,
+    mean_out,
+    m2_out,
+    n_out,
+    n_in,
+    n_classes,
+    stride,
+    n_envs: tl.constexpr,
+    scaled: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Moments over environments of V^T p_e, for one tile of one run."""
+    run = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    head += run * n_classes * n_out
+    products += run * n_envs * n_classes * n_in
+    signs = tl.zeros((rows, columns), tl.float32)
+    mean = tl.zeros((rows, columns), tl.float32)
+    m2 = tl.zeros((rows, columns), tl.float32)
+    for e in range(n_envs):
+        value = tl.zeros((rows, columns), tl.float32)
+        for c in range(n_classes):
+            v = tl.load(head + c * n_out + row, mask=row < n_out, other=0.0)
+            p = tl.load(products + (e * n_classes + c) * n_in + column, mask=column < n_in, other=0.0)
+            value += v[:, None] * p[None, :]
+        if scaled:
+            value *= tl.load(unscale + run * n_envs + e)
+        signs, mean, m2 = welford(value, e, signs, mean, m2)
+    place = run * stride + row[:, None] * n_in + column[None, :]
+    inside = (row < n_out)[:, None] & (column < n_in)[None, :]
+    tl.store(signs_out + place, signs, mask=inside)
+    tl.store(mean_out + place, mean, mask=inside)
+    tl.store(m2_out + place, m2, mask=inside)
+
+
+def outer_moments(head: Tensor, products: Tensor, unscale: Tensor | None, targets: Tensor) -> None:
+    """Moments over environments of V^T p_e, from V [K, classes, out] and p [K, E, classes, in].
+
+    Scaled and put into `targets` [3, K, out * in] as in `weight_moments`.
+    """
+    (n_runs, n_envs, n_classes, n_in), n_out = products.shape, head.shape[2]
+    launch: Any = _outer_moments_kernel[(triton.cdiv(n_out, 32), triton.cdiv(n_in, 64), n_runs)]
+    scale = products if unscale is None else unscale.contiguous()
+    sizes = (n_out, n_in, n_classes, targets.stride(1), n_envs, unscale is not None, 32, 64)
+    launch(head.contiguous(), products.contiguous(), scale, *targets, *sizes)

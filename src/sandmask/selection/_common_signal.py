@@ -22,7 +22,8 @@ def signal_threshold(environments: int) -> float:
 def has_common_signal(run: RunRecord) -> NDArray[np.bool_]:
     """At which checkpoints [T] the mean gradient on held-out examples is more signal than noise.
 
-    A single evaluation is noisy: what counts is the median of a checkpoint's coherence and its two neighbours'.
+    A single evaluation is noisy: what counts is the median of a checkpoint's coherence and its two neighbours'. The
+    first and the last have one neighbour, and are judged by their own value alone.
     """
     padded = np.pad(run.metrics[COHERENCE], 1, mode="edge")
     median = np.median([padded[:-2], padded[1:-1], padded[2:]], axis=0)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from sandmask._scratch import scratch
 from sandmask.masks import TensorMoments, stack_moments
 
 Rows = Sequence[int]  # examples of each environment, in the order of the concatenated batch
@@ -51,7 +52,7 @@ class OnePass(TorchFunctionMode):
 
     def __init__(self, params: Mapping[str, Tensor], rows: Rows, *, fold: bool = False) -> None:
         super().__init__()
-        self._fold = fold
+        self.folds = fold
         self._moments: dict[str, TensorMoments] = {}
         self.rows = list(rows)
         self._names = {id(param): name for name, param in params.items()}
@@ -83,7 +84,7 @@ class OnePass(TorchFunctionMode):
             return
         name = self._names[id(param)]
         found = stack().to(param.dtype)
-        if self._fold:
+        if self.folds:
             if name in self._moments:
                 raise UnsupportedError("a parameter is used twice")
             self._moments[name] = stack_moments(found.detach())
@@ -123,7 +124,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         tape.add(own_weight, lambda: _weight_products(tape, grad, x))
-        tape.add(own_bias, lambda: tape.by_environment(lambda g: g.flatten(0, -2).sum(0), grad))
+        tape.add(own_bias, lambda: _bias_sums(tape, grad))
         return None, grad @ weight if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -132,8 +133,19 @@ def _weight_products(tape: OnePass, grad: Tensor, x: Tensor) -> Tensor:
     if len(set(tape.rows)) > 1:
         return tape.by_environment(lambda g, v: g.flatten(0, -2).T @ v.flatten(0, -2), grad, x)
     n_envs = len(tape.rows)
-    apart = [t.reshape(n_envs, -1, t.shape[-1]) for t in (grad, x)]
-    return torch.bmm(apart[0].transpose(1, 2), apart[1])
+    grad, x = (t.reshape(n_envs, -1, t.shape[-1]) for t in (grad, x))
+    if not tape.folds or grad.device.type != "cpu":
+        return torch.bmm(grad.mT, x)
+    # Moments are taken of it at once, and then it is forgotten.
+    found = scratch("products", (n_envs, grad.shape[2], x.shape[2]), grad.dtype)
+    return torch.bmm(grad.mT, x, out=found)
+
+
+def _bias_sums(tape: OnePass, grad: Tensor) -> Tensor:
+    """The sums of each environment's rows."""
+    if len(set(tape.rows)) > 1:
+        return tape.by_environment(lambda g: g.flatten(0, -2).sum(0), grad)
+    return grad.reshape(len(tape.rows), -1, grad.shape[-1]).sum(1)
 
 
 class _Conv2d(torch.autograd.Function):

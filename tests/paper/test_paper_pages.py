@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._tables import read_all
+from sandmask.paper._tables import is_untrained, read_all
 from sandmask.paper.claims import CLAIMS, claims
 from sandmask.paper.pages import MISSING, fill_page, fill_pages
 from sandmask.paper.table_3 import table_3
@@ -90,6 +90,47 @@ def test_what_is_written_about_the_printed_tables_is_printed() -> None:
     averages = [value(rule, name, "Avg") for rule in (first, second) for name in ("SANDMask", "ANDMask")]
     assert averages == [64.6, 65.5, 67.2, 67.5]
     assert [value(first, name, "Spirals") for name in ("ANDMask", "SANDMask")] == [88.0, 49.2]
+
+
+def words_of(page: str) -> str:
+    return " ".join((DOCS / "paper" / page).read_text(encoding="utf-8").split())
+
+
+def test_what_is_written_about_figure_2_is_in_its_data() -> None:
+    with (RESULTS / "figure-2-runs.csv").open(encoding="utf-8") as file:
+        runs = list(csv.DictReader(file))
+    page = words_of("figure-2.md")
+    assert max(float(run["test_accuracy"]) for run in runs) == pytest.approx(0.877, abs=5e-4)
+    assert "of the 1,300 runs the best ends at 87.7% (an AND-mask), none reaches 90%" in page
+
+    def trained(method: str, beta: str) -> float:
+        mine = [run for run in runs if (run["panel"], run["value"], run["method"]) == ("momentum", beta, method)]
+        return 100 * sum(float(run["train_accuracy"]) for run in mine) / len(mine)
+
+    assert [round(trained(method, beta)) for method in ("ANDMask", "SANDMask") for beta in ("0.0", "0.9")] == [
+        69,
+        86,
+        66,
+        82,
+    ]
+    assert "the AND-mask has 69% and 86% with it, the SAND-mask 66% and 82%" in words_of("findings.md")
+    assert [round(trained(name, "0.9")) for name in ("ANDMask-rescaled", "SANDMask-released")] == [62, 63]
+
+
+def test_what_is_written_about_untrained_networks_is_in_the_records() -> None:
+    page = words_of("tables-1-and-2.md")
+    runs = read_all([RESULTS / "colored_mnist.records.parquet"])
+    still = [run for run in runs if is_untrained(run)]
+    assert len(still) == 6
+    for run in still:
+        assert (run.accuracy_in == run.accuracy_in[0]).all()
+        words = [f"{100 * value:.1f}" for value in run.accuracy_in[-1]]
+        (held_out,) = run.spec.test_envs
+        bold = [f"**{word}**" if place == held_out == 2 else word for place, word in enumerate(words)]
+        assert f"| {run.env_names[held_out]}, {run.spec.trial_seed} | {' | '.join(bold)} |" in page
+    ends = [100 * run.accuracy_in[-1, 2] for run in runs if run.spec.test_envs == (2,) and not is_untrained(run)]
+    assert (len(ends), f"{max(ends):.1f}") == (22, "27.8")
+    assert "the highest of the 22 is an AND-mask's 27.8%" in page
 
 
 @pytest.mark.parametrize("config", sorted(RESULTS.glob("*.toml")), ids=lambda path: path.stem)

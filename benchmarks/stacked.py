@@ -6,6 +6,7 @@ The ConvNet is fed random images of ColoredMNIST's form: what they show makes no
 """
 
 import itertools
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from sandmask.training.program import Carry, Program
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 SECONDS = 1.0  # of every measurement
+TURNS = 15  # on a CPU, which others use too: stacks of all sizes take turns, and the median counts
 # Of DomainBed's own code on the same GPU.
 DOMAINBED = {"Spirals": "its script 12, its bare update 40", "ColoredMNIST": "65 (its ERM 266)"}
 
@@ -51,9 +53,9 @@ class Runs:
         nowhere = torch.full((n_runs,), -1, device=DEVICE)
         self.program = Program(self.stack, Carry(self.stack.init(), {}, nowhere), fast=fast)
         self.program.advance(1)
-        self._round()
+        self.round()
 
-    def _round(self) -> None:
+    def round(self) -> None:
         """From one evaluation to the next."""
         until = self.program.done + self.every
         while self.program.done < until:
@@ -63,12 +65,12 @@ class Runs:
 
     def _rounds(self, count: int) -> None:
         for _ in range(count):
-            self._round()
+            self.round()
 
     def rate(self) -> float:
         """Run-steps a second."""
-        seconds_of(self._round)
-        once = seconds_of(self._round)
+        seconds_of(self.round)
+        once = seconds_of(self.round)
         rounds = max(1, round(SECONDS / once))
         taken = seconds_of(lambda: self._rounds(rounds))
         return rounds * self.every * self.stack.n_runs / taken
@@ -103,6 +105,23 @@ def stack_sizes(
     evaluation = f"evaluation every {DATASETS[dataset.name].checkpoint_every} steps" if evaluate else "no evaluation"
     title = f"{dataset.name}, {algorithm}, {settings}: run-steps a second, {evaluation}"
     print_rows(f"{title} (DomainBed: {DOMAINBED.get(dataset.name, 'not measured')})", rows)
+
+
+def in_turns(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int]) -> None:
+    """The same on a CPU: from one evaluation to the next, a stack of each size after the other."""
+    stacks = {n: Runs(dataset, algorithm, n, hparams) for n in sizes}
+    seconds: dict[int, list[float]] = {n: [] for n in sizes}
+    for _ in range(TURNS):
+        for n, runs in stacks.items():
+            seconds[n].append(seconds_of(runs.round) / (n * runs.every))
+    rates = {n: 1.0 / statistics.median(taken) for n, taken in seconds.items()}
+    gains = {
+        n: statistics.median(a / b for a, b in zip(seconds[1], taken, strict=True)) for n, taken in seconds.items()
+    }
+    rows: list[tuple[str, ...]] = [("stack of", "run-steps a second", "over one run")]
+    rows += [(str(n), f"{rates[n]:,.0f}", f"{gains[n]:.2f}") for n in sizes]
+    settings = ", ".join(f"{name} {value:g}" for name, value in hparams.items())
+    print_rows(f"{dataset.name}, {algorithm}, {settings}: evaluation every {runs.every} steps", rows)
 
 
 def every_algorithm(dataset: Dataset, n_runs: int, hparams: Mapping[str, float], precision: str) -> None:
@@ -144,7 +163,7 @@ def main() -> None:
         stack_sizes(digits(), "SANDMask", {"batch_size": 64}, [1, 16, 44], evaluate=False)
     if not ON_GPU:
         for algorithm in ("SANDMask", "ERM"):
-            stack_sizes(spirals, algorithm, {"batch_size": 32, "mlp_width": 256}, [1, 2, 16])
+            in_turns(spirals, algorithm, {"batch_size": 32, "mlp_width": 256}, [1, 2, 4, 16])
     print(f"\n{time.monotonic() - start:.0f} seconds in all.")
 
 

@@ -75,7 +75,9 @@ def ratios(kind: str, actions: dict[str, Action]) -> list[tuple[str, ...]]:
     """A row for every way to take a SAND-mask step."""
     times = alternate(actions, REPEATS, warmup=8)
     erm = times.pop("ERM")
-    rows = [(kind, way, f"{1e3 * erm:.1f}", f"{1e3 * t:.1f}", f"{t / erm:.2f}") for way, t in times.items()]
+    rows: list[tuple[str, ...]] = [
+        (kind, way, f"{1e3 * erm:.1f}", f"{1e3 * t:.1f}", f"{t / erm:.2f}") for way, t in times.items()
+    ]
     print(*rows, sep="\n", file=sys.stderr, flush=True)
     return rows
 

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.tiles import Tiles, at_most, how
+from sandmask.functional.tiles import Tiles, at_most
 
 BLOCK = 1024
-WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 3)}  # by the bytes of a number
+WEIGHT_MOMENTS = Tiles(64, 64, 128, 4, 3)
 
 
 @triton.jit
@@ -50,7 +50,6 @@ def _weight_moments_kernel(
     scaled: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
-    precision: tl.constexpr,
 ):
     """Moments over environments of grad_e^T x_e, for one tile of one run."""
     run = tl.program_id(2).to(tl.int64)
@@ -70,7 +69,7 @@ def _weight_moments_kernel(
             known = rows < n_rows
             g = tl.load(grad + row[None, :] * wide_out + out_units[:, None], mask=known[None, :] & is_out, other=0.0)
             v = tl.load(x + row[:, None] * wide_in + in_units[None, :], mask=known[:, None] & is_in, other=0.0)
-            product = tl.dot(g, v, input_precision=precision)
+            product = tl.dot(g, v)
         else:
             product = tl.zeros((block_out, block_in), tl.float32)
             for start in range(0, n_rows, rows_per_step):
@@ -79,7 +78,7 @@ def _weight_moments_kernel(
                 is_g, is_v = known[None, :] & is_out, known[:, None] & is_in
                 g = tl.load(grad + row[None, :] * wide_out + out_units[:, None], mask=is_g, other=0.0)
                 v = tl.load(x + row[:, None] * wide_in + in_units[None, :], mask=is_v, other=0.0)
-                product = tl.dot(g, v, product, input_precision=precision)
+                product = tl.dot(g, v, product)
         if scaled:
             product *= tl.load(unscale + run * n_envs + e)
         signs, mean, m2 = welford(product, e, signs, mean, m2)
@@ -93,14 +92,14 @@ def _weight_moments_kernel(
 def weight_moments(
     grad: Tensor, x: Tensor, unscale: Tensor | None, n_envs: int, sizes: tuple[int, int], targets: Tensor
 ) -> None:
-    """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
+    """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in] in half precision.
 
     `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x` may be wider. Each environment's gradient
     is multiplied by `unscale` [K, E]. Sum of signs, mean and M2 go into `targets` [3, K, out * in], a view of a larger
     buffer [3, K, P].
     """
     n_runs, n_rows = len(x), x.shape[1] // n_envs
-    tiles = WEIGHT_MOMENTS[x.itemsize]
+    tiles = WEIGHT_MOMENTS
     block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
     rows_per_step = at_most(tiles.depth, n_rows)
     launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]
@@ -116,7 +115,8 @@ def weight_moments(
         scaled=unscale is not None,
         block_out=block_out,
         block_in=block_in,
-        **how(tiles),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
 
 

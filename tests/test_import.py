@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,24 @@ def test_importing_loads_torch_and_nothing_heavier() -> None:
     code = f"{used}; print(sorted(set({HEAVY}) & set(sys.modules)), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "[] True"
+
+
+@pytest.mark.parametrize("algorithm", ["ERM", "SANDMask"])
+def test_the_first_step_of_a_run_loads_no_compiler(algorithm: str, tmp_path: Path) -> None:
+    """Torch imports one, with sympy, from here and there: two seconds before the first step."""
+    command = ["train", "DebugVector", algorithm, "--test-env", "0", "--steps", "1", "--device", "cpu"]
+    code = f"""
+import sys
+from sandmask.cli import main
+sys.argv = ["sandmask", *{command}, "--out", {str(tmp_path)!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print("sympy" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("False False")
 
 
 @pytest.mark.parametrize("module", [sandmask, sandmask.masks, sandmask.gradients, sandmask.distributed])

@@ -136,12 +136,13 @@ def _moments(
 
     leaf = vectors.detach().requires_grad_()
     values = vmap(risks)(leaf, batch, hparams)
-    scale = torch.ones_like(values)
+    total = values.sum()
     if algorithm.network.dtype == torch.float16:
         scale = _scales(values.detach())
-        tape.unscale = 1.0 / scale
-    # Nothing arrives at the leaf: the layers give their gradients to the tape.
-    torch.autograd.grad(values, leaf, scale, allow_unused=True)
+        tape.unscale, total = 1.0 / scale, (values * scale).sum()
+    # Nothing arrives at the leaf: the layers give their gradients to the tape. Of a sum, as autograd imports a compiler
+    # to look at the shape of gradients that it is given.
+    torch.autograd.grad(total, leaf, allow_unused=True)
     return tape.moments(), values
 
 

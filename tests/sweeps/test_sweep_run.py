@@ -221,6 +221,23 @@ def test_runs_that_another_process_trains_are_left_to_it(folder: SweepFolder, sm
         assert claimed(folder.stacks) == set()
 
 
+def test_networks_that_stack_are_not_compiled(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, bool] = {}
+
+    def watched(part: Sequence[RunSpec], *args: Any, compiled: bool, **rest: Any) -> list[RunRecord]:
+        asked[part[0].network] = compiled
+        return train_stack(part, *args, **rest)
+
+    monkeypatch.setattr(job_module, "train_stack", watched)
+    go(folder, small_sweep(), compiled=True)
+    assert asked == {"mlp": False}
+    monkeypatch.setattr(job_module, "STACKED_NETWORKS", ())
+    go(SweepFolder(folder.path / "other"), small_sweep(), compiled=True)
+    assert asked == {"mlp": True}
+
+
 def test_a_checkpoint_that_is_no_file_of_ours_is_not_in_the_way(folder: SweepFolder, small_sweep: Make) -> None:
     folder.accept(small_sweep())
     (folder.stacks / "broken.checkpoint.safetensors").write_bytes(b"nothing")

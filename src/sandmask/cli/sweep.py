@@ -12,6 +12,7 @@ from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
     CheckpointSecondsOption,
+    CompileOption,
     DataDirOption,
     DiagnosticsOption,
     FastOption,
@@ -128,6 +129,7 @@ def run(
     max_stack: MaxStack = None,
     calibrate: Calibrate = True,
     fast: FastOption = True,
+    compiled: CompileOption = False,
     data_dir: DataDirOption = None,
     skip_corrupt: SkipCorruptOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,
@@ -173,6 +175,7 @@ def run(
         weights=sweep.weights,
         device=devices[0] if executor == "local" and len(devices) == 1 else device,
         fast=fast,
+        compiled=compiled,
         checkpoint_seconds=checkpoint_seconds,
         plugins=request.plugins,
         carry=remote,

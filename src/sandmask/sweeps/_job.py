@@ -18,7 +18,7 @@ from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
 from sandmask.sweeps._progress import StackProgress
 from sandmask.sweeps._resume import split_into
-from sandmask.sweeps._stacks import PlannedStack, stack_id
+from sandmask.sweeps._stacks import STACKED_NETWORKS, PlannedStack, stack_id
 from sandmask.training import Stack, Trainer, choose_device, log_record, stack_key, train_stack
 
 State = Literal["done", "taken", "memory", "failed", "stopped"]
@@ -26,7 +26,9 @@ State = Literal["done", "taken", "memory", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How stacks are trained, the same for all of a sweep. None of it decides a run's numbers but `fast`.
+    """How stacks are trained, the same for all of a sweep. On a GPU `fast` and `compiled` may change a run's last bits.
+
+    `compiled` is for networks that train alone: those that stack have kernels of their own.
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. With `states`, what a stack ended
@@ -41,6 +43,7 @@ class JobOptions:
     weights: str | None = None
     device: str | None = None
     fast: bool = True
+    compiled: bool = False
     checkpoint_seconds: float = 30.0
     plugins: tuple[str, ...] = ()
     carry: bool = False
@@ -163,8 +166,10 @@ class _Training:
 
     def _train(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
         options, checkpoint = self.options, self.folder.checkpoint(stack_id(spec.id for spec in part))
+        compiled = options.compiled and part[0].network not in STACKED_NETWORKS
         if options.states:
-            stack = Stack(part, dataset, self.device, weights=options.weights, diagnostics=options.diagnostics)
+            how = {"compiled": compiled, "diagnostics": options.diagnostics}
+            stack = Stack(part, dataset, self.device, weights=options.weights, **how)
             trainer = Trainer(stack, checkpoint, progress.follow(part), fast=options.fast)
             trainer.run()
             trainer.save()
@@ -175,6 +180,7 @@ class _Training:
             self.device,
             checkpoint,
             weights=options.weights,
+            compiled=compiled,
             fast=options.fast,
             diagnostics=options.diagnostics,
             report=progress.follow(part),

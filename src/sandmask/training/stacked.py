@@ -19,6 +19,7 @@ def train_stack(
     checkpoint: Path,
     *,
     weights: str | None = None,
+    compiled: bool = False,
     fast: bool = True,
     diagnostics: bool = False,
     report: Report = lambda _: None,
@@ -29,10 +30,11 @@ def train_stack(
     The evaluations live in `checkpoint` until the end: interrupted or killed, the same call goes on from there. It is
     for the caller to write the records and then to delete that file.
 
-    With `fast`, on a GPU, the program is captured as CUDA graphs. `diagnostics` adds metrics, and changes nothing else.
+    With `fast`, on a GPU, the program is captured as CUDA graphs; with `compiled` the network is compiled.
+    `diagnostics` adds metrics, and changes nothing else.
     """
     trainer = Trainer(
-        Stack(specs, dataset, device, weights=weights, diagnostics=diagnostics),
+        Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics),
         checkpoint,
         report,
         checkpoint_seconds=checkpoint_seconds,

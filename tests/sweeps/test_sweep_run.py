@@ -221,6 +221,17 @@ def test_runs_that_another_process_trains_are_left_to_it(folder: SweepFolder, sm
         assert claimed(folder.stacks) == set()
 
 
+def test_what_is_wrong_with_every_stack_is_said_once(folder: SweepFolder, small_sweep: Make, tmp_path: Path) -> None:
+    sweep = small_sweep(datasets=("PACS",), network="resnet18", weights="none", hparams={})
+    said: list[str] = []
+    folder.accept(sweep)
+    options = JobOptions(str(folder.path), device="cpu", data_dir=str(tmp_path / "nowhere"))
+    result = run_sweep(folder, expand(sweep), options, InlineExecutor, lambda _: 1, said.append)
+    assert len(result.failed) == len(expand(sweep).runs) > 1
+    assert len(said) == 1
+    assert "PACS is not in" in said[0]
+
+
 def test_networks_that_stack_are_not_compiled(
     folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,9 +120,9 @@ class _Driver:
         for name, content in outcome.archives.items():
             self._fetch(name, content)
         if outcome.state in ("memory", "failed"):
-            for run in outcome.runs:
-                self.result.failed[run] = outcome.message
-            self.notice(f"stack {outcome.stack}: {outcome.message}")
+            if outcome.message not in self.result.failed.values():  # once, though it may be true of every stack
+                self.notice(f"stack {outcome.stack}: {outcome.message}")
+            self.result.failed.update(dict.fromkeys(outcome.runs, outcome.message))
 
     def _fetch(self, name: str, content: bytes) -> None:
         """The records of a worker that writes to a disk of its own."""

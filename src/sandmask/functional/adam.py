@@ -18,6 +18,15 @@ class AdamState(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # hides `tuple.count`, which nobody needs here
 
 
+class Numbers(NamedTuple):
+    """What a step is taken with; under `vmap`, each run's own."""
+
+    lr: Tensor | float
+    weight_decay: Tensor | float
+    betas: tuple[Tensor | float, Tensor | float]
+    eps: float
+
+
 def adam_init(params: Tensor) -> AdamState:
     """The state before the first step."""
     zero = torch.zeros_like(params)
@@ -40,13 +49,13 @@ def adam_step(
     eps: float = 1e-8,
 ) -> tuple[Tensor, AdamState]:
     """One step; weight decay is added to the gradient, after any mask, as `torch.optim.Adam` does it."""
-    count = state.count + 1.0
+    numbers = Numbers(lr, weight_decay, betas, eps)
     if params.ndim == 1 and params.shape == gradient.shape == state.mean.shape:
         if has_kernels(params):
-            return _by_kernel(params, gradient, state, count, lr, weight_decay, betas, eps)
+            return _by_kernel(params, gradient, state, numbers)
         if _fuses(params, gradient, *state[:2]):
-            return _fused(params, gradient, state, count, lr, weight_decay, betas, eps)
-    return plain_adam_step(params, gradient, state, lr, weight_decay, betas, eps)
+            return _fused(params, gradient, state, numbers)
+    return plain_adam_step(params, gradient, state, *numbers)
 
 
 def plain_adam_step(
@@ -67,21 +76,14 @@ def plain_adam_step(
     return params - (lr / _correction(betas[0], count)) * mean / denominator, AdamState(mean, square, count)
 
 
-def _by_kernel(
-    params: Tensor,
-    gradient: Tensor,
-    state: AdamState,
-    count: Tensor,
-    lr: Tensor | float,
-    weight_decay: Tensor | float,
-    betas: tuple[Tensor | float, Tensor | float],
-    eps: float,
-) -> tuple[Tensor, AdamState]:
+def _by_kernel(params: Tensor, gradient: Tensor, state: AdamState, numbers: Numbers) -> tuple[Tensor, AdamState]:
+    lr, weight_decay, betas, eps = numbers
+    count = state.count + 1.0
     from sandmask.functional import kernels
 
     first, second = _correction(betas[0], count), _correction(betas[1], count).sqrt()
-    numbers = [number + torch.zeros_like(count) for number in (weight_decay, *betas, lr / first, second)]
-    tensors = (params, gradient, state.mean, state.square, *numbers)
+    each = [number + torch.zeros_like(count) for number in (weight_decay, *betas, lr / first, second)]
+    tensors = (params, gradient, state.mean, state.square, *each)
     params, mean, square = on_all_runs(partial(kernels.adam, eps=eps), *tensors)
     return params, AdamState(mean, square, count)
 
@@ -93,18 +95,11 @@ def _fuses(*tensors: Tensor) -> bool:
     return alike and on_cpu and reachable() and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-def _fused(
-    params: Tensor,
-    gradient: Tensor,
-    state: AdamState,
-    count: Tensor,
-    lr: Tensor | float,
-    weight_decay: Tensor | float,
-    betas: tuple[Tensor | float, Tensor | float],
-    eps: float,
-) -> tuple[Tensor, AdamState]:
-    numbers = [number + torch.zeros_like(count) for number in (lr, *betas, weight_decay)]
-    tensors = (params, state.mean, state.square, gradient, count, *numbers)
+def _fused(params: Tensor, gradient: Tensor, state: AdamState, numbers: Numbers) -> tuple[Tensor, AdamState]:
+    lr, weight_decay, betas, eps = numbers
+    count = state.count + 1.0
+    each = [number + torch.zeros_like(count) for number in (lr, *betas, weight_decay)]
+    tensors = (params, state.mean, state.square, gradient, count, *each)
     params, mean, square = on_all_runs(partial(_fused_of_runs, eps=eps), *tensors)
     return params, AdamState(mean, square, count)
 

@@ -261,6 +261,23 @@ def test_moments_of_k_runs_against_gradients_one_by_one(case: Case, n_envs: int,
         assert found.mean[k, n:].abs().max() == 0
 
 
+@pytest.mark.parametrize("n_envs", [2, 3])
+def test_the_dispersion_of_gradients_one_rounding_apart_is_no_negative_zero(n_envs: int) -> None:
+    """The released SAND-mask divides by it: -0 in place of 0 would make a weight -inf."""
+    from sandmask.functional import conv_weight_kernels
+
+    case = Case(1, 32, 32, 4, 4, 1, 8)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(K, 1, 4, 4, 32, generator=generator).to(DEVICE)
+    grad = torch.randn(K, 1, 4, 4, 32, generator=generator).to(DEVICE)
+    apart = torch.tensor([1.0, 1.0 - 2.0**-24, 1.0])[:n_envs].to(DEVICE)
+    targets = torch.empty(3, K, case.n_out * case.n_in * 9, device=DEVICE)
+    both = (tensor.repeat(1, n_envs, 1, 1, 1) for tensor in (grad, images))
+    conv_weight_kernels.weight_moments(*both, apart.repeat(K, 1), n_envs, case.stride, *targets)
+    assert targets[1].abs().min() > 0
+    assert not torch.signbit(targets[2]).any()
+
+
 def small_images() -> Dataset:
     """Three environments of a few images, 2 x 4 x 4."""
     generator = torch.Generator().manual_seed(0)

@@ -129,8 +129,8 @@ def _weight_moments_kernel(
             second *= tl.load(unscale + 1)
         signs = _sign(mean) + _sign(second)
         away = second - mean
-        mean += away / 2.0
-        m2 = away * (second - mean)
+        mean += away * 0.5
+        m2 = away * away * 0.5  # a square: a product of two differences may be -0, which masks would divide by
     else:
         signs = _sign(mean)
         m2 = tl.zeros((rows, columns), tl.float32)

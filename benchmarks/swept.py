@@ -1,0 +1,72 @@
+"""Whether the runs of a GPU's sweep are what the slow path gives: their first steps again, alone, on a CPU, in float32.
+
+Of each method the draws of least work are taken, with all their held-out environments. Rounding makes single runs drift
+apart, so the test is that of `fast_path`, paired by run, at all checkpoints that the records have.
+
+python -m benchmarks.swept [RECORDS]     # results/paper/spirals.records.parquet unless others are named
+"""
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+
+import numpy as np
+
+from benchmarks._measure import print_rows
+from benchmarks.fast_path import Curves, p_value, train
+from sandmask.records import RunRecord, RunSpec, read_runs
+
+RECORDS = "results/paper/spirals.records.parquet"
+DRAWS, STEPS, EVERY = 3, 1001, 50
+
+
+def work(spec: RunSpec) -> float:
+    """Of a step, about."""
+    hparams = spec.hparams
+    return hparams["mlp_width"] ** 2 * hparams["mlp_depth"] * hparams["batch_size"]
+
+
+def lightest(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """All runs of the draws of least work; the default one, which is shared by the trials, is not among them."""
+    by_draw: defaultdict[tuple[int, int], list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        by_draw[run.spec.trial_seed, run.spec.hparams_seed].append(run)
+    draws = sorted((group for (_, draw), group in by_draw.items() if draw), key=lambda group: work(group[0].spec))
+    return [run for group in draws[:DRAWS] for run in group]
+
+
+def curves(runs: Iterable[RunRecord]) -> dict[str, Curves]:
+    """Accuracies of the steps that all have, where runs were trained and where they were not."""
+    steps = range(0, STEPS, EVERY)
+    kept = [(run, np.searchsorted(run.steps, steps)) for run in runs]
+    return {
+        "trained on": np.stack([run.accuracy_out[rows][:, run.train_envs].mean(1) for run, rows in kept]),
+        "held out": np.stack([run.accuracy_in[rows, run.spec.test_envs[0]] for run, rows in kept]),
+    }
+
+
+def main() -> None:
+    by_method: defaultdict[str, list[RunRecord]] = defaultdict(list)
+    for run in read_runs(sys.argv[1] if len(sys.argv) > 1 else RECORDS):
+        by_method[run.spec.algorithm].append(run)
+    chosen = {method: lightest(runs) for method, runs in by_method.items()}
+    specs = [replace(run.spec, steps=STEPS, precision="fp32") for runs in chosen.values() for run in runs]
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        slow = {runs[0].spec.id: runs[0] for runs in pool.map(train, [[spec] for spec in specs], ["cpu"] * len(specs))}
+    rows: list[tuple[str, ...]] = [("method", "precision", "runs", "where", "slow", "swept", "largest difference", "p")]
+    for method, swept in chosen.items():
+        again = [slow[replace(run.spec, steps=STEPS, precision="fp32").id] for run in swept]
+        for (where, one), other in zip(curves(again).items(), curves(swept).values(), strict=True):
+            largest, p = p_value(one, other)
+            means = (f"{100 * each.mean():.2f}" for each in (one, other))
+            numbers = (*means, f"{100 * largest:.2f}", f"{p:.3f}")
+            rows.append((method, swept[0].spec.precision, str(len(swept)), where, *numbers))
+    print_rows(f"Spirals, the first {STEPS} steps of {DRAWS} draws: accuracy in %, mean over checkpoints", rows)
+
+
+if __name__ == "__main__":
+    main()

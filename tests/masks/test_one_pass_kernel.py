@@ -24,6 +24,16 @@ for count in (2, 3, 16):
         twin = mask.from_moments(GradientMoments.of_stack(grads))
         torch.testing.assert_close(_triton.masked_mean(mask, grads), twin, rtol=1e-4, atol=1e-6)
         assert _triton.supports(mask, grads)
+
+# Over 2^31 elements: 32 bits do not reach the last environments. Memory is used only where it is written.
+count, row = 64, 2**25 + 2**20
+far = torch.empty(count * row, dtype=torch.int8).view(count, row)
+far[:, :1024] = torch.arange(count, dtype=torch.int8).unsqueeze(1)
+found = torch.empty(3, 1024)
+_triton._moments_kernel[(1,)](far, *found, 1024, row, count=count, unit=1, block=1024)
+numbers = torch.arange(64.0)
+expected = torch.stack([numbers.sign().sum(), numbers.mean(), 63 * numbers.var()])
+torch.testing.assert_close(found, expected.unsqueeze(1).expand_as(found))
 print("agreed")
 """
 

@@ -41,8 +41,9 @@ def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexp
     mean = first * (1.0 / count)
     signs = tl.where(first > 0, 1.0, 0.0) - tl.where(first < 0, 1.0, 0.0)
     squares = tl.zeros_like(first)
+    stride = tl.cast(row, tl.int64) * unit  # all environments together may have more than 2^31 elements
     for e in tl.static_range(1, count):
-        g = tl.load(grads + e * row * unit + offsets, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(grads + e * stride + offsets, mask=inside, other=0.0).to(tl.float32)
         mean += g * (1.0 / count)
         away = g - first
         squares += away * away

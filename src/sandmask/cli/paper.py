@@ -171,7 +171,11 @@ def why(
     dataset: Annotated[str, typer.Argument(help="The dataset whose table is asked about.")],
     records: RecordsOption = None,
     question: Annotated[
-        list[str] | None, typer.Option(help="ties, frequency, tau or rescale; all if not given. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="ties, frequency, tau or rescale; of Spirals also spiral, draws, signatures or contrary; all if not "
+            "given. Repeatable."
+        ),
     ] = None,
     out: OutOption = OUT,
     as_json: JsonOption = False,
@@ -182,12 +186,11 @@ def why(
     """
     from sandmask.errors import SandmaskError
     from sandmask.paper._tables import read_all
-    from sandmask.paper.why import QUESTIONS
     from sandmask.paper.why import why as make
 
     if not records:
         raise SandmaskError(f"Name records of {dataset} with --records: a folder or an archive.")
-    finish(make(read_all(records), dataset, question or list(QUESTIONS)), out, as_json=as_json)
+    finish(make(read_all(records), dataset, question or ()), out, as_json=as_json)
 
 
 @app.command("compact")

@@ -76,6 +76,17 @@ class Compared:
         return f"{text} [{self.paper.mean_digits}{error}] {MARKS.get(self.verdict, '')}".rstrip()
 
 
+def printed_row(method: str) -> str:
+    """The name of the printed row that a method is compared with."""
+    name = method.split(" (", maxsplit=1)[0]
+    return PRINTED_AS.get(name, name)
+
+
+def shown(method: str) -> str:
+    """A method's name in a table: `ERM (bf16)` for `ERM (precision=bf16)`."""
+    return method.replace("precision=", "")
+
+
 def ours_text(cell: Cell) -> str:
     """`81.2 ± 0.4`, and how much is there where it is not all."""
     if not cell.expected:
@@ -107,8 +118,7 @@ def compare(
 def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
     for dataset, table in rule.datasets.items():
         for method in table.methods:
-            row = method.split(" (", maxsplit=1)[0]
-            row = PRINTED_AS.get(row, row)
+            row = printed_row(method)
             for column in table.columns:
                 paper = printed(rule.rule, dataset, row, column)
                 yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper)
@@ -165,7 +175,7 @@ def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = 
     found = {(cell.method, cell.dataset if several else cell.rule): cell for cell in averages}
     methods = list(dict.fromkeys(cell.method for cell in averages))
     rows = tuple(
-        (method, *(found[method, column].words if (method, column) in found else "-" for column in columns))
+        (shown(method), *(found[method, column].words if (method, column) in found else "-" for column in columns))
         for method in methods
     )
     legend = [LEGEND] if all(cell.comparable for cell in cells) else []
@@ -184,7 +194,7 @@ def environments_grid(cells: Sequence[Compared], title: str, notes: Sequence[str
     rows = [(name, *(found[name, method].words for method in methods)) for name in names]
     if all(cell.comparable for cell in cells):
         rows.append(("within the joint error", *(_tally(cells, method) for method in methods)))
-    return Grid(title, ("held out", *methods), tuple(rows), tuple(notes))
+    return Grid(title, ("held out", *map(shown, methods)), tuple(rows), tuple(notes))
 
 
 def _tally(cells: Sequence[Compared], method: str) -> str:

@@ -8,9 +8,20 @@ from numpy.typing import NDArray
 
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import mean_and_error
-from sandmask.selection import GroupKey, Selected, group_runs, mean_over_environments
+from sandmask.selection import RULES, GroupKey, Selected, group_runs, is_settled, mean_over_environments, select
 
 Pick = Callable[[Sequence[RunRecord], int], Selected | None]  # of one trial's runs, for a held-out environment
+
+
+def alone(runs: Sequence[RunRecord], test_env: int) -> list[RunRecord]:
+    """The runs that ended, and hold out this environment and no other; by draw."""
+    mine = [run for run in runs if is_settled(run) and len(run.steps) and run.spec.test_envs == (test_env,)]
+    return sorted(mine, key=lambda run: (run.spec.hparams_seed, run.spec.seed, run.spec.id))
+
+
+def by_rule(name: str) -> Pick:
+    """A registered rule."""
+    return lambda runs, test_env: select(RULES[name], runs, test_env)
 
 
 def trial_choices(runs: Sequence[RunRecord], pick: Pick) -> dict[GroupKey, Selected]:

@@ -47,6 +47,15 @@ def _untrained_notes(cells: Sequence[Compared]) -> list[str]:
     ]
 
 
+def _precision_note(runs: Sequence[RunRecord]) -> str:
+    """What each method was computed in."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        found.setdefault(run.spec.precision, set()).add(run.spec.algorithm)
+    words = [f"{precision} ({', '.join(sorted(names))})" for precision, names in sorted(found.items())]
+    return f"Computed in {', '.join(words)}."
+
+
 def table_product(
     name: str,
     title: str,
@@ -64,7 +73,8 @@ def table_product(
     if not present:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
     cells = compare(runs, present, rules, draws=draws, trials=trials, comparable=comparable)
-    grids = [averages_grid(cells, title, [*notes, *_untrained_notes(cells)]), *_appendix(cells)]
+    notes = [*notes, _precision_note(runs), *_untrained_notes(cells)]
+    grids = [averages_grid(cells, title, notes), *_appendix(cells)]
     return Product(name, title, data={name: cells_frame(cells)}, grids=tuple(grids), summary=_summary(cells))
 
 

@@ -10,22 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._compare import PRINTED_AS, ours_text
+from sandmask.paper._compare import PRINTED_AS, ours_text, printed_row
 from sandmask.paper._product import Product
-from sandmask.paper._select import Pick, averages, every, thinned, trial_choices, validation
+from sandmask.paper._select import Pick, alone, averages, by_rule, every, thinned, trial_choices, validation
+from sandmask.paper.why_spirals import contrary, signatures, spiral_draws, spiral_found
 from sandmask.printed import environments, printed
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid
-from sandmask.selection import RULES, Selected, is_settled, select
+from sandmask.selection import Selected, is_settled
 
 _Column = tuple[str, dict[str, tuple[float, float | None] | None]]
 THRESHOLDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 INTERVALS = (10, 50, 100, 300, 1000)
-
-
-def _alone(runs: Sequence[RunRecord], test_env: int) -> list[RunRecord]:
-    mine = [run for run in runs if is_settled(run) and len(run.steps) and run.spec.test_envs == (test_env,)]
-    return sorted(mine, key=lambda run: (run.spec.hparams_seed, run.spec.seed, run.spec.id))
 
 
 def tied(run: RunRecord) -> NDArray[np.int64]:
@@ -43,7 +39,7 @@ def pick_tied(checkpoint: str, draw: str) -> Pick:
 
     def pick(runs: Sequence[RunRecord], test_env: int) -> Selected | None:
         offers = []
-        for run in _alone(runs, test_env):
+        for run in alone(runs, test_env):
             indices = tied(run)
             index = _chosen(indices, run.accuracy_in[indices, test_env], checkpoint)
             offers.append(Selected(run, index, (float(validation(run)[index]),), test_env))
@@ -84,7 +80,7 @@ def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Seq
     columns: list[_Column] = []
     for interval in intervals:
         fewer = [thinned(run, every(run, interval)) for run in runs]
-        columns.append((f"every {interval}", _averages(fewer, dataset, _by_rule("training-domain"))))
+        columns.append((f"every {interval}", _averages(fewer, dataset, by_rule("training-domain"))))
     return _grid(f"{dataset}: how often runs are evaluated", dataset, "training-domain", columns)
 
 
@@ -97,7 +93,7 @@ def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-dom
     columns: list[_Column] = []
     for low, high in ranges:
         within = [run for run in masked if low <= run.spec.hparams["tau"] <= high]
-        columns.append((f"τ in [{low:g}, {high:g}]", _averages(within, dataset, _by_rule(rule))))
+        columns.append((f"τ in [{low:g}, {high:g}]", _averages(within, dataset, by_rule(rule))))
     note = (
         "DomainBed draws AND-mask's τ from [0.5, 1]; the paper's table says [0, 1] for both. Narrow ranges have fewer "
         "draws to choose from."
@@ -109,12 +105,8 @@ def rescaling(runs: Sequence[RunRecord], dataset: str) -> Grid:
     """Both rules' averages of the forms of one method, plain and divided by the mask's density."""
     names = {"ANDMask", "SANDMask", *PRINTED_AS}
     forms = [run for run in runs if run.spec.algorithm in names]
-    columns = [(rule, _averages(forms, dataset, _by_rule(rule))) for rule in ("training-domain", "oracle")]
+    columns = [(rule, _averages(forms, dataset, by_rule(rule))) for rule in ("training-domain", "oracle")]
     return _grid(f"{dataset}: rescale", dataset, "training-domain", columns)
-
-
-def _by_rule(name: str) -> Pick:
-    return lambda runs, test_env: select(RULES[name], runs, test_env)
 
 
 def _averages(runs: Sequence[RunRecord], dataset: str, pick: Pick) -> dict[str, tuple[float, float | None] | None]:
@@ -127,8 +119,7 @@ def _grid(title: str, dataset: str, rule: str, columns: Sequence[_Column], notes
     methods = list(dict.fromkeys(method for _, found in columns for method in found))
     rows = []
     for method in methods:
-        name = method.split(" (", maxsplit=1)[0]
-        paper = printed(rule, dataset, PRINTED_AS.get(name, name))
+        paper = printed(rule, dataset, printed_row(method))
         words = [_words(found.get(method)) for _, found in columns]
         rows.append((method, *words, "-" if paper is None else f"{paper.mean_digits} ± {paper.error_digits}"))
     header = ("Algorithm", *(name for name, _ in columns), f"paper, {rule}")
@@ -139,21 +130,29 @@ def _words(value: tuple[float, float | None] | None) -> str:
     return "-" if value is None else ours_text(Cell(mean=value[0], error=value[1], have=1, expected=1))
 
 
-QUESTIONS: dict[str, Callable[[Sequence[RunRecord], str], Grid]] = {
+Question = Callable[[Sequence[RunRecord], str], Grid]
+QUESTIONS: dict[str, Question] = {
     "ties": tie_breaking,
     "frequency": evaluation_frequency,
     "tau": tau_range,
     "rescale": rescaling,
 }
+SPIRALS_QUESTIONS: dict[str, Question] = {
+    "spiral": spiral_found,
+    "draws": spiral_draws,
+    "signatures": signatures,
+    "contrary": contrary,
+}
 
 
-def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = tuple(QUESTIONS)) -> Product:
-    """All answers about one dataset's table."""
-    unknown = [name for name in questions if name not in QUESTIONS]
+def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) -> Product:
+    """The answers about one dataset's table; all that it can be asked where no question is named."""
+    known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
+    unknown = [name for name in questions if name not in known]
     if unknown:
-        raise SandmaskError(f"Unknown question {unknown[0]!r}. Known: {', '.join(QUESTIONS)}.")
+        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Known: {', '.join(known)}.")
     mine = [run for run in runs if run.spec.dataset == dataset]
     if not mine:
         raise SandmaskError(f"There are no runs on {dataset} among these records.")
-    grids = tuple(QUESTIONS[name](mine, dataset) for name in questions)
+    grids = tuple(known[name](mine, dataset) for name in questions or known)
     return Product(f"why-{dataset}", f"Why {dataset} differs", grids=grids)

@@ -10,7 +10,7 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
-from sandmask.training import Stack, split_environment
+from sandmask.training import Stack, program, split_environment
 
 Specs = Callable[..., RunSpec]
 
@@ -40,6 +40,29 @@ def test_a_run_does_not_feel_its_neighbours(
     for k, spec in enumerate(specs):
         alone = train(Stack([spec], dataset, device))
         torch.testing.assert_close(together["params"][k], alone["params"][0], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("algorithm", ["ERM", "SANDMask", "VREx", "Fish"])
+def test_steps_in_turns_are_the_same_steps(
+    algorithm: str, dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the number of steps that a turn has, and where evaluations fall; the run with a huge rate diverges."""
+    specs = [spec_of(algorithm, seed=k, steps=30, hparams={"lr": 1e35 if k == 3 else 0.01}) for k in range(5)]
+    carries = []
+    for seconds in (0.0, 1e6):
+        monkeypatch.setattr(program, "TURN_SECONDS", seconds)
+        stack = Stack(specs, dataset, device)
+        monkeypatch.setattr(stack, "_together", 2)
+        turns = program.Program(stack, program.Carry(stack.init(), {}, torch.full((5,), -1, device=device)), fast=False)
+        calls = 0
+        while turns.done < 30:
+            turns.advance(30 - turns.done)
+            calls += 1
+        assert calls == (30 if seconds == 0 else 2)  # the first is of one step, which is timed
+        carries.append(turns.carry)
+    one_by_one, several = (pytree.tree_leaves(carry.tree()) for carry in carries)
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(one_by_one, several, strict=True))
+    assert (carries[0].diverged_at >= 0).tolist() == [False, False, False, True, False]
 
 
 def test_batches_of_several_steps_are_those_of_the_feed(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

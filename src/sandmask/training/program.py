@@ -4,9 +4,11 @@ Small models leave a GPU idle while the host launches kernels, hundreds a step. 
 several steps of it, and computes what the eager one does.
 """
 
+import math
+import time
 import warnings
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from sandmask.functional import EnvBatch
 from sandmask.training.stack import Stack
 
 LONGEST = 10  # steps in one graph
+TURN_SECONDS = 1.0  # that all runs of a stack which take turns may take, about, before anything else is looked at
 WARM_UPS = 2  # calls before a capture: kernels are compiled and workspaces made outside of it
 
 
@@ -39,18 +42,20 @@ class Carry:
         return int(self.state["step"][0])
 
 
-def advance(stack: Stack, carry: Carry, batch: EnvBatch) -> Carry:
-    """The carry after one more step."""
-    done = carry.state["step"]
-    state, metrics = stack.step(carry.state, batch)
-    # Sums start anew after an evaluation. That is a function of the step alone, so a resumed run agrees.
-    fresh = (done == 0) | ((done - 1) % stack.specs[0].checkpoint_every == 0)
-    first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
-    sums = {
-        name: torch.where(fresh.view(-1, *[1] * (new.ndim - 1)), new, carry.sums.get(name, new) + new)
-        for name, new in metrics.items()
-    }
-    return Carry(state, sums, torch.where(first_bad, done, carry.diverged_at))
+def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
+    """The carry after a step on each batch."""
+    state, metrics_of_steps = stack.steps(carry.state, batches)
+    for number, metrics in enumerate(metrics_of_steps):
+        done = carry.state["step"] + number
+        # Sums start anew after an evaluation. That is a function of the step alone, so a resumed run agrees.
+        fresh = (done == 0) | ((done - 1) % stack.specs[0].checkpoint_every == 0)
+        first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
+        sums = {
+            name: torch.where(fresh.view(-1, *[1] * (new.ndim - 1)), new, carry.sums.get(name, new) + new)
+            for name, new in metrics.items()
+        }
+        carry = Carry(carry.state, sums, torch.where(first_bad, done, carry.diverged_at))
+    return replace(carry, state=state)
 
 
 class Program:
@@ -64,6 +69,7 @@ class Program:
         self.carry = carry
         self.done = carry.done  # as far as work was given to the device
         self.chunk = _chunk(stack.specs[0].checkpoint_every)
+        self._seconds = math.inf  # that a step took last, where the host waits for it
         self._captures = fast and stack.device.type == "cuda"
         self._feed: Generator[EnvBatch, None, None] | None = None
         self._batch: EnvBatch | None = None  # where a captured step finds a batch that comes from elsewhere
@@ -72,32 +78,35 @@ class Program:
 
     def advance(self, most: int) -> None:
         """Take up to `most` steps, at least one."""
-        if self.stack.dataset.resident:
-            count = self.chunk if most >= self.chunk and self._may_capture() else 1
-            if count > 1:
-                self._replay(lambda: self._several(count), warm_up=lambda: self._several(1))
-            else:
-                self._set(self._several(1))
-        else:
-            count = 1
+        count = 1
+        if not self.stack.dataset.resident:
             self._advance_fed()
+        elif self._may_capture() and most >= self.chunk:
+            count = self.chunk
+            self._replay(lambda: self._several(count), warm_up=lambda: self._several(1))
+        else:
+            count = self._in_a_turn(most)
+            start = time.monotonic()
+            self._set(self._several(count))
+            self._seconds = (time.monotonic() - start) / count
         self.done += count
+
+    def _in_a_turn(self, most: int) -> int:
+        """How many steps runs that take turns take in one: a few, so that an interrupt need not wait for long."""
+        return max(1, min(most, int(TURN_SECONDS / self._seconds))) if self.stack.takes_turns else 1
 
     def _may_capture(self) -> bool:
         return self._captures and bool(self.carry.sums)  # the first step, which names the metrics, is eager
 
     def _several(self, count: int) -> Carry:
-        carry = self.carry
-        for batch in self.stack.batches(carry.state["step"][0], count):
-            carry = advance(self.stack, carry, batch)
-        return carry
+        return advance(self.stack, self.carry, self.stack.batches(self.carry.state["step"][0], count))
 
     def _advance_fed(self) -> None:
         if self._feed is None:
             self._feed = self.stack.feed(self.done)
         batch = next(self._feed)
         if not self._may_capture():
-            self._set(advance(self.stack, self.carry, batch))
+            self._set(advance(self.stack, self.carry, [batch]))
             return
         if self._batch is None:
             self._batch = EnvBatch(*(field.clone() for field in batch))
@@ -105,7 +114,7 @@ class Program:
         _copy(batch, static)
 
         def take() -> Carry:
-            return advance(self.stack, self.carry, static)
+            return advance(self.stack, self.carry, [static])
 
         self._replay(take, warm_up=take)
 

@@ -1,7 +1,7 @@
 """K runs as one program. K = 1 is the ordinary run: the same code, without `vmap`."""
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels
-from sandmask.algorithms import ALGORITHMS, Algorithm, MaskedAlgorithm, Metrics, Problem, State
+from sandmask.algorithms import ALGORITHMS, Algorithm, Hparams, MaskedAlgorithm, Metrics, Problem, State
 from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
 from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Functional, random
@@ -22,7 +22,7 @@ from sandmask.training.held_out import HeldOut
 from sandmask.training.precision import compute_dtype, set_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
-from sandmask.training.steps import Step, in_groups, looped_step, stacked_step
+from sandmask.training.steps import Step, looped_step, stacked_step
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000
@@ -136,7 +136,6 @@ class Stack:
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
-        self._step = in_groups(self._step, self._together)
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         shape = dataset.input_shape
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else 1024
@@ -224,10 +223,38 @@ class Stack:
         """A key for every example of steps: [..., K, E, B]."""
         return random.keys(random.fold(step_keys, _ROWS), *self._ones.shape[1:])
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether some runs take their steps before others."""
+        return self._together < self.n_runs
+
     def step(self, state: State, batch: EnvBatch) -> tuple[State, Metrics]:
         """Every run's state after one more step, and metrics [K]."""
-        keys = random.fold(random.fold(self.keys, state["step"]), _STEP)
-        return self._step(state, batch, self.hparams, keys)
+        state, (metrics,) = self.steps(state, [batch])
+        return state, metrics
+
+    def steps(self, state: State, batches: Iterable[EnvBatch]) -> tuple[State, list[Metrics]]:
+        """Every run's state after a step on each batch, and the metrics [K] of each step.
+
+        Runs that take turns take all of these steps in theirs: what a run needs is then still in the cache.
+        """
+        if not self.takes_turns:
+            return self._steps_of(self.keys, self.hparams, state, batches)
+        everything = (self.keys, self.hparams, state, list(batches))
+        turns = [slice(begin, begin + self._together) for begin in range(0, self.n_runs, self._together)]
+        parts = [self._steps_of(*pytree.tree_map(lambda t: t[runs], everything)) for runs in turns]  # noqa: B023
+        together: tuple[State, list[Metrics]] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
+        return together
+
+    def _steps_of(
+        self, keys: Tensor, hparams: Hparams, state: State, batches: Iterable[EnvBatch]
+    ) -> tuple[State, list[Metrics]]:
+        found = []
+        for batch in batches:
+            own = random.fold(random.fold(keys, state["step"]), _STEP)
+            state, metrics = self._step(state, batch, hparams, own)
+            found.append(metrics)
+        return state, found
 
     @torch.no_grad()
     def counts(self, state: State) -> Tensor:

@@ -33,20 +33,6 @@ def stacked_step(algorithm: Algorithm) -> Step | None:
     return None
 
 
-def in_groups(step: Step, size: int) -> Step:
-    """The same step, of `size` runs at a time."""
-
-    def grouped(*args: Any) -> tuple[State, Metrics]:
-        starts = range(0, len(args[-1]), size)
-        if len(starts) == 1:
-            return step(*args)
-        parts = [step(*pytree.tree_map(lambda t: t[start : start + size], args)) for start in starts]  # noqa: B023
-        stepped: tuple[State, Metrics] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
-        return stepped
-
-    return grouped
-
-
 def looped_step(algorithm: Algorithm) -> Step:
     """The same for networks that are best computed one run after the other."""
     step = algorithm.step

@@ -5,14 +5,18 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
+from sandmask.paper._compare import RULES
+from sandmask.paper._select import by_rule, trial_choices, validation
 from sandmask.paper._tables import is_untrained, read_all
 from sandmask.paper.claims import CLAIMS, claims
 from sandmask.paper.pages import MISSING, fill_page, fill_pages
 from sandmask.paper.table_3 import table_3
-from sandmask.printed import printed
+from sandmask.printed import AVERAGE, printed
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.sweeps import SweepSpec, expand, read_sweep
 
@@ -128,9 +132,62 @@ def test_what_is_written_about_untrained_networks_is_in_the_records() -> None:
         (held_out,) = run.spec.test_envs
         bold = [f"**{word}**" if place == held_out == 2 else word for place, word in enumerate(words)]
         assert f"| {run.env_names[held_out]}, {run.spec.trial_seed} | {' | '.join(bold)} |" in page
-    ends = [100 * run.accuracy_in[-1, 2] for run in runs if run.spec.test_envs == (2,) and not is_untrained(run)]
+    last = [run for run in runs if run.spec.test_envs == (2,) and not is_untrained(run)]
+    ends = [100 * run.accuracy_in[-1, 2] for run in last if run.spec.algorithm not in ("IRM", "VREx")]
     assert (len(ends), f"{max(ends):.1f}") == (22, "27.8")
     assert "the highest of the 22 is an AND-mask's 27.8%" in page
+    chosen = {
+        run.spec.algorithm: " ".join(f"{100 * value:.1f}" for value in run.accuracy_in[-1])
+        for run in last
+        if (run.spec.algorithm, run.spec.hparams_seed) in {("IRM", 1), ("VREx", 1)}
+    }
+    assert chosen == {"IRM": "49.0 49.6 51.4", "VREx": "71.6 71.8 50.0"}
+    assert "has 49.0, 49.6 and 51.4% on the three environments" in page
+    assert "has 71.6, 71.8 and 50.0%" in page
+
+
+def test_what_is_written_about_table_3_is_in_its_cells() -> None:
+    with (RESULTS / "table-3.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["environment"] != AVERAGE]
+
+    def count(rule: str, verdict: str) -> int:
+        return sum((row["selection"], row["verdict"]) == (rule, verdict) for row in rows)
+
+    page = words_of("table-3.md")
+    within, beyond = ([count(rule, verdict) for rule in RULES] for verdict in ("within", "beyond"))
+    assert f"have {within[0]} of 80 cells within the joint error" in page
+    assert f"and {within[1]} of 80 under the oracle; {beyond[0]} and {beyond[1]} are beyond two" in page
+
+
+def test_what_is_written_about_the_spiral_is_in_the_records() -> None:
+    page = words_of("table-3.md")
+    runs = read_all([RESULTS / "spirals.records.parquet"])
+    picks = trial_choices(runs, by_rule("training-domain"))
+
+    def row(method: str, trial: int) -> NDArray[np.float64]:
+        mine = {key.test_env: pick for key, pick in picks.items() if (key.method, key.trial_seed) == (method, trial)}
+        return np.array([100 * mine[environment].test_accuracy for environment in range(16)])
+
+    printed_rows = [row("ANDMask", trial) for trial in range(3)]
+    assert [f"{values.mean():.1f}" for values in printed_rows] == ["45.8", "66.6", "73.5"]
+    assert "Its three trials have 45.8, 66.6 and 73.5" in page
+    rescaled = row("ANDMask-rescaled", 0)
+    gains = [rescaled - values for values in printed_rows]
+    words = [f"{gain.mean():.1f} ± {gain.std(ddof=1) / 4:.1f}" for gain in gains]
+    assert f"it is {words[0]} above the printed AND-mask's trial 0" in page
+    assert f"it is {words[1]} and {words[2]} above trials 1 and 2" in page
+    assert f"a standard error of {rescaled.std(ddof=1) / 4:.1f}" in page
+    defaults = [run for run in runs if run.spec.hparams_seed == 0]
+    highest = {
+        run.spec.test_envs[0]: 100 * validation(run).max()
+        for run in defaults
+        if run.spec.algorithm == "ANDMask-rescaled"
+    }
+    taken = [value for environment, value in highest.items() if environment and value > 97.5]
+    missed = [value for environment, value in highest.items() if environment and value <= 97.5]
+    assert (len(taken), f"{min(missed):.1f}", f"{max(missed):.1f}") == (9, "94.9", "97.4")
+    assert "With six their best checkpoint has 94.9 to 97.4%" in page
+    assert max(validation(run).max() for run in defaults if run.spec.algorithm == "ANDMask") < 0.75
 
 
 @pytest.mark.parametrize("config", sorted(RESULTS.glob("*.toml")), ids=lambda path: path.stem)

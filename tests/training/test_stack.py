@@ -4,13 +4,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import State
-from sandmask.datasets import Dataset
+from sandmask.algorithms import MaskedAlgorithm, State
+from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.errors import SandmaskError
+from sandmask.functional import EnvBatch
+from sandmask.masks import TensorMoments
 from sandmask.records import RunSpec
-from sandmask.training import Stack, program, split_environment
+from sandmask.training import Stack, make_spec, program, split_environment
+from sandmask.training.steps import _moments
 
 Specs = Callable[..., RunSpec]
 
@@ -105,6 +109,32 @@ def test_half_precision_is_scaled_into_its_range(dataset: Dataset, spec_of: Spec
     assert min(curves[1]) < 1e-5
     single, half = (np.log(np.maximum(curve, 1e-6)) for curve in curves)
     assert np.median(np.abs(half - single)) < 0.5
+
+
+def test_half_precision_keeps_the_signs_of_well_fitted_environments(device: torch.device) -> None:
+    """Whose risk float32 cannot tell from 0, while others still have something to learn. Signs count the same."""
+    spirals, entry = load_dataset("Spirals"), DATASETS["Spirals"]
+    hparams = {"batch_size": 16, "mlp_width": 64, "tau": 0.0}
+    single, half = (
+        Stack([make_spec(entry, "ANDMask", [0], steps=13, hparams=hparams, precision=precision)], spirals, device)
+        for precision in ("fp32", "fp16")
+    )
+    *earlier, batch = single.feed(0)
+    state = single.init()
+    for one in earlier:
+        state, _ = single.step(state, one)
+
+    def moments(stack: Stack, vectors: Tensor, batch: EnvBatch) -> tuple[TensorMoments, Tensor]:
+        assert isinstance(stack.algorithm, MaskedAlgorithm)
+        return _moments(stack.algorithm, vectors, batch, stack.hparams)
+
+    vectors = state["params"]
+    exact, risks = moments(single, vectors.double(), batch._replace(x=batch.x.double()))
+    assert risks.min() < 1e-12
+    assert risks.max() > 1e-2
+    found = [moments(stack, vectors, batch)[0].sign_sum for stack in (single, half)]
+    wrong = [(signs - exact.sign_sum).abs().mean() for signs in found]
+    assert wrong[1] < 1.2 * wrong[0]
 
 
 def test_half_precision_is_for_masks_only(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

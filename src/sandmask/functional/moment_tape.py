@@ -19,6 +19,7 @@ from sandmask.functional.dense import affine, dense
 from sandmask.functional.flat import Slot
 from sandmask.functional.head import head
 from sandmask.functional.pair import pair
+from sandmask.functional.scaled import scaled
 from sandmask.functional.taped import Place, UntapedError
 from sandmask.functional.taped_conv import taped_conv_block
 from sandmask.functional.taped_dense import taped_affine, taped_dense, taped_linear
@@ -43,11 +44,15 @@ LAYERS: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
 
 
 class MomentTape(TorchFunctionMode):
-    """While active, inside `vmap`, layers that use watched parameters fold their gradients into moments [K, P]."""
+    """While active, inside `vmap`, layers that use watched parameters fold their gradients into moments [K, P].
 
-    def __init__(self, slots: Sequence[Slot], n_runs: int, n_envs: int, like: Tensor) -> None:
+    With `scales` these are of a network in float16 whose last layer is in float32: from there on gradients are scaled.
+    """
+
+    def __init__(self, slots: Sequence[Slot], n_runs: int, n_envs: int, like: Tensor, *, scales: bool = False) -> None:
         super().__init__()
         self.n_envs = n_envs
+        self._scales = scales
         numel = sum(slot.numel for slot in slots)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         self._buffers = torch.empty(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
@@ -77,10 +82,14 @@ class MomentTape(TorchFunctionMode):
         if not any(id(leaf) in self._names for leaf in pytree.tree_leaves((args, kwargs))):
             return func(*args, **kwargs)
         if func in LAYERS:
-            return LAYERS[func](self, *args, **kwargs)
+            y = LAYERS[func](self, *args, **kwargs)
+            return scaled(y, self.n_envs, self._note) if self._scales and y.dtype != torch.float16 else y
         if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
             return func(*args, **kwargs)
         raise UntapedError(f"a parameter is used by {getattr(func, '__name__', func)}")
+
+    def _note(self, unscale: Tensor) -> None:
+        self.unscale = unscale
 
     def claim(self, *params: Tensor | None) -> tuple[Place, ...]:
         """See `Tape.claim`."""

@@ -12,7 +12,7 @@ from sandmask.functional.dense import aligned, by_environment, layer_backward, l
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.taped import Place, Tape
 
-SMALLEST = 16  # sides of a weight matrix from which on kernels pay
+SMALLEST = 16  # sides of a weight matrix from which on kernels pay; in half precision they also round less
 AT_ONCE = 2**28  # numbers of all environments' gradients that are kept at a time
 
 
@@ -56,7 +56,7 @@ def _fold(tape: Tape, sizes: tuple[int, int], places: tuple[Place, ...], grad: T
     """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e [K, E, out]."""
     (n_out, n_in), (weight, bias) = sizes, places
     tape.fold(bias, lambda runs: sums[runs, :, :n_out])
-    if has_kernels(grad) and min(n_out, n_in) >= SMALLEST:
+    if has_kernels(grad) and (grad.itemsize == 2 or min(n_out, n_in) >= SMALLEST):
         _fold_by_kernels(tape, sizes, weight, grad, x)
         return
     by_env, x_by_env = by_environment(grad, tape.n_envs)[..., :n_out], by_environment(x, tape.n_envs)[..., :n_in]
@@ -64,7 +64,12 @@ def _fold(tape: Tape, sizes: tuple[int, int], places: tuple[Place, ...], grad: T
 
 
 def _products(grad: Tensor, x: Tensor) -> Tensor:
-    """grad_e^T x_e of [k, E, B, n]; on a CPU in memory that is used again."""
+    """grad_e^T x_e of [k, E, B, n]; on a CPU in memory that is used again.
+
+    Never in half precision: float16 could not hold the sums over rows.
+    """
+    exact = torch.promote_types(grad.dtype, torch.float32)
+    grad, x = grad.to(exact), x.to(exact)
     if grad.device.type != "cpu":
         return grad.mT @ x
     found = scratch("products", (*grad.shape[:2], grad.shape[3], x.shape[3]), grad.dtype)

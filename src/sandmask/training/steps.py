@@ -113,7 +113,8 @@ def _moments(
 ) -> tuple[TensorMoments, Tensor]:
     """Moments [K, P] of the environments' gradients, and risks [K, E]."""
     n_runs, n_envs = batch.y.shape[:2]
-    tape = MomentTape(algorithm.network.slots, n_runs, n_envs, vectors)
+    scales = algorithm.network.dtype == torch.float16
+    tape = MomentTape(algorithm.network.slots, n_runs, n_envs, vectors, scales=scales)
 
     def risks(vector: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
         params = algorithm.network.unflatten(vector)
@@ -122,23 +123,10 @@ def _moments(
 
     leaf = vectors.detach().requires_grad_()
     values = vmap(risks)(leaf, batch, hparams)
-    total = values.sum()
-    if algorithm.network.dtype == torch.float16:
-        scale = _scales(values.detach())
-        tape.unscale, total = 1.0 / scale, (values * scale).sum()
     # Nothing arrives at the leaf: the layers give their gradients to the tape. Of a sum, as autograd imports a compiler
     # to look at the shape of gradients that it is given.
-    torch.autograd.grad(total, leaf, allow_unused=True)
+    torch.autograd.grad(values.sum(), leaf, allow_unused=True)
     return tape.moments(), values
-
-
-def _scales(risks: Tensor) -> Tensor:
-    """Powers of two that keep the gradients of risks [K, E] within the range of float16.
-
-    Scaled to a risk of about 64, the gradients of an environment's logits are at most 64, and the largest is at least
-    64 / B; float16 reaches from 6e-8 to 65,504.
-    """
-    return torch.exp2(6.0 - torch.round(torch.log2(risks.clamp(2.0**-20, 2.0**20))))
 
 
 def _detached(tree: Any) -> Any:

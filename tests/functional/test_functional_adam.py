@@ -72,6 +72,11 @@ def test_a_reset_is_a_new_optimizer() -> None:
     assert not torch.allclose(ours, torch_adam(start, gradients(), lr=0.05, weight_decay=0.01), atol=1e-3)
 
 
+def test_a_reset_forgets_what_overflowed() -> None:
+    large = AdamState(torch.tensor([1e19]), torch.tensor([torch.inf]), torch.tensor(7.0))
+    assert [field.sum().item() for field in adam_reset(large, torch.tensor(True))] == [0.0, 0.0, 0.0]
+
+
 def test_a_reset_of_a_state_gives_the_initial_one_or_the_same() -> None:
     _, state = adam_step(torch.ones(3), torch.ones(3), adam_init(torch.ones(3)), 0.1)
     for kept, same in zip(adam_reset(state, torch.tensor(False)), state, strict=True):

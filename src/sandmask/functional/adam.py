@@ -35,8 +35,8 @@ def adam_init(params: Tensor) -> AdamState:
 
 def adam_reset(state: AdamState, when: Tensor) -> AdamState:
     """The state, or a fresh one where `when` is true."""
-    keep = 1.0 - when.to(state.count.dtype)
-    return AdamState(*(field * keep for field in state))
+    # Not a product with 0: the square of a large gradient may be infinite, and infinity times 0 is no number.
+    return AdamState(*(torch.where(when, 0.0, field) for field in state))
 
 
 def adam_step(

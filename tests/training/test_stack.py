@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import MaskedAlgorithm, State
-from sandmask.datasets import DATASETS, Dataset, load_dataset
+from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.functional import EnvBatch
 from sandmask.masks import TensorMoments
 from sandmask.records import RunSpec
 from sandmask.training import Stack, make_spec, program, split_environment
+from sandmask.training.stack import CACHED_NUMBERS
 from sandmask.training.steps import _moments
 
 Specs = Callable[..., RunSpec]
@@ -93,6 +94,14 @@ def test_evaluation_counts_right_answers(dataset: Dataset, spec_of: Specs, devic
                 assert accuracies[k, env] == (predicted == dataset.labels[split]).double().mean().item()
     np.testing.assert_array_equal(found.inside, in_context.inside)
     np.testing.assert_array_equal(found.outside, in_context.outside)
+
+
+def test_wide_networks_are_evaluated_on_fewer_examples_at_a_time(spec_of: Specs, device: torch.device) -> None:
+    """The kernels' addresses within a run have 32 bits."""
+    parts = [(torch.zeros(500, 2), torch.zeros(500)) for _ in range(3)]
+    many = TensorDataset("DebugVector", ("a", "b", "c"), ("0", "1"), parts)
+    wide = Stack([spec_of(hparams={"mlp_width": 2048})], many, device)
+    assert max(map(len, wide.evaluator._chunks)) * 2048 <= CACHED_NUMBERS
 
 
 def test_half_precision_is_scaled_into_its_range(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

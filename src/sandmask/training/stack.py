@@ -138,7 +138,8 @@ class Stack:
         self._together = self._runs_at_a_time()
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         shape = dataset.input_shape
-        activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else 1024
+        width = max(int(specs[0].hparams.get("mlp_width", 0)), 1024)
+        activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
         numbers = EVALUATED_NUMBERS // self.n_runs if device.type != "cpu" else CACHED_NUMBERS
         examples = numbers // activations
         self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))

@@ -12,6 +12,7 @@ from sandmask.masks import ANDMask, GradientMoments, Mask, SANDMask
 MASKS = [ANDMask(tau=1.0), ANDMask(tau=1 / 3), SANDMask(tau=0.3), SANDMask(tau=0.1, dispersion="absolute", gain=0.5)]
 
 INTERPRETED = """
+import numpy as np
 import torch
 from sandmask.masks import ANDMask, GradientMoments, SANDMask, _triton
 torch.manual_seed(0)
@@ -20,7 +21,8 @@ for count in (2, 3, 16):
     grads[:, 0] = grads[0, 0]
     grads[:, 1] = 0
     grads[:, 2] *= 1e-12
-    for mask in (ANDMask(1.0), ANDMask(1 / 3), SANDMask(0.3), SANDMask(0.1, dispersion="absolute", gain=0.5)):
+    released = SANDMask(np.float32(0.1), dispersion="absolute", gain=np.float32(0.5))
+    for mask in (ANDMask(1), ANDMask(1 / 3), SANDMask(0.3), released):
         twin = mask.from_moments(GradientMoments.of_stack(grads))
         torch.testing.assert_close(_triton.masked_mean(mask, grads), twin, rtol=1e-4, atol=1e-6)
         assert _triton.supports(mask, grads)

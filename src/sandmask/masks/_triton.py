@@ -157,9 +157,10 @@ def supports(mask: "Mask", grads: Tensor) -> bool:
 def masked_mean(mask: "Mask", grads: Tensor) -> Tensor:
     """Masked mean of gradients `[E, *shape]`."""
     out = torch.empty_like(grads[0])
-    gain = getattr(mask, "gain", None) or 1.0
+    # Triton takes no NumPy numbers, and would compile for every whole number apart.
+    tau, gain = float(mask.tau), float(getattr(mask, "gain", None) or 1.0)
     launch: Any = _masked_mean_kernel[(triton.cdiv(out.numel(), _BLOCK),)]
-    launch(grads, out, *_sizes(grads), mask.tau, gain, TAU_TOLERANCE, **_constants(grads), kind=kind_of(mask))
+    launch(grads, out, *_sizes(grads), tau, gain, TAU_TOLERANCE, **_constants(grads), kind=kind_of(mask))
     return out
 
 

@@ -44,3 +44,10 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(SandmaskError, match=message):
         TensorDataset("mine", environments, ("no", "yes"), [(inputs, labels)])
+
+
+@pytest.mark.parametrize("other", [X.to(torch.uint8), X[:, :1]])
+def test_environments_of_different_forms_are_refused(other: torch.Tensor) -> None:
+    """Bytes beside floats would otherwise be taken for floats up to 255."""
+    with pytest.raises(SandmaskError, match="environment 'b': inputs should be like those of 'a'"):
+        TensorDataset("mine", ("a", "b"), ("no", "yes"), [(X, Y), (other, Y)])

@@ -65,5 +65,14 @@ def _check_parts(
             )
         if inputs.dtype not in (torch.uint8, torch.float32):
             raise SandmaskError(f"{where}: inputs should be float32 or uint8. Found {inputs.dtype}.")
+        if inputs.dtype != parts[0][0].dtype or inputs.shape[1:] != parts[0][0].shape[1:]:
+            raise SandmaskError(
+                f"{where}: inputs should be like those of {environments[0]!r}, {_form(parts[0][0])}. "
+                f"Found {_form(inputs)}."
+            )
         if labels.min() < 0 or labels.max() >= len(classes):
             raise SandmaskError(f"{where}: labels should lie in 0..{len(classes) - 1} for {len(classes)} classes.")
+
+
+def _form(inputs: Tensor) -> str:
+    return f"{inputs.dtype} of shape {list(inputs.shape[1:])}"

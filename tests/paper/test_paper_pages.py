@@ -16,6 +16,7 @@ from sandmask.paper._tables import is_untrained, read_all
 from sandmask.paper.claims import CLAIMS, claims
 from sandmask.paper.pages import MISSING, fill_page, fill_pages
 from sandmask.paper.table_3 import table_3
+from sandmask.paper.why_spirals import follows_spiral
 from sandmask.printed import AVERAGE, printed
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.sweeps import SweepSpec, expand, read_sweep
@@ -144,6 +145,21 @@ def test_what_is_written_about_untrained_networks_is_in_the_records() -> None:
     assert chosen == {"IRM": "49.0 49.6 51.4", "VREx": "71.6 71.8 50.0"}
     assert "has 49.0, 49.6 and 51.4% on the three environments" in page
     assert "has 71.6, 71.8 and 50.0%" in page
+
+
+def test_what_is_written_about_the_defaults_is_in_their_records() -> None:
+    page = words_of("table-3.md")
+    runs = read_all([ROOT / "results" / "spirals_defaults.records.parquet"])
+    best = [int(validation(run).argmax()) for run in runs]
+    found = sum(follows_spiral(run, index) for run, index in zip(runs, best, strict=True))
+    assert f"Of these {len(runs)} runs {found} follow the spiral" in page
+    others = [validation(run).max() for run in runs if run.spec.test_envs != (0,)]
+    assert f"Of the other {len(others)}, {sum(value > 0.975 for value in others)} have over 97.5%" in page
+    held_out: dict[int, list[float]] = {}
+    for run, index in zip(runs, best, strict=True):
+        held_out.setdefault(run.spec.trial_seed, []).append(100 * run.accuracy_in[index, run.spec.test_envs[0]])
+    averages = [f"{np.mean(values):.1f}" for _, values in sorted(held_out.items())]
+    assert f"held-out environments are {' and '.join(averages)}" in page
 
 
 def test_what_is_written_about_table_3_is_in_its_cells() -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -125,8 +126,9 @@ def test_every_command_says_no_to_an_unknown_option_in_one_line(line: Command) -
 
 def test_a_group_alone_shows_its_help() -> None:
     result = runner.invoke(_app.app, ["data"], prog_name="sandmask")
-    assert "Usage: sandmask data" in result.output
-    assert "download" in result.output
+    assert "Usage: sandmask data" in result.stdout
+    assert "download" in result.stdout
+    assert (result.exit_code, result.stderr) == (2, "")
 
 
 def test_a_users_mistake_is_one_line_and_status_2(command: Callable[[Callable[[], None]], None]) -> None:
@@ -217,3 +219,30 @@ def test_every_command_explains_itself_and_single_ones_with_an_example(line: Com
         result = runner.invoke(_app.app, [*args, "--help"], prog_name="", env={"COLUMNS": "200"})
         assert result.exit_code == 0, result.output
         assert subcommands or f"sandmask {line.name} " in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "runs/a"), "error: runs/a: Read-only file system.\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device.\n"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a.txt/b"), "error: a.txt/b: Not a directory.\n"),
+    ],
+)
+def test_what_the_disk_refuses_is_one_line(
+    command: Callable[[Callable[[], None]], None], error: OSError, said: str
+) -> None:
+    def probe() -> None:
+        raise error
+
+    command(probe)
+    result = runner.invoke(_app.app, ["probe"])
+    assert (result.exit_code, result.stderr) == (2, said)
+
+
+def test_a_terminal_that_knows_only_ascii_is_no_reason_to_stop() -> None:
+    narrow = {**ENV, "PYTHONIOENCODING": "ascii", "COLUMNS": "50"}  # where long names end in an ellipsis
+    words = [sys.executable, "-m", "sandmask", "train", "--help"]
+    result = subprocess.run(words, capture_output=True, env=narrow, timeout=60)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert b"--test?" in result.stdout

@@ -1,5 +1,8 @@
 """The frame of the command line: the greeting, global options, and what happens when something goes wrong."""
 
+import errno
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -72,9 +75,14 @@ def _one_line() -> Iterator[None]:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     except _UsageError as error:
-        if not error.args and not getattr(error, "message", ""):
-            raise  # a group without a command: its help is the answer
-        typer.echo(f"error: {_explained(error)}", err=True)
+        if said := _explained(error):
+            typer.echo(f"error: {said}", err=True)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        if error.strerror is None or error.errno == errno.EPIPE:  # whoever read the output has seen enough: typer knows
+            raise
+        where = f"{error.filename}: " if error.filename is not None else ""
+        typer.echo(f"error: {where}{error.strerror}.", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("\ninterrupted", err=True)
@@ -82,8 +90,10 @@ def _one_line() -> Iterator[None]:
 
 
 def _explained(error: Any) -> str:
-    """What is wrong with a command line, and where to read on."""
+    """What is wrong with a command line, and where to read on; nothing of a group alone, whose help is printed."""
     said = " ".join(error.format_message().split())
+    if not said:
+        return ""
     said += "" if said.endswith(_LAST_WORDS) else "."
     if error.ctx is None:
         return said
@@ -143,4 +153,7 @@ def _pair(line: str, note: str, width: int = 0) -> str:
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a bar that cannot be shown is no reason to stop
     app(prog_name="sandmask")

@@ -246,3 +246,24 @@ def test_a_terminal_that_knows_only_ascii_is_no_reason_to_stop() -> None:
     result = subprocess.run(words, capture_output=True, env=narrow, timeout=60)
     assert (result.returncode, result.stderr) == (0, b"")
     assert b"--test?" in result.stdout
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.exists], ids=lambda line: line.name)
+def test_help_fits_a_terminal_of_80_columns(line: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in getattr(line.load(), "commands", {"": None}):
+        shown = runner.invoke(_app.app, [line.name, *filter(None, [name]), "--help"], prog_name="sandmask").stdout
+        assert "Usage: sandmask" in shown
+        assert "…" not in shown  # a name or a word that was cut
+
+
+def test_paragraphs_of_help_flow(command: Callable[[Callable[[], None]], None]) -> None:
+    def probe() -> None:
+        """Probe.
+
+        One line
+        and another.
+        """
+
+    command(probe)
+    assert "One line and another." in runner.invoke(_app.app, ["probe", "--help"]).stdout

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,23 @@ class Command:
         else:
             parent.command(self.name)(getattr(module, self.module))
         group: Any = get_command(parent)
-        return group.commands[self.name]
+        return _readable(group.commands[self.name])
+
+
+def _readable(command: Any) -> Any:
+    """The command with help for a narrow terminal: paragraphs flow, and a flag takes no word.
+
+    Left to typer, lines break where the docstring's do, too.
+    """
+    if command.help:
+        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for option in command.params:
+        if option.metavar is None and getattr(option, "is_flag", False):
+            option.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _readable(each)
+    return command
 
 
 def _nothing() -> None:

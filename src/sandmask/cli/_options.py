@@ -25,25 +25,31 @@ SpaceOption = Annotated[
     str,
     typer.Option(
         "--space",
-        metavar="paper|domainbed",
-        help="Whose ranges random draws come from.",
+        metavar="NAME",
+        help="Whose ranges random draws come from: paper or domainbed.",
         autocompletion=_completion.words("paper", "domainbed"),
     ),
 ]
-HparamsSeedOption = Annotated[int, typer.Option("--hparams-seed", min=0, help="Which random draw; 0 is the defaults.")]
+HparamsSeedOption = Annotated[
+    int, typer.Option("--hparams-seed", metavar="N", min=0, help="Which random draw; 0 is the defaults.")
+]
 TrialSeedOption = Annotated[
-    int, typer.Option("--trial-seed", min=0, help="Which repetition: decides the draw and the data splits.")
+    int,
+    typer.Option("--trial-seed", metavar="N", min=0, help="Which repetition: decides the draw and the data splits."),
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, help="Initial weights, minibatches, all else that is random.")
+    int, typer.Option("--seed", metavar="N", min=0, help="Initial weights, minibatches, all else that is random.")
 ]
 StepsOption = Annotated[
-    int | None, typer.Option("--steps", min=1, help="Training steps; the dataset's protocol if not given.")
+    int | None, typer.Option("--steps", metavar="N", min=1, help="Training steps; the dataset's protocol if not given.")
 ]
 CheckpointEveryOption = Annotated[
     int | None,
     typer.Option(
-        "--checkpoint-every", min=1, help="Evaluate every so many steps; the dataset's protocol if not given."
+        "--checkpoint-every",
+        metavar="N",
+        min=1,
+        help="Evaluate every so many steps; the dataset's protocol if not given.",
     ),
 ]
 NetworkOption = Annotated[
@@ -57,8 +63,8 @@ PrecisionOption = Annotated[
     str,
     typer.Option(
         "--precision",
-        metavar="fp32|tf32|bf16|fp16",
-        help="What is computed in; fp16 is for gradient masks on the MLP.",
+        metavar="NAME",
+        help="What is computed in: fp32, tf32, bf16, or fp16 (for gradient masks on the MLP).",
         autocompletion=_completion.words("fp32", "tf32", "bf16", "fp16"),
     ),
 ]
@@ -74,7 +80,7 @@ DataDirOption = Annotated[
 ]
 SkipCorruptOption = Annotated[bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be read.")]
 CheckpointSecondsOption = Annotated[
-    float, typer.Option("--checkpoint-seconds", min=0, help="Save the state this often, for a resume.")
+    float, typer.Option("--checkpoint-seconds", metavar="N", min=0, help="Save the state this often, for a resume.")
 ]
 DiagnosticsOption = Annotated[
     bool,

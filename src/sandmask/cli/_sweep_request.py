@@ -40,31 +40,35 @@ def _given(
         typer.Option(metavar="all|0,1", help="Environments to hold out, each in turn. (default: all in the tables)"),
     ] = None,
     n_hparams: Annotated[
-        int | None, typer.Option(min=1, help="Hyperparameter draws; number 0 is the defaults. (default: 20)")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Hyperparameter draws; number 0 is the defaults. (default: 20)"),
     ] = None,
-    n_trials: Annotated[int | None, typer.Option(min=1, help="Repetitions. (default: 3)")] = None,
+    n_trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Repetitions. (default: 3)")] = None,
     space: Annotated[
-        str | None, typer.Option(metavar="paper|domainbed", help="Whose ranges draws come from. (default: paper)")
+        str | None, typer.Option(metavar="NAME", help="Whose ranges draws come from: paper (the default) or domainbed.")
     ] = None,
     selection: Annotated[
         list[str] | None,
         typer.Option(
             metavar="all|A,B",
-            help="Selection rules; leave-one-domain-out needs more runs. (default: training-domain,oracle)",
+            help="Selection rules; leave-one-domain-out needs more runs. (default: training-domain and oracle)",
             autocompletion=_completion.rule,
         ),
     ] = None,
     steps: StepsOption = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate every so many steps; the dataset's protocol if not given.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Evaluate every so many steps; the dataset's protocol if not given."),
     ] = None,
     hparam: HparamOption = None,
     network: NetworkOption = None,
     weights: WeightsOption = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="fp32|tf32|bf16|fp16", help="What is computed in. (default: fp32)")
+        str | None, typer.Option(metavar="NAME", help="What is computed in: fp32 (the default), tf32, bf16, fp16.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Changes every run's own seed. (default: 0)")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Changes every run's own seed. (default: 0)")
+    ] = None,
     plugin: PluginOption = None,
 ) -> None:
     """The signature of a request."""

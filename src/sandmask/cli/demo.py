@@ -34,7 +34,7 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the records and the picture; runs/demo-DATE-TIME if not given.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = STEPS,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = STEPS,
 ) -> None:
     """Compare ERM, IRM, AND-mask and SAND-mask on Spirals: a small sweep, a table, a picture.
 

@@ -197,7 +197,9 @@ def why(
 def compact(
     records: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...", help="Records: folders or archives.")],
     archive: Annotated[Path, typer.Option("--archive", metavar="FILE", help="Where to: NAME.records.parquet.")],
-    interval: Annotated[int, typer.Option("--every", min=1, help="Keep the checkpoints of every so many steps.")] = 50,
+    interval: Annotated[
+        int, typer.Option("--every", metavar="N", min=1, help="Keep the checkpoints of every so many steps.")
+    ] = 50,
     as_json: JsonOption = False,
 ) -> None:
     """Make records small, without changing a table: some checkpoints, and all that a rule chooses. Drops loss curves.
@@ -221,9 +223,10 @@ def compact(
 def figure_2(
     records: RecordsOption = None,
     quick: QuickOption = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each point; 20 if not given.")] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Seeds of each point; 20 if not given.")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=11, help="Training steps; 3,001 if not given (the protocol has 5,001).")
+        int | None,
+        typer.Option(metavar="N", min=11, help="Training steps; 3,001 if not given (the protocol has 5,001)."),
     ] = None,
     precision: PrecisionOption = "fp32",
     out: OutOption = OUT,

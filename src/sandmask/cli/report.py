@@ -46,8 +46,10 @@ def report(
         str, typer.Option(help="The method that others are compared with.", autocompletion=_completion.algorithm)
     ] = "ERM",
     statistics: Annotated[bool, typer.Option(help="Whether to compare with the baseline.")] = True,
-    draws: Annotated[int | None, typer.Option(min=1, help="Hyperparameter draws that a complete cell has.")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials that a complete cell has.")] = None,
+    draws: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Hyperparameter draws that a complete cell has.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Trials that a complete cell has.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of the screen.")] = None,
 ) -> None:
     """Print tables: one a dataset (columns are held-out environments), the averages, and comparisons.

@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Train many: plan, run, status.", no_args_is_help=True)
 
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Stacks at a time; one a GPU, or a core, if not given.")
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="Stacks at a time; one a GPU, or a core, if not given."),
 ]
 Device = Annotated[
     str | None,
     typer.Option("--device", help="cpu, cuda, or several for local workers: cuda:0,cuda:1. All GPUs if not given."),
 ]
 MaxStack = Annotated[
-    int | None, typer.Option("--max-stack", min=1, help="Runs in one program at most; as memory allows if not given.")
+    int | None,
+    typer.Option("--max-stack", metavar="N", min=1, help="Runs in one program at most; as memory allows if not given."),
 ]
 Calibrate = Annotated[
     bool, typer.Option("--calibrate/--no-calibrate", help="Whether to measure a few steps of each method.")
@@ -110,15 +112,17 @@ def run(
     executor: Annotated[
         str,
         typer.Option(
-            metavar="local|ray|slurm",
-            help="Where to train.",
+            metavar="NAME",
+            help="Where to train: local, ray or slurm.",
             autocompletion=_completion.words("local", "ray", "slurm"),
         ),
     ] = "local",
     workers: Workers = None,
     device: Device = None,
-    gpus_per_worker: Annotated[float, typer.Option(min=0, help="For ray (may be a fraction) and slurm.")] = 0.0,
-    cpus_per_worker: Annotated[int, typer.Option(min=1, help="For ray and slurm.")] = 1,
+    gpus_per_worker: Annotated[
+        float, typer.Option(metavar="N", min=0, help="For ray (may be a fraction) and slurm.")
+    ] = 0.0,
+    cpus_per_worker: Annotated[int, typer.Option(metavar="N", min=1, help="For ray and slurm.")] = 1,
     ray_address: Annotated[
         str | None, typer.Option(help="A Ray cluster, or auto; one is started if not given.")
     ] = None,

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sandmask._replacing import replacing
 from sandmask.cli import _completion
 from sandmask.cli._page import check_open, open_page, page_title, read_with_patience, write_page
 from sandmask.records import read_runs
@@ -93,7 +94,6 @@ def _put(text: str, output: Path | None) -> None:
         typer.echo(text, nl=False)
         return
     output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f"{output.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(output)
+    with replacing(output) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     typer.echo(f"Wrote {output}.")

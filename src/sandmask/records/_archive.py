@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records._fractions import denominators, pack, unpack
 from sandmask.records._lines import check_schema
@@ -41,15 +42,10 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
     schema = _schema(runs, names)
     sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.writing")
-    try:
-        with pq.ParquetWriter(temporary, schema, **_layout(schema)) as writer:
-            for begin in range(0, len(runs), _RUNS_PER_GROUP):
-                rows = [_row(run, sizes, names) for run in runs[begin : begin + _RUNS_PER_GROUP]]
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema, **_layout(schema)) as writer:
+        for begin in range(0, len(runs), _RUNS_PER_GROUP):
+            rows = [_row(run, sizes, names) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def _schema(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Any:
@@ -158,7 +154,7 @@ def read_archive(path: Path) -> list[RunRecord]:
     except SandmaskError as error:
         raise SandmaskError(f"{path} cannot be read: {error}") from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise SandmaskError(f"{path} cannot be read: {error}. Restore it, or remove it.") from error
+        raise SandmaskError(f"{path} cannot be read: {str(error).rstrip('.')}. Restore it, or remove it.") from error
 
 
 def _runs(batch: Any) -> Iterator[RunRecord]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sandmask._replacing import replacing
 from sandmask.algorithms import Algorithm, State
 from sandmask.datasets import Dataset
 
@@ -49,6 +50,5 @@ def draw_spirals(panels: Sequence[SpiralPanel], dataset: Dataset, path: Path) ->
         axes.set_title(f"{panel.title}\n{panel.accuracy:.0%} on the unseen domain", fontsize=13)
         axes.set(xticks=[], yticks=[], xlim=(-REACH, REACH), ylim=(-REACH, REACH))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format=path.suffix.lstrip(".") or "png", dpi=110, bbox_inches="tight")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.lstrip(".") or "png", dpi=110, bbox_inches="tight")

@@ -8,11 +8,11 @@ stacks/<id>.lock                    held while a process trains it
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.sweeps._spec import SweepSpec, refused_changes
@@ -101,16 +101,15 @@ def _read_finished(file: Path) -> list[str]:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise SandmaskError(f"{file} cannot be read: {error}. Restore it, or remove it.") from error
+        raise SandmaskError(f"{file} cannot be read: {str(error).rstrip('.')}. Restore it, or remove it.") from error
     pairs = zip(table["run"].to_pylist(), table["status"].to_pylist(), strict=True)
     return [run for run, status in pairs if status != "running"]
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON; the file appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value), encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

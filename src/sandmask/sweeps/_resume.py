@@ -36,7 +36,7 @@ def unfinished_stacks(
 
 def remove_leftovers(folder: SweepFolder) -> None:
     """Remove what killed processes were writing. Call it in one's turn, when nobody trains."""
-    for pattern in (".*.tmp", "*.writing", "*.lock"):
+    for pattern in (".*.tmp", "*.lock"):
         for path in folder.stacks.glob(pattern):
             path.unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from sandmask._replacing import replacing
 from sandmask.records import RunSpec
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
@@ -129,9 +130,8 @@ class _Driver:
         target = self.folder.records(name)
         with turn(self.folder.stacks):
             if not target.exists():
-                temporary = target.with_name(f".{target.name}.{self.options.session}.tmp")
-                temporary.write_bytes(content)
-                temporary.replace(target)
+                with replacing(target) as temporary:
+                    temporary.write_bytes(content)
 
     def _lost(self, stack: PlannedStack, error: BaseException) -> None:
         """A worker died. Its stack is planned again, unless that keeps happening while nothing gets done."""

@@ -1,13 +1,13 @@
 """A sweep as a TOML file: the keys are the fields of `SweepSpec`."""
 
 import json
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 from sandmask.sweeps._spec import SweepSpec
@@ -52,9 +52,8 @@ def _checked(path: Path, key: str, value: Any) -> Any:
 def write_sweep(sweep: SweepSpec, path: Path) -> None:
     """Write a sweep; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(to_toml(sweep), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(to_toml(sweep), encoding="utf-8")
 
 
 def to_toml(sweep: SweepSpec) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.reports.html._page import render_html
@@ -17,15 +18,11 @@ def write_html(
     target = Path(path)
     if target.is_dir():
         raise SandmaskError(f"{target} is a folder. Name the file to write, such as {target / 'report.html'}.")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.writing")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()  # an unwritable place is told before the work is done
-        temporary.write_text(render_html(runs, rules, **settings), encoding="utf-8")
-        temporary.replace(target)
+        with replacing(target) as temporary:
+            temporary.touch()  # an unwritable place is told before the work is done
+            temporary.write_text(render_html(runs, rules, **settings), encoding="utf-8")
     except OSError as error:
         raise SandmaskError(f"{target} cannot be written: {error.strerror}. Name another place.") from error
-    finally:
-        if temporary.parent.is_dir():
-            temporary.unlink(missing_ok=True)
     return target

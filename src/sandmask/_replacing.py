@@ -1,0 +1,19 @@
+"""Files that appear whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write under: it takes the path's place in the end, or goes if anything went wrong."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):  # the folder may be read-only, or gone: what went wrong first is what to hear of
+            temporary.unlink(missing_ok=True)
+        raise

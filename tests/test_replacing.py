@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+
+from sandmask._replacing import replacing
+
+
+def test_what_is_written_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _fail_halfway(path: Path, error: BaseException) -> None:
+    path.write_text("half of")
+    raise error
+
+
+@pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()])
+def test_what_was_not_written_to_its_end_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(type(error)), replacing(path) as temporary:
+        _fail_halfway(temporary, error)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_went_wrong_first_is_what_one_hears_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("read-only: cannot remove")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match="cannot write"), replacing(tmp_path / "a.txt"):
+        raise OSError("read-only: cannot write")

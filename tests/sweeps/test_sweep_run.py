@@ -1,5 +1,6 @@
 """The driver: what is missing and nothing else, whatever happened before."""
 
+import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -164,6 +165,22 @@ def test_a_bug_in_one_method_does_not_stop_the_others(folder: SweepFolder, small
         assert "ZeroDivisionError: of the method's own" in log.read_text()
 
 
+def test_a_full_disk_is_a_reason_to_stop_and_not_a_lost_worker(
+    folder: SweepFolder, small_sweep: Make, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill(_specs: Sequence[RunSpec], _progress: Progress) -> None:
+        monkeypatch.setattr(Path, "write_text", full)
+        full()
+
+    watched.fail = fill
+    result = go(folder, small_sweep())
+    assert (result.done, len(result.failed), len(watched.stacks)) == (0, 12, 1)
+    assert set(result.failed.values()) == {"OSError: [Errno 28] No space left on device"}
+
+
 class Fragile(InlineExecutor):
     """Loses the worker of every job but each third."""
 
@@ -187,7 +204,30 @@ def test_lost_workers_cost_time_only(folder: SweepFolder, small_sweep: Make) -> 
     options = JobOptions(str(folder.path), device="cpu")
     result = run_sweep(folder, expand(sweep), options, Fragile, lambda _: 100, notices.append)
     assert (result.done, result.failed) == (12, {})
-    assert any("its worker was lost" in notice for notice in notices)
+    assert any("a worker was lost" in notice for notice in notices)
+
+
+def test_one_lost_worker_is_one_loss_however_many_stacks_waited(folder: SweepFolder, small_sweep: Make) -> None:
+    class OnceBroken(InlineExecutor):
+        rounds = 0
+
+        def __init__(self) -> None:
+            OnceBroken.rounds += 1
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            if OnceBroken.rounds > 1:
+                return super().submit(fn, *args, **kwargs)
+            lost: Future[Any] = Future()
+            lost.set_exception(BrokenProcessPool("killed"))
+            return lost
+
+    sweep = small_sweep(n_hparams=4)
+    folder.accept(sweep)
+    notices: list[str] = []
+    options = JobOptions(str(folder.path), device="cpu")
+    result = run_sweep(folder, expand(sweep), options, OnceBroken, lambda _: 1, notices.append)
+    assert (result.done, result.failed) == (24, {})
+    assert notices == ["a worker was lost (BrokenProcessPool: killed); 24 runs are planned again"]
 
 
 def test_workers_that_never_live_are_given_up(folder: SweepFolder, small_sweep: Make) -> None:
@@ -254,6 +294,14 @@ def test_a_checkpoint_that_is_no_file_of_ours_is_not_in_the_way(folder: SweepFol
     (folder.stacks / "broken.checkpoint.safetensors").write_bytes(b"nothing")
     assert go(folder, small_sweep()).done == 12
     assert not list(folder.stacks.glob("*.checkpoint.safetensors"))
+
+
+def test_damaged_progress_is_no_progress(folder: SweepFolder, small_sweep: Make) -> None:
+    sweep = small_sweep()
+    go(folder, sweep)
+    expected = sweep_status(folder, expand(sweep).runs)
+    (folder.stacks / "damaged.progress.json").write_text("{")
+    assert sweep_status(folder, expand(sweep).runs) == expected
 
 
 def test_status_says_what_the_tables_will(folder: SweepFolder, small_sweep: Make) -> None:

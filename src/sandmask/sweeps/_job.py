@@ -116,9 +116,12 @@ def run_job(job: Job) -> Outcome:
         except SandmaskError as error:
             return Outcome("failed", stack, tuple(ids), str(error))
         except Exception as error:  # noqa: BLE001 - one stack's failure is not the others'
-            where = folder.stacks / f"{stack}.error.txt"
-            where.write_text(traceback.format_exc(), encoding="utf-8")
-            return Outcome("failed", stack, tuple(ids), f"{type(error).__name__}: {error}; see {where}")
+            said, where = f"{type(error).__name__}: {error}", folder.stacks / f"{stack}.error.txt"
+            try:
+                where.write_text(traceback.format_exc(), encoding="utf-8")
+            except OSError:  # a full disk, which may be all that is wrong
+                return Outcome("failed", stack, tuple(ids), said)
+            return Outcome("failed", stack, tuple(ids), f"{said}; see {where}")
 
 
 class _Training:

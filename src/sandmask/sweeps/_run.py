@@ -70,7 +70,7 @@ class _Driver:
                 self._round(stacks)
                 continue
             if not waiting:
-                self.notice(f"{len(missing)} runs are being trained by another process; waiting for them.")
+                self.notice(f"Another process is at what is missing ({len(missing)} runs); waiting for it.")
                 waiting = True
             time.sleep(POLL_SECONDS)
         self.result.done = len(self.expansion.runs) - len(self.result.failed)
@@ -100,12 +100,18 @@ class _Driver:
             with suppress(BrokenExecutor):  # what was not handed out is planned again
                 for stack in stacks:
                     futures[executor.submit(run_job, self._job(stack))] = stack
+            broken: list[PlannedStack] = []
             for future in as_completed(futures):
                 error = future.exception()
                 if error is None:
                     self._note(future.result())
+                elif isinstance(error, BrokenExecutor):
+                    broken.append(futures[future])
+                    death = error
                 else:
-                    self._lost(futures[future], error)
+                    self._lost([futures[future]], error)
+            if broken:  # one worker died, and the executor gave up all that was waiting for it
+                self._lost(broken, death)
             clean = True
         finally:
             if not clean:  # interrupted, or worse: ask the jobs to save and stop
@@ -133,12 +139,13 @@ class _Driver:
                 with replacing(target) as temporary:
                     temporary.write_bytes(content)
 
-    def _lost(self, stack: PlannedStack, error: BaseException) -> None:
-        """A worker died. Its stack is planned again, unless that keeps happening while nothing gets done."""
-        self.notice(f"stack {stack.id}: its worker was lost ({type(error).__name__}: {error})")
+    def _lost(self, stacks: Sequence[PlannedStack], error: BaseException) -> None:
+        """A worker died. What waited for it is planned again, unless that keeps happening while nothing gets done."""
+        runs = [run.id for stack in stacks for run in stack.specs]
+        self.notice(f"a worker was lost ({type(error).__name__}: {error}); {len(runs)} runs are planned again")
         done = len(self.folder.finished())
         self.losses = self.losses + 1 if done == self.done_at_loss else 1
         self.done_at_loss = done
         if self.losses > LOSSES:
             reason = f"workers were lost {self.losses} times in a row, at last by {type(error).__name__}: {error}"
-            self.result.failed.update({run.id: reason for run in stack.specs})
+            self.result.failed.update(dict.fromkeys(runs, reason))

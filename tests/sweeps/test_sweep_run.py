@@ -1,6 +1,8 @@
 """The driver: what is missing and nothing else, whatever happened before."""
 
 import errno
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -15,7 +17,7 @@ from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.sweeps import JobOptions, SweepFolder, SweepResult, SweepSpec, expand, run_sweep, sweep_status
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps._locks import claim, claimed, turn
-from sandmask.sweeps.executors import InlineExecutor
+from sandmask.sweeps.executors import InlineExecutor, WorkerExecutor
 from sandmask.training import Progress, train_stack
 
 Make = Callable[..., SweepSpec]
@@ -316,3 +318,11 @@ def test_status_says_what_the_tables_will(folder: SweepFolder, small_sweep: Make
     for row in status.standings:
         assert row.cells == 3
         assert 100 * row.accuracy == pytest.approx(table.averages[row.algorithm].mean)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no signal masks")
+def test_workers_are_born_deaf_to_an_interrupt_and_the_driver_is_not() -> None:
+    with WorkerExecutor(1) as workers:
+        blocked = workers.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
+    assert signal.SIGINT in blocked
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

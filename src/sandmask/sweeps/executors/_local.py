@@ -3,9 +3,11 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
@@ -37,6 +39,24 @@ class WorkerExecutor(ProcessPoolExecutor):
         context = multiprocessing.get_context("spawn")
         arguments = (context.Value("i", 0), devices, max(1, (os.cpu_count() or 1) // workers))
         super().__init__(workers, mp_context=context, initializer=_prepare, initargs=arguments)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As always; a worker that this starts is born deaf to Ctrl-C, which may come while it imports."""
+        with _interrupts_wait():
+            return super().submit(fn, *args, **kwargs)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Hold back Ctrl-C, here until the end and in processes started meanwhile for good."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _prepare(counter: Any, devices: tuple[str, ...], threads: int) -> None:

@@ -67,7 +67,7 @@ def test_notes_say_what_diverged_and_what_is_missing(full: Report) -> None:
     text = render(full)
     assert "† ERM, A: diverged: trial 0 draw 0 at step 250." in text
     assert "ERM, A: missing: trial 0 draw 1 (at step 400 of 401)." in text
-    assert "[the paper's number, ours minus the paper's]" in text
+    assert "[the paper's number, ours minus the paper's before rounding]" in text
     assert "PACS: no run holds out two environments, which this rule needs." in text
     assert "Compared with ERM" in text
     assert "Compared with ERM" not in render(full, statistics=False)
@@ -156,3 +156,14 @@ def test_unknown_formats_are_refused(full: Report) -> None:
     assert list(FORMATS) == ["text", "markdown", "latex", "json"]
     with pytest.raises(SandmaskError, match="Did you mean 'markdown'"):
         render(full, "markdwon")
+
+
+def test_the_papers_numbers_are_explained_where_there_are_any() -> None:
+    runs = made_up_sweep(["ERM"])
+    assert "before rounding]" not in render(build_report(runs, against_paper=True))
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    cell = Cell(mean=50.96, expected=1, have=1, paper=printed("training-domain", "PACS", "ERM", "A"))
+    assert cell.paper is not None
+    assert cell_text(replace(cell, mean=cell.paper.mean - 0.02)).endswith(", +0.0]")

@@ -254,6 +254,11 @@ def test_without_a_baseline_there_is_nothing_to_compare() -> None:
     assert report(made_up_sweep(["IRM", "VREx"]), baseline="VREx").statistics is not None
 
 
+def test_a_baseline_that_was_asked_for_has_to_be_there() -> None:
+    with pytest.raises(SandmaskError, match=r"No run is of the baseline 'VREX'. Did you mean 'VREx'\?"):
+        report(made_up_sweep(["IRM", "VREx"]), baseline="VREX")
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(SandmaskError, match="no runs to report"):
         build_report([])

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sandmask.reports._data import Comparison, Statistics
-from sandmask.reports._tables import Trials, algorithm_of, method_order
+from sandmask.reports._tables import Trials, is_of, method_order
 from sandmask.reports.statistics import critical_difference, mean_ranks, paired_comparison
 
 ALL = "all"
@@ -20,7 +20,7 @@ def compare(trials: Mapping[str, Trials], baseline: str) -> Statistics | None:
     """
     scores = _scores(trials)
     methods = method_order(list(scores))
-    reference = next((name for name in methods if baseline in (name, algorithm_of(name))), None)
+    reference = next((name for name in methods if is_of(name, baseline)), None)
     if reference is None or len(methods) < 2:
         return None
     scopes = {dataset: [dataset] for dataset in trials}

@@ -106,4 +106,3 @@ class Report:
 
     runs: int
     rules: tuple[RuleReport, ...]
-    against_paper: bool = False

@@ -28,23 +28,23 @@ def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
     """The report's tables in order: for each rule its datasets, the averages, the statistics."""
     result: list[Grid] = []
     for rule in report.rules:
-        result += _rule_grids(rule, report.against_paper, statistics)
+        result += _rule_grids(rule, statistics)
     return result
 
 
-def _rule_grids(rule: RuleReport, against_paper: bool, statistics: bool) -> Iterator[Grid]:
+def _rule_grids(rule: RuleReport, statistics: bool) -> Iterator[Grid]:
     suffix = f"model selection: {rule.rule}"
     for table in rule.datasets.values():
-        yield table_grid(table, f"{table.title}, {suffix}", "environment", against_paper)
+        yield table_grid(table, f"{table.title}, {suffix}", "environment")
     if rule.averages is not None:
-        yield table_grid(rule.averages, f"{rule.averages.title}, {suffix}", "dataset", against_paper)
+        yield table_grid(rule.averages, f"{rule.averages.title}, {suffix}", "dataset")
     if rule.statistics is not None and statistics:
         yield _statistics_grid(rule.statistics, suffix)
     if rule.notes:
         yield Grid(f"Not reported, {suffix}", (), (), rule.notes)
 
 
-def table_grid(table: Table, title: str, kind: str, against_paper: bool) -> Grid:
+def table_grid(table: Table, title: str, kind: str) -> Grid:
     """A table in words; `kind` says what its columns are."""
     rows = tuple(
         (
@@ -55,8 +55,8 @@ def table_grid(table: Table, title: str, kind: str, against_paper: bool) -> Grid
         for method in table.methods
     )
     notes = list(table.notes)
-    if against_paper:
-        notes.append("[the paper's number, ours minus the paper's]")
+    if any(cell.paper is not None for cell in (*table.cells.values(), *table.averages.values())):
+        notes.append("[the paper's number, ours minus the paper's before rounding]")
     if kind == "environment":  # the averages table would only repeat them
         notes += _table_notes(table)
     elif any(cell.diverged for cell in table.cells.values()):
@@ -76,12 +76,15 @@ def cell_text(cell: Cell) -> str:
         text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + mark
         text += "" if cell.complete else f" ({progress})"
     if cell.paper is not None:
-        text += f" [{cell.paper.mean_digits}" + _signed(cell.difference) + "]"
+        text += (
+            f" [{cell.paper.mean_digits}" + ("" if cell.difference is None else f", {_signed(cell.difference)}") + "]"
+        )
     return text
 
 
-def _signed(difference: float | None) -> str:
-    return "" if difference is None else f", {difference:+.1f}"
+def _signed(difference: float) -> str:
+    """A difference, with its sign; what rounds to nothing has none of its own."""
+    return f"{difference:+z.1f}"
 
 
 def _table_notes(table: Table) -> Iterator[str]:
@@ -129,13 +132,13 @@ def _statistics_grid(statistics: Statistics, suffix: str) -> Grid:
         if against is None:
             rows.append((item.scope, item.method, rank, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN))
             continue
-        interval = NOT_RUN if against.interval is None else f"{against.interval[0]:+.1f} to {against.interval[1]:+.1f}"
+        interval = NOT_RUN if against.interval is None else " to ".join(map(_signed, against.interval))
         rows.append(
             (
                 item.scope,
                 item.method,
                 rank,
-                f"{against.difference:+.1f}",
+                _signed(against.difference),
                 interval,
                 "<0.001" if against.p_value < 0.001 else f"{against.p_value:.3f}",
                 str(against.pairs),

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from sandmask.errors import SandmaskError
 from sandmask.printed import datasets as paper_datasets
 from sandmask.records import RunRecord
+from sandmask.registry import closest
 from sandmask.reports._comparisons import compare
 from sandmask.reports._data import Report, RuleReport, Trial
-from sandmask.reports._tables import averages_table, beside_paper, dataset_table
+from sandmask.reports._tables import averages_table, beside_paper, dataset_table, is_of, method_order
 from sandmask.reports._trials import Expected, expected_of, settle_trial
 from sandmask.selection import RULES, GroupKey, SelectionRule, group_runs
 
+BASELINE = "ERM"
 _Groups = dict[GroupKey, list[RunRecord]]
 
 
@@ -20,7 +22,7 @@ def build_report(
     rules: Sequence[str] = ("training-domain",),
     *,
     against_paper: bool = False,
-    baseline: str = "ERM",
+    baseline: str = BASELINE,
     draws: int | None = None,
     trials: int | None = None,
 ) -> Report:
@@ -37,8 +39,11 @@ def build_report(
         of_dataset[run.spec.dataset].append(run)
     expected = {name: expected_of(of_dataset[name], draws, trials) for name in _dataset_order(of_dataset)}
     groups = group_runs(runs)
+    methods = method_order(list({key.method for key in groups}))
+    if baseline != BASELINE and not any(is_of(method, baseline) for method in methods):
+        raise SandmaskError(f"No run is of the baseline {baseline!r}. {closest(baseline, list(methods))}")
     reports = [_rule_report(rule, groups, expected, baseline, against_paper) for rule in chosen]
-    return Report(len(runs), tuple(reports), against_paper)
+    return Report(len(runs), tuple(reports))
 
 
 def _dataset_order(names: Sequence[str] | dict[str, list[RunRecord]]) -> list[str]:

@@ -23,6 +23,11 @@ def algorithm_of(method: str) -> str:
     return method.split(" (", maxsplit=1)[0]
 
 
+def is_of(method: str, name: str) -> bool:
+    """Whether a method goes by this name: its own, or its algorithm's."""
+    return name in (method, algorithm_of(method))
+
+
 def _cell(trials: Sequence[Trial], accuracies: Sequence[float]) -> Cell:
     """A cell over trials, from the accuracies to average: its mean is None when there are none."""
     mean, error = mean_and_error(accuracies) if accuracies else (None, None)

@@ -18,7 +18,7 @@ def table_words(report: Report) -> dict[str, dict[str, Any]]:
 
 def _rule_words(report: Report) -> dict[str, Any]:
     (rule,) = report.rules
-    plain = replace(report, rules=(_without_paper(rule),), against_paper=False)
+    plain = replace(report, rules=(_without_paper(rule),))
     pairs = zip(_names(rule), grids(plain), grids(report), strict=True)
     return {name: {**_words(without), "paper": _words(beside)} for name, without, beside in pairs}
 

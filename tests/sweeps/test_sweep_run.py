@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.sweeps import JobOptions, SweepFolder, SweepResult, SweepSpec, expand, run_sweep, sweep_status
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps._locks import claim, claimed, turn
+from sandmask.sweeps._toml import write_sweep
 from sandmask.sweeps.executors import InlineExecutor, WorkerExecutor
 from sandmask.training import Progress, train_stack
 
@@ -296,6 +299,15 @@ def test_a_checkpoint_that_is_no_file_of_ours_is_not_in_the_way(folder: SweepFol
     (folder.stacks / "broken.checkpoint.safetensors").write_bytes(b"nothing")
     assert go(folder, small_sweep()).done == 12
     assert not list(folder.stacks.glob("*.checkpoint.safetensors"))
+
+
+@pytest.mark.parametrize("unknown", [{"algorithms": ("ERM", "Mine")}, {"datasets": ("Mine",)}])
+def test_a_sweep_of_a_plugins_names_asks_for_the_plugin(
+    folder: SweepFolder, small_sweep: Make, unknown: dict[str, Any]
+) -> None:
+    write_sweep(replace(small_sweep(), **unknown), folder.request)
+    with pytest.raises(SandmaskError, match=r"sweep.toml: Unknown \w+ 'Mine'.* --plugin FILE"):
+        folder.asked()
 
 
 def test_damaged_progress_is_no_progress(folder: SweepFolder, small_sweep: Make) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sandmask._replacing import replacing
+from sandmask.algorithms import ALGORITHMS
+from sandmask.datasets import dataset_entry
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.sweeps._spec import SweepSpec, refused_changes
@@ -55,7 +57,19 @@ class SweepFolder:
 
     def asked(self) -> SweepSpec | None:
         """The sweep that this folder holds; None when it holds none yet."""
-        return SweepSpec(**read_sweep(self.request)) if self.request.exists() else None
+        if not self.request.exists():
+            return None
+        sweep = SweepSpec(**read_sweep(self.request))
+        try:
+            for dataset in sweep.datasets:
+                dataset_entry(dataset)
+            for algorithm in sweep.algorithms:
+                ALGORITHMS[algorithm]
+        except SandmaskError as error:
+            raise SandmaskError(
+                f"{self.request}: {error} One of your own? Name its file again: --plugin FILE"
+            ) from None
+        return sweep
 
     def accept(self, sweep: SweepSpec) -> None:
         """Make the folder this sweep's: new, the same again, or more of the same. Anything else is an error."""

@@ -29,7 +29,7 @@ FIRST = (
     (
         "Train and compare",
         (
-            ("train", "sandmask train Spirals ANDMask --test-env 0 --hparam tau=0.9", "one run"),
+            ("train", "sandmask train Spirals ANDMask --test-env 0 --hparam tau=0.5", "one run"),
             ("sweep", "sandmask sweep run --datasets Spirals --algorithms ERM,ANDMask --test-envs 0", "many"),
             ("report", "sandmask report runs --html report.html --open", "look"),
         ),

@@ -79,7 +79,7 @@ def train(
 
     [bold]Examples[/bold]
 
-    sandmask train Spirals ANDMask --test-env 0 --steps 1000
+    sandmask train Spirals ANDMask --test-env 0 --steps 300 --hparam tau=0.5
 
     sandmask train PACS SANDMask --test-env sketch --hparam tau=0.5 --precision bf16
 

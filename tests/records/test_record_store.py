@@ -1,6 +1,8 @@
 """Reading: files, folders and archives as runs, and what is wrong is named."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,3 +212,19 @@ def test_counts_are_found_again_from_their_fractions(size: int, data: st.DataObj
 def test_numbers_that_are_no_fractions_have_no_denominator() -> None:
     assert denominators([np.array([[np.pi / 4]])]) is None
     assert denominators([np.array([[1 / 999_983], [1 / 999_979]])]) is None
+
+
+def test_the_folder_of_a_run_on_a_folder_of_images_stays_among_the_runs() -> None:
+    spec = replace(made_up_run().spec, dataset="/data/photos", algorithm="ERM")
+    assert Path("runs") / spec.folder_name == Path("runs") / f"photos-ERM-{spec.id}"
+
+
+def test_reading_an_archive_does_not_load_pandas(tmp_path: Path) -> None:
+    write_archive(made_up_sweep(["ERM"]), tmp_path / "some.records.parquet")
+    code = (
+        "import sys; from sandmask.records import read_runs; "
+        f"print(len(read_runs({str(tmp_path)!r})), 'pandas' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    count, loaded = result.stdout.split()
+    assert (int(count) > 0, loaded) == (True, "False")

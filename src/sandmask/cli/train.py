@@ -111,7 +111,7 @@ def train(
     )
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
         typer.echo(f"warning: {caution}", err=True)
-    folder = RunFolder(out or Path("runs") / f"{spec.dataset}-{spec.algorithm}-{spec.id}")
+    folder = RunFolder(out or Path("runs") / spec.folder_name)
     if folder.finished(spec) and (tensorboard is not None or diagnostics):
         typer.echo("note: this run is finished, and stays as it is. To train it again, give another --out.", err=True)
     with TrainingBar(spec, folder.path, quiet=json) as bar:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +41,11 @@ class RunSpec:
         """A short name that is the same on every machine: a hash of the content."""
         content = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @property
+    def folder_name(self) -> str:
+        """What to call the run's folder: `Spirals-ERM-<id>`. Of a dataset that is a path, its last part."""
+        return f"{PurePath(self.dataset).name}-{self.algorithm}-{self.id}"
 
     def to_json(self) -> dict[str, Any]:
         """The spec as plain JSON values."""

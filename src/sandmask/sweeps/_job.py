@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from sandmask._replacing import replacing
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
@@ -118,7 +119,8 @@ def run_job(job: Job) -> Outcome:
         except Exception as error:  # noqa: BLE001 - one stack's failure is not the others'
             said, where = f"{type(error).__name__}: {error}", folder.stacks / f"{stack}.error.txt"
             try:
-                where.write_text(traceback.format_exc(), encoding="utf-8")
+                with replacing(where) as temporary:
+                    temporary.write_text(traceback.format_exc(), encoding="utf-8")
             except OSError:  # a full disk, which may be all that is wrong
                 return Outcome("failed", stack, tuple(ids), said)
             return Outcome("failed", stack, tuple(ids), f"{said}; see {where}")
@@ -197,9 +199,7 @@ class _Training:
         write_archive(records, path)
         if self.options.tensorboard is not None:
             for run in records:
-                log_record(
-                    run, Path(self.options.tensorboard) / f"{run.spec.dataset}-{run.spec.algorithm}-{run.spec.id}"
-                )
+                log_record(run, Path(self.options.tensorboard) / run.spec.folder_name)
         checkpoint = self.folder.checkpoint(name)
         if self.options.states:
             checkpoint.replace(self.folder.state(name))

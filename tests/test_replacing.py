@@ -30,6 +30,13 @@ def test_what_was_not_written_to_its_end_leaves_nothing_behind(tmp_path: Path, e
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "a.txt"
+    with pytest.raises(FileNotFoundError) as caught, replacing(path) as temporary:
+        temporary.write_text("words")
+    assert caught.value.filename == str(path)
+
+
 def test_what_went_wrong_first_is_what_one_hears_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError("read-only: cannot remove")

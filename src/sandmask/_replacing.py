@@ -13,7 +13,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename in (temporary, str(temporary)):
+            error.filename = str(path)  # the name that its reader knows
         with suppress(OSError):  # the folder may be read-only, or gone: what went wrong first is what to hear of
             temporary.unlink(missing_ok=True)
         raise

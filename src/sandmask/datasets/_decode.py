@@ -19,8 +19,8 @@ class CorruptImageError(SandmaskError):
 
     def __init__(self, path: Path, reason: object) -> None:
         super().__init__(
-            f"{path} cannot be decoded ({reason}). Replace or remove it, or load the dataset with the option "
-            "skip_corrupt=True."
+            f"{path} cannot be decoded ({reason}). Replace or remove it, or leave such images out with --skip-corrupt "
+            "(in Python: skip_corrupt=True)."
         )
         self.path = path
 

@@ -215,7 +215,7 @@ def test_numbers_that_are_no_fractions_have_no_denominator() -> None:
 
 
 def test_the_folder_of_a_run_on_a_folder_of_images_stays_among_the_runs() -> None:
-    spec = replace(made_up_run().spec, dataset="/data/photos", algorithm="ERM")
+    spec = replace(made_up_sweep(["ERM"])[0].spec, dataset="/data/photos")
     assert Path("runs") / spec.folder_name == Path("runs") / f"photos-ERM-{spec.id}"
 
 

@@ -272,8 +272,8 @@ def test_the_dispersion_of_gradients_one_rounding_apart_is_no_negative_zero(n_en
     grad = torch.randn(K, 1, 4, 4, 32, generator=generator).to(DEVICE)
     apart = torch.tensor([1.0, 1.0 - 2.0**-24, 1.0])[:n_envs].to(DEVICE)
     targets = torch.empty(3, K, case.n_out * case.n_in * 9, device=DEVICE)
-    both = (tensor.repeat(1, n_envs, 1, 1, 1) for tensor in (grad, images))
-    conv_weight_kernels.weight_moments(*both, apart.repeat(K, 1), n_envs, case.stride, *targets)
+    repeated = [tensor.repeat(1, n_envs, 1, 1, 1) for tensor in (grad, images)]
+    conv_weight_kernels.weight_moments(repeated[0], repeated[1], apart.repeat(K, 1), n_envs, case.stride, *targets)
     assert targets[1].abs().min() > 0
     assert not torch.signbit(targets[2]).any()
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandmask._replacing import replacing
 from sandmask.paper._style import style
 from sandmask.reports import Grid, latex, markdown
 
@@ -60,11 +61,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _whole(path: Path, save: Callable[[Path], object]) -> Path:
-    """Write under another name, then rename: a file is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
+    """A file that is there whole or not at all."""
+    with replacing(path) as temporary:
         save(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path

@@ -13,6 +13,7 @@ import re
 import shutil
 from pathlib import Path
 
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 
 MISSING = "*There are no results of this yet.*"
@@ -53,8 +54,7 @@ def fill_pages(results: Path, docs: Path) -> list[Path]:
         old = page.read_text(encoding="utf-8")
         new = fill_page(old, results, images)
         if new != old:
-            temporary = page.with_name(f".{page.name}.writing")
-            temporary.write_text(new, encoding="utf-8")
-            temporary.replace(page)
+            with replacing(page) as temporary:
+                temporary.write_text(new, encoding="utf-8")
             changed.append(page)
     return changed

@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 
 
@@ -27,12 +28,10 @@ def _named_leaves(tree: Any) -> dict[str, Tensor]:
 def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
     """Write a tree of tensors and JSON metadata; the file appears complete, or the old one stays."""
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in _named_leaves(tree).items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(save(tensors, {"sandmask": json.dumps(metadata)}))
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def load_metadata(path: Path) -> dict[str, Any]:

@@ -18,16 +18,12 @@ import numpy as np
 
 from benchmarks._measure import print_rows
 from benchmarks.fast_path import Curves, p_value, train
-from sandmask.records import RunRecord, RunSpec, read_runs
+from sandmask.datasets import load_dataset
+from sandmask.records import RunRecord, read_runs
+from sandmask.sweeps._work import work_of
 
 RECORDS = "results/paper/spirals.records.parquet"
 DRAWS, STEPS, EVERY = 3, 1001, 50
-
-
-def work(spec: RunSpec) -> float:
-    """Of a step, about."""
-    hparams = spec.hparams
-    return hparams["mlp_width"] ** 2 * hparams["mlp_depth"] * hparams["batch_size"]
 
 
 def lightest(runs: Iterable[RunRecord]) -> list[RunRecord]:
@@ -35,7 +31,9 @@ def lightest(runs: Iterable[RunRecord]) -> list[RunRecord]:
     by_draw: defaultdict[tuple[int, int], list[RunRecord]] = defaultdict(list)
     for run in runs:
         by_draw[run.spec.trial_seed, run.spec.hparams_seed].append(run)
-    draws = sorted((group for (_, draw), group in by_draw.items() if draw), key=lambda group: work(group[0].spec))
+    dataset = load_dataset("Spirals")
+    drawn = (group for (_, draw), group in by_draw.items() if draw)
+    draws = sorted(drawn, key=lambda group: work_of(group[0].spec, dataset).step)
     return [run for group in draws[:DRAWS] for run in group]
 
 

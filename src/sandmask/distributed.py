@@ -25,7 +25,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from sandmask.gradients._backward import collect_moments, fill_gradients
 from sandmask.gradients._losses import Losses
-from sandmask.gradients._params import Params, trainable_parameters
+from sandmask.gradients._params import Params, check_mask, trainable_parameters
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.masks import GradientMoments, Mask, MaskError
@@ -57,6 +57,7 @@ def backward(
     The other parameters are those of `sandmask.backward`.
     """
     _check_initialized()
+    check_mask(mask)
     named = trainable_parameters(params)
     scaling = Scaling(scaler)
     moments, error = mask.new_moments(), None

@@ -34,6 +34,7 @@ def mistakes() -> list[tuple[str, Any, Any, str]]:
         ("all frozen", [loss, loss], [w.detach()], "at least one tensor that requires a gradient"),
         ("no leaf", [loss, loss], [w * 1], "should be a leaf"),
         ("something else", [loss, loss], ["w"], "Found str at position 0."),
+        ("another model's", [loss, loss], [weights()], "No loss depends on any of the tensors in `params`"),
     ]
 
 
@@ -42,6 +43,16 @@ def test_mistakes(mistake: int) -> None:
     _, losses, params, message = mistakes()[mistake]
     with pytest.raises(MaskError, match=re.escape(message)):
         sandmask.backward(losses, params, ANDMask(1.0))
+
+
+def test_a_mask_that_is_none_is_refused() -> None:
+    w = weights()
+    losses = [w.sum(), w.sum()]
+    with pytest.raises(MaskError, match="Found the class ANDMask: call it"):
+        sandmask.backward(losses, [w], ANDMask)  # type: ignore[arg-type]
+    with pytest.raises(MaskError, match="Found list"):
+        sandmask.set_gradients([("w", w)], [w], sandmask.GradientMoments())  # type: ignore[arg-type]
+    assert w.grad is None
 
 
 @pytest.mark.parametrize(("named", "name"), [(True, "`second`"), (False, re.escape("parameter 1 of shape (2,)"))])

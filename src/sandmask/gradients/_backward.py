@@ -8,10 +8,10 @@ from torch.amp.grad_scaler import GradScaler
 
 from sandmask.gradients._graph import warn_of_batchnorm
 from sandmask.gradients._losses import Losses, gradients_by_environment
-from sandmask.gradients._params import Params, trainable_parameters
+from sandmask.gradients._params import Params, check_mask, trainable_parameters
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
-from sandmask.masks import GradientMoments, Mask
+from sandmask.masks import GradientMoments, Mask, MaskError
 from sandmask.masks._evaluate import check_count
 
 
@@ -67,6 +67,7 @@ def backward(
     >>> report.dead_fraction
     0.5
     """
+    check_mask(mask)
     named = trainable_parameters(params)
     if isinstance(losses, Sequence) or (isinstance(losses, Tensor) and losses.ndim == 1):
         check_count(len(losses))  # before any work is done
@@ -99,6 +100,10 @@ def collect_moments(
 def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMoments, scaling: Scaling) -> MaskReport:
     """Write the masked gradients to `.grad`, or add them to what is there."""
     masked = {name: grad for name, grad in mask.from_moments(moments).items() if grad is not None}
+    if not masked:
+        raise MaskError(
+            "No loss depends on any of the tensors in `params`. Are they those of the model that made the losses?"
+        )
     scaled = scaling.rescale(list(masked.values()), moments.sums.mean)
     for name, grad in zip(masked, scaled, strict=True):
         param = named[name]

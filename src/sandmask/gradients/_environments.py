@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
 from sandmask.gradients._one_pass import NoParameters, OnePass, UnsupportedError
-from sandmask.gradients._params import trainable_parameters
+from sandmask.gradients._params import check_mask, trainable_parameters
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.masks import GradientMoments, Mask, MaskError
@@ -89,6 +89,7 @@ def set_gradients(named_params: Iterable[tuple[str, Tensor]], mask: Mask, moment
     >>> model.weight.grad.shape
     torch.Size([1, 2])
     """
+    check_mask(mask)
     named = trainable_parameters(named_params)
     if missing := [name for name in moments.names if name not in named]:
         raise MaskError(

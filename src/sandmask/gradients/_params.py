@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from sandmask.masks import MaskError
+from sandmask.masks import Mask, MaskError
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -37,6 +37,14 @@ def trainable_parameters(params: Params) -> dict[str, Tensor]:
             "Was a generator such as `model.parameters()` used up by an earlier call?"
         )
     return named
+
+
+def check_mask(mask: object) -> None:
+    """The mistakes that are made: a class, and arguments in another order."""
+    if isinstance(mask, Mask):
+        return
+    found = f"the class {mask.__name__}: call it" if isinstance(mask, type) else type(mask).__name__
+    raise MaskError(f"Parameter `mask` should be a mask, such as `SANDMask(tau=0.8)`. Found {found}.")
 
 
 def _named(item: object, number: int) -> tuple[str, Tensor]:

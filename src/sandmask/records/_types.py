@@ -68,10 +68,10 @@ class RunRecord:
 
     spec: RunSpec
     env_names: tuple[str, ...]
-    steps: NDArray[np.int64]  # [T]
-    accuracy_in: NDArray[np.float64]  # [T, environments], in 0..1
-    accuracy_out: NDArray[np.float64]  # [T, environments], in 0..1
-    metrics: dict[str, NDArray[np.float64]]  # name -> [T], such as "loss"
+    steps: NDArray[np.int64] = field(repr=False)  # [T]
+    accuracy_in: NDArray[np.float64] = field(repr=False)  # [T, environments], in 0..1
+    accuracy_out: NDArray[np.float64] = field(repr=False)  # [T, environments], in 0..1
+    metrics: dict[str, NDArray[np.float64]] = field(repr=False)  # name -> [T], such as "loss"
     status: Status
     diverged_at: int | None = None
     classes: tuple[str, ...] = ()

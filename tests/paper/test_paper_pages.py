@@ -172,6 +172,25 @@ def test_what_is_written_about_the_defaults_is_in_their_records() -> None:
     assert f"held-out environments are {' and '.join(averages)}" in page
 
 
+def test_what_is_written_about_leaving_the_spiral_is_in_the_records() -> None:
+    page = words_of("table-3.md")
+    runs = read_all([ROOT / "results" / "spirals_leaving.records.parquet"])
+    losses = [run.metrics["loss"] for run in runs if run.spec.hparams_seed == 0]
+    low, last = (float(np.median(values)) for values in ([x.min() for x in losses], [x[-1] for x in losses]))
+    assert f"these {len(losses)} runs is {low:.3f} at the median, their last one {last:.0f}" in page
+    assert f"{sum(x[-1] > np.log(2) for x in losses)} end above the 0.69 of guessing" in page
+
+    def ends(method: str, trial: int, draw: int) -> float:
+        chosen = (method, trial, draw)
+        mine = [x for x in runs if (x.spec.algorithm, x.spec.trial_seed, x.spec.hparams_seed) == chosen]
+        return float(np.median([run.metrics["loss"][-1] for run in mine]))
+
+    without = [f"{ends('ANDMask', *draw):.2f}" for draw in ((1, 10), (2, 15))]
+    divided = [f"{ends('ANDMask-rescaled', *draw):.1f}" for draw in ((1, 10), (2, 15))]
+    assert f"end with losses of {without[0]} and {without[1]} (medians" in page
+    assert f"and rescaled with {divided[0]} and {divided[1]}" in page
+
+
 def test_what_is_written_about_table_3_is_in_its_cells() -> None:
     with (RESULTS / "table-3.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["environment"] != AVERAGE]

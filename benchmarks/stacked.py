@@ -22,7 +22,8 @@ from sandmask.training.program import Carry, Program
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 SECONDS = 1.0  # of every measurement
-TURNS = 15  # on a CPU, which others use too: stacks of all sizes take turns, and the median counts
+# On a CPU, which others use too, stacks of all sizes take turns, and the median counts.
+WIDTHS = {256: ([1, 2, 4, 16], 15), 1024: ([1, 2, 8], 7)}  # sizes of stacks, and turns
 # Of DomainBed's own code on the same GPU.
 DOMAINBED = {"Spirals": "its script 12, its bare update 40", "ColoredMNIST": "65 (its ERM 266)"}
 
@@ -107,11 +108,11 @@ def stack_sizes(
     print_rows(f"{title} (DomainBed: {DOMAINBED.get(dataset.name, 'not measured')})", rows)
 
 
-def in_turns(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int]) -> None:
+def in_turns(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int], turns: int) -> None:
     """The same on a CPU: from one evaluation to the next, a stack of each size after the other."""
     stacks = {n: Runs(dataset, algorithm, n, hparams) for n in sizes}
     seconds: dict[int, list[float]] = {n: [] for n in sizes}
-    for _ in range(TURNS):
+    for _ in range(turns):
         for n, runs in stacks.items():
             seconds[n].append(seconds_of(runs.round) / (n * runs.every))
     rates = {n: 1.0 / statistics.median(taken) for n, taken in seconds.items()}
@@ -163,7 +164,8 @@ def main() -> None:
         stack_sizes(digits(), "SANDMask", {"batch_size": 64}, [1, 16, 44], evaluate=False)
     if not ON_GPU:
         for algorithm in ("SANDMask", "ERM"):
-            in_turns(spirals, algorithm, {"batch_size": 32, "mlp_width": 256}, [1, 2, 4, 16])
+            for width, (sizes, turns) in WIDTHS.items():
+                in_turns(spirals, algorithm, {"batch_size": 32, "mlp_width": width}, sizes, turns)
     print(f"\n{time.monotonic() - start:.0f} seconds in all.")
 
 

@@ -210,3 +210,25 @@ def test_parameters_on_several_devices(mask: Mask) -> None:
     found = [grad.cpu() for grad in gradients(model)]
     torch.testing.assert_close(found, expected_gradients(reference, batches, mask), rtol=1e-3, atol=1e-5)
     assert len(report.per_tensor) == 4
+
+
+def test_micro_batches_that_begin_to_use_a_parameter_late() -> None:
+    """Two parameters that are added have one gradient in memory, and that of a sum is one number: neither is ours."""
+    a, b, c = (torch.ones(2, requires_grad=True) for _ in range(3))
+    x = torch.tensor([1.0, 2.0])
+
+    def parts() -> list[Tensor]:
+        return [(c * x).sum(), ((a + b) * x).sum(), ((a + b) * x).sum() + c.sum(), a.sum(), a.sum()]
+
+    sandmask.backward([parts(), parts()], [a, b, c], ANDMask(0.0))
+    expected = {"a": 2 * x + 2, "b": 2 * x, "c": x + 1}
+    for param, wanted in zip((a, b, c), expected.values(), strict=True):
+        assert param.grad is not None
+        torch.testing.assert_close(param.grad, wanted)
+
+
+def test_micro_batches_whose_gradient_is_one_number_in_memory() -> None:
+    a, b = (torch.ones(2, requires_grad=True) for _ in range(2))
+    sandmask.backward([[b.sum(), a.sum(), a.sum()] for _ in range(2)], [a, b], ANDMask(0.0))
+    assert a.grad is not None
+    assert a.grad.tolist() == [2.0, 2.0]

@@ -85,7 +85,9 @@ class MomentTape(TorchFunctionMode):
             y = LAYERS[func](self, *args, **kwargs)
             return scaled(y, self.n_envs, self._note) if self._scales and y.dtype != torch.float16 else y
         if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            if not isinstance(found, Tensor):  # but `weight.T` is the parameter itself, under another id
+                return found
         raise UntapedError(f"a parameter is used by {getattr(func, '__name__', func)}")
 
     def _note(self, unscale: Tensor) -> None:

@@ -69,10 +69,10 @@ def environment_moments(
         if folded is not None:
             return folded
     stacks = _stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size)
-    _, first = next(stacks)
-    moments = GradientMoments.of_stack(first, log_magnitude=log_magnitude, check_finite=check_finite)
-    for _, grads in stacks:
-        moments.update_stack(grads)
+    envs, first = next(stacks)
+    moments = GradientMoments.of_stack(first, log_magnitude=log_magnitude, check_finite=check_finite, numbers=envs)
+    for envs, grads in stacks:
+        moments.update_stack(grads, numbers=envs)
     return moments
 
 
@@ -112,28 +112,41 @@ def _stacks(
     _check(batches, method, chunk_size)
     if per_sample:
         batches = [(x[i : i + 1], y[i : i + 1]) for x, y in batches for i in range(len(y))]
-    params: NamedGradients = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    params = _trainable(model)
     if method == "loop" or (method == "auto" and _too_many(params, len(batches))):
         yield from _loop(model, loss_fn, batches, params)
         return
+    # What fails here may well work in a loop (`vmap` takes no branch on a value); if not, that has the plainer error.
+    refused = (UnsupportedError, RuntimeError) if method == "auto" else (UnsupportedError,)
     if not per_sample and chunk_size is None:
         try:
-            yield list(range(len(batches))), _one_pass(model, loss_fn, batches, params).gradients()
-        except UnsupportedError:
+            found = _one_pass(model, loss_fn, batches, params).gradients()
+        except refused:
             if method == "auto" and _convolves(model):
                 yield from _loop(model, loss_fn, batches, params)
                 return
         else:
+            yield list(range(len(batches))), found
             return
     pieces = _vmapped(model, loss_fn, batches, params, chunk_size)
     try:
-        yield next(pieces)
-    except UnsupportedError as error:
+        first = next(pieces)
+    except refused as error:
         if method == "batched":
             raise MaskError(f'The environments cannot be batched: {error}. Use method="loop".') from error
         yield from _loop(model, loss_fn, batches, params)
     else:
+        yield first
         yield from pieces
+
+
+def _trainable(model: nn.Module) -> NamedGradients:
+    params: NamedGradients = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not params:
+        raise MaskError(
+            "Parameter `model` should have a parameter that requires a gradient. Found none: all are frozen."
+        )
+    return params
 
 
 def _folded(
@@ -142,13 +155,13 @@ def _folded(
     """Moments that were folded layer by layer in one pass, on a CPU; None where that cannot be, or where a gradient is
     not finite: then the other ways have an error to name.
     """
-    params: NamedGradients = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    params = _trainable(model)
     on_cpu = all(param.device.type == "cpu" for param in params.values())
-    if not params or not on_cpu or (method == "auto" and _too_many(params, len(batches))):
+    if not on_cpu or (method == "auto" and _too_many(params, len(batches))):
         return None
     try:
         found = _one_pass(model, loss_fn, batches, params, fold=True).moments()
-    except UnsupportedError:
+    except (UnsupportedError, RuntimeError):
         return None
     if len(found) < len(params) or (check_finite and not all(m.mean.isfinite().all() for m in found.values())):
         return None
@@ -159,6 +172,8 @@ def _one_pass(
     model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients, *, fold: bool = False
 ) -> OnePass:
     sizes = [len(y) for _, y in batches]
+    if len({(x.shape[1:], x.dtype, x.device) for x, _ in batches}) > 1:
+        raise UnsupportedError("the environments' examples differ in shape or type")
     tape = OnePass(params, sizes, fold=fold)
     with tape:
         output = model(torch.cat([x for x, _ in batches]))
@@ -166,7 +181,7 @@ def _one_pass(
             raise UnsupportedError("the model's output is not one tensor with a row an example")
         parts = zip(torch.split(output, sizes), batches, strict=True)
         losses = [loss_fn(rows, y) for rows, (_, y) in parts]
-    torch.autograd.backward(losses)
+    tape.run(losses, list(params.values()))
     return tape
 
 

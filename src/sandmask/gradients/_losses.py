@@ -35,12 +35,13 @@ def gradients_by_environment(
     for environment, of_environment in enumerate(losses):
         retain = last is not None and environment < last
         total: EnvironmentGradients | None = None
+        owned: set[int] = set()  # the sums that were made here
         for part, (loss, keep) in enumerate(_micro_batches(of_environment, environment, retain=retain)):
             if environment == part == 0 and on_first_loss is not None:
                 on_first_loss(loss)
             scaled = loss if scale is None else scale(loss)
             gradients = torch.autograd.grad(scaled, params, retain_graph=keep, allow_unused=True)
-            total = _add(total, gradients, owned=part > 1)
+            total = list(gradients) if total is None else _add(total, gradients, owned)
             # Else a name here would keep this loss alive while the next one is computed.
             del loss, scaled, gradients
         if total is None:
@@ -70,19 +71,18 @@ def _scalar(loss: object, environment: int) -> Tensor:
     return loss.reshape(())
 
 
-def _add(
-    total: EnvironmentGradients | None, gradients: Sequence[Tensor | None], *, owned: bool
-) -> EnvironmentGradients:
-    """The sum of gradients, in place only where `total` is a sum that was made here.
+def _add(total: EnvironmentGradients, gradients: Sequence[Tensor | None], owned: set[int]) -> EnvironmentGradients:
+    """The sum of gradients, in place only where `total` is a sum that was made here; `owned` has those places.
 
     What autograd returns may share memory: two parameters that are added have one and the same gradient.
     """
-    if total is None:
-        return list(gradients)
     summed: EnvironmentGradients = []
-    for sum_so_far, gradient in zip(total, gradients, strict=True):
+    for place, (sum_so_far, gradient) in enumerate(zip(total, gradients, strict=True)):
         if sum_so_far is None or gradient is None:
             summed.append(gradient if sum_so_far is None else sum_so_far)
+        elif place in owned:
+            summed.append(sum_so_far.add_(gradient))
         else:
-            summed.append(sum_so_far.add_(gradient) if owned else sum_so_far + gradient)
+            summed.append(sum_so_far + gradient)
+            owned.add(place)
     return summed

@@ -65,12 +65,16 @@ class OnePass(TorchFunctionMode):
         """Compute layers in our own way; refuse parameters that turn up anywhere else."""
         kwargs = kwargs or {}
         if not any(id(leaf) in self._names for leaf in pytree.tree_leaves((args, kwargs))):
+            if func is F.batch_norm:  # without parameters, or with frozen ones, it mixes environments all the same
+                _refuse_training(*args, **kwargs)
             return func(*args, **kwargs)
         layer = LAYERS.get(func)
         if layer is not None:
             return layer(self, *args, **kwargs)
         if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            if not isinstance(found, Tensor):  # but `weight.T` is the parameter itself, under another id
+                return found
         raise UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
 
     def check_rows(self, x: Tensor) -> None:
@@ -99,6 +103,15 @@ class OnePass(TorchFunctionMode):
             return torch.stack(found)
         # Channels last: keep each gradient's order in memory, which is its parameter's.
         return torch.stack([one.permute(0, 2, 3, 1) for one in found]).permute(0, 1, 4, 2, 3)
+
+    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
+        """The backward pass. Nothing may arrive at `leaves`, which the parameters are, or are views of.
+
+        Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
+        `autograd.Function`.
+        """
+        if any(grad is not None for grad in torch.autograd.grad(losses, leaves, allow_unused=True)):
+            raise UnsupportedError("a parameter is used by a function that cannot be watched")
 
     def moments(self) -> dict[str, TensorMoments]:
         """Name -> moments, of those parameters that were used."""
@@ -254,6 +267,20 @@ def _conv2d(
     return _Conv2d.apply(tape, input, weight, bias, *how, groups)  # type: ignore[no-untyped-call]
 
 
+def _refuse_training(
+    input: Tensor,  # noqa: A002, ARG001 - as `torch.nn.functional.batch_norm` has them
+    running_mean: Tensor | None,
+    running_var: Tensor | None,  # noqa: ARG001
+    weight: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+    training: bool = False,
+    *_: float,
+    **__: float,
+) -> None:
+    if training or running_mean is None:
+        raise UnsupportedError("batch-norm in training mode mixes environments")
+
+
 def _batch_norm(
     tape: OnePass,
     input: Tensor,  # noqa: A002
@@ -266,8 +293,7 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     tape.check_rows(input)
-    if training or running_mean is None:
-        raise UnsupportedError("batch-norm in training mode mixes environments")
+    _refuse_training(input, running_mean, running_var, training=training)
     return _FrozenBatchNorm.apply(tape, input, running_mean, running_var, weight, bias, eps)  # type: ignore[no-untyped-call]
 
 

@@ -67,14 +67,16 @@ def all_finite(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [largest([t for t in filled if t.device == device]).isfinite().all() for device in devices]
 
 
-def check_stacks_finite(layout: Layout, stacks: Mapping[int, Tensor], means: Sequence[Tensor]) -> None:
+def check_stacks_finite(
+    layout: Layout, stacks: Mapping[int, Tensor], means: Sequence[Tensor], numbers: Sequence[int]
+) -> None:
     """Raise if a stacked gradient is not finite. The means tell, and are E times smaller than the stacks."""
     if all(bool(flag) for flag in all_finite(means)):
         return
     for i, stack in stacks.items():
         for environment, grad in enumerate(stack):
             if not bool(grad.isfinite().all()):
-                raise not_finite(layout, i, environment, float(grad[~grad.isfinite()][0]))
+                raise not_finite(layout, i, numbers[environment], float(grad[~grad.isfinite()][0]))
 
 
 def not_finite(layout: Layout, slot: int, environment: int, value: float) -> MaskError:

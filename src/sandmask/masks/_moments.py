@@ -1,7 +1,8 @@
 """Running moments over environments: all that any mask needs, in memory that does not grow with E."""
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,8 +44,17 @@ class GradientMoments:
         self.finite = FiniteCheck() if check_finite else None
 
     @classmethod
-    def of_stack(cls, grads: Gradients, *, log_magnitude: bool = False, check_finite: bool = True) -> "GradientMoments":
+    def of_stack(
+        cls,
+        grads: Gradients,
+        *,
+        log_magnitude: bool = False,
+        check_finite: bool = True,
+        numbers: Sequence[int] | None = None,
+    ) -> "GradientMoments":
         """Moments of stacked gradients `[E, *shape]`, at once and in two passes.
+
+        `numbers` are what an error calls the environments: 0 to E - 1, if not given.
 
         Works under `torch.func.vmap` with `check_finite=False` (the check reads a value).
         """
@@ -59,7 +69,7 @@ class GradientMoments:
             for (i, stack), moments in zip(stacks.items(), each, strict=True):
                 self._append(i, moments, stack.dtype)
             if check_finite:
-                check_stacks_finite(layout, stacks, self.sums.mean)
+                check_stacks_finite(layout, stacks, self.sums.mean, numbers or range(self.count))
         return self
 
     @classmethod
@@ -108,9 +118,17 @@ class GradientMoments:
         self.count += 1
         return self
 
-    def update_stack(self, grads: Gradients) -> "GradientMoments":
-        """Fold in the gradients `[E, *shape]` of E more environments."""
-        more = GradientMoments.of_stack(grads, log_magnitude=self.log_magnitude, check_finite=self.finite is not None)
+    def update_stack(self, grads: Gradients, *, numbers: Sequence[int] | None = None) -> "GradientMoments":
+        """Fold in the gradients `[E, *shape]` of E more environments.
+
+        `numbers` are what an error calls them: those after the environments before, if not given.
+        """
+        more = GradientMoments.of_stack(
+            grads,
+            log_magnitude=self.log_magnitude,
+            check_finite=self.finite is not None,
+            numbers=numbers or range(self.count, sys.maxsize),
+        )
         return self.merge(more)
 
     @torch.no_grad()

@@ -60,10 +60,9 @@ def _one_pass_step(
     try:
         with tape:
             risks = algorithm.risks(params, batch, hparams)
+        tape.run(risks.sum(), [leaf])
     except UnsupportedError:
         return algorithm.step(state, batch, hparams, key)
-    # Nothing arrives at the leaf: the layers give their gradients to the tape.
-    torch.autograd.grad(risks.sum(), leaf, allow_unused=True)
     with torch.no_grad():
         moments = GradientMoments.of_stack(network.flatten_stacks(tape.gradients()), check_finite=False).of(0)
         assert moments is not None
@@ -123,9 +122,10 @@ def _moments(
 
     leaf = vectors.detach().requires_grad_()
     values = vmap(risks)(leaf, batch, hparams)
-    # Nothing arrives at the leaf: the layers give their gradients to the tape. Of a sum, as autograd imports a compiler
-    # to look at the shape of gradients that it is given.
-    torch.autograd.grad(values.sum(), leaf, allow_unused=True)
+    # Of a sum, as autograd imports a compiler to look at the shape of gradients that it is given.
+    (left,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
+    if left is not None:  # nothing arrives at the leaf where all layers give their gradients to the tape
+        raise UntapedError("a parameter is used by a function that cannot be watched")
     return tape.moments(), values
 
 

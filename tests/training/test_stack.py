@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -159,3 +160,13 @@ def test_runs_of_different_shapes_do_not_stack(dataset: Dataset, spec_of: Specs,
 def test_one_training_environment_is_too_few(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     with pytest.raises(SandmaskError, match="at least 2 environments to train on"):
         Stack([spec_of(test_envs=(0, 1))], dataset, device)
+
+
+def test_runs_with_hyperparameters_of_different_names_do_not_stack(
+    dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    """The runs' numbers are stacked by the first one's names: one that only another has would be ignored."""
+    plain = spec_of("ERM")
+    own = replace(plain, hparams={**plain.hparams, "adam_beta1": 0.0})
+    with pytest.raises(SandmaskError, match="differ in more than numbers"):
+        Stack([plain, own], dataset, device)

@@ -85,4 +85,5 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
         *(spec.dataset, spec.algorithm, spec.network, spec.weights, spec.precision),
         *(spec.steps, spec.checkpoint_every, len(spec.test_envs)),
         shapes,
+        tuple(sorted(spec.hparams)),  # a number that only some runs have would count for none, or be missing
     )

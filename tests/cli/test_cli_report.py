@@ -134,6 +134,23 @@ def test_an_unfinished_domainbed_sweep_says_how_to_take_it(tmp_path: Path) -> No
     assert not (tmp_path / "store").exists()
 
 
+def test_importing_another_sweep_of_the_same_name_loses_nothing(tmp_path: Path) -> None:
+    domainbed_run(tmp_path / "first" / "sweep" / "a", "ERM", 0)
+    domainbed_run(tmp_path / "second" / "sweep" / "a", "IRM", 0)
+    assert run(import_domainbed, tmp_path / "first" / "sweep", "--out", tmp_path / "store").exit_code == 0
+    result = run(import_domainbed, tmp_path / "second" / "sweep", "--out", tmp_path / "store")
+    assert isinstance(result.exception, SandmaskError)
+    assert "has 1 runs that are not among the 1 to import" in str(result.exception)
+    assert [record.spec.algorithm for record in read_runs(tmp_path / "store")] == ["ERM"]
+
+
+def test_page_and_tables_do_not_share_a_file(store: Path) -> None:
+    result = run(report, store, "--html", store / "x.html", "--output", store / "." / "x.html")
+    assert isinstance(result.exception, SandmaskError)
+    assert "a file each" in str(result.exception)
+    assert not (store / "x.html").exists()
+
+
 def test_both_are_commands_of_the_program(store: Path) -> None:
     from sandmask.cli._app import app
 

@@ -47,6 +47,12 @@ def check_open(html: Path | None, wanted: bool) -> None:
         raise SandmaskError("--open shows the page that --html writes: add --html report.html.")
 
 
+def check_two_files(html: Path | None, output: Path | None) -> None:
+    """Whether page and tables have a file each: the second would replace the first."""
+    if html is not None and output is not None and html.resolve() == output.resolve():
+        raise SandmaskError(f"--html and --output both name {html}. Give the page and the tables a file each.")
+
+
 def page_title(directory: Path) -> str:
     """What the page is called: the name of the folder or archive."""
     name = directory.resolve().name

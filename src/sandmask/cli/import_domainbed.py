@@ -1,12 +1,13 @@
 """`sandmask import-domainbed`: a DomainBed sweep as our records."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sandmask.errors import SandmaskError
-from sandmask.records import read_domainbed, write_archive
+from sandmask.records import RunRecord, read_domainbed, read_runs, write_archive
 
 
 def import_domainbed(
@@ -33,8 +34,23 @@ def import_domainbed(
             "Take them as they are with --include-incomplete."
         )
     archive = out / f"{directory.resolve().name}.records.parquet"
+    _check_nothing_is_lost(imported.runs, archive)
     write_archive(imported.runs, archive)
+    noun = "run" if len(imported.runs) == 1 else "runs"
     typer.echo(
-        f"Imported {len(imported.runs)} runs ({len(imported.skipped)} skipped) into {archive}. "
+        f"Imported {len(imported.runs)} {noun} ({len(imported.skipped)} skipped) into {archive}. "
         f"Now: sandmask report {out}"
     )
+
+
+def _check_nothing_is_lost(runs: Sequence[RunRecord], archive: Path) -> None:
+    """The same sweep may be imported again, with more runs; another one whose folder has the same name may not."""
+    if not archive.exists():
+        return
+    kept = {run.spec.id for run in runs}
+    lost = sum(run.spec.id not in kept for run in read_runs(archive))
+    if lost:
+        raise SandmaskError(
+            f"{archive} has {lost} runs that are not among the {len(runs)} to import: they are of another sweep whose "
+            "folder has the same name, or left out this time. Choose another folder with --out, or remove that file."
+        )

@@ -7,7 +7,7 @@ import typer
 
 from sandmask._replacing import replacing
 from sandmask.cli import _completion
-from sandmask.cli._page import check_open, open_page, page_title, read_with_patience, write_page
+from sandmask.cli._page import check_open, check_two_files, open_page, page_title, read_with_patience, write_page
 from sandmask.records import read_runs
 from sandmask.reports import FORMATS, build_report, render
 from sandmask.selection import RULES
@@ -70,6 +70,7 @@ def report(
     sandmask report runs --format latex --output tables.tex
     """
     check_open(html, open_browser)
+    check_two_files(html, output)
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))
     runs = read_with_patience(directory) if html else read_runs(directory)
     settings: dict[str, Any] = {

@@ -46,7 +46,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def plain_dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, site: int) -> Tensor:
     """The same by torch's own operations, which work under any transform."""
     y = F.linear(x, weight, bias)
-    return torch.relu(y if drop is None else drop(y, site))
+    return saturated(torch.relu(y if drop is None else drop(y, site)))
 
 
 def wide(width: int) -> int:

@@ -191,6 +191,31 @@ def test_what_is_written_about_leaving_the_spiral_is_in_the_records() -> None:
     assert f"and rescaled with {divided[0]} and {divided[1]}" in page
 
 
+def test_what_is_written_about_smaller_steps_is_in_the_records() -> None:
+    page = words_of("table-3.md")
+    smaller = read_all([ROOT / "results" / "spirals_smaller_steps.records.parquet"])
+    held_out = {run.spec.test_envs for run in smaller}
+    same = [
+        run
+        for run in read_all([ROOT / "results" / "spirals_leaving.records.parquet"])
+        if (run.spec.hparams_seed, run.spec.trial_seed) == (0, 0) and run.spec.test_envs in held_out
+    ]
+    assert {(run.spec.seed, run.spec.test_envs) for run in same} == {(x.spec.seed, x.spec.test_envs) for x in smaller}
+    for rate in (0.01, 0.003, 0.001):
+        runs = [run for run in [*same, *smaller] if run.spec.hparams["lr"] == rate]
+        best = [int(validation(run).argmax()) for run in runs]
+        last = [int(np.searchsorted(run.steps, 2000)) for run in runs]
+        rows = []
+        for chosen in (best, last):
+            pairs = list(zip(runs, chosen, strict=True))
+            found = sum(follows_spiral(run, index) for run, index in pairs)
+            there = np.mean([100 * run.accuracy_in[index, run.spec.test_envs[0]] for run, index in pairs])
+            rows.append((f"{found} of {len(runs)}", f"{there:.1f}%"))
+        highest = [100 * validation(run).max() for run in runs]
+        between = f"{min(highest):.1f} to {max(highest):.1f}%"
+        assert f"| {rows[0][0]} | {between} | {rows[0][1]} | {rows[1][0]} | {rows[1][1]} |" in page
+
+
 def test_what_is_written_about_table_3_is_in_its_cells() -> None:
     with (RESULTS / "table-3.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["environment"] != AVERAGE]

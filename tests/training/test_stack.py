@@ -162,6 +162,15 @@ def test_one_training_environment_is_too_few(dataset: Dataset, spec_of: Specs, d
         Stack([spec_of(test_envs=(0, 1))], dataset, device)
 
 
+def test_an_environment_without_examples_to_select_by_is_refused(spec_of: Specs, device: torch.device) -> None:
+    entry = DATASETS["DebugVector"]
+    sizes = (9, 4, *[9] * (len(entry.environments) - 2))
+    parts = [(torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)) for n in sizes]
+    small = TensorDataset("DebugVector", entry.environments, ("0", "1"), parts)
+    with pytest.raises(SandmaskError, match=f"at least 5 examples.* Found 4 in '{entry.environments[1]}'"):
+        Stack([spec_of()], small, device)
+
+
 def test_runs_with_hyperparameters_of_different_names_do_not_stack(
     dataset: Dataset, spec_of: Specs, device: torch.device
 ) -> None:

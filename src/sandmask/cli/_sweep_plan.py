@@ -62,7 +62,8 @@ def print_plan(plan: "Plan", notes: Sequence[str], folder: Path) -> None:
     for note in notes:
         typer.echo(f"note: {note}")
     missing = plan.runs - plan.done
-    typer.echo(f"{plan.runs} runs: {plan.done} done, {missing} missing, in {len(plan.stacks)} stacks.")
+    words = [f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((plan.runs, "run"), (len(plan.stacks), "stack"))]
+    typer.echo(f"{words[0]}: {plan.done} done, {missing} missing, in {words[1]}.")
     if missing:
         took = "not measured" if plan.seconds is None else f"about {duration(plan.seconds)}"
         at_once = f", {plan.workers} stacks at a time" if plan.workers > 1 else ""

@@ -63,11 +63,9 @@ class Hparam:
 
     def parse(self, value: object) -> float:
         """A value that a user gave, as text or number, checked: a plain `int` or `float`."""
-        kind = "a whole number" if self.integer else "a number"
+        kind = "a whole number" if self.integer else "a finite number"
         number = _number(value)
-        if number is None:
-            raise SandmaskError(f"Hyperparameter {self.name!r} should be {kind}. Found {value!r}.")
-        if self.integer and math.isfinite(number) and number != int(number):
+        if number is None or not math.isfinite(number) or (self.integer and number != int(number)):
             raise SandmaskError(f"Hyperparameter {self.name!r} should be {kind}. Found {value!r}.")
         if number not in self.bounds:
             raise SandmaskError(f"Hyperparameter {self.name!r} should be {self.bounds}. Found {value!r}.")

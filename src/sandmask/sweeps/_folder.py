@@ -59,7 +59,13 @@ class SweepFolder:
         """The sweep that this folder holds; None when it holds none yet."""
         if not self.request.exists():
             return None
-        sweep = SweepSpec(**read_sweep(self.request))
+        fields = read_sweep(self.request)
+        if missing := [name for name in ("datasets", "algorithms") if name not in fields]:
+            raise SandmaskError(
+                f"{self.request} should say which sweep this is, but has no {' and no '.join(missing)}. Put back what "
+                "was there, or remove the file and ask for the same sweep again: finished runs are kept."
+            )
+        sweep = SweepSpec(**fields)
         try:
             for dataset in sweep.datasets:
                 dataset_entry(dataset)

@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
 from sandmask.hparams import resolve, space_for
 from sandmask.records import RunSpec
+from sandmask.training.splits import HOLDOUT_FRACTION
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
 SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
@@ -75,6 +78,13 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
         raise SandmaskError(
             f"{spec.algorithm} needs at least 2 environments to train on; {dataset.name} has {n_envs}, of which "
             f"{len(spec.test_envs)} are held out. Hold out fewer."
+        )
+    sizes = np.diff(dataset.bounds)
+    if int(HOLDOUT_FRACTION * sizes.min()) < 1:
+        smallest = int(sizes.argmin())
+        raise SandmaskError(
+            f"Every environment should have at least {round(1 / HOLDOUT_FRACTION)} examples, as some of them are held "
+            f"back for selection. Found {sizes[smallest]} in {dataset.environments[smallest]!r} of {dataset.name}."
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from sandmask.cli._console import counted
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs
 
@@ -31,8 +32,8 @@ def write_page(runs: Sequence[RunRecord], target: Path, rules: Sequence[str] | N
         typer.echo(f"{len(runs):,} runs: computing tables, packing curves ...", err=True)
     write_html(runs, target, rules, **settings)
     size = target.stat().st_size / 1e6
-    noun = "run" if len(runs) == 1 else "runs"
-    typer.echo(f"Wrote {target} ({size:.1f} MB, {len(runs):,} {noun}, {time.monotonic() - started:.0f} s).", err=True)
+    took = f"{time.monotonic() - started:.0f} s"
+    typer.echo(f"Wrote {target} ({size:.1f} MB, {counted(len(runs), 'run')}, {took}).", err=True)
 
 
 def open_page(target: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sandmask.cli._console import print_table
+from sandmask.cli._console import counted, print_table
 from sandmask.cli._sweep_progress import duration
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def print_plan(plan: "Plan", notes: Sequence[str], folder: Path) -> None:
     for note in notes:
         typer.echo(f"note: {note}")
     missing = plan.runs - plan.done
-    words = [f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((plan.runs, "run"), (len(plan.stacks), "stack"))]
-    typer.echo(f"{words[0]}: {plan.done} done, {missing} missing, in {words[1]}.")
+    all_runs, all_stacks = counted(plan.runs, "run"), counted(len(plan.stacks), "stack")
+    typer.echo(f"{all_runs}: {plan.done} done, {missing} missing, in {all_stacks}.")
     if missing:
         took = "not measured" if plan.seconds is None else f"about {duration(plan.seconds)}"
         at_once = f", {plan.workers} stacks at a time" if plan.workers > 1 else ""

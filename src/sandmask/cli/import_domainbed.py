@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sandmask.cli._console import counted
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_domainbed, read_runs, write_archive
 
@@ -36,9 +37,8 @@ def import_domainbed(
     archive = out / f"{directory.resolve().name}.records.parquet"
     _check_nothing_is_lost(imported.runs, archive)
     write_archive(imported.runs, archive)
-    noun = "run" if len(imported.runs) == 1 else "runs"
     typer.echo(
-        f"Imported {len(imported.runs)} {noun} ({len(imported.skipped)} skipped) into {archive}. "
+        f"Imported {counted(len(imported.runs), 'run')} ({len(imported.skipped)} skipped) into {archive}. "
         f"Now: sandmask report {out}"
     )
 

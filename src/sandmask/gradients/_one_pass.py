@@ -64,9 +64,9 @@ class OnePass(TorchFunctionMode):
     ) -> Any:
         """Compute layers in our own way; refuse parameters that turn up anywhere else."""
         kwargs = kwargs or {}
+        if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs):  # whether its parameters are watched or not
+            raise UnsupportedError("batch-norm in training mode mixes environments")
         if not any(id(leaf) in self._names for leaf in pytree.tree_leaves((args, kwargs))):
-            if func is F.batch_norm:  # without parameters, or with frozen ones, it mixes environments all the same
-                _refuse_training(*args, **kwargs)
             return func(*args, **kwargs)
         layer = LAYERS.get(func)
         if layer is not None:
@@ -267,18 +267,9 @@ def _conv2d(
     return _Conv2d.apply(tape, input, weight, bias, *how, groups)  # type: ignore[no-untyped-call]
 
 
-def _refuse_training(
-    input: Tensor,  # noqa: A002, ARG001 - as `torch.nn.functional.batch_norm` has them
-    running_mean: Tensor | None,
-    running_var: Tensor | None,  # noqa: ARG001
-    weight: Tensor | None = None,  # noqa: ARG001
-    bias: Tensor | None = None,  # noqa: ARG001
-    training: bool = False,
-    *_: float,
-    **__: float,
-) -> None:
-    if training or running_mean is None:
-        raise UnsupportedError("batch-norm in training mode mixes environments")
+def _looks_at_the_batch(_: Tensor, running_mean: Tensor | None, *__: Any, training: bool = False, **___: Any) -> bool:
+    """Whether a call of `batch_norm`, as torch hands it to modes, takes its statistics from the examples."""
+    return training or running_mean is None
 
 
 def _batch_norm(
@@ -288,12 +279,11 @@ def _batch_norm(
     running_var: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    training: bool = False,
+    training: bool = False,  # noqa: ARG001 - it is not, or this would not be called
     momentum: float = 0.1,  # noqa: ARG001 - of training mode
     eps: float = 1e-5,
 ) -> Any:
     tape.check_rows(input)
-    _refuse_training(input, running_mean, running_var, training=training)
     return _FrozenBatchNorm.apply(tape, input, running_mean, running_var, weight, bias, eps)  # type: ignore[no-untyped-call]
 
 

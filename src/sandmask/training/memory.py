@@ -12,7 +12,8 @@ def keep_freed_memory() -> bool:
 
     The C library of Linux maps blocks of over 32 MB afresh every time, and gives back what is free at the end of its
     heap. A step that needs the same memory as the one before then touches every page for the first time again. The
-    process holds what it once needed until it ends; the most that it needs does not change.
+    process holds what it once needed until it ends, and may hold a little more: a block that is to be aligned does not
+    always fit where one like it was.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,6 +1,6 @@
 """Runs that train as one program, against one run at a time: run-steps a second.
 
-python -m benchmarks.stacked [spirals] [algorithms] [convnet]     # all of them if none is named
+python -m benchmarks.stacked [spirals] [algorithms] [convnet] [convnet-algorithms]     # all of them if none is named
 
 The ConvNet is fed random images of ColoredMNIST's form: what they show makes no difference to the speed.
 """
@@ -88,6 +88,14 @@ def measure(dataset: Dataset, algorithm: str, n_runs: int, hparams: Mapping[str,
             torch.cuda.empty_cache()
 
 
+def _settings(hparams: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in hparams.items())
+
+
+def _evaluation(dataset: Dataset, wanted: bool) -> str:
+    return f"evaluation every {DATASETS[dataset.name].checkpoint_every} steps" if wanted else "no evaluation"
+
+
 def stack_sizes(
     dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int], *, evaluate: bool = True
 ) -> None:
@@ -102,9 +110,7 @@ def stack_sizes(
         ratio = f"{max(rates) / alone:.0f}" if max(rates) > 10 * alone else f"{max(rates) / alone:.2f}"
         rows.append((precision, f"{alone:,.0f}", *(f"{rate:,.0f}" for rate in rates), ratio))
         print(*rows[-1], flush=True, file=sys.stderr)
-    settings = ", ".join(f"{name} {value:g}" for name, value in hparams.items())
-    evaluation = f"evaluation every {DATASETS[dataset.name].checkpoint_every} steps" if evaluate else "no evaluation"
-    title = f"{dataset.name}, {algorithm}, {settings}: run-steps a second, {evaluation}"
+    title = f"{dataset.name}, {algorithm}, {_settings(hparams)}: run-steps a second, {_evaluation(dataset, evaluate)}"
     print_rows(f"{title} (DomainBed: {DOMAINBED.get(dataset.name, 'not measured')})", rows)
 
 
@@ -121,21 +127,23 @@ def in_turns(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], siz
     }
     rows: list[tuple[str, ...]] = [("stack of", "run-steps a second", "over one run")]
     rows += [(str(n), f"{rates[n]:,.0f}", f"{gains[n]:.2f}") for n in sizes]
-    settings = ", ".join(f"{name} {value:g}" for name, value in hparams.items())
-    print_rows(f"{dataset.name}, {algorithm}, {settings}: evaluation every {runs.every} steps", rows)
+    print_rows(f"{dataset.name}, {algorithm}, {_settings(hparams)}: {_evaluation(dataset, True)}", rows)
 
 
-def every_algorithm(dataset: Dataset, n_runs: int, hparams: Mapping[str, float], precision: str) -> None:
+def every_algorithm(
+    dataset: Dataset, n_runs: int, hparams: Mapping[str, float], precision: str, *, evaluate: bool = True
+) -> None:
     """Stacked over alone, for all of them."""
+    how = {"precision": precision, "evaluate": evaluate}
     rows: list[tuple[str, ...]] = [("algorithm", "one run, eager", "one run", f"stack of {n_runs}", "gain")]
     for entry in ALGORITHMS.values():
-        eager = measure(dataset, entry.name, 1, hparams, precision=precision, fast=False)
-        alone = measure(dataset, entry.name, 1, hparams, precision=precision)
-        together = measure(dataset, entry.name, n_runs, hparams, precision=precision)
+        eager = measure(dataset, entry.name, 1, hparams, fast=False, **how)
+        alone = measure(dataset, entry.name, 1, hparams, **how)
+        together = measure(dataset, entry.name, n_runs, hparams, **how)
         rows.append((entry.name, f"{eager:,.0f}", f"{alone:,.0f}", f"{together:,.0f}", f"{together / eager:.1f}"))
         print(*rows[-1], flush=True, file=sys.stderr)
-    settings = ", ".join(f"{name} {value:g}" for name, value in hparams.items())
-    print_rows(f"{dataset.name}, {settings}, {precision}: run-steps a second, evaluation included", rows)
+    title = f"{dataset.name}, {_settings(hparams)}, {precision}: run-steps a second"
+    print_rows(f"{title}, {_evaluation(dataset, evaluate)}", rows)
 
 
 def digits() -> Dataset:
@@ -154,7 +162,7 @@ def digits() -> Dataset:
 
 def main() -> None:
     start = time.monotonic()
-    wanted = set(sys.argv[1:]) or {"spirals", "algorithms", "convnet"}
+    wanted = set(sys.argv[1:]) or {"spirals", "algorithms", "convnet", "convnet-algorithms"}
     spirals = load_dataset("Spirals")
     if ON_GPU and "spirals" in wanted:
         stack_sizes(spirals, "SANDMask", {"batch_size": 128, "mlp_width": 256}, [1, 16, 64, 256])
@@ -162,6 +170,8 @@ def main() -> None:
         every_algorithm(spirals, 64, {"batch_size": 128, "mlp_width": 256}, "tf32")
     if ON_GPU and "convnet" in wanted:
         stack_sizes(digits(), "SANDMask", {"batch_size": 64}, [1, 16, 44], evaluate=False)
+    if ON_GPU and "convnet-algorithms" in wanted:
+        every_algorithm(digits(), 16, {"batch_size": 64}, "bf16", evaluate=False)
     if not ON_GPU:
         for algorithm in ("SANDMask", "ERM"):
             for width, (sizes, turns) in WIDTHS.items():

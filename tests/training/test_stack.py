@@ -48,6 +48,28 @@ def test_a_run_does_not_feel_its_neighbours(
         torch.testing.assert_close(together["params"][k], alone["params"][0], rtol=1e-8, atol=1e-10)
 
 
+def test_an_interrupt_while_a_graph_takes_over_a_carry_leaves_a_whole_one(
+    dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack([spec_of("ERM")], dataset, device)
+    undisturbed, stopped = (
+        program.Program(stack, program.Carry(stack.init(), {}, torch.full((1,), -1, device=device))) for _ in range(2)
+    )
+    for each in (undisturbed, stopped):
+        each.advance(1)
+    undisturbed.advance(1)
+
+    def copy_one(source: Any, target: Any) -> None:
+        pytree.tree_leaves(target)[0].copy_(pytree.tree_leaves(source)[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stopped, "_step", lambda: None)  # what a captured step would be
+    monkeypatch.setattr(program, "_copy", copy_one)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.advance(1)
+    torch.testing.assert_close(stopped.carry.tree(), undisturbed.carry.tree(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("algorithm", ["ERM", "SANDMask", "VREx", "Fish"])
 def test_steps_in_turns_are_the_same_steps(
     algorithm: str, dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch

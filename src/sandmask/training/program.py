@@ -122,11 +122,14 @@ class Program:
         self._replay(take, warm_up=take)
 
     def _set(self, carry: Carry) -> None:
-        """Take over a new carry; into the tensors that a graph works on, once there is one."""
-        if self._step is None:
-            self.carry = carry
-        else:
-            _copy(carry.tree(), self.carry.tree())
+        """Take over a new carry; into the tensors that a graph works on, once there is one.
+
+        An interrupt may come at any moment: `self.carry` is whole throughout.
+        """
+        static, self.carry = self.carry, carry
+        if self._step is not None:
+            _copy(carry.tree(), static.tree())
+            self.carry = static
 
     def _replay(self, step: Callable[[], Carry], warm_up: Callable[[], Carry]) -> None:
         """Run a captured step, capturing it first if need be."""

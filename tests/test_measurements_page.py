@@ -1,0 +1,132 @@
+"""The figures of docs/benchmarks.md that come from a GPU are those of the logs in results/h200."""
+
+import re
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+H200 = ROOT / "results" / "h200"
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+WORDS = " ".join(PAGE.split())
+Row = tuple[str, ...]
+
+
+def rows(text: str) -> list[Row]:
+    """The rows of a Markdown text's tables, headings included."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    return [tuple(cell.strip().replace("`", "") for cell in line.strip("|").split("|")) for line in lines]
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def measured(file: str) -> list[Row]:
+    return rows((H200 / file).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("title", "file", "n"),
+    [
+        ("SAND-mask step over ERM step (GPU)", "mask_step_gpu.md", 7),
+        ("Mask bandwidth", "mask_bandwidth.md", 5),
+        ("Peak memory", "peak_memory.md", 7),
+        ("A whole training step of ResNet-50 on PACS", "image_step.md", 6),
+    ],
+)
+def test_tables_are_those_of_the_scripts(title: str, file: str, n: int) -> None:
+    shown = rows(section(title))
+    assert len(shown) == n
+    assert set(shown) <= set(measured(file))
+
+
+def test_rates_of_stacks() -> None:
+    log = (H200 / "logs" / "stacked-5.txt").read_text(encoding="utf-8")
+    kept = measured("stacked.md")
+    shown = rows(section("Stacks of runs"))
+    for precision in ("fp32", "tf32", "bf16", "fp16"):
+        (row,) = [row for row in shown if row[0] == precision]
+        assert row in kept
+        assert " ".join(row) in log
+    gains = {row[0]: row[3] for row in kept if len(row) == 5 and row[3].isdigit()}
+    pairs = [pair for row in shown if len(row) == 6 for pair in zip(row[::2], row[1::2], strict=True)]
+    assert {name: gain for name, gain in pairs if name in gains and gain.isdigit()} == gains
+    for method, precision in (("ERM", "bf16"), ("IRM", "bf16"), ("ANDMask", "tf32")):
+        rate = re.search(rf"^{method} {precision} 256 ([\d,]+)", log, re.MULTILINE)
+        assert rate
+        assert rate[1] in section("Stacks of runs")
+
+
+def test_rates_of_drawn_shapes() -> None:
+    log = (H200 / "logs" / "stacked-4.txt").read_text(encoding="utf-8")
+    shape = r"\{'mlp_width': (\d+), 'mlp_depth': (\d+), 'batch_size': (\d+)(.*)\} K=16: ([\d,]+)/s = (\d+) TFLOPS"
+    found = re.findall(rf"^(\w+) (\w+) S\d {shape}$", log, re.MULTILINE)
+    kept = {
+        (f"{method}, {precision}", f"{width}, {depth}, {batch}{', dropout' if dropout else ''}", rate, operations)
+        for method, precision, width, depth, batch, dropout, rate, operations in found
+    }
+    shown = [row for row in rows(section("Stacks of runs")) if len(row) == 5 and row[0].endswith(("fp16", "bf16"))]
+    assert len(shown) == 8
+    assert {(row[0], row[1], row[3], row[4]) for row in shown} <= kept
+
+
+def test_rates_of_the_convnet() -> None:
+    log = (H200 / "logs" / "convnet.txt").read_text(encoding="utf-8")
+
+    def rate(name: str) -> str:
+        found = re.search(rf"^conv {name} (\d+)$", log, re.MULTILINE)
+        assert found, name
+        return f"{int(found[1]):,}"
+
+    stacks = [rate(f"SAND bf16 K={size} no evaluation") for size in (1, 16, 44)]
+    assert f"| SANDMask | {' | '.join(stacks)} |" in PAGE
+    assert f"every 100 steps included | | {rate('SAND bf16 K=16 with evaluation')} | |" in PAGE
+    assert f"| SANDMask, tf32 | | {rate('SAND tf32 K=16 no evaluation')} | |" in PAGE
+    assert f"| ERM | | {rate('ERM bf16 K=16 no evaluation')} | |" in PAGE
+    others = sorted(rate(f"{name} bf16 K=16 no evaluation") for name in ("IRM", "VREx", "CORAL"))
+    assert f"| IRM, VREx, CORAL | | {others[0]} to {others[-1]} | |" in PAGE
+
+
+def test_seconds_of_the_whole_table() -> None:
+    log = (H200 / "logs" / "spirals-table.txt").read_text(encoding="utf-8")
+    pieces = [int(piece) for piece in re.findall(r"^piece \d, .*, (\d+) s$", log, re.MULTILINE)]
+    total = sum(pieces)
+    assert f"It took {total:,} seconds of one H200, {total / 60:.0f} minutes" in WORDS
+    assert "pieces of {}, {} and {} seconds".format(*pieces) in WORDS
+    steps = 4800 * 5001
+    assert f"On average that is {round(steps / total, -2):,.0f} run-steps a second" in WORDS
+    assert f"the same would take {round(steps / 12 / 3600, -1):.0f} hours" in WORDS
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{total / 60:.0f} minutes" in readme
+
+
+def test_the_fast_path_has_the_p_values_of_its_test() -> None:
+    kept = measured("fast_path.md")[1:]
+    shown = rows(section("The same results"))
+    heading = shown[0]
+    wanted = {(row[0], row[2].replace("training environments", "trained on"), row[1]): row[6] for row in kept}
+    table = {
+        (row[0], row[1], precision): value
+        for row in shown[1:11]
+        for precision, value in zip(heading[2:], row[2:], strict=True)
+        if value
+    }
+    assert table == wanted
+    assert f"Of {len(wanted)} tests, one is below 0.05" in WORDS
+    assert sum(float(p) < 0.05 for p in wanted.values()) == 1
+
+
+def test_swept_runs_have_the_accuracies_of_their_test() -> None:
+    def short(value: str) -> str:
+        return str(Decimal(value).quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+    cells: dict[str, Row] = {}
+    for method, precision, _, _, slow, swept, _, p in measured("swept.md")[1:]:
+        name = f"{method}, {precision}"
+        cells[name] = (*cells.get(name, ()), f"{short(slow)}, {short(swept)}", p)
+    shown = {row[0]: row[1:] for row in rows(section("The same results"))[12:]}
+    assert shown == cells

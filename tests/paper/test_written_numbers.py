@@ -12,13 +12,14 @@ from sandmask.paper._failure_runs import is_search
 from sandmask.paper._select import by_rule, every, thinned, trial_choices, validation
 from sandmask.paper._tables import is_untrained, read_all
 from sandmask.paper.why_spirals import follows_spiral
-from sandmask.printed import INCONSISTENCIES, algorithms, printed
+from sandmask.printed import AVERAGE, INCONSISTENCIES, algorithms, printed
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import paired_comparison
 from sandmask.sweeps import SweepSpec, expand, read_sweep
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+TRAINING = "training-domain"
 
 
 @cache
@@ -222,6 +223,17 @@ def test_defaults_and_other_draws_of_the_and_masks() -> None:
     first = [int(run.steps[np.argmax(on_zero(run) > 80)]) for run in finders]
     assert f"tau from {min(taus):.2f} to {max(taus):.2f}, later" in page
     assert f"every fifth checkpoint, first at step {min(first)} to {max(first):,})" in page
+
+
+def test_the_table_of_the_readme_is_table_3() -> None:
+    with (RESULTS / "paper" / "table-3.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row["selection"], row["environment"]) == (TRAINING, AVERAGE)]
+    cells = {row["method"]: row for row in rows}
+    methods = ("ERM", "IRM", "ANDMask", "ANDMask-rescaled", "SANDMask", "SANDMask-released")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, value, error in (("here", "ours", "ours_error"), ("paper", "paper", "paper_error")):
+        shown = [f"{float(cells[each][value]):.1f} ± {float(cells[each][error]):.1f}" for each in methods]
+        assert f"| {name} | {' | '.join(shown)} |" in readme
 
 
 def test_erm_on_environments_1_and_14() -> None:

@@ -40,6 +40,8 @@ def largest_difference(model: nn.Module, other: nn.Module) -> float:
 
 def main() -> None:
     """Mask the same domains in several processes and in one, and compare."""
+    if "RANK" not in os.environ:
+        raise SystemExit("Start it with: torchrun --standalone --nproc-per-node 2 examples/distributed_environments.py")
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     mask = sandmask.SANDMask(tau=0.5)

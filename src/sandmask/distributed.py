@@ -43,6 +43,7 @@ def backward(
     *,
     group: dist.ProcessGroup | None = None,
     scaler: GradScaler | None = None,
+    retain_graph: bool = False,
     check_finite: bool = True,
     on_report: Callable[[MaskReport], object] | None = None,
 ) -> MaskReport:
@@ -62,7 +63,9 @@ def backward(
     scaling = Scaling(scaler)
     moments, error = mask.new_moments(), None
     try:
-        moments = collect_moments(losses, named, mask, scaling, check_finite=check_finite)
+        moments = collect_moments(
+            losses, named, mask, scaling, retain_graph=retain_graph, check_finite=check_finite
+        )
     except MaskError as mistake:
         error = str(mistake)
     merged = _merge(moments, group, named, error)

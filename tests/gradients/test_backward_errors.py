@@ -24,6 +24,8 @@ def mistakes() -> list[tuple[str, Any, Any, str]]:
         ("one in a generator", iter([loss]), [w], "Found 1."),
         ("none", [], [w], "Found 0."),
         ("a scalar", loss, [w], "a tensor [E] of one loss per environment"),
+        ("nothing", None, [w], "Found NoneType."),
+        ("a dict", {"a": loss, "b": loss}, [w], "pass its `.values()`"),
         ("not a scalar", [w * 2, w * 2], [w], "The loss of environment 0 should be a scalar. Found shape (2,)."),
         ("no graph", [loss, torch.ones(())], [w], "The loss of environment 1 should depend on a parameter"),
         ("no tensor", [loss, 1.0], [w], "The loss of environment 1 should be a tensor. Found float."),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sandmask.gradients import environment_gradients, environment_moments
+from sandmask.gradients import _requests, environment_gradients, environment_moments
 from sandmask.masks import GradientMoments, MaskError
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -87,11 +87,85 @@ class Normalized(Model):
         return found
 
 
+class Listed(Model):
+    """Finds its weight in a list, where nobody puts another in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [self.weight]
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return x * self.weights[0][0]
+
+
+class Shifted(Model):
+    """A normalization with a bias alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(6))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (6,), None, self.shift)
+
+
+class Centred(Model):
+    """Mixes the examples of a batch."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.linear(x - x.mean(0), self.weight)
+
+
+class Tokens(Model):
+    """Thirteen tokens, as many as there are examples, in the first dimension of its layer."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        tokens = torch.stack([x + shift for shift in torch.linspace(0, 1, 13)])
+        return F.linear(tokens, self.weight).mean(0)
+
+
+class Constant(Model):
+    """A layer whose input has thirteen rows too, and nothing to do with examples."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return x + F.linear(torch.linspace(0, 1, 78).view(13, 6), self.weight).mean(0)
+
+
+class Recurrent(Model):
+    """`vmap` has no rule for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(6, 6)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        found: Tensor = self.cell(x @ self.weight.detach())
+        return found
+
+
+class Hooked(Model):
+    """A hook that is not linear in the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))  # type: ignore[no-untyped-call]
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "transposed": Model,
     "custom function": OfFunction,
     "checkpointed": Checkpointed,
     "branching": Branching,
+    "in a list": Listed,
+    "bias alone": Shifted,
+    "centred": Centred,
+    "as many tokens as examples": Tokens,
+    "a constant with as many rows": Constant,
+    "recurrent": Recurrent,
+    "hooked": Hooked,
     "batch-norm, frozen": Normalized,
     "batch-norm without parameters": lambda: Normalized(affine=False),
     "batch-norm without statistics": lambda: Normalized(affine=False, track_running_stats=False).eval(),
@@ -119,7 +193,9 @@ def test_auto_finds_a_way_for_every_model(kind: str) -> None:
     check(MODELS[kind](), make_batches(), "auto")
 
 
-@pytest.mark.parametrize("kind", ["transposed", "custom function", "batch-norm without statistics"])
+@pytest.mark.parametrize(
+    "kind", ["transposed", "custom function", "batch-norm without statistics", "centred", "as many tokens as examples"]
+)
 def test_batched_goes_through_vmap(kind: str) -> None:
     torch.manual_seed(0)
     check(MODELS[kind](), make_batches(), "batched")
@@ -170,3 +246,135 @@ def test_stacks_are_numbered_on() -> None:
 def test_a_model_without_a_parameter_to_train_is_a_mistake(method: Any) -> None:
     with pytest.raises(MaskError, match="all are frozen"):
         environment_gradients(nn.Linear(6, 3).requires_grad_(False), F.cross_entropy, make_batches(), method)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("in a list", "other than as its attributes"),
+        ("recurrent", "broadcast shape"),
+        ("hooked", "`head.weight` has a hook"),
+        ("batch-norm, frozen", "`norm` updates its running statistics"),
+    ],
+)
+def test_what_cannot_be_batched_says_why(kind: str, why: str) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(MaskError, match=why) as caught:
+        environment_gradients(MODELS[kind](), F.cross_entropy, make_batches(), "batched")
+    assert 'method="loop"' in str(caught.value)
+
+
+@pytest.mark.parametrize("take", [environment_gradients, environment_moments])
+def test_running_statistics_are_those_of_a_loop(take: Callable[..., object]) -> None:
+    """A pass that is given up half-way must not have counted."""
+    statistics = []
+    for method in ("loop", "auto"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))
+        take(model, F.cross_entropy, make_batches(), method)
+        statistics.append(dict(model.named_buffers()))
+    assert statistics[0]["1.num_batches_tracked"] == 3
+    torch.testing.assert_close(statistics[1], statistics[0])
+
+
+def test_examples_are_known_to_be_independent_after_the_first_look() -> None:
+    backward_passes: list[int] = []
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[1].register_full_backward_hook(lambda *_: backward_passes.append(1))
+    for sizes, passes in (((4, 5, 4), 2), ((4, 5, 4), 3), ((4, 4, 4), 5), ((4, 4, 4), 6)):
+        environment_moments(model, F.cross_entropy, make_batches(sizes))
+        assert len(backward_passes) == passes
+
+
+@pytest.mark.parametrize("method", ["loop", "batched", "auto"])
+@pytest.mark.parametrize("per_sample", [False, True])
+class TestLosses:
+    def test_of_one_element(self, method: Any, per_sample: bool) -> None:
+        model, batches = nn.Linear(6, 3), make_batches()
+        found = [
+            environment_gradients(model, loss, batches, method, per_sample=per_sample)["weight"]
+            for loss in (F.cross_entropy, lambda logits, y: F.cross_entropy(logits, y)[None])
+        ]
+        torch.testing.assert_close(*found)
+
+    def test_that_are_no_losses(self, method: Any, per_sample: bool) -> None:
+        model, batches = nn.Linear(6, 3), make_batches()
+        wrong: dict[str, Callable[..., Any]] = {
+            "should be a scalar": lambda logits, _: logits.mean(0),
+            "should depend on a parameter": lambda logits, _: logits.detach().sum(),
+            "should be a tensor. Found float": lambda *_: 1.0,
+        }
+        for message, loss in wrong.items():
+            with pytest.raises(MaskError, match=message):
+                environment_moments(model, loss, batches, method, per_sample=per_sample)
+
+    def test_where_gradients_are_off(self, method: Any, per_sample: bool) -> None:
+        model, batches = nn.Linear(6, 3), make_batches()
+        expected = environment_gradients(model, F.cross_entropy, batches, "loop", per_sample=per_sample)
+        with torch.no_grad():
+            found = environment_gradients(model, F.cross_entropy, batches, method, per_sample=per_sample)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_batches_may_come_from_anywhere() -> None:
+    model, batches = nn.Linear(6, 3), make_batches()
+    expected = environment_gradients(model, F.cross_entropy, batches)
+    torch.testing.assert_close(environment_gradients(model, F.cross_entropy, iter(batches)), expected)
+    torch.testing.assert_close(environment_gradients(model, F.cross_entropy, map(list, batches)), expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.ones(2, 6), torch.ones(2), 0), "pairs"),
+        ({"x": torch.ones(2, 6), "y": torch.ones(2)}, "pairs"),
+        (({"ids": torch.ones(2, 6)}, torch.ones(2)), "pairs"),
+        ((torch.ones(2, 6), torch.ones(())), "as many inputs as targets"),
+    ],
+)
+def test_batches_that_are_no_pairs(batch: Any, message: str) -> None:
+    with pytest.raises(MaskError, match=message):
+        environment_moments(nn.Linear(6, 3), F.cross_entropy, [*make_batches(), batch])
+
+
+def test_a_function_is_no_model() -> None:
+    with pytest.raises(MaskError, match="Found function"):
+        environment_moments(lambda x: x, F.cross_entropy, make_batches())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["loop", "auto"])
+def test_sparse_gradients_are_refused_with_advice(method: Any) -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(9, 3, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.table(x).mean(1)
+            return found
+
+    batches = [(torch.randint(9, (4, 2)), torch.randint(0, 3, (4,))) for _ in range(2)]
+    with pytest.raises(MaskError, match=r"`table\.weight` should be dense"):
+        environment_gradients(Bag(), F.cross_entropy, batches, method)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_leaves_double_precision_alone(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+    batches = [(x.to(dtype), y) for x, y in make_batches()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = environment_gradients(model, F.cross_entropy, batches, "loop")
+        found = environment_gradients(model, F.cross_entropy, batches, "batched")
+    exact = dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-12 if exact else 0.05, atol=1e-12 if exact else 0.01)
+
+
+def test_chunks_are_what_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    model = nn.Linear(6, 3)
+    model.register_forward_hook(lambda *_: calls.append(1))
+    monkeypatch.setattr(_requests, "STACK_LIMIT", 2 * 21)  # two gradients
+    for chunk_size, passes in ((2, 7), (None, 13)):
+        calls.clear()
+        environment_moments(model, F.cross_entropy, make_batches(), per_sample=True, chunk_size=chunk_size)
+        assert len(calls) == passes

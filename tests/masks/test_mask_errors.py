@@ -27,6 +27,12 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: GeometricMean(2), "Parameter `tau` should be in [0, 1]. Found `tau` = 2."),
     (lambda: SANDMask(1.01), "Parameter `tau` should be in [-1, 1]. Found `tau` = 1.01."),
     (lambda: SANDMask(torch.zeros(2)), "Parameter `tau` should be a number. Found `tau` of shape (2,)."),
+    (lambda: SANDMask("0.8"), "Parameter `tau` should be a number. Found `tau` = '0.8'."),  # type: ignore[arg-type]
+    (lambda: ANDMask(None), "Parameter `tau` should be a number. Found `tau` = None."),  # type: ignore[arg-type]
+    (
+        lambda: SANDMask(0.5, dispersion="absolute", gain=torch.ones(2)),
+        "Parameter `gain` should be a number. Found `gain` of shape (2,).",
+    ),
     (lambda: ANDMask(1, rescale="mean"), "Found `rescale` = 'mean'."),  # type: ignore[arg-type]
     (lambda: SANDMask(0, dispersion="x"), "Found `dispersion` = 'x'."),  # type: ignore[arg-type]
     (lambda: SANDMask(0, gain=1.0), "`gain` should be left out"),

@@ -23,7 +23,7 @@ from sandmask.algorithms._base import (
 )
 from sandmask.algorithms._diagnostics import DIAGNOSTICS, diagnostic_names, mask_diagnostics
 from sandmask.algorithms._held_out import HeldOutProbe
-from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.algorithms._masked import LogMaskedAlgorithm, MaskedAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
 from sandmask.algorithms.arm import ARM
 from sandmask.algorithms.cdann import CDANN
@@ -66,6 +66,7 @@ __all__ = [
     "GroupDRO",
     "HeldOutProbe",
     "Hparams",
+    "LogMaskedAlgorithm",
     "MaskedAlgorithm",
     "Metrics",
     "Mixup",

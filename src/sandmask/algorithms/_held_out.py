@@ -61,5 +61,7 @@ class HeldOutProbe(MaskedAlgorithm):
             HELD_OUT_COHERENCE: common / power.clamp(min=torch.finfo(power.dtype).tiny),
         }
         if isinstance(self._subject, MaskedAlgorithm):
-            metrics[HELD_OUT_DENSITY] = self.mask(hparams).weigh(moments)[0].mean()
+            mask = self.mask(hparams)  # without log-magnitudes there is a mask, but nothing to weigh by it
+            weights = mask.element_weights(moments) if mask.needs_log_magnitude else mask.weigh(moments)[0]
+            metrics[HELD_OUT_DENSITY] = weights.mean()
         return state, metrics

@@ -5,21 +5,21 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend, environment_risks
+from sandmask.algorithms._base import Algorithm, Hparams, Metrics, Problem, State, descend, environment_risks
 from sandmask.algorithms._diagnostics import DIAGNOSTICS, mask_diagnostics
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
-from sandmask.masks import Mask, TensorMoments, rescale_by_sparsity
+from sandmask.masks import Mask, MaskError, TensorMoments, rescale_by_sparsity
 
 
 class MaskedAlgorithm(Algorithm):
     """A method that masks the mean of the environments' gradients, element by element.
 
-    `rescaled` divides each tensor's update by the mean of its mask plus 1e-10, as ILC's and DomainBed's code
-    do; the paper's equation does not.
+    Networks whose layers fold their gradients into moments as they go sum no log-magnitudes: a mask that needs them is
+    for a `LogMaskedAlgorithm`.
     """
 
-    rescaled = False
+    sums_logs = False
 
     @abstractmethod
     def mask(self, hparams: Hparams) -> Mask:
@@ -35,13 +35,21 @@ class MaskedAlgorithm(Algorithm):
         def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
             return self.risks(self.network.unflatten(vector), batch, hparams)
 
-        moments, values = self.problem.differentiate.environment_moments(risks, state["params"], batch)
+        moments, values = self.problem.differentiate.environment_moments(
+            risks, state["params"], batch, log_magnitude=self.sums_logs
+        )
         return self.update(state, moments, values, hparams)
 
     def update(self, state: State, moments: TensorMoments, risks: Tensor, hparams: Hparams) -> tuple[State, Metrics]:
         """The second half of a step, once the moments of the gradients are known."""
-        weights, gradient = self.mask(hparams).weigh(moments)
-        if self.rescaled:
+        mask = self.mask(hparams)
+        if mask.needs_log_magnitude and moments.log_sum is None:
+            raise MaskError(
+                f"{type(mask).__name__} needs sums of log-magnitudes, which a plain `MaskedAlgorithm` does not get. "
+                f"Derive {type(self).__name__} from `sandmask.algorithms.LogMaskedAlgorithm`."
+            )
+        weights, gradient = mask.weigh(moments)
+        if mask.rescale == "sparsity":
             gradient = self._rescale(gradient, weights)
         metrics = {"loss": risks.mean(), "mask_density": weights.mean()}
         if self.problem.diagnostics:
@@ -53,3 +61,20 @@ class MaskedAlgorithm(Algorithm):
         sizes = [slot.numel for slot in self.network.slots]
         pieces = zip(torch.split(gradient, sizes), torch.split(weights, sizes), strict=True)
         return torch.cat([rescale_by_sparsity(masked, mask) for masked, mask in pieces])
+
+
+class LogMaskedAlgorithm(MaskedAlgorithm):
+    """A `MaskedAlgorithm` whose mask needs sums of log-magnitudes: that of a `GeometricMean`."""
+
+    sums_logs = True
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        if problem.dtype == torch.float16:
+            raise MaskError(
+                "float16 is for masks without log-magnitudes: their gradients are scaled. Use bf16 or tf32."
+            )
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update. A step of its own is taken as it is written, with gradients from `problem.differentiate`."""
+        return super().step(state, batch, hparams, key)

@@ -20,10 +20,12 @@ class ANDMaskAlgorithm(MaskedAlgorithm):
         return ANDMask(tau=hparams["tau"])
 
 
-class RescaledANDMaskAlgorithm(ANDMaskAlgorithm):
+class RescaledANDMaskAlgorithm(MaskedAlgorithm):
     """The same, divided by the mask's density tensor by tensor, as in ILC's and DomainBed's code."""
 
-    rescaled = True
+    def mask(self, hparams: Hparams) -> Mask:
+        """The same mask."""
+        return ANDMask(tau=hparams["tau"], rescale="sparsity")
 
 
 ALGORITHMS.register(

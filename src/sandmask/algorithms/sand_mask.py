@@ -30,20 +30,20 @@ class SANDMaskAlgorithm(MaskedAlgorithm):
         return SANDMask(tau=hparams["tau"])
 
 
-class RescaledSANDMaskAlgorithm(SANDMaskAlgorithm):
+class RescaledSANDMaskAlgorithm(MaskedAlgorithm):
     """The same, divided by the mask's density tensor by tensor."""
 
-    rescaled = True
+    def mask(self, hparams: Hparams) -> Mask:
+        """The same mask."""
+        return SANDMask(tau=hparams["tau"], rescale="sparsity")
 
 
 class ReleasedSANDMaskAlgorithm(MaskedAlgorithm):
     """m = max(0, tanh(k (A - tau) / var_e(g_e))), divided by the mask's density: the released code."""
 
-    rescaled = True
-
     def mask(self, hparams: Hparams) -> Mask:
         """The mask of the released code."""
-        return SANDMask(tau=hparams["tau"], dispersion="absolute", gain=hparams["k"])
+        return SANDMask(hparams["tau"], rescale="sparsity", dispersion="absolute", gain=hparams["k"])
 
 
 ALGORITHMS.register(

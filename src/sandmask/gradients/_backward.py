@@ -1,12 +1,12 @@
 """`sandmask.backward`: what `loss.backward()` is to one loss, for one loss an environment and a mask."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from sandmask.gradients._graph import warn_of_batchnorm
+from sandmask.gradients._graph import check_graph
 from sandmask.gradients._losses import Losses, gradients_by_environment
 from sandmask.gradients._params import Params, check_mask, trainable_parameters
 from sandmask.gradients._report import MaskReport
@@ -21,6 +21,7 @@ def backward(
     mask: Mask,
     *,
     scaler: GradScaler | None = None,
+    retain_graph: bool = False,
     check_finite: bool = True,
     on_report: Callable[[MaskReport], object] | None = None,
 ) -> MaskReport:
@@ -53,6 +54,8 @@ def backward(
         report.
     :param mask: for example `SANDMask(tau=0.8)`.
     :param scaler: of mixed-precision training.
+    :param retain_graph: keep the losses' graphs for another backward pass, such as one with another mask for other
+        parameters.
     :param check_finite: raise a `MaskError` that names parameter and environment where a gradient is inf or
         NaN. It costs one synchronization with the device. Without effect if a scaler is given, which looks
         itself.
@@ -69,18 +72,25 @@ def backward(
     """
     check_mask(mask)
     named = trainable_parameters(params)
-    if isinstance(losses, Sequence) or (isinstance(losses, Tensor) and losses.ndim == 1):
+    if isinstance(losses, Collection) and not (isinstance(losses, Tensor) and losses.ndim != 1):
         check_count(len(losses))  # before any work is done
     scaling = Scaling(scaler)
-    moments = collect_moments(losses, named, mask, scaling, check_finite=check_finite)
+    moments = collect_moments(losses, named, mask, scaling, retain_graph=retain_graph, check_finite=check_finite)
     report = fill_gradients(named, mask, moments, scaling)
     if on_report is not None:
         on_report(report)
     return report
 
 
+@torch.enable_grad()  # what is asked for are gradients
 def collect_moments(
-    losses: Losses, named: Mapping[str, Tensor], mask: Mask, scaling: Scaling, *, check_finite: bool
+    losses: Losses,
+    named: Mapping[str, Tensor],
+    mask: Mask,
+    scaling: Scaling,
+    *,
+    retain_graph: bool,
+    check_finite: bool,
 ) -> GradientMoments:
     """Fold every environment's gradients into moments, and leave `.grad` alone."""
     params = list(named.values())
@@ -88,8 +98,9 @@ def collect_moments(
     environments = gradients_by_environment(
         losses,
         params,
+        retain_graph=retain_graph,
         scale=scaling.scale_loss,
-        on_first_loss=lambda loss: warn_of_batchnorm(loss, params[0]),
+        on_first_loss=lambda loss: check_graph(loss, params[0]),
     )
     for gradients in environments:
         moments.update(dict(zip(named, scaling.unscale(gradients), strict=True)))
@@ -113,4 +124,7 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
             param.grad = grad if same else torch.empty_like(param).copy_(grad)
         else:
             param.grad.add_(grad)
+    for param in (named[name] for name in masked):
+        for hook in (param._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001 - `Tensor.backward` calls them
+            hook(param)
     return MaskReport(mask, moments)

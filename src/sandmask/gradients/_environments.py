@@ -1,30 +1,40 @@
 """Per-environment gradients of a model: one environment after the other, or many at once. The numbers are the same."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable, Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
+from sandmask.gradients._losses import scalar_loss
 from sandmask.gradients._one_pass import NoParameters, OnePass, UnsupportedError
 from sandmask.gradients._params import check_mask, trainable_parameters
 from sandmask.gradients._report import MaskReport
+from sandmask.gradients._requests import Batches, Method, check_batches, check_request, choose_method, trainable
 from sandmask.gradients._scaling import Scaling
 from sandmask.masks import GradientMoments, Mask, MaskError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-Batches = Sequence[tuple[Tensor, Tensor]]
-Method = Literal["auto", "loop", "batched"]
 NamedGradients = dict[str, Tensor]
 
-# "auto" stacks gradients up to this many elements in all (E x P); a loop keeps one environment's at a time.
-STACK_LIMIT = 128 * 1024 * 1024
+# What fails in these ways may well work in a loop (`vmap` takes no branch on a value, and has not every rule); if not,
+# that has the plainer error.
+_REFUSED = (UnsupportedError, RuntimeError)
+
+# Models, and the sizes and shapes with which their examples were seen to be independent of each other.
+_independent: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
 
 
+@torch.enable_grad()
 def environment_gradients(
-    model: nn.Module, loss_fn: LossFunction, batches: Batches, method: Method = "auto", *, per_sample: bool = False
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    method: Method = "auto",
+    *,
+    per_sample: bool = False,
 ) -> NamedGradients:
     """Gradients of `loss_fn(model(x), y)` for each environment's batch `(x, y)`, stacked: name -> `[E, *shape]`.
 
@@ -37,16 +47,20 @@ def environment_gradients(
         weight gradients apart, or, for models that use parameters outside of the usual layers, with `torch.func.vmap`;
         "auto" chooses. The model should treat the first dimension of its input as examples.
     """
-    stacks = list(_stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=None))
+    check_request(model, method, None)
+    checked, params = check_batches(batches, per_sample=per_sample), trainable(model)
+    method = choose_method(method, model, params, len(checked))
+    stacks = list(_stacks(model, loss_fn, checked, params, method, one_pass=not per_sample))
     order = torch.tensor([e for envs, _ in stacks for e in envs]).argsort()
     together = {name: torch.cat([grads[name] for _, grads in stacks]) for name in stacks[0][1]}
     return {name: stack[order.to(stack.device)] for name, stack in together.items()}
 
 
+@torch.enable_grad()
 def environment_moments(
     model: nn.Module,
     loss_fn: LossFunction,
-    batches: Batches,
+    batches: Iterable[tuple[Tensor, Tensor]],
     method: Method = "auto",
     *,
     per_sample: bool = False,
@@ -62,13 +76,18 @@ def environment_moments(
     Give the result to `mask.from_moments`, or to `sandmask.set_gradients` to fill `.grad`.
 
     :param chunk_size: how many environments "batched" takes at once, through `vmap` (all, if not given).
+    :param log_magnitude: also sum log(|g| + 1e-10), which `GeometricMean` needs.
+    :param check_finite: raise a `MaskError` that names parameter and environment where a gradient is inf or NaN.
     """
-    _check(batches, method, chunk_size)
-    if method != "loop" and not per_sample and chunk_size is None and not log_magnitude:
-        folded = _folded(model, loss_fn, batches, method, check_finite=check_finite)
+    check_request(model, method, chunk_size)
+    checked, params = check_batches(batches, per_sample=per_sample), trainable(model)
+    method = choose_method(method, model, params, min(len(checked), chunk_size or len(checked)))
+    one_pass = not per_sample and chunk_size is None
+    if method != "loop" and one_pass and not log_magnitude:
+        folded = _folded(model, loss_fn, checked, params, check_finite=check_finite)
         if folded is not None:
             return folded
-    stacks = _stacks(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size)
+    stacks = _stacks(model, loss_fn, checked, params, method, one_pass=one_pass, chunk_size=chunk_size)
     envs, first = next(stacks)
     moments = GradientMoments.of_stack(first, log_magnitude=log_magnitude, check_finite=check_finite, numbers=envs)
     for envs, grads in stacks:
@@ -103,25 +122,20 @@ def _stacks(
     model: nn.Module,
     loss_fn: LossFunction,
     batches: Batches,
+    params: NamedGradients,
     method: Method,
     *,
-    per_sample: bool,
-    chunk_size: int | None,
+    one_pass: bool,
+    chunk_size: int | None = None,
 ) -> Iterator[tuple[list[int], NamedGradients]]:
     """Pieces of the result: numbers of some environments, and their stacked gradients."""
-    _check(batches, method, chunk_size)
-    if per_sample:
-        batches = [(x[i : i + 1], y[i : i + 1]) for x, y in batches for i in range(len(y))]
-    params = _trainable(model)
-    if method == "loop" or (method == "auto" and _too_many(params, len(batches))):
+    if method == "loop":
         yield from _loop(model, loss_fn, batches, params)
         return
-    # What fails here may well work in a loop (`vmap` takes no branch on a value); if not, that has the plainer error.
-    refused = (UnsupportedError, RuntimeError) if method == "auto" else (UnsupportedError,)
-    if not per_sample and chunk_size is None:
+    if one_pass:
         try:
             found = _one_pass(model, loss_fn, batches, params).gradients()
-        except refused:
+        except _REFUSED:
             if method == "auto" and _convolves(model):
                 yield from _loop(model, loss_fn, batches, params)
                 return
@@ -131,7 +145,7 @@ def _stacks(
     pieces = _vmapped(model, loss_fn, batches, params, chunk_size)
     try:
         first = next(pieces)
-    except refused as error:
+    except _REFUSED as error:
         if method == "batched":
             raise MaskError(f'The environments cannot be batched: {error}. Use method="loop".') from error
         yield from _loop(model, loss_fn, batches, params)
@@ -140,28 +154,17 @@ def _stacks(
         yield from pieces
 
 
-def _trainable(model: nn.Module) -> NamedGradients:
-    params: NamedGradients = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not params:
-        raise MaskError(
-            "Parameter `model` should have a parameter that requires a gradient. Found none: all are frozen."
-        )
-    return params
-
-
 def _folded(
-    model: nn.Module, loss_fn: LossFunction, batches: Batches, method: Method, *, check_finite: bool
+    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients, *, check_finite: bool
 ) -> GradientMoments | None:
     """Moments that were folded layer by layer in one pass, on a CPU; None where that cannot be, or where a gradient is
     not finite: then the other ways have an error to name.
     """
-    params = _trainable(model)
-    on_cpu = all(param.device.type == "cpu" for param in params.values())
-    if not on_cpu or (method == "auto" and _too_many(params, len(batches))):
+    if any(param.device.type != "cpu" for param in params.values()):
         return None
     try:
         found = _one_pass(model, loss_fn, batches, params, fold=True).moments()
-    except (UnsupportedError, RuntimeError):
+    except _REFUSED:
         return None
     if len(found) < len(params) or (check_finite and not all(m.mean.isfinite().all() for m in found.values())):
         return None
@@ -172,15 +175,20 @@ def _one_pass(
     model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients, *, fold: bool = False
 ) -> OnePass:
     sizes = [len(y) for _, y in batches]
-    if len({(x.shape[1:], x.dtype, x.device) for x, _ in batches}) > 1:
+    alike = {(x.shape[1:], x.dtype, x.device) for x, _ in batches}
+    if len(alike) > 1:
         raise UnsupportedError("the environments' examples differ in shape or type")
-    tape = OnePass(params, sizes, fold=fold)
+    known, case = _independent.setdefault(model, set()), (*sizes, *alike, model.training)
+    tape = OnePass(params, sizes, fold=fold, traces=case not in known)
     with tape:
-        output = model(torch.cat([x for x, _ in batches]))
+        output = model(tape.trace(torch.cat([x for x, _ in batches])))
         if not isinstance(output, Tensor) or len(output) != sum(sizes):
             raise UnsupportedError("the model's output is not one tensor with a row an example")
         parts = zip(torch.split(output, sizes), batches, strict=True)
-        losses = [loss_fn(rows, y) for rows, (_, y) in parts]
+        losses = [scalar_loss(loss_fn(rows, y), e) for e, (rows, (_, y)) in enumerate(parts)]
+    if case not in known:
+        tape.check_independence(losses[0])
+        known.add(case)
     tape.run(losses, list(params.values()))
     return tape
 
@@ -189,8 +197,10 @@ def _loop(
     model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients
 ) -> Iterator[tuple[list[int], NamedGradients]]:
     for e, (x, y) in enumerate(batches):
-        loss = loss_fn(model(x), y)
+        loss = scalar_loss(loss_fn(model(x), y), e)
         grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
+        if sparse := [name for name, g in zip(params, grads, strict=True) if g.layout is not torch.strided]:
+            raise MaskError(f"The gradient of `{sparse[0]}` should be dense. Build its module with sparse=False.")
         yield [e], {name: g.unsqueeze(0) for name, g in zip(params, grads, strict=True)}
 
 
@@ -202,9 +212,9 @@ def _vmapped(
     chunk_size: int | None = None,
 ) -> Iterator[tuple[list[int], NamedGradients]]:
     def loss(values: NamedGradients, x: Tensor, y: Tensor) -> Tensor:
-        output = functional_call(model, values, (x,))
-        with NoParameters(params):  # the loss would see the model's own, not those that gradients are taken of
-            return loss_fn(output, y)
+        # What finds the model's own parameters (in a list, or from the loss) does not see those in their places.
+        with NoParameters(params):
+            return scalar_loss(loss_fn(functional_call(model, values, (x,)), y), 0)
 
     gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     values = {name: p.detach() for name, p in params.items()}
@@ -223,27 +233,7 @@ def _same_shape(batches: Batches, chunk_size: int) -> Iterator[list[int]]:
         yield from (envs[i : i + chunk_size] for i in range(0, len(envs), chunk_size))
 
 
-def _too_many(params: NamedGradients, n_envs: int) -> bool:
-    """Whether all environments' gradients together would take too much memory."""
-    return n_envs * sum(p.numel() for p in params.values()) > STACK_LIMIT
-
-
 def _convolves(model: nn.Module) -> bool:
     """The vmap of a convolution's weight gradient is a grouped convolution, slower than one after the other."""
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     return any(isinstance(module, convolutions) for module in model.modules())
-
-
-def _check(batches: Batches, method: str, chunk_size: int | None) -> None:
-    if method not in get_args(Method):
-        raise MaskError(f"Parameter `method` should be one of {get_args(Method)}. Found `method` = {method!r}.")
-    if chunk_size is not None and chunk_size < 1:
-        raise MaskError(f"Parameter `chunk_size` should be at least 1. Found `chunk_size` = {chunk_size}.")
-    if len(batches) == 0:
-        raise MaskError("Parameter `batches` should hold a batch (x, y) for each environment. Found none.")
-    for e, (x, y) in enumerate(batches):
-        if len(x) != len(y) or len(y) == 0:
-            raise MaskError(
-                f"Parameter `batches` should hold as many inputs as targets, at least one. Environment {e} has "
-                f"{len(x)} inputs and {len(y)} targets."
-            )

@@ -1,38 +1,50 @@
-"""See in a loss's graph whether batch-norm ran in training mode: `backward` is not given the model."""
+"""See in a loss's graph what breaks a mask: `backward` is not given the model."""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sandmask.masks import MaskError
 from sandmask.masks._errors import warn_once
 
 _MOST_NODES = 20_000
 _checked = WeakIdKeyDictionary()
 
 
-def warn_of_batchnorm(loss: Tensor, model_key: Tensor) -> None:
-    """Warn, once a process, if the loss went through batch-norm in training mode.
+def check_graph(loss: Tensor, model_key: Tensor) -> None:
+    """Warn, once a process, of batch-norm in training mode; raise for a checkpoint that hides its parameters.
 
     The graph is walked for the first loss of each model only (told apart by `model_key`, its first
     parameter), so that a training loop pays nothing.
     """
     if model_key in _checked:
         return
+    leaks = False
+    for node in _nodes(loss):
+        if node.name() == "CheckpointFunctionBackward":
+            raise MaskError(
+                "A loss went through `torch.utils.checkpoint` with use_reentrant=True, which hides the parameters "
+                "inside: they would get no gradient. Pass use_reentrant=False (in Hugging Face models, "
+                '`gradient_checkpointing_enable({"use_reentrant": False})`).'
+            )
+        leaks = leaks or ("BatchNorm" in node.name() and _mixes(node))
     _checked[model_key] = True
-    if has_training_batchnorm(loss):
+    if leaks:
         warn_once(
             "training-batchnorm",
             "A loss went through batch-norm in training mode: its statistics tie the examples of a batch "
             "together (and, where environments share a forward pass, the environments), and its running "
             "averages mix all environments. Call `sandmask.freeze_batchnorm(model)`; "
             "`sandmask.find_leaks(model)` lists the layers.",
-            stacklevel=7,  # the caller of `backward`
+            stacklevel=8,  # the caller of `backward`
         )
 
 
-def has_training_batchnorm(loss: Tensor) -> bool:
-    """Whether the graph of `loss`, or its first 20,000 nodes, holds batch-norm in training mode."""
+def _nodes(loss: Tensor) -> Iterator[Node]:
+    """The graph of `loss`, or its first 20,000 nodes."""
     seen: set[Node] = set()
     stack = [loss.grad_fn]
     while stack and len(seen) < _MOST_NODES:
@@ -40,10 +52,8 @@ def has_training_batchnorm(loss: Tensor) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if "BatchNorm" in node.name() and _mixes(node):
-            return True
+        yield node
         stack.extend(parent for parent, _ in node.next_functions)
-    return False
 
 
 def _mixes(node: Node) -> bool:

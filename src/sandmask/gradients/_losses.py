@@ -1,6 +1,6 @@
 """Gradients of one environment after the other, from losses that exist or are computed as asked for."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,31 +16,26 @@ def gradients_by_environment(
     losses: Losses,
     params: Sequence[Tensor],
     *,
+    retain_graph: bool = False,
     scale: Callable[[Tensor], Tensor] | None = None,
     on_first_loss: Callable[[Tensor], None] | None = None,
 ) -> Iterator[EnvironmentGradients]:
     """Yield every environment's gradients, `None` where a parameter is unused.
 
-    Losses in a list or a tensor may share a graph, which is kept until the last one. Those of any other
-    iterable are taken one at a time, and each one's graph is freed before the next is asked for.
+    Losses in a list, a tensor or any other collection may share a graph, which is kept until the last one. Those of a
+    generator are taken one at a time, and each one's graph is freed before the next is asked for.
     """
-    if isinstance(losses, Tensor):
-        if losses.ndim != 1:
-            raise MaskError(
-                "Parameter `losses` should be a tensor [E] of one loss per environment, or an iterable of "
-                f"losses. Found a tensor of shape {tuple(losses.shape)}."
-            )
-        losses = losses.unbind()
-    last = len(losses) - 1 if isinstance(losses, Sequence) else None
+    losses = _one_by_one(losses)
+    last = len(losses) - 1 if isinstance(losses, Collection) else None
     for environment, of_environment in enumerate(losses):
-        retain = last is not None and environment < last
+        retain = retain_graph or (last is not None and environment < last)
         total: EnvironmentGradients | None = None
         owned: set[int] = set()  # the sums that were made here
         for part, (loss, keep) in enumerate(_micro_batches(of_environment, environment, retain=retain)):
             if environment == part == 0 and on_first_loss is not None:
                 on_first_loss(loss)
             scaled = loss if scale is None else scale(loss)
-            gradients = torch.autograd.grad(scaled, params, retain_graph=keep, allow_unused=True)
+            gradients = _differentiate(scaled, params, retain_graph=keep)
             total = list(gradients) if total is None else _add(total, gradients, owned)
             # Else a name here would keep this loss alive while the next one is computed.
             del loss, scaled, gradients
@@ -50,25 +45,64 @@ def gradients_by_environment(
         yield total
 
 
+def _one_by_one(losses: Losses) -> Iterable[EnvironmentLoss]:
+    if isinstance(losses, Tensor):
+        if losses.ndim == 1:
+            return losses.unbind()
+        found = f"a tensor of shape {tuple(losses.shape)}"
+    elif isinstance(losses, Mapping):
+        found = "a dict: pass its `.values()`"
+    elif isinstance(losses, Iterable):
+        return losses
+    else:
+        found = type(losses).__name__
+    raise MaskError(
+        "Parameter `losses` should be a tensor [E] of one loss per environment, or an iterable of losses. "
+        f"Found {found}."
+    )
+
+
+def _differentiate(loss: Tensor, params: Sequence[Tensor], *, retain_graph: bool) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad`, whose complaints about graphs are put in terms of `backward`'s parameters."""
+    try:
+        return torch.autograd.grad(loss, params, retain_graph=retain_graph, allow_unused=True)
+    except RuntimeError as error:
+        if "a second time" in str(error):
+            raise MaskError(
+                "A loss's graph was freed by an earlier backward pass. Losses that share a graph should be in a list, "
+                "not a generator; where two backward passes go through one graph, give the first `retain_graph=True`."
+            ) from error
+        if "donated buffer" in str(error):
+            raise MaskError(
+                "The graph of a compiled model cannot be kept, as a list of losses needs it until the last one. "
+                "Pass a generator of losses, or set `torch._functorch.config.donated_buffer = False` before compiling."
+            ) from error
+        raise
+
+
 def _micro_batches(losses: EnvironmentLoss, environment: int, *, retain: bool) -> Iterator[tuple[Tensor, bool]]:
     """The losses of one environment, each with whether its graph is still needed afterwards."""
     if isinstance(losses, Tensor) or not isinstance(losses, Iterable):
-        yield _scalar(losses, environment), retain
+        yield scalar_loss(losses, environment), retain
         return
-    last = len(losses) - 1 if isinstance(losses, Sequence) else None
+    last = len(losses) - 1 if isinstance(losses, Collection) else None
     for part, loss in enumerate(losses):
-        yield _scalar(loss, environment), retain or (last is not None and part < last)
+        yield scalar_loss(loss, environment), retain or (last is not None and part < last)
 
 
-def _scalar(loss: object, environment: int) -> Tensor:
+def scalar_loss(loss: object, environment: int) -> Tensor:
+    """The loss without dimensions, if it is one that a gradient can be taken of."""
     where = f"The loss of environment {environment}"
     if not isinstance(loss, Tensor):
         raise MaskError(f"{where} should be a tensor. Found {type(loss).__name__}.")
     if loss.numel() != 1:
         raise MaskError(f"{where} should be a scalar. Found shape {tuple(loss.shape)}. Take its mean first.")
     if not loss.requires_grad:
-        raise MaskError(f"{where} should depend on a parameter. Found a tensor that requires no gradient.")
-    return loss.reshape(())
+        raise MaskError(
+            f"{where} should depend on a parameter. Found a tensor that requires no gradient. "
+            "Was it detached, or computed under `torch.no_grad`?"
+        )
+    return loss if loss.ndim == 0 else loss.reshape(())
 
 
 def _add(total: EnvironmentGradients, gradients: Sequence[Tensor | None], owned: set[int]) -> EnvironmentGradients:

@@ -39,7 +39,7 @@ class NoParameters(TorchFunctionMode):
         """Call the function unless it is given a parameter."""
         kwargs = kwargs or {}
         if any(id(leaf) in self._ids for leaf in pytree.tree_leaves((args, kwargs))):
-            raise UnsupportedError("the loss uses the model's parameters directly")
+            raise UnsupportedError("something uses the model's parameters other than as its attributes")
         return func(*args, **kwargs)
 
 
@@ -48,11 +48,15 @@ class OnePass(TorchFunctionMode):
 
     With `fold` they are folded into moments as soon as they are there, while a CPU still has them in its cache:
     `moments()` has those. A parameter may then be used once only.
+
+    With `traces` the layers' outputs are kept, and the input that goes through `trace`, for `check_independence`.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], rows: Rows, *, fold: bool = False) -> None:
+    def __init__(self, params: Mapping[str, Tensor], rows: Rows, *, fold: bool = False, traces: bool = False) -> None:
         super().__init__()
         self.folds = fold
+        self._traced: list[Tensor] | None = [] if traces else None
+        self._records = True
         self._moments: dict[str, TensorMoments] = {}
         self.rows = list(rows)
         self._names = {id(param): name for name, param in params.items()}
@@ -70,7 +74,10 @@ class OnePass(TorchFunctionMode):
             return func(*args, **kwargs)
         layer = LAYERS.get(func)
         if layer is not None:
-            return layer(self, *args, **kwargs)
+            output: Tensor = layer(self, *args, **kwargs)
+            if self._traced is not None and output.requires_grad:
+                self._traced.append(output)
+            return output
         if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
             found = func(*args, **kwargs)
             if not isinstance(found, Tensor):  # but `weight.T` is the parameter itself, under another id
@@ -84,7 +91,7 @@ class OnePass(TorchFunctionMode):
 
     def add(self, param: Tensor | None, stack: Callable[[], Tensor]) -> None:
         """Add gradients `[E, *shape]` of a parameter; a shared one is added to."""
-        if param is None or id(param) not in self._names:
+        if param is None or id(param) not in self._names or not self._records:
             return
         name = self._names[id(param)]
         found = stack().to(param.dtype)
@@ -103,6 +110,28 @@ class OnePass(TorchFunctionMode):
             return torch.stack(found)
         # Channels last: keep each gradient's order in memory, which is its parameter's.
         return torch.stack([one.permute(0, 2, 3, 1) for one in found]).permute(0, 1, 4, 2, 3)
+
+    def trace(self, x: Tensor) -> Tensor:
+        """The model's input, so that it is looked at as well."""
+        if self._traced is None or not x.is_floating_point():
+            return x
+        source = x.detach().requires_grad_()
+        self._traced.append(source)
+        return source.clone()  # which the model may change in place
+
+    def check_independence(self, loss: Tensor) -> None:
+        """Raise if the gradient of the first environment's loss reaches rows of another one, in any layer.
+
+        It does in a model that mixes examples, and in one whose layers see something else than examples in the first
+        dimension: as many tokens, perhaps, as there are examples.
+        """
+        if not self._traced:
+            return
+        self._records = False
+        gradients = torch.autograd.grad(loss, self._traced, retain_graph=True, allow_unused=True)
+        self._records, self._traced = True, None
+        if any(gradient is not None and bool(gradient[self.rows[0] :].any()) for gradient in gradients):
+            raise UnsupportedError("examples do not pass through the model independently of each other")
 
     def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
         """The backward pass. Nothing may arrive at `leaves`, which the parameters are, or are views of.
@@ -242,7 +271,8 @@ def _autocast(*tensors: Tensor) -> list[Tensor]:
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)
-    return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
 
 
 def _linear(tape: OnePass, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
@@ -296,6 +326,8 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Any:
     tape.check_rows(input)
+    if weight is None:
+        raise UnsupportedError("a normalization has a bias without a weight")
     normalized = F.layer_norm(input, normalized_shape, None, None, eps)
     shape = [1] * (input.ndim - len(normalized_shape)) + list(normalized_shape)
     return _Affine.apply(tape, normalized, weight, bias, shape)  # type: ignore[no-untyped-call]

@@ -29,7 +29,7 @@ class Scaling:
         """Gradients at their true scale, in at least float32: float16 might not hold them."""
         if self._scaler is None:
             return list(grads)
-        present = {i: grad.to(accumulation_dtype(grad.dtype)) for i, grad in enumerate(grads) if grad is not None}
+        present = {i: _widened(grad) for i, grad in enumerate(grads) if grad is not None}
         factors = {device: factor.reciprocal() for device, factor in self._factors(present.values()).items()}
         unscaled = dict(zip(present, _times(list(present.values()), factors), strict=True))
         return [unscaled.get(i) for i in range(len(grads))]
@@ -52,6 +52,11 @@ class Scaling:
             raise RuntimeError("Without a scaler there is no factor.")
         devices = dict.fromkeys(tensor.device for tensor in tensors)
         return {device: self._scaler.scale(torch.ones((), device=device)) for device in devices}
+
+
+def _widened(grad: Tensor) -> Tensor:
+    """Complex gradients stay as they are: the moments refuse them."""
+    return grad.to(accumulation_dtype(grad.dtype)) if grad.is_floating_point() else grad
 
 
 def _times(tensors: Sequence[Tensor], factors: dict[torch.device, Tensor]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar, Literal, overload
 
 from torch import Tensor
@@ -15,6 +16,15 @@ from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 
 Rescale = Literal["none", "sparsity"]
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise unless the parameter is a number, or a tensor that is one."""
+    if isinstance(value, Tensor):
+        if value.ndim != 0:
+            raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` of shape {tuple(value.shape)}.")
+    elif not isinstance(value, Real):
+        raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` = {value!r}.")
 
 
 class Mask(ABC):
@@ -37,10 +47,8 @@ class Mask(ABC):
 
     def __init__(self, tau: Scalar, rescale: Rescale = "none") -> None:
         low, high = self.tau_range
-        if isinstance(tau, Tensor):
-            if tau.ndim != 0:
-                raise MaskError(f"Parameter `tau` should be a number. Found `tau` of shape {tuple(tau.shape)}.")
-        elif not low <= tau <= high:
+        check_number("tau", tau)
+        if not isinstance(tau, Tensor) and not low <= tau <= high:
             raise MaskError(f"Parameter `tau` should be in [{low:g}, {high:g}]. Found `tau` = {tau}.")
         if rescale not in ("none", "sparsity"):
             raise MaskError(f'Parameter `rescale` should be "none" or "sparsity". Found `rescale` = {rescale!r}.')

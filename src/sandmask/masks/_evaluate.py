@@ -98,6 +98,6 @@ def _check(mask: "Mask", moments: GradientMoments) -> None:
     if mask.needs_log_magnitude and not moments.log_magnitude:
         raise MaskError(
             f"{type(mask).__name__} needs moments with log-magnitudes. "
-            "Build them with `mask.new_moments()` or `GradientMoments(log_magnitude=True)`."
+            "Build them with `mask.new_moments()`, or with `log_magnitude=True` where they are built for you."
         )
     moments.check_finite()

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from sandmask.masks._base import Mask, Rescale
+from sandmask.masks._base import Mask, Rescale, check_number
 from sandmask.masks._errors import MaskError, warn_once
 from sandmask.masks._functional import Scalar, TensorMoments, absolute_sand_weights, sand_weights
 
@@ -54,8 +54,10 @@ class SANDMask(Mask):
             )
         if gain is not None and dispersion == "relative":
             raise MaskError('Parameter `gain` should be left out unless `dispersion` = "absolute".')
-        if gain is not None and not isinstance(gain, Tensor) and not (gain > 0 and math.isfinite(gain)):
-            raise MaskError(f"Parameter `gain` should be positive. Found `gain` = {gain}.")
+        if gain is not None:
+            check_number("gain", gain)
+            if not isinstance(gain, Tensor) and not (gain > 0 and math.isfinite(gain)):
+                raise MaskError(f"Parameter `gain` should be positive. Found `gain` = {gain}.")
         if not isinstance(tau, Tensor) and tau == 1:
             warn_once(
                 "sand-tau-1",

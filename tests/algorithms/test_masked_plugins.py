@@ -1,0 +1,110 @@
+"""Masked methods of one's own: with the masks of the library that no registered method uses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from sandmask.algorithms import ALGORITHMS, AlgorithmEntry, Hparams, LogMaskedAlgorithm, MaskedAlgorithm, Problem, State
+from sandmask.datasets import DATASETS, load_dataset
+from sandmask.functional import Autograd, Direct, EnvBatch, Functional
+from sandmask.hparams import FRACTION, Hparam, Uniform
+from sandmask.masks import ANDMask, GeometricMean, Mask, MaskError
+from sandmask.networks import MLP
+from sandmask.training import RunFolder, make_spec, train_stack
+
+TAU = (Hparam("tau", 1.0, Uniform(0, 1), FRACTION),)
+
+
+class Geometric(LogMaskedAlgorithm):
+    """ILC's geometric mean."""
+
+    def mask(self, hparams: Hparams) -> Mask:
+        return GeometricMean(tau=hparams["tau"])
+
+
+class WithoutLogs(MaskedAlgorithm):
+    """The same mask, in a class that does not sum log-magnitudes."""
+
+    def mask(self, hparams: Hparams) -> Mask:
+        return GeometricMean(tau=hparams["tau"])
+
+
+class Rescaled(MaskedAlgorithm):
+    """A mask that asks to be rescaled."""
+
+    def mask(self, hparams: Hparams) -> Mask:
+        return ANDMask(tau=hparams["tau"], rescale="sparsity")
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ALGORITHMS, "_entries", dict(ALGORITHMS._entries))
+    for kind in (Geometric, WithoutLogs, Rescaled):
+        ALGORITHMS.register(AlgorithmEntry(kind.__name__, "a test", "a test", kind, TAU))
+
+
+def by_hand(model: nn.ModuleDict, batch: EnvBatch, tau: float) -> Tensor:
+    """The geometric mean of the environments' gradients, masked, as one vector."""
+    params = list(model.parameters())
+    rows = []
+    for x, y in zip(batch.x, batch.y, strict=True):
+        loss = nn.functional.cross_entropy(model["classifier"](model["featurizer"](x)), y)
+        rows.append(parameters_to_vector(torch.autograd.grad(loss, params)))
+    g = torch.stack(rows)
+    agreed = g.sign().mean(0).abs() >= tau - 1e-9
+    return agreed * g.mean(0).sign() * (g.abs() + 1e-10).log().mean(0).exp()
+
+
+@pytest.mark.parametrize("differentiate", [Functional(), Direct(), Autograd()], ids=lambda way: type(way).__name__)
+def test_a_geometric_mean_is_the_formula(
+    differentiate: Any, problem: Problem, batches: list[EnvBatch], hparams_of: Any, train: Any
+) -> None:
+    problem = problem.with_differentiator(differentiate)
+    hparams = hparams_of("Geometric", tau=0.3)
+    _, state = train("Geometric", batches, hparams, problem=problem)
+    model = nn.ModuleDict({"featurizer": MLP(5, width=8, depth=3, n_outputs=6), "classifier": nn.Linear(6, 4)}).double()
+    vector_to_parameters(ALGORITHMS["Geometric"].build(problem).init(5)["params"].double(), model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), lr=hparams["lr"].item(), weight_decay=1e-2)
+    for batch in batches:
+        pieces = torch.split(by_hand(model, batch, 0.3), [p.numel() for p in model.parameters()])
+        for p, piece in zip(model.parameters(), pieces, strict=True):
+            p.grad = piece.view_as(p)
+        optimizer.step()
+    torch.testing.assert_close(state["params"], parameters_to_vector(model.parameters()).detach())
+
+
+def specs_of(name: str) -> list[Any]:
+    entry = DATASETS["DebugVector"]
+    return [
+        make_spec(entry, name, test_envs=[0], steps=6, checkpoint_every=5, seed=seed, hparams={"tau": tau})
+        for seed, tau in enumerate((0.0, 0.4))
+    ]
+
+
+def test_it_trains_alone_stacked_and_with_diagnostics(tmp_path: Path) -> None:
+    data, cpu = load_dataset("DebugVector"), torch.device("cpu")
+    specs = specs_of("Geometric")
+    stacked = train_stack(specs, data, cpu, tmp_path / "stack.safetensors", diagnostics=True)
+    for spec, record in zip(specs, stacked, strict=True):
+        assert "held_out_mask_density" in record.metrics
+        alone = RunFolder(tmp_path / spec.id).train(spec, data, cpu)
+        assert abs(alone.metrics["loss"] - record.metrics["loss"]).max() < 1e-5
+
+
+def test_without_log_magnitudes_the_error_says_what_to_derive_from(tmp_path: Path) -> None:
+    data, cpu = load_dataset("DebugVector"), torch.device("cpu")
+    for specs in (specs_of("WithoutLogs"), specs_of("WithoutLogs")[:1]):
+        with pytest.raises(MaskError, match=r"Derive WithoutLogs from `[a-z.]+LogMaskedAlgorithm`"):
+            train_stack(specs, data, cpu, tmp_path / "stack.safetensors")
+
+
+def test_a_mask_that_asks_to_be_rescaled_is(batches: list[EnvBatch], hparams_of: Any, train: Any) -> None:
+    states: list[State] = [
+        train(name, batches, hparams_of(name, tau=1.0))[1] for name in ("Rescaled", "ANDMask-rescaled", "ANDMask")
+    ]
+    assert torch.equal(states[0]["params"], states[1]["params"])
+    assert not torch.equal(states[0]["params"], states[2]["params"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sandmask.errors import SandmaskError
 from sandmask.functional.adam import adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.differentiate import Differentiator, Functional
@@ -128,6 +129,14 @@ class ObjectiveAlgorithm(Algorithm):
         self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams
     ) -> tuple[State, Metrics]:
         """The second half of a step, once gradient and value of the objective are known."""
+        name = type(self).__name__
+        if loss.ndim != 0:
+            raise SandmaskError(f"{name}.objective should return one number. Found a tensor of shape {[*loss.shape]}.")
+        if unknown := changes.keys() - state.keys():
+            raise SandmaskError(
+                f"{name}.objective should replace entries that the state has. Found {sorted(unknown)}: "
+                "begin them in `extra_state`."
+            )
         adam = state["adam"]
         reset = self.resets_adam(state["step"], hparams)
         if reset is not None:

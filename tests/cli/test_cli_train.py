@@ -68,6 +68,8 @@ def test_divergence_at_once_has_no_traceback(tmp_path: Path) -> None:
         (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp8"), "Unknown precision 'fp8'"),
         (("DebugVector", "ERM", "--test-env", "a", "--device", "tpu9"), "Device 'tpu9' cannot be used here"),
         (("DebugVector", "ERM", "--test-env", "a", "--network", "resnet5000"), "Unknown network 'resnet5000'"),
+        (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp16"), "fp16 is for gradient masks"),
+        (("DebugVector", "ERM", "--test-env", "a", "--seed", str(2**63)), "seed should be from 0 to 2^63 - 1"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_status_2(
@@ -77,6 +79,7 @@ def test_mistakes_are_one_line_and_exit_status_2(
     result = run(*arguments, code=2)
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_diagnostics_are_recorded_and_written_for_tensorboard(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ checkpoint.safetensors   everything needed to go on; removed when the run is don
 model.safetensors        the weights by name, with what is needed to use them
 """
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,14 +52,15 @@ class RunFolder:
         `diagnostics` adds metrics to the records, and `tensorboard` event files in that folder; a run that is finished
         stays as it is.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         self._check_same_run(spec)
-        with RecordWriter(self.path / RECORDS) as writer, ExitStack() as open_files:
-            if not self.finished(spec):
+        if not self.finished(spec):
+            with _out_of_memory_explained(device), ExitStack() as files:
+                # What may refuse comes before the first file: a mistake leaves nothing behind.
                 stack = Stack([spec], dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics)
                 log = None
                 if tensorboard is not None:
-                    log = open_files.enter_context(RunLog(tensorboard, spec, dataset.environments))
+                    log = files.enter_context(RunLog(tensorboard, spec, dataset.environments))
+                writer = files.enter_context(RecordWriter(self.path / RECORDS))
                 lines = _Lines(writer, spec, stack.dataset, log)
                 trainer = Trainer(
                     stack,
@@ -69,20 +71,10 @@ class RunFolder:
                     on_evaluation=lines.add,
                 )
                 lines.catch_up(trainer)
-                state: State = pytree.tree_map(lambda t: t[0], self._run(trainer))
+                state: State = pytree.tree_map(lambda t: t[0], trainer.run())
                 save_model(self.path / MODEL, stack.algorithm, state, spec, lines.end(trainer), stack.dataset)
         (self.path / CHECKPOINT).unlink(missing_ok=True)
         return self.record()
-
-    @staticmethod
-    def _run(trainer: Trainer) -> State:
-        try:
-            return trainer.run()
-        except torch.OutOfMemoryError as error:
-            raise SandmaskError(
-                f"{trainer.stack.device} ran out of memory at step {trainer.done}; what was done is saved. Give it a "
-                "smaller network or batch (--hparam batch_size=...), or free memory and run the same command again."
-            ) from error
 
     def finished(self, spec: RunSpec) -> bool:
         """Whether the folder holds this run, trained to its end, with its model."""
@@ -104,6 +96,20 @@ class RunFolder:
                     f"{self.path} holds another run ({other[0].algorithm} on {other[0].dataset}, run {other[0].id}). "
                     "Choose another folder with --out, or delete that one."
                 )
+
+
+@contextmanager
+def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
+    """A model or a batch that is too large is the user's to mend; torch has no error of its own for a full CPU."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise SandmaskError(
+            f"{device} ran out of memory. Give it a smaller network or batch (--hparam batch_size=...), or free memory "
+            "and run the same command again: it goes on from where it was."
+        ) from error
 
 
 class _Lines:

@@ -42,6 +42,8 @@ def make_spec(
     for name, value in (("steps", steps), ("checkpoint_every", checkpoint_every)):
         if value < 1:
             raise SandmaskError(f"{name} should be at least 1. Found {value}.")
+    if not 0 <= seed < 2**63:
+        raise SandmaskError(f"seed should be from 0 to 2^63 - 1. Found {seed}.")
     network = network or entry.network
     return RunSpec(
         dataset=entry.name,

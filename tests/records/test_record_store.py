@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,7 +133,10 @@ def test_a_domainbed_file_says_how_to_import_it(tmp_path: Path) -> None:
 
 def assert_archive_keeps(runs: list[RunRecord], folder: Path) -> None:
     write_archive(runs, folder / "all.records.parquet")
-    read = read_runs(folder)
+    assert_same(read_runs(folder), runs)
+
+
+def assert_same(read: list[RunRecord], runs: list[RunRecord]) -> None:
     assert len(read) == len(runs)
     for run, copy in zip(runs, read, strict=True):
         for name in ("spec", "env_names", "classes", "status", "diverged_at"):
@@ -170,6 +174,25 @@ def test_single_precision_metrics_stay_exact(tmp_path: Path) -> None:
     values = np.random.default_rng(0).random(4).astype(np.float32).astype(np.float64)
     run = replace(made_up_run([[0.5, 0.5]] * 4), metrics={"loss": values, "double": values / 3})
     assert_archive_keeps([run], tmp_path)
+
+
+def test_a_byte_that_changed_in_an_archive_is_noticed(tmp_path: Path) -> None:
+    target = tmp_path / "a.records.parquet"
+    runs = made_up_sweep(["ERM"], environments=3, draws=2, trials=1, checkpoints=40)
+    write_archive(runs, target)
+    content = target.read_bytes()
+    pages = len(content) - 8 - int.from_bytes(content[-8:-4], "little")  # what follows describes them
+    for place in range(4, pages, 31):
+        target.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        with suppress(SandmaskError):
+            assert_same(read_runs(target), runs)  # where it was of a statistic, nothing is lost
+
+
+def test_an_archive_is_on_the_disk_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, done = tmp_path / "a.records.parquet", []
+    monkeypatch.setattr("os.fsync", lambda _: done.append(target.exists()))
+    write_archive([made_up_run([[0.5, 0.5]])], target)
+    assert done == [False]
 
 
 def test_an_archive_has_its_suffix_and_appears_whole(tmp_path: Path) -> None:

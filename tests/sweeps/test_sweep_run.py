@@ -1,8 +1,6 @@
 """The driver: what is missing and nothing else, whatever happened before."""
 
 import errno
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -16,11 +14,19 @@ import torch
 
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, read_runs
-from sandmask.sweeps import JobOptions, SweepFolder, SweepResult, SweepSpec, expand, run_sweep, sweep_status
+from sandmask.sweeps import (
+    JobOptions,
+    SweepFolder,
+    SweepResult,
+    SweepSpec,
+    expand,
+    run_sweep,
+    sweep_status,
+)
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps._locks import claim, claimed, turn
 from sandmask.sweeps._toml import write_sweep
-from sandmask.sweeps.executors import InlineExecutor, WorkerExecutor
+from sandmask.sweeps.executors import InlineExecutor
 from sandmask.training import Progress, train_stack
 
 Make = Callable[..., SweepSpec]
@@ -320,11 +326,12 @@ def test_a_request_that_lost_its_lines_is_named(folder: SweepFolder, small_sweep
         folder.accept(small_sweep())
 
 
-def test_damaged_progress_is_no_progress(folder: SweepFolder, small_sweep: Make) -> None:
-    sweep = small_sweep()
+@pytest.mark.parametrize("content", ["{", "[]", "{}", "null", '{"stack": "damaged"}'])
+def test_damaged_progress_is_no_progress(folder: SweepFolder, small_sweep: Make, content: str) -> None:
+    sweep = small_sweep(algorithms=("SANDMask",), n_hparams=1)
     go(folder, sweep)
     expected = sweep_status(folder, expand(sweep).runs)
-    (folder.stacks / "damaged.progress.json").write_text("{")
+    (folder.stacks / "damaged.progress.json").write_text(content)
     assert sweep_status(folder, expand(sweep).runs) == expected
 
 
@@ -340,11 +347,3 @@ def test_status_says_what_the_tables_will(folder: SweepFolder, small_sweep: Make
     for row in status.standings:
         assert row.cells == 3
         assert 100 * row.accuracy == pytest.approx(table.averages[row.algorithm].mean)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no signal masks")
-def test_workers_are_born_deaf_to_an_interrupt_and_the_driver_is_not() -> None:
-    with WorkerExecutor(1) as workers:
-        blocked = workers.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
-    assert signal.SIGINT in blocked
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

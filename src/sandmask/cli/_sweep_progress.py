@@ -4,10 +4,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
+
+from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
     from sandmask.reports import Table
@@ -122,11 +125,12 @@ class SweepDisplay:
     def _watch(self) -> None:
         last = time.monotonic()
         while not self._ended.wait(LOOK_SECONDS):
-            if self._live:
-                self._live.update(view(self._look()), refresh=True)
-            elif time.monotonic() - last > LINE_SECONDS:
-                last = time.monotonic()
-                self._lines(self._look())
+            with suppress(SandmaskError, OSError):  # a damaged file: the sweep itself will meet it, and say so
+                if self._live:
+                    self._live.update(view(self._look()), refresh=True)
+                elif time.monotonic() - last > LINE_SECONDS:
+                    last = time.monotonic()
+                    self._lines(self._look())
 
     @staticmethod
     def _lines(status: "SweepStatus") -> None:

@@ -1,7 +1,9 @@
 """From the options of `sandmask sweep` to executors, devices and stack sizes."""
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sandmask.errors import SandmaskError
@@ -14,6 +16,16 @@ MOST_CORES = 8  # workers on a CPU, unless more are asked for: each takes half a
 
 _SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # names that people know, and submitit's
 _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
+
+
+@contextmanager
+def ended_like_interrupted() -> Iterator[None]:
+    """A scheduler that ends a program (SIGTERM) wants what Ctrl-C wants: save, and stop."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:

@@ -24,7 +24,7 @@ from sandmask.cli._options import (
 from sandmask.cli._sweep_plan import plan_json, print_plan
 from sandmask.cli._sweep_progress import SweepDisplay, headline, result_rows, view
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, with_request
-from sandmask.cli._sweep_run import build_executor, device_list, estimator_for, share_of
+from sandmask.cli._sweep_run import build_executor, device_list, ended_like_interrupted, estimator_for, share_of
 
 if TYPE_CHECKING:
     from sandmask.sweeps import Expansion, SweepResult, SweepSpec, SweepStatus
@@ -143,7 +143,7 @@ def run(
 ) -> None:
     """Train what DIR is missing of a sweep, and nothing else: it is also the resume.
 
-    Ctrl-C saves and stops; the same command goes on. A kill loses half a minute at most. Several of these may run side
+    Ctrl-C (or SIGTERM) saves and stops; the same command goes on. A kill loses half a minute at most. Several of these may run side
     by side. Asking for more draws, trials, methods, datasets or environments extends what is there.
 
     [bold]Examples[/bold]
@@ -187,7 +187,7 @@ def run(
         tensorboard=None if tensorboard is None else str(tensorboard.absolute()),
     )
     look = partial(sweep_status, target, expansion.runs)
-    with SweepDisplay(look, quiet=json) as display:
+    with ended_like_interrupted(), SweepDisplay(look, quiet=json) as display:
         for note in expansion.notes:
             display.say(f"note: {note}")
         needy = [name for name in sweep.selection if RULES[name].needs_metrics]
@@ -200,7 +200,7 @@ def run(
         try:
             result = run_sweep(target, expansion, options, make, cap, display.say)
         except KeyboardInterrupt:
-            display.say(f"stopped; {headline(look())}. What was done is saved: the same command goes on from there.")
+            display.say(f"stopped; {headline(look())}. The same command goes on from what was saved.")
             raise typer.Exit(130) from None
     _conclude(folder, sweep, expansion, result, json=json)
 
@@ -219,9 +219,7 @@ def _conclude(folder: Path, sweep: "SweepSpec", expansion: "Expansion", result: 
         for reason in sorted(set(result.failed.values())):
             count = sum(each == reason for each in result.failed.values())
             typer.echo(f"{count} runs were not trained: {reason}", err=True)
-        typer.echo(
-            "Mend that (memory: a smaller --hparam batch_size=..., another --device) and run it again.", err=True
-        )
+        typer.echo("Mend that and run it again: what was done is kept.", err=True)
         raise typer.Exit(1)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records._fractions import denominators, pack, unpack
 from sandmask.records._lines import check_schema
-from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec
+from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
 
 ARCHIVE_SUFFIX = ".records.parquet"
 _VERSION_KEY = b"sandmask.schema"
@@ -42,10 +43,13 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
     schema = _schema(runs, names)
     sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema, **_layout(schema)) as writer:
-        for begin in range(0, len(runs), _RUNS_PER_GROUP):
-            rows = [_row(run, sizes, names) for run in runs[begin : begin + _RUNS_PER_GROUP]]
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+    with replacing(target) as temporary, temporary.open("wb") as file:
+        with pq.ParquetWriter(file, schema, **_layout(schema)) as writer:
+            for begin in range(0, len(runs), _RUNS_PER_GROUP):
+                rows = [_row(run, sizes, names) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+        file.flush()
+        os.fsync(file.fileno())  # whoever has seen it appear may remove what it was made from
 
 
 def _schema(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Any:
@@ -90,6 +94,7 @@ def _layout(schema: Any) -> dict[str, Any]:
         "use_dictionary": repeating,
         "column_encoding": split,
         "data_page_size": 8 << 20,
+        "write_page_checksum": True,
     }
 
 
@@ -140,21 +145,38 @@ def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str]) -> dict[str, Any
 
 def read_archive(path: Path) -> list[RunRecord]:
     """The runs of an archive, in the order they were given."""
+    with _opened(path) as file:
+        groups = (file.read_row_group(group) for group in range(file.num_row_groups))
+        return [run for group in groups for batch in group.to_batches() for run in _runs(batch)]
+
+
+def read_statuses(path: Path) -> dict[str, Status]:
+    """Each run of an archive by its id, and how it ended. Curves, which are most of the file, stay on the disk."""
+    with _opened(path) as file:
+        table = file.read(["run", "status"])
+        return dict(zip(table["run"].to_pylist(), table["status"].to_pylist(), strict=True))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The Parquet file; what turns out to be wrong with it, also later, is said in a line."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY)
             if version is None:
                 raise SandmaskError("it is not an archive of records, though it is named like one.")
             check_schema(int(version))
-            groups = (file.read_row_group(group) for group in range(file.num_row_groups))
-            return [run for group in groups for batch in group.to_batches() for run in _runs(batch)]
+            yield file
+    except FileNotFoundError:
+        raise
     except SandmaskError as error:
         raise SandmaskError(f"{path} cannot be read: {error}") from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise SandmaskError(f"{path} cannot be read: {str(error).rstrip('.')}. Restore it, or remove it.") from error
+        said = " ".join(str(error).split()).rstrip(" .")
+        raise SandmaskError(f"{path} cannot be read: {said}. Restore it, or remove it.") from error
 
 
 def _runs(batch: Any) -> Iterator[RunRecord]:

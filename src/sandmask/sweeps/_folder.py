@@ -17,10 +17,10 @@ from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import dataset_entry
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
+from sandmask.records._archive import ARCHIVE_SUFFIX, read_statuses
+from sandmask.sweeps._locks import turn
 from sandmask.sweeps._spec import SweepSpec, refused_changes
 from sandmask.sweeps._toml import read_sweep, write_sweep
-
-_ARCHIVE = ".records.parquet"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SweepFolder:
 
     def records(self, stack: str) -> Path:
         """A stack's finished runs."""
-        return self.stacks / f"{stack}{_ARCHIVE}"
+        return self.stacks / f"{stack}{ARCHIVE_SUFFIX}"
 
     def checkpoint(self, stack: str) -> Path:
         """A stack's state while it trains."""
@@ -79,19 +79,20 @@ class SweepFolder:
 
     def accept(self, sweep: SweepSpec) -> None:
         """Make the folder this sweep's: new, the same again, or more of the same. Anything else is an error."""
-        old = self.asked()
-        if old is not None and (reasons := refused_changes(old, sweep)):
-            raise SandmaskError(
-                f"{self.path} holds another sweep: {'; '.join(reasons)}. Ask for at least what is there (more draws, "
-                "trials, algorithms, datasets or environments extend it), or choose another folder."
-            )
         self.stacks.mkdir(parents=True, exist_ok=True)
-        if old != sweep:
-            write_sweep(sweep, self.request)
+        with turn(self.stacks):  # or of two programs that extend it at a time, the later would undo what the other did
+            old = self.asked()
+            if old is not None and (reasons := refused_changes(old, sweep)):
+                raise SandmaskError(
+                    f"{self.path} holds another sweep: {'; '.join(reasons)}. Ask for at least what is there (more "
+                    "draws, trials, algorithms, datasets or environments extend it), or choose another folder."
+                )
+            if old != sweep:
+                write_sweep(sweep, self.request)
 
     def finished(self) -> set[str]:
         """The ids of all runs that are finished, whatever file below the folder they are in."""
-        files = [file for pattern in (f"*{_ARCHIVE}", "*.jsonl") for file in self.path.rglob(pattern)]
+        files = [file for pattern in (f"*{ARCHIVE_SUFFIX}", "*.jsonl") for file in self.path.rglob(pattern)]
         return {run for file in files for run in _finished_runs(file)}
 
 
@@ -110,20 +111,11 @@ def _finished_runs(file: Path) -> frozenset[str]:
 
 
 def _read_finished(file: Path) -> list[str]:
-    """Two columns of an archive say it; curves, which are most of it, stay on the disk."""
     if file.suffix == ".jsonl":
-        return [run.spec.id for run in read_runs(file) if run.status != "running"]
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(file, columns=["run", "status"])
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise SandmaskError(f"{file} cannot be read: {str(error).rstrip('.')}. Restore it, or remove it.") from error
-    pairs = zip(table["run"].to_pylist(), table["status"].to_pylist(), strict=True)
-    return [run for run, status in pairs if status != "running"]
+        statuses = {run.spec.id: run.status for run in read_runs(file)}
+    else:
+        statuses = read_statuses(file)
+    return [run for run, status in statuses.items() if status != "running"]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -165,7 +165,10 @@ class _Training:
                 waiting[:0] = self._halves(part)
         progress.write("done" if not too_large else "memory", done=specs[0].steps, rate=0.0)
         if too_large:
-            message = f"{self.device} has too little memory for a single run of {specs[0].algorithm}"
+            message = (
+                f"{self.device} has too little memory for a single run of {specs[0].algorithm}; "
+                "try a smaller --hparam batch_size=..., or another --device"
+            )
             return Outcome("memory", self.stack, tuple(too_large), message, self.archives)
         return Outcome("done", self.stack, archives=self.archives)
 

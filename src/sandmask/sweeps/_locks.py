@@ -21,12 +21,22 @@ _TURN = ".turn"
 @contextmanager
 def turn(folder: Path) -> Iterator[None]:
     """Wait for, and hold, the folder's one lock over all locks. For a moment: never train under it."""
-    with FileIO(folder / _TURN, "a+") as file:
+    with _opened(folder / _TURN, "a+") as file:
         if sys.platform != "win32":
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _opened(path: Path, mode: str) -> FileIO:
+    """A file to lock: for writing, as locks over a network want it, or for reading where that is all one may do."""
+    try:
+        return FileIO(path, mode)
+    except OSError:
+        if not path.exists():
+            raise
+        return FileIO(path)
 
 
 @contextmanager
@@ -64,7 +74,7 @@ def claims(folder: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in folder.glob(f"*{_SUFFIX}"):
         try:
-            with FileIO(path, "r+") as file:
+            with _opened(path, "r+") as file:
                 if not lock(file):
                     found[path.name.removesuffix(_SUFFIX)] = json.loads(file.readall() or b"[]")
         except FileNotFoundError:

@@ -114,10 +114,15 @@ class _Driver:
                 self._lost(broken, death)
             clean = True
         finally:
-            if not clean:  # interrupted, or worse: ask the jobs to save and stop
-                stop_file(self.folder, self.options.session).touch()
-            executor.shutdown(wait=True, cancel_futures=not clean)
-            stop_file(self.folder, self.options.session).unlink(missing_ok=True)
+            stop = stop_file(self.folder, self.options.session)
+            try:
+                if not clean:  # interrupted, or worse: ask the jobs to save and stop
+                    stop.touch()
+            finally:  # also where the disk has no room for that, or at a second interrupt
+                try:
+                    executor.shutdown(wait=True, cancel_futures=not clean)
+                finally:
+                    stop.unlink(missing_ok=True)
 
     def _job(self, stack: PlannedStack) -> Job:
         source = self.expansion.sources[stack.specs[0].dataset]
@@ -142,8 +147,8 @@ class _Driver:
     def _lost(self, stacks: Sequence[PlannedStack], error: BaseException) -> None:
         """A worker died. What waited for it is planned again, unless that keeps happening while nothing gets done."""
         runs = [run.id for stack in stacks for run in stack.specs]
-        self.notice(f"a worker was lost ({type(error).__name__}: {error}); {len(runs)} runs are planned again")
         done = len(self.folder.finished())
+        self.notice(f"a worker was lost ({type(error).__name__}: {error}); {len(runs)} runs are planned again")
         self.losses = self.losses + 1 if done == self.done_at_loss else 1
         self.done_at_loss = done
         if self.losses > LOSSES:

@@ -71,8 +71,7 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
     """The state of a sweep whose runs are these."""
     finished = folder.finished()
     live = _live(folder)
-    found = [read_json(path) for path in sorted(folder.stacks.glob("[!.]*.progress.json"))]
-    progress = [each for each in found if each is not None]
+    progress = _progress(folder)
     stacks = tuple(_stack_status(each) for each in progress if each["stack"] in live and each["state"] == "running")
     done = [run for run in runs if run.id in finished]
     under_way = min(sum(stack.runs for stack in stacks), len(runs) - len(done))
@@ -96,6 +95,13 @@ def _live(folder: SweepFolder) -> set[str]:
         return set()
     with turn(folder.stacks):
         return set(claims(folder.stacks))
+
+
+def _progress(folder: SweepFolder) -> list[dict[str, Any]]:
+    """What stacks said of themselves; a file that says something else is passed over."""
+    needed = {*StackStatus.__dataclass_fields__, "state", "cells"}
+    found = (read_json(path) for path in sorted(folder.stacks.glob("[!.]*.progress.json")))
+    return [each for each in found if isinstance(each, dict) and needed <= each.keys()]
 
 
 def _stack_status(data: dict[str, Any]) -> StackStatus:

@@ -32,7 +32,8 @@ class InlineExecutor(Executor):
 class WorkerExecutor(ProcessPoolExecutor):
     """Fresh worker processes (not forked: a GPU does not survive that), each with a device of its own.
 
-    They leave Ctrl-C to the process that started them, which asks them to save and stop, and they end with it.
+    They leave Ctrl-C to the process that started them, which asks them to save and stop, and they end with it. A second
+    Ctrl-C, while that one waits for them, kills them.
     """
 
     def __init__(self, workers: int, devices: tuple[str, ...] = ()) -> None:
@@ -44,6 +45,17 @@ class WorkerExecutor(ProcessPoolExecutor):
         """As always; a worker that this starts is born deaf to Ctrl-C, which may come while it imports."""
         with _interrupts_wait():
             return super().submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As always. Workers left alone by an interrupted wait would never hear that it is over, and never end."""
+        workers = list((self._processes or {}).values())
+        try:
+            super().shutdown(wait, cancel_futures=cancel_futures)
+        except KeyboardInterrupt:
+            for worker in workers:
+                worker.kill()
+                worker.join()
+            raise
 
 
 @contextmanager

@@ -1,0 +1,168 @@
+"""What may come between: interrupts, once and again, damaged files, other programs and users at the same folder."""
+
+import errno
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandmask.cli import _sweep_progress as display_module
+from sandmask.cli._sweep_run import ended_like_interrupted
+from sandmask.errors import SandmaskError
+from sandmask.records import RunRecord, RunSpec
+from sandmask.records._lock import lock
+from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, SweepStatus, expand, run_sweep, sweep_status
+from sandmask.sweeps import _job as job_module
+from sandmask.sweeps import _locks as locks_module
+from sandmask.sweeps._locks import claim, claims, turn
+from sandmask.sweeps.executors import InlineExecutor, WorkerExecutor
+from sandmask.training import train_stack
+
+Make = Callable[..., SweepSpec]
+
+
+def test_who_may_only_read_a_folder_sees_what_is_under_way(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path, mode: str = "r") -> FileIO:
+        if mode != "r":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return FileIO(path, mode)
+
+    folder.accept(small_sweep())
+    with claim(folder.stacks, "other", ["a run"]):
+        monkeypatch.setattr(locks_module, "FileIO", read_only)
+        with turn(folder.stacks):
+            assert claims(folder.stacks) == {"other": ["a run"]}
+        assert sweep_status(folder, expand(small_sweep()).runs).planned == 12
+        monkeypatch.undo()
+
+
+def test_a_request_is_changed_by_one_program_at_a_time(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+
+    def look(*_: object) -> None:
+        with FileIO(folder.stacks / ".turn", "a+") as file:
+            held.append(not lock(file))
+
+    monkeypatch.setattr("sandmask.sweeps._folder.write_sweep", look)
+    folder.accept(small_sweep())
+    assert held == [True]
+
+
+def test_a_second_interrupt_leaves_nothing_behind(folder: SweepFolder, small_sweep: Make) -> None:
+    class Impatient(InlineExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            raise KeyboardInterrupt
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            assert (wait, cancel_futures, len(list(folder.stacks.glob("*.stop")))) == (True, True, 1)
+            raise KeyboardInterrupt
+
+    sweep = small_sweep()
+    folder.accept(sweep)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), Impatient, lambda _: 100)
+    assert not list(folder.stacks.glob("*.stop"))
+
+
+def test_workers_are_told_to_end_where_no_file_can_be_written(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Full(InlineExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            monkeypatch.setattr(Path, "touch", full)
+            raise KeyboardInterrupt
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            ended.append(cancel_futures)
+
+    sweep = small_sweep()
+    folder.accept(sweep)
+    with pytest.raises(OSError, match="No space left"):
+        run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), Full, lambda _: 100)
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("content", [b"", b"no Parquet"])
+def test_an_archive_that_is_damaged_meanwhile_is_named_and_no_lost_worker(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    sweep = small_sweep()
+    folder.accept(sweep)
+    notices: list[str] = []
+
+    def damaging(specs: Sequence[RunSpec], *args: Any, **options: Any) -> list[RunRecord]:
+        (folder.stacks / "bad.records.parquet").write_bytes(content)
+        return train_stack(specs, *args, **options)
+
+    monkeypatch.setattr(job_module, "train_stack", damaging)
+    options = JobOptions(str(folder.path), device="cpu")
+    with pytest.raises(
+        SandmaskError, match=r"bad.records.parquet cannot be read: .* Restore it, or remove it."
+    ) as error:
+        run_sweep(folder, expand(sweep), options, InlineExecutor, lambda _: 100, notices.append)
+    assert "\n" not in str(error.value)
+    assert notices == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no signal masks")
+def test_workers_are_born_deaf_to_an_interrupt_and_a_second_one_of_the_driver_ends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    workers = WorkerExecutor(1)  # one for both: a start takes seconds
+    blocked = workers.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
+    assert signal.SIGINT in blocked
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    (process,) = workers._processes.values()
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessPoolExecutor, "shutdown", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workers.shutdown()
+    alive = process.is_alive()
+    workers.shutdown()
+    assert not alive
+
+
+def test_a_scheduler_that_ends_a_sweep_is_heard_like_an_interrupt() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), ended_like_interrupted():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_file_that_cannot_be_read_does_not_end_the_display(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(display_module, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(display_module, "LINE_SECONDS", 0.0)
+    looks, twice = [], threading.Event()
+
+    def look() -> SweepStatus:
+        looks.append(1)
+        if len(looks) == 1:
+            raise SandmaskError("damaged")
+        status = sweep_status(folder, expand(small_sweep()).runs)
+        if len(looks) == 3:  # what the second one saw has been said
+            twice.set()
+        return status
+
+    with display_module.SweepDisplay(look):
+        assert twice.wait(60)
+    assert "0/12 runs done" in capsys.readouterr().err

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,25 @@ def test_what_went_wrong_first_is_what_one_hears_of(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(OSError, match="cannot write"), replacing(tmp_path / "a.txt"):
         raise OSError("read-only: cannot write")
+
+
+def test_a_link_keeps_pointing(tmp_path: Path) -> None:
+    path, link = tmp_path / "there" / "a.txt", tmp_path / "link.txt"
+    path.parent.mkdir()
+    link.symlink_to(path)
+    for text in ("new", "newer"):
+        with replacing(link) as temporary:
+            temporary.write_text(text)
+        assert (link.is_symlink(), path.read_text()) == (True, text)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with replacing(path) as temporary:
+        temporary.write_text("words")
+    assert os.read(reader, 10) == b"words"
+    os.close(reader)
+    assert (path.is_fifo(), list(tmp_path.iterdir())) == (True, [path])

@@ -8,11 +8,18 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write under: it takes the path's place in the end, or goes if anything went wrong."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A name beside `path` to write under: it takes the path's place in the end, or goes if anything went wrong.
+
+    What cannot be replaced stays what it is: a link keeps pointing, a device or a pipe is written to.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        temporary.replace(path)
+        temporary.replace(target)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename in (temporary, str(temporary)):
             error.filename = str(path)  # the name that its reader knows

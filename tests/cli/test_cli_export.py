@@ -1,6 +1,7 @@
 """`sandmask export`: files that compute what the run computes, read by the programs that they are for."""
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,11 @@ def test_mistakes_are_told(vectors: Path, tmp_path: Path, monkeypatch: pytest.Mo
     )
     folder = export(vectors, "--output", tmp_path)
     assert (folder.exit_code, "is a folder. Name the file" in folder.stderr) == (2, True)
+    os.mkfifo(tmp_path / "pipe")
+    pipe = export(vectors, "--output", tmp_path / "pipe")
+    assert (pipe.exit_code, "is a device. Name the file" in pipe.stderr) == (2, True)
+    screen = export(vectors, "--output", "-")
+    assert (screen.exit_code, "takes a file" in screen.stderr) == (2, True)
     (tmp_path / "file").write_text("")
     below = export(vectors, "--output", tmp_path / "file" / "model.pt2")
     assert (below.exit_code, "cannot be written" in below.stderr) == (2, True)

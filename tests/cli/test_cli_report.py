@@ -151,6 +151,18 @@ def test_page_and_tables_do_not_share_a_file(store: Path) -> None:
     assert not (store / "x.html").exists()
 
 
+def test_a_dash_is_standard_output(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store)
+    before = sorted(store.iterdir())
+    assert run(report, store, "--output", "-").stdout == run(report, store).stdout
+    page = run(report, store, "--html", "-")
+    assert page.stdout.startswith("<!doctype html>")
+    assert page.stdout.rstrip().endswith("</html>")
+    for arguments in (["--open"], ["--format", "text"], ["--output", "-"]):
+        assert isinstance(run(report, store, "--html", "-", *arguments).exception, SandmaskError)
+    assert sorted(store.iterdir()) == before
+
+
 def test_both_are_commands_of_the_program(store: Path) -> None:
     from sandmask.cli._app import app
 

@@ -4,10 +4,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 
+STANDARD_OUTPUT = Path("-")  # where a file's name is asked for
 PIPE_WIDTH = 160  # of a table that goes to a file or another program, where nobody says how wide a line may be
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from sandmask.cli._console import counted
+from sandmask.cli._console import STANDARD_OUTPUT, counted
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs
 
@@ -24,12 +24,15 @@ def read_with_patience(directory: Path) -> list[RunRecord]:
 
 
 def write_page(runs: Sequence[RunRecord], target: Path, rules: Sequence[str] | None, **settings: Any) -> None:
-    """Write the page and say so on standard error, which leaves standard output to tables."""
-    from sandmask.reports.html import write_html
+    """Write the page and say so on standard error, which leaves standard output to tables, or to the page itself."""
+    from sandmask.reports.html import render_html, write_html
 
     started = time.monotonic()
     if len(runs) >= _MANY:
         typer.echo(f"{len(runs):,} runs: computing tables, packing curves ...", err=True)
+    if target == STANDARD_OUTPUT:
+        typer.echo(render_html(runs, rules, **settings), nl=False)
+        return
     write_html(runs, target, rules, **settings)
     size = target.stat().st_size / 1e6
     took = f"{time.monotonic() - started:.0f} s"
@@ -44,14 +47,14 @@ def open_page(target: Path) -> None:
 
 def check_open(html: Path | None, wanted: bool) -> None:
     """Whether there is something to open."""
-    if wanted and html is None:
-        raise SandmaskError("--open shows the page that --html writes: add --html report.html.")
+    if wanted and html in (None, STANDARD_OUTPUT):
+        raise SandmaskError("--open shows the file that --html writes: add --html report.html.")
 
 
-def check_two_files(html: Path | None, output: Path | None) -> None:
-    """Whether page and tables have a file each: the second would replace the first."""
-    if html is not None and output is not None and html.resolve() == output.resolve():
-        raise SandmaskError(f"--html and --output both name {html}. Give the page and the tables a file each.")
+def check_two_files(html: Path | None, tables: Path | None) -> None:
+    """Whether page and tables have a file each: the second would replace the first, or follow it on the screen."""
+    if html is not None and tables is not None and html.resolve() == tables.resolve():
+        raise SandmaskError(f"The page and the tables both go to {html}. Give them a file each: --html and --output.")
 
 
 def page_title(directory: Path) -> str:

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.cli._options import PluginOption
+from sandmask.errors import SandmaskError
 
 
 def export(
@@ -33,6 +35,8 @@ def export(
     from sandmask.training import load_run
     from sandmask.training.exporting import export_run
 
+    if output == STANDARD_OUTPUT:
+        raise SandmaskError("A model is read back to check it, which takes a file. Name one: --output model.pt2")
     load_plugins(plugin)
     trained = load_run(run)
     exported = export_run(trained, format_name, output)

@@ -7,6 +7,7 @@ import typer
 
 from sandmask._replacing import replacing
 from sandmask.cli import _completion
+from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.cli._page import check_open, check_two_files, open_page, page_title, read_with_patience, write_page
 from sandmask.records import read_runs
 from sandmask.reports import FORMATS, build_report, render
@@ -28,7 +29,7 @@ def report(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page with tables, figures and every run's curves."),
+        typer.Option("--html", metavar="FILE|-", help="Write a page with tables, figures and every run's curves."),
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     format_name: Annotated[
@@ -51,7 +52,9 @@ def report(
         int | None, typer.Option(metavar="N", min=1, help="Hyperparameter draws that a complete cell has.")
     ] = None,
     trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Trials that a complete cell has.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write to this file instead of the screen.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE|-", help="Write to this file instead of the screen.")
+    ] = None,
 ) -> None:
     """Print tables: one a dataset (columns are held-out environments), the averages, and comparisons.
 
@@ -70,7 +73,8 @@ def report(
     sandmask report runs --format latex --output tables.tex
     """
     check_open(html, open_browser)
-    check_two_files(html, output)
+    tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
+    check_two_files(html, tables)
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))
     runs = read_with_patience(directory) if html else read_runs(directory)
     settings: dict[str, Any] = {
@@ -84,17 +88,16 @@ def report(
         write_page(runs, html, names if selection else None, title=title, statistics=statistics, **settings)
         if open_browser:
             open_page(html)
-        if output is None and format_name is None:
-            return
-    built = build_report(runs, names, **settings)
-    _put(render(built, format_name or "text", statistics=statistics), output)
+    if tables is not None:
+        built = build_report(runs, names, **settings)
+        _put(render(built, format_name or "text", statistics=statistics), tables)
 
 
-def _put(text: str, output: Path | None) -> None:
-    if output is None:
+def _put(text: str, output: Path) -> None:
+    if output == STANDARD_OUTPUT:
         typer.echo(text, nl=False)
         return
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    typer.echo(f"Wrote {output}.")
+    typer.echo(f"Wrote {output}.", err=True)

@@ -58,8 +58,9 @@ def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str]
     """
     chosen = _format(format_name)
     path = run.path / f"model{chosen.suffix}" if output is None else Path(output)
-    if path.is_dir():
-        raise SandmaskError(f"{path} is a folder. Name the file to write, such as {path / 'model'}{chosen.suffix}.")
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device"
+        raise SandmaskError(f"{path} is {what}. Name the file to write, such as model{chosen.suffix}.")
     module = run.module().cpu().requires_grad_(False)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{chosen.suffix}")
     try:

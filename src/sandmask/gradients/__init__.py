@@ -2,7 +2,8 @@
 
 from sandmask.gradients._backward import backward
 from sandmask.gradients._environments import environment_gradients, environment_moments, set_gradients
-from sandmask.gradients._one_pass import OnePass, UnsupportedError
+from sandmask.gradients._layers import UnsupportedError
+from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._report import MaskReport, MaskSummary
 from sandmask.gradients._validator import Leak, find_leaks, freeze_batchnorm
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
+from sandmask.gradients._layers import UnsupportedError
 from sandmask.gradients._losses import scalar_loss
-from sandmask.gradients._one_pass import NoParameters, OnePass, UnsupportedError
+from sandmask.gradients._one_pass import NoParameters, OnePass
 from sandmask.gradients._params import check_mask, trainable_parameters
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._requests import Batches, Method, check_batches, check_request, choose_method, trainable

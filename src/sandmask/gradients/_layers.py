@@ -1,0 +1,219 @@
+"""Layers that keep the gradients of their weights apart by environment, in place of those of torch.
+
+Each is an `autograd.Function` whose backward pass gives the gradient with respect to the input on, and hands those of
+the weights to the tape.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sandmask._scratch import scratch
+
+if TYPE_CHECKING:
+    from sandmask.gradients._one_pass import OnePass
+
+
+class UnsupportedError(Exception):
+    """A parameter is used in a way whose gradient cannot be kept apart by environment."""
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.tape, ctx.params = tape, (weight, bias)
+        x, weight, *rest = _autocast(x, weight, *([] if bias is None else [bias]))
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        tape, (own_weight, own_bias) = ctx.tape, ctx.params
+        tape.add(own_weight, lambda: _weight_products(tape, grad, x))
+        tape.add(own_bias, lambda: _bias_sums(tape, grad))
+        return None, grad @ weight if ctx.needs_input_grad[1] else None, None, None
+
+
+def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x of each environment: one batched product where all have the same number of rows."""
+    if len(set(tape.rows)) > 1:
+        return tape.by_environment(lambda g, v: g.flatten(0, -2).T @ v.flatten(0, -2), grad, x)
+    n_envs = len(tape.rows)
+    grad, x = (t.reshape(n_envs, -1, t.shape[-1]) for t in (grad, x))
+    if not tape.folds or grad.device.type != "cpu":
+        return torch.bmm(grad.mT, x)
+    # Moments are taken of it at once, and then it is forgotten.
+    found = scratch("products", (n_envs, grad.shape[2], x.shape[2]), grad.dtype)
+    return torch.bmm(grad.mT, x, out=found)
+
+
+def _bias_sums(tape: "OnePass", grad: Tensor) -> Tensor:
+    """The sums of each environment's rows."""
+    if len(set(tape.rows)) > 1:
+        return tape.by_environment(lambda g: g.flatten(0, -2).sum(0), grad)
+    return grad.reshape(len(tape.rows), -1, grad.shape[-1]).sum(1)
+
+
+class _Conv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+        ctx.tape, ctx.params, ctx.how = tape, (weight, bias), how
+        x, weight, *rest = _autocast(x, weight, *([] if bias is None else [bias]))
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight, rest[0] if rest else None, *how)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        tape, (own_weight, own_bias) = ctx.tape, ctx.params
+        stride, padding, dilation, groups = ctx.how
+        how = (None, stride, padding, dilation, False, [0, 0], groups)
+        backward = torch.ops.aten.convolution_backward
+
+        def of_weight(g: Tensor, v: Tensor) -> Tensor:
+            of_one: Tensor = backward(g, v, weight, *how, [False, True, False])[1]
+            return of_one
+
+        tape.add(own_weight, lambda: tape.by_environment(of_weight, grad, x))
+        tape.add(own_bias, lambda: tape.by_environment(lambda g: g.sum((0, 2, 3)), grad))
+        of_x = backward(grad, x, weight, *how, [True, False, False])[0] if ctx.needs_input_grad[1] else None
+        return None, of_x, None, None, None, None, None, None
+
+
+class _FrozenBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tape: "OnePass", x: Tensor, *own: Any) -> Tensor:
+        mean, var, weight, bias, eps = own
+        ctx.tape, ctx.params, ctx.eps = tape, (weight, bias), eps
+        ctx.save_for_backward(x, mean, var)
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, mean, var = ctx.saved_tensors
+        tape, (weight, bias) = ctx.tape, ctx.params
+        scale = (var + ctx.eps).rsqrt()
+        over = (0, *range(2, x.ndim))
+        sums = tape.by_environment(lambda g: g.sum(over, dtype=scale.dtype), grad)
+        tape.add(bias, lambda: sums)
+        tape.add(weight, lambda: (tape.by_environment(_products(over, scale.dtype), grad, x) - mean * sums) * scale)
+        if weight is not None:
+            scale = scale * weight
+        shape = (1, -1, *([1] * (x.ndim - 2)))
+        return None, grad * scale.to(grad.dtype).view(shape), None, None, None, None, None
+
+
+def _products(over: tuple[int, ...], dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda g, v: (g * v).sum(over, dtype=dtype)
+
+
+class _Affine(torch.autograd.Function):
+    """x * weight + bias along some dimensions: the last part of layer and group normalization."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, shape: Any) -> Tensor:
+        ctx.tape, ctx.params, ctx.shape = tape, (weight, bias), shape
+        ctx.save_for_backward(x, weight)
+        scaled = x * weight.view(shape)
+        return scaled if bias is None else scaled + bias.view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        tape, (own_weight, own_bias) = ctx.tape, ctx.params
+
+        def to_shape(values: Tensor) -> Tensor:
+            return values.sum_to_size(ctx.shape).view(own_weight.shape)
+
+        tape.add(own_weight, lambda: tape.by_environment(lambda g, v: to_shape(g * v), grad, x))
+        tape.add(own_bias, lambda: tape.by_environment(to_shape, grad))
+        return None, grad * weight.view(ctx.shape), None, None, None
+
+
+def _autocast(*tensors: Tensor) -> list[Tensor]:
+    """The tensors as autocast would have them: outside of a custom function it does this by itself."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def _linear(tape: "OnePass", input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
+    tape.check_rows(input)
+    return _Linear.apply(tape, input, weight, bias)  # type: ignore[no-untyped-call]
+
+
+def _conv2d(
+    tape: "OnePass",
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    tape.check_rows(input)
+    if isinstance(padding, str):
+        raise UnsupportedError(f"a convolution pads in the way {padding!r}")
+    how = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
+    return _Conv2d.apply(tape, input, weight, bias, *how, groups)  # type: ignore[no-untyped-call]
+
+
+def _batch_norm(
+    tape: "OnePass",
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,  # noqa: ARG001 - it is not, or this would not be called
+    momentum: float = 0.1,  # noqa: ARG001 - of training mode
+    eps: float = 1e-5,
+) -> Any:
+    tape.check_rows(input)
+    return _FrozenBatchNorm.apply(tape, input, running_mean, running_var, weight, bias, eps)  # type: ignore[no-untyped-call]
+
+
+def _layer_norm(
+    tape: "OnePass",
+    input: Tensor,  # noqa: A002
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    tape.check_rows(input)
+    if weight is None:
+        raise UnsupportedError("a normalization has a bias without a weight")
+    normalized = F.layer_norm(input, normalized_shape, None, None, eps)
+    shape = [1] * (input.ndim - len(normalized_shape)) + list(normalized_shape)
+    return _Affine.apply(tape, normalized, weight, bias, shape)  # type: ignore[no-untyped-call]
+
+
+def _group_norm(
+    tape: "OnePass",
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    tape.check_rows(input)
+    normalized = F.group_norm(input, num_groups, None, None, eps)
+    shape = [1, input.shape[1]] + [1] * (input.ndim - 2)
+    return _Affine.apply(tape, normalized, weight, bias, shape)  # type: ignore[no-untyped-call]
+
+
+LAYERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.linear: _linear,
+    torch.conv2d: _conv2d,
+    F.batch_norm: _batch_norm,
+    F.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+}

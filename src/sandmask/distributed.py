@@ -63,9 +63,7 @@ def backward(
     scaling = Scaling(scaler)
     moments, error = mask.new_moments(), None
     try:
-        moments = collect_moments(
-            losses, named, mask, scaling, retain_graph=retain_graph, check_finite=check_finite
-        )
+        moments = collect_moments(losses, named, mask, scaling, retain_graph=retain_graph, check_finite=check_finite)
     except MaskError as mistake:
         error = str(mistake)
     merged = _merge(moments, group, named, error)

@@ -143,8 +143,8 @@ def run(
 ) -> None:
     """Train what DIR is missing of a sweep, and nothing else: it is also the resume.
 
-    Ctrl-C (or SIGTERM) saves and stops; the same command goes on. A kill loses half a minute at most. Several of these may run side
-    by side. Asking for more draws, trials, methods, datasets or environments extends what is there.
+    Ctrl-C (or SIGTERM) saves and stops; the same command goes on. A kill loses half a minute at most. Several of these
+    may run side by side. Asking for more draws, trials, methods, datasets or environments extends what is there.
 
     [bold]Examples[/bold]
 

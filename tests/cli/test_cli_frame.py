@@ -5,6 +5,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -151,6 +152,19 @@ def test_an_interrupt_is_a_short_line_and_status_130(command: Callable[[Callable
     assert (result.exit_code, result.stderr) == (130, "\ninterrupted\n")
 
 
+def test_an_interrupt_that_torch_swallows_while_it_is_imported_ends_the_program(tmp_path: Path) -> None:
+    swallows = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    (tmp_path / "torch.py").write_text(swallows)
+    result = subprocess.run(
+        [sys.executable, "-m", "sandmask", "list", "algorithms"],
+        capture_output=True,
+        text=True,
+        env={**ENV, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
+    )
+    assert (result.returncode, result.stderr) == (130, "\ninterrupted\n")
+
+
 def test_a_bug_keeps_its_traceback(command: Callable[[Callable[[], None]], None]) -> None:
     def probe() -> None:
         raise ZeroDivisionError
@@ -226,6 +240,7 @@ def test_every_command_explains_itself_and_single_ones_with_an_example(line: Com
     [
         (OSError(errno.EROFS, "Read-only file system", "runs/a"), "error: runs/a: Read-only file system.\n"),
         (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device.\n"),
+        (FileExistsError(errno.EEXIST, "File exists", "a.txt"), "error: a.txt: a file, where a folder should be.\n"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a.txt/b"), "error: a.txt/b: Not a directory.\n"),
     ],
 )
@@ -251,10 +266,11 @@ def test_a_terminal_that_knows_only_ascii_is_no_reason_to_stop() -> None:
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.exists], ids=lambda line: line.name)
 def test_help_fits_a_terminal_of_80_columns(line: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for name in getattr(line.load(), "commands", {"": None}):
-        shown = runner.invoke(_app.app, [line.name, *filter(None, [name]), "--help"], prog_name="sandmask").stdout
+    for names in ([], [line.name], *([line.name, name] for name in getattr(line.load(), "commands", {}))):
+        shown = runner.invoke(_app.app, [*names, "--help"], prog_name="sandmask").stdout
         assert "Usage: sandmask" in shown
         assert "…" not in shown  # a name or a word that was cut
+        assert "<bool>" not in shown  # a flag takes no word
 
 
 def test_paragraphs_of_help_flow(command: Callable[[Callable[[], None]], None]) -> None:

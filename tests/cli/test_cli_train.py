@@ -1,12 +1,16 @@
 """`sandmask train` as a user runs it."""
 
+import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from sandmask.cli import _progress
 from sandmask.cli._app import app
 from sandmask.records import read_runs
 
@@ -55,6 +59,18 @@ def test_divergence_at_once_has_no_traceback(tmp_path: Path) -> None:
     assert summary["status"] == "diverged"
     again = run(*arguments, "--out", str(tmp_path))
     assert "diverged at step" in again.stdout
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_shows_how_far_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(_progress, "Console", lambda **_: screen)
+    monkeypatch.setattr(_progress, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    run("DebugVector", "SANDMask-rescaled", "--test-env", "a", "--steps", "3", "--out", str(tmp_path), *SMALL)
+    last = screen.file.getvalue().rpartition("SANDMask")[2]  # type: ignore[attr-defined]
+    assert "3/3" in last
+    assert "0:00:00" in last
+    assert "loss 0." in last
 
 
 @pytest.mark.parametrize(

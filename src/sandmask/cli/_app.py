@@ -11,8 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from sandmask._version import __version__
-from sandmask.cli._commands import COMMANDS
+from sandmask.cli._commands import COMMANDS, readable
 from sandmask.cli._console import styled
+from sandmask.cli._interrupts import interrupts_end_imports
 from sandmask.errors import SandmaskError
 
 # A command line that cannot be understood; typer's own class for it has moved between versions.
@@ -53,7 +54,12 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """The command to run: the real one in place of its line in the list."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, self.table[name].load() if name in self.table else command, rest
+        return name, readable(self.table[name].load(), ctx) if name in self.table else command, rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of the whole program."""
+        readable(self, ctx)
+        super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the global options."""
@@ -82,7 +88,8 @@ def _one_line() -> Iterator[None]:
         if error.strerror is None or error.errno == errno.EPIPE:  # whoever read the output has seen enough: typer knows
             raise
         where = f"{error.filename}: " if error.filename is not None else ""
-        typer.echo(f"error: {where}{error.strerror}.", err=True)
+        said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
+        typer.echo(f"error: {where}{said}.", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("\ninterrupted", err=True)
@@ -153,6 +160,7 @@ def _pair(line: str, note: str, width: int = 0) -> str:
 
 def main() -> None:
     """The console script."""
+    interrupts_end_imports()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a bar that cannot be shown is no reason to stop

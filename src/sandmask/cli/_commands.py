@@ -45,10 +45,10 @@ class Command:
         else:
             parent.command(self.name)(getattr(module, self.module))
         group: Any = get_command(parent)
-        return _readable(group.commands[self.name])
+        return group.commands[self.name]
 
 
-def _readable(command: Any) -> Any:
+def readable(command: Any, ctx: Any) -> Any:
     """The command with help for a narrow terminal: paragraphs flow, and a flag takes no word.
 
     Left to typer, lines break where the docstring's do, too.
@@ -56,11 +56,11 @@ def _readable(command: Any) -> Any:
     if command.help:
         paragraphs = inspect.cleandoc(command.help).split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    for option in command.params:
+    for option in command.get_params(ctx):
         if option.metavar is None and getattr(option, "is_flag", False):
             option.metavar = ""
     for each in getattr(command, "commands", {}).values():
-        _readable(each)
+        readable(each, ctx)
     return command
 
 

@@ -8,13 +8,30 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 if TYPE_CHECKING:
     from sandmask.records import RunSpec
     from sandmask.training import Progress as Report
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
+
+
+class _Status(ProgressColumn):
+    """Loss, accuracies and rate: what a narrow terminal cuts first."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
 
 
 class TrainingBar:
@@ -29,11 +46,11 @@ class TrainingBar:
         self._last_line = time.monotonic()
         live = sys.stderr.isatty() and not quiet
         columns = (
-            TextColumn(f"{spec.algorithm} on {spec.dataset}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+            TextColumn(spec.algorithm),
+            BarColumn(bar_width=10),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            _Status(),
         )
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True) if live else None
         self._task = self._bar.add_task("train", total=spec.steps, status="") if self._bar else None
@@ -48,7 +65,7 @@ class TrainingBar:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        if kind is KeyboardInterrupt and not self.quiet:
+        if kind is KeyboardInterrupt and self._first:  # before, there is nothing to save
             typer.echo(
                 f"stopped; what was done is saved in {self.folder}. The same command goes on from there.", err=True
             )

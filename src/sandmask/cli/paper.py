@@ -173,8 +173,9 @@ def why(
     question: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME",
             help="ties, frequency, tau or rescale; of Spirals also spiral, draws, signatures or contrary; all if not "
-            "given. Repeatable."
+            "given. Repeatable.",
         ),
     ] = None,
     out: OutOption = OUT,

@@ -21,6 +21,7 @@ def report(
     selection: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="RULE",
             help=f"A selection rule: {', '.join(RULES)}; or all. May be given several times. "
             f"(default: the paper's, {' and '.join(_PAPER)})",
             show_default=False,

@@ -194,23 +194,23 @@ def test_a_dataset_can_be_pickled(make_folder: MakeFolder) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(data)).inputs(torch.arange(3)), before)
 
 
-def decoders() -> int:
-    return sum(thread.name.startswith("sandmask-decode") for thread in threading.enumerate())
-
-
 def test_threads_end_with_the_dataset(make_folder: MakeFolder) -> None:
     data = load_dataset(make_folder(), image_size=24, workers=3)
     assert isinstance(data, ImageDataset)
-    before = decoders()
+    others = set(threading.enumerate())  # of other tests' datasets, which may end at any time
+
+    def decoders() -> list[threading.Thread]:
+        found = [thread for thread in threading.enumerate() if thread.name.startswith("sandmask-decode")]
+        return [thread for thread in found if thread not in others]
+
     data.inputs(torch.arange(12))
-    assert decoders() > before
+    assert decoders()
     data.close()
-    assert decoders() == before
+    assert not decoders()
     data.inputs(torch.arange(12))
     data.training_batches((torch.arange(3), key_of(i)) for i in range(3))
     del data
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("sandmask-decode"):
-            thread.join(timeout=5)
-    assert decoders() <= before
+    for thread in decoders():
+        thread.join(timeout=60)
+    assert not decoders()

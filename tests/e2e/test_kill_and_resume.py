@@ -49,7 +49,8 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sandmask", *ARGUMENTS, "--out", str(tmp_path)]
+    endless = ("--steps", "1000000")  # or it might be over before it is interrupted
+    command = [sys.executable, "-m", "sandmask", *ARGUMENTS, *endless, "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and evaluations(tmp_path) < 2:
         time.sleep(0.002)

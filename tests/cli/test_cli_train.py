@@ -7,12 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
 from sandmask.cli import _progress
 from sandmask.cli._app import app
+from sandmask.cli._options import allowances
+from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
+from sandmask.sweeps import _job
 
 SMALL = ("--hparam", "mlp_width=8", "--hparam", "batch_size=4", "--device", "cpu")
 
@@ -96,6 +100,31 @@ def test_mistakes_are_one_line_and_exit_status_2(
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> Path:
+    """A folder of images of which one domain lacks a class."""
+    for name in ("north/cat", "north/dog", "south/cat", "west/cat", "west/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (4, 4)).save(tmp_path / name / f"{number}.png")
+    return tmp_path
+
+
+def test_a_domain_may_lack_a_class_where_one_says_so(sparse: Path) -> None:
+    arguments = (str(sparse), "ERM", "--test-env", "west", "--device", "tpu9")
+    refused = run(*arguments, code=2).stderr
+    assert "'dog' is missing in the domain 'south'" in refused
+    assert "--missing-classes" in refused
+    assert "tpu9" in run(*arguments, "--missing-classes", code=2).stderr, "the data were taken"
+
+
+def test_in_a_sweep_as_well(sparse: Path) -> None:
+    wanted = allowances(skip_corrupt=False, allow_missing_classes=True)
+    assert _job._dataset(str(sparse), None, wanted).classes == ("cat", "dog")
+    with pytest.raises(SandmaskError, match="--missing-classes"):
+        _job._dataset(str(sparse), None, ())
 
 
 def test_diagnostics_are_recorded_and_written_for_tensorboard(tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Where the datasets are; see: sandmask data where")
 ]
 SkipCorruptOption = Annotated[bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be read.")]
+MissingClassesOption = Annotated[
+    bool, typer.Option("--missing-classes", help="Let a domain of images lack classes that others have.")
+]
 CheckpointSecondsOption = Annotated[
     float, typer.Option("--checkpoint-seconds", metavar="N", min=0, help="Save the state this often, for a resume.")
 ]
@@ -93,3 +96,9 @@ TensorBoardOption = Annotated[
     Path | None,
     typer.Option("--tensorboard", metavar="DIR", help="Also write losses, accuracies and diagnostics for TensorBoard."),
 ]
+
+
+def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> tuple[str, ...]:
+    """What a dataset of images is to put up with, as its loader names it; other datasets know none of it."""
+    given = {"skip_corrupt": skip_corrupt, "allow_missing_classes": allow_missing_classes}
+    return tuple(name for name, wanted in given.items() if wanted)

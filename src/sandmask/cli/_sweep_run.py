@@ -106,10 +106,8 @@ def estimator_for(
     from sandmask.sweeps import Estimator
     from sandmask.training import choose_device
 
-    extra = {"skip_corrupt": True} if options.skip_corrupt else {}
-
     def load(name: str) -> Dataset:
-        return load_dataset(expansion.sources[name], options.data_dir, **extra)
+        return load_dataset(expansion.sources[name], options.data_dir, **dict.fromkeys(options.allowances, True))
 
     return Estimator(
         runs,

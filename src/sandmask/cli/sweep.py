@@ -17,9 +17,11 @@ from sandmask.cli._options import (
     DiagnosticsOption,
     FastOption,
     JsonOption,
+    MissingClassesOption,
     PluginOption,
     SkipCorruptOption,
     TensorBoardOption,
+    allowances,
 )
 from sandmask.cli._sweep_plan import plan_json, print_plan
 from sandmask.cli._sweep_progress import SweepDisplay, headline, result_rows, view
@@ -60,6 +62,7 @@ def plan(
     fast: FastOption = True,
     data_dir: DataDirOption = None,
     skip_corrupt: SkipCorruptOption = False,
+    allow_missing_classes: MissingClassesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Say what a sweep would take: runs, stacks, time, memory and disk, and what DIR has of it already.
@@ -85,7 +88,7 @@ def plan(
     options = JobOptions(
         str(folder),
         data_dir=None if data_dir is None else str(data_dir),
-        skip_corrupt=skip_corrupt,
+        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
         weights=sweep.weights,
         fast=fast,
     )
@@ -136,6 +139,7 @@ def run(
     compiled: CompileOption = False,
     data_dir: DataDirOption = None,
     skip_corrupt: SkipCorruptOption = False,
+    allow_missing_classes: MissingClassesOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,
     diagnostics: DiagnosticsOption = False,
     tensorboard: TensorBoardOption = None,
@@ -175,7 +179,7 @@ def run(
     options = JobOptions(
         folder=str(target.path),
         data_dir=None if data_dir is None else str(data_dir.absolute()),
-        skip_corrupt=skip_corrupt,
+        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
         weights=sweep.weights,
         device=devices[0] if executor == "local" and len(devices) == 1 else device,
         fast=fast,

@@ -18,6 +18,7 @@ from sandmask.cli._options import (
     HparamOption,
     HparamsSeedOption,
     JsonOption,
+    MissingClassesOption,
     NetworkOption,
     PluginOption,
     PrecisionOption,
@@ -28,6 +29,7 @@ from sandmask.cli._options import (
     TensorBoardOption,
     TrialSeedOption,
     WeightsOption,
+    allowances,
 )
 from sandmask.cli._progress import TrainingBar
 
@@ -65,6 +67,7 @@ def train(
     device: DeviceOption = None,
     data_dir: DataDirOption = None,
     skip_corrupt: SkipCorruptOption = False,
+    allow_missing_classes: MissingClassesOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,
     diagnostics: DiagnosticsOption = False,
     tensorboard: TensorBoardOption = None,
@@ -93,7 +96,8 @@ def train(
 
     load_plugins(plugin)
     entry = dataset_entry(dataset)
-    data = load_dataset(dataset, data_dir, **({"skip_corrupt": True} if skip_corrupt else {}))
+    allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
+    data = load_dataset(dataset, data_dir, **dict.fromkeys(allowed, True))
     spec = make_spec(
         entry,
         algorithm,

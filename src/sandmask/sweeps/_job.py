@@ -29,7 +29,8 @@ State = Literal["done", "taken", "memory", "failed", "stopped"]
 class JobOptions:
     """How stacks are trained, the same for all of a sweep. On a GPU `fast` and `compiled` may change a run's last bits.
 
-    `compiled` is for networks that train alone: those that stack have kernels of their own.
+    `compiled` is for networks that train alone: those that stack have kernels of their own. `allowances` are options of
+    the dataset to turn on, such as skip_corrupt.
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. With `states`, what a stack ended
@@ -40,7 +41,7 @@ class JobOptions:
     folder: str
     session: str = ""
     data_dir: str | None = None
-    skip_corrupt: bool = False
+    allowances: tuple[str, ...] = ()
     weights: str | None = None
     device: str | None = None
     fast: bool = True
@@ -88,9 +89,9 @@ def stop_file(folder: SweepFolder, session: str) -> Path:
 
 
 @cache
-def _dataset(source: str, data_dir: str | None, skip_corrupt: bool) -> Dataset:
+def _dataset(source: str, data_dir: str | None, allowances: tuple[str, ...]) -> Dataset:
     """Loaded once a process: stacks of one dataset follow each other."""
-    return load_dataset(source, data_dir, **({"skip_corrupt": True} if skip_corrupt else {}))
+    return load_dataset(source, data_dir, **dict.fromkeys(allowances, True))
 
 
 def run_job(job: Job) -> Outcome:
@@ -139,7 +140,7 @@ class _Training:
         stop = stop_file(self.folder, options.session)
         progress = StackProgress(self.folder, self.stack, specs, device=str(self.device), stop=stop.exists)
         progress.write("running", done=0, rate=0.0)
-        dataset = _dataset(self.source, options.data_dir, options.skip_corrupt)
+        dataset = _dataset(self.source, options.data_dir, options.allowances)
         waiting, too_large = [tuple(specs)], []
         while waiting:
             part = waiting.pop(0)

@@ -65,7 +65,8 @@ def load_tree(path: Path, like: Any, device: torch.device) -> Any:
             raise SandmaskError(
                 f"{path} does not fit this run: entries {', '.join(odd)} differ. Was it made by another version?"
             )
-        leaves = [file.get_tensor(name) for name in expected]
+        # Copied, since a tensor inside a file starts anywhere, and CPU kernels round by how their memory is aligned.
+        leaves = [file.get_tensor(name).clone() for name in expected]
     for (name, want), leaf in zip(expected.items(), leaves, strict=True):
         if leaf.shape != want.shape or leaf.dtype != want.dtype:
             raise SandmaskError(

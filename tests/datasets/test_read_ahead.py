@@ -86,7 +86,7 @@ def test_stopping_early_stops_the_readers(data: ImageDataset, monkeypatch: pytes
     pool = data._feed.store._pool
     assert pool is not None
     pool.shutdown()  # waits for what was begun, and for what was not withdrawn
-    assert len(decoded) < 1000
+    assert len(decoded) < 800  # of four requests that were read ahead
 
 
 def test_an_error_in_the_requests_reaches_the_caller(data: ImageDataset) -> None:

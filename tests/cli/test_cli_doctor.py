@@ -108,6 +108,9 @@ def test_weights_in_the_cache_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert status_of(files.disk(tmp_path / "a" / "b", tmp_path))["runs"] == "ok"
+    (tmp_path / "file").write_text("")
+    for below in ("file", "file/runs"):
+        assert status_of(files.disk(tmp_path / below, tmp_path))["runs"] == "problem"
 
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")

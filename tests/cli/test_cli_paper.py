@@ -77,6 +77,9 @@ def test_why_and_compact(spirals: Path, tmp_path: Path) -> None:
     told = json.loads(paper("compact", spirals, "--archive", small, "--every", 200, "--json").output)
     assert (told["runs"], told["bytes"]) == (2 * 17 * 4, small.stat().st_size)
     assert len(read_runs(small)) == told["runs"]
+    (tmp_path / "nothing").mkdir()
+    assert paper("compact", tmp_path / "nothing", "--archive", small).exit_code == 2
+    assert len(read_runs(small)) == told["runs"], "nothing does not take the place of something"
     answers = [
         paper("why", "Spirals", "--records", path, "--question", "ties", "--out", tmp_path / path.stem)
         for path in (spirals, small)

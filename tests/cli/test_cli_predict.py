@@ -175,6 +175,7 @@ BAD_FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("objects.npy", lambda path: np.save(path, np.array([{}])), "cannot be read as npy"),
     ("empty.csv", lambda path: path.write_text(""), "holds no examples"),
     ("words.csv", lambda path: path.write_text("1,2\nx,y\n"), "cannot be read as csv"),
+    ("gap.csv", lambda path: path.write_text("1,,3,4,5,6,7,8\n1,2,3,4,5,6,7,8\n"), "cannot be read as csv"),
     ("latin.csv", lambda path: path.write_bytes(b"\xff\xfe\xff"), "cannot be read as csv"),
     ("nan.csv", lambda path: path.write_text("1,2,3,4,5,6,7,nan\n"), "are no numbers"),
     ("short.npy", lambda path: np.save(path, np.zeros(7)), "of shape [8]"),

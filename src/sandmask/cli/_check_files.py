@@ -112,8 +112,8 @@ def _room(name: str, folder: Path) -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the first one above it that is there."""
-    return next((each for each in (folder, *folder.absolute().parents) if each.is_dir()), Path())
+    """The folder, or the first one above it that is there; a file in its place, if there is one."""
+    return next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path())
 
 
 def completion() -> Iterator[Finding]:

@@ -85,16 +85,16 @@ def _read_csv(path: Path) -> "NDArray[Any]":
 
     with path.open(encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
-    if lines and not _is_numeric(lines[0]):
+    if lines and not any(map(_is_number, lines[0].split(","))):
         lines = lines[1:]
     if not lines:
         raise SandmaskError(f"{path} holds no examples.")
     return np.loadtxt(lines, delimiter=",", ndmin=2)
 
 
-def _is_numeric(line: str) -> bool:
+def _is_number(word: str) -> bool:
     try:
-        [float(word) for word in line.split(",")]
+        float(word)
     except ValueError:
         return False
     return True

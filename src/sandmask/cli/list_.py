@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import typer
@@ -25,10 +26,10 @@ class Kind:
     registry: str
     columns: tuple[str, ...]
 
-    def rows(self) -> list[Row]:
-        """Every entry as plain JSON values."""
+    def rows(self, pattern: str) -> list[Row]:
+        """Every entry with a name like the pattern, as plain JSON values."""
         registry: Registry[Any] = getattr(importlib.import_module(self.module), self.registry)
-        return [_describe(entry) for entry in registry.values()]
+        return [_describe(entry) for name, entry in registry.items() if fnmatchcase(name.lower(), pattern.lower())]
 
 
 KINDS = {
@@ -50,7 +51,7 @@ def list_(
         ),
     ],
     search: Annotated[
-        str | None, typer.Option("--search", help="Only names like this, such as 'resnet*'; for networks.")
+        str | None, typer.Option("--search", help="Only names like this, such as '*mask*'; of networks, all of timm's.")
     ] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
@@ -71,7 +72,9 @@ def list_(
         raise SandmaskError(f"There are no {what!r} to list. {closest(what, CHOICES)}")
     load_plugins(plugin)
     columns = ("name", "default of") if what == NETWORKS else KINDS[what].columns
-    rows = _networks(search) if what == NETWORKS else KINDS[what].rows()
+    rows = _networks(search) if what == NETWORKS else KINDS[what].rows(search or "*")
+    if not rows:
+        raise SandmaskError(f"There are no {what} like {search!r}. A * stands for anything: 'resnet*', '*mask*'.")
     if json:
         print_json(rows)
         return
@@ -116,7 +119,4 @@ def _networks(search: str | None) -> list[Row]:
         import timm
     except ImportError:
         raise SandmaskError("Backbones need timm. Install it with: pip install 'sandmask[vision]'") from None
-    names = timm.list_models(search, pretrained=True)
-    if not names:
-        raise SandmaskError(f"timm {timm.__version__} has no pretrained model like {search!r}. Try 'resnet*'.")
-    return [{"name": name, "default of": []} for name in names]
+    return [{"name": name, "default of": []} for name in timm.list_models(search, pretrained=True)]

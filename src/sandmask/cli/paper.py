@@ -9,6 +9,7 @@ from sandmask.cli._console import print_json
 from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption, PrecisionOption
 from sandmask.cli._paper_output import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
 from sandmask.cli._paper_tables import make_table
+from sandmask.errors import SandmaskError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -185,7 +186,6 @@ def why(
 
     [bold]Example[/bold]: sandmask paper why Spirals --records runs/spirals --question ties
     """
-    from sandmask.errors import SandmaskError
     from sandmask.paper._tables import read_all
     from sandmask.paper.why import why as make
 
@@ -212,6 +212,8 @@ def compact(
     from sandmask.records import write_archive
 
     runs = read_all(records)
+    if not runs:
+        raise SandmaskError(f"There are no runs in {', '.join(map(str, records))}.")
     write_archive(make(runs, interval), archive, metrics=False)
     size = archive.stat().st_size
     if as_json:
@@ -276,7 +278,6 @@ def claims(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOpt
 
     [bold]Example[/bold]: sandmask paper claims --records results/paper
     """
-    from sandmask.errors import SandmaskError
     from sandmask.paper._product import write_product
     from sandmask.paper._tables import read_all
     from sandmask.paper.claims import claims as make

@@ -188,6 +188,15 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert result.stderr == ""
 
 
+def test_closed_output_is_no_reason_to_stop(tmp_path: Path) -> None:
+    words = f"train DebugVector ERM --test-env a --steps 1 --hparam batch_size=4 --device cpu --out {tmp_path}"
+    result = subprocess.run(
+        ["sh", "-c", f'"$0" -m sandmask {words} >&- 2>&-', sys.executable], capture_output=True, env=ENV, timeout=60
+    )
+    assert result.returncode == 0
+    assert (tmp_path / "model.safetensors").exists()
+
+
 def test_a_module_with_an_app_is_a_group_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     app = typer.Typer(help="Look after data.")
 

@@ -2,9 +2,11 @@
 
 import errno
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -161,7 +163,10 @@ def _pair(line: str, note: str, width: int = 0) -> str:
 def main() -> None:
     """The console script."""
     interrupts_end_imports()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started the program
+            setattr(sys, name, Path(os.devnull).open("w"))
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a bar that cannot be shown is no reason to stop
     app(prog_name="sandmask")

@@ -166,7 +166,7 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by whoever started the program
-            setattr(sys, name, Path(os.devnull).open("w"))
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the program
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a bar that cannot be shown is no reason to stop
     app(prog_name="sandmask")

@@ -1,57 +1,96 @@
 """The tables of `sandmask paper`, from records or, quickly, from a tiny sweep."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sandmask.cli._paper_output import Progress, finish
+from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption
+from sandmask.cli._paper_output import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sandmask.paper._product import Product
     from sandmask.paper.quick import TinySweep
     from sandmask.records import RunRecord
 
 
-def make_table(
-    item: str,
-    make: "Callable[..., Product]",
-    *,
-    configs: "Sequence[str]",
-    records: list[Path] | None,
-    tiny: "Sequence[TinySweep] | None",
-    device: str | None,
-    data_dir: Path | None,
-    out: Path,
-    as_json: bool,
-    complete: tuple[int | None, int | None] = (20, 3),
-) -> None:
-    """Build a table from records, or from the tiny sweeps given; write and print it."""
-    from sandmask.paper._tables import no_records, read_all
+@dataclass(frozen=True)
+class PaperTable:
+    """A table: the module of its name in `sandmask.paper` makes it, and `tiny` takes its sweeps from `paper.quick`."""
 
-    runs: list[RunRecord]
-    if records:
-        runs = read_all(records)
-        draws, trials = complete
-    elif tiny:
-        runs = _tiny_runs(tiny, device, data_dir, quiet=as_json)
-        draws = trials = None
-        if not as_json:
+    name: str
+    title: str
+    about: str
+    example: str  # of records
+    tiny: Callable[[Any], "Sequence[TinySweep]"]
+
+    def add_to(self, app: typer.Typer) -> None:
+        """Make it a command."""
+        about = f"{self.about}\n\n[bold]Example[/bold]: sandmask paper {self.name} --records {self.example}"
+
+        @app.command(self.name, help=about)
+        def table(
+            records: RecordsOption = None,
+            quick: QuickOption = False,
+            out: OutOption = OUT,
+            device: DeviceOption = None,
+            data_dir: DataDirOption = None,
+            as_json: JsonOption = False,
+        ) -> None:
+            from sandmask.paper._tables import no_records, read_all
+
+            module_name = self.name.replace("-", "_")
+            module = import_module(f"sandmask.paper.{module_name}")
+            make = getattr(module, module_name)
+            if records:
+                product = make(read_all(records))
+            elif quick:
+                product = make(self._tiny_runs(device, data_dir, quiet=as_json), draws=None, trials=None)
+            else:
+                raise no_records(self.title, module.CONFIGS)
+            finish(product, out, as_json=as_json)
+
+    def _tiny_runs(self, device: str | None, data_dir: Path | None, *, quiet: bool) -> "list[RunRecord]":
+        from sandmask.paper import quick
+        from sandmask.training import choose_device
+
+        progress = Progress(quiet=quiet)
+        runs = quick.run_tiny(self.tiny(quick), choose_device(device), data_dir, progress)
+        progress.close()
+        if not quiet:
             typer.echo("A tiny sweep: a look at the table, not at the methods.\n")
-    else:
-        raise no_records(item, configs)
-    finish(make(runs, draws=draws, trials=trials), out, as_json=as_json)
+        return runs
 
 
-def _tiny_runs(
-    tiny: "Sequence[TinySweep]", device: str | None, data_dir: Path | None, *, quiet: bool
-) -> "list[RunRecord]":
-    from sandmask.paper.quick import run_tiny
-    from sandmask.training import choose_device
-
-    progress = Progress(quiet=quiet)
-    runs = run_tiny(tiny, choose_device(device), data_dir, progress)
-    progress.close()
-    return runs
+TABLES = (
+    PaperTable(
+        "table-1",
+        "Table 1",
+        "Training-domain validation: the columns that the records have, beside the printed ones.",
+        "runs/mnist",
+        lambda quick: quick.MNIST,
+    ),
+    PaperTable(
+        "table-2",
+        "Table 2",
+        "Test-domain validation (oracle): the columns that the records have, beside the printed ones.",
+        "runs/mnist",
+        lambda quick: quick.MNIST,
+    ),
+    PaperTable(
+        "table-3",
+        "Table 3",
+        "Spirals: the averages and all sixteen environments of the appendix, beside the printed ones.",
+        "runs/spirals",
+        lambda quick: (quick.SPIRALS,),
+    ),
+    PaperTable(
+        "table-pacs",
+        "The table of PACS",
+        "PACS with a network other than the paper's ResNet-50: a table of its own.",
+        "results/h200/pacs.records.parquet",
+        lambda quick: (quick.PACS,),
+    ),
+)

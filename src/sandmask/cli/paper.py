@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from sandmask.cli._console import print_json
-from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption, PrecisionOption
+from sandmask.cli._console import counted, print_json
+from sandmask.cli._options import DeviceOption, JsonOption, PrecisionOption
 from sandmask.cli._paper_output import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
-from sandmask.cli._paper_tables import make_table
+from sandmask.cli._paper_tables import TABLES
 from sandmask.errors import SandmaskError
 
 app = typer.Typer(
@@ -44,127 +44,8 @@ def figure_3(quick: QuickOption = False, out: OutOption = OUT, as_json: JsonOpti
     finish(make(quick=quick), out, as_json=as_json)
 
 
-@app.command("table-1")
-def table_1(
-    records: RecordsOption = None,
-    quick: QuickOption = False,
-    out: OutOption = OUT,
-    device: DeviceOption = None,
-    data_dir: DataDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Training-domain validation: the columns that the records have, beside the printed ones.
-
-    [bold]Example[/bold]: sandmask paper table-1 --records runs/mnist
-    """
-    from sandmask.paper.quick import MNIST
-    from sandmask.paper.table_1 import CONFIGS
-    from sandmask.paper.table_1 import table_1 as make
-
-    tiny = MNIST if quick else None
-    make_table(
-        "Table 1",
-        make,
-        configs=CONFIGS,
-        records=records,
-        tiny=tiny,
-        device=device,
-        data_dir=data_dir,
-        out=out,
-        as_json=as_json,
-    )
-
-
-@app.command("table-2")
-def table_2(
-    records: RecordsOption = None,
-    quick: QuickOption = False,
-    out: OutOption = OUT,
-    device: DeviceOption = None,
-    data_dir: DataDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Test-domain validation (oracle): the columns that the records have, beside the printed ones.
-
-    [bold]Example[/bold]: sandmask paper table-2 --records runs/mnist
-    """
-    from sandmask.paper.quick import MNIST
-    from sandmask.paper.table_2 import CONFIGS
-    from sandmask.paper.table_2 import table_2 as make
-
-    tiny = MNIST if quick else None
-    make_table(
-        "Table 2",
-        make,
-        configs=CONFIGS,
-        records=records,
-        tiny=tiny,
-        device=device,
-        data_dir=data_dir,
-        out=out,
-        as_json=as_json,
-    )
-
-
-@app.command("table-3")
-def table_3(
-    records: RecordsOption = None,
-    quick: QuickOption = False,
-    out: OutOption = OUT,
-    device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Spirals: the averages and all sixteen environments of the appendix, beside the printed ones.
-
-    [bold]Example[/bold]: sandmask paper table-3 --records runs/spirals
-    """
-    from sandmask.paper.quick import SPIRALS
-    from sandmask.paper.table_3 import CONFIGS
-    from sandmask.paper.table_3 import table_3 as make
-
-    tiny = (SPIRALS,) if quick else None
-    make_table(
-        "Table 3",
-        make,
-        configs=CONFIGS,
-        records=records,
-        tiny=tiny,
-        device=device,
-        data_dir=None,
-        out=out,
-        as_json=as_json,
-    )
-
-
-@app.command("table-pacs")
-def table_pacs(
-    records: RecordsOption = None,
-    quick: QuickOption = False,
-    out: OutOption = OUT,
-    device: DeviceOption = None,
-    data_dir: DataDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """PACS with a network other than the paper's ResNet-50: a table of its own.
-
-    [bold]Example[/bold]: sandmask paper table-pacs --records results/h200/pacs.records.parquet
-    """
-    from sandmask.paper.quick import PACS
-    from sandmask.paper.table_pacs import CONFIGS
-    from sandmask.paper.table_pacs import table_pacs as make
-
-    make_table(
-        "The table of PACS",
-        make,
-        configs=CONFIGS,
-        records=records,
-        tiny=(PACS,) if quick else None,
-        device=device,
-        data_dir=data_dir,
-        out=out,
-        as_json=as_json,
-        complete=(None, None),
-    )
+for each in TABLES:
+    each.add_to(app)
 
 
 @app.command("why")
@@ -219,7 +100,7 @@ def compact(
     if as_json:
         print_json({"runs": len(runs), "archive": str(archive), "bytes": size, "every": interval})
     else:
-        typer.echo(f"Wrote {archive}: {len(runs)} runs, {size / 2**20:.1f} MiB.")
+        typer.echo(f"Wrote {archive}: {counted(len(runs), 'run')}, {size / 2**20:.1f} MiB.")
 
 
 @app.command("figure-2")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sandmask
+from sandmask.cli._console import counted
 from sandmask.cli._finding import Finding, first_line, gibibytes, note, ok, problem
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def devices(*, thorough: bool = False) -> Iterator[Finding]:
 
 def _threads(used: int) -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    says = f"{used} thread{'s' * (used != 1)} on {cores} core{'s' * (cores != 1)}"
+    says = f"{counted(used, 'thread')} on {counted(cores, 'core')}"
     variable = os.environ.get("OMP_NUM_THREADS")
     if used > cores:
         return note("CPU", f"{says}: they get in each other's way", f"export OMP_NUM_THREADS={cores}")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sandmask.cli._console import print_json, styled
+from sandmask.cli._console import counted, print_json, styled
 from sandmask.cli._finding import Check, Finding, Status, first_line, problem
 from sandmask.cli._options import DataDirOption, JsonOption
 
@@ -109,5 +109,5 @@ def _print(finding: Finding) -> None:
 def _verdict(findings: list[Finding]) -> str:
     problems, notes = (sum(f.status == status for f in findings) for status in ("problem", "note"))
     if problems:
-        return f"\n{problems} problem{'s' * (problems > 1)} to see to, {notes} note{'s' * (notes != 1)}."
-    return f"\nAll is well; {notes} note{'s' * (notes != 1)}." if notes else "\nAll is well."
+        return f"\n{counted(problems, 'problem')} to see to, {counted(notes, 'note')}."
+    return f"\nAll is well; {counted(notes, 'note')}." if notes else "\nAll is well."

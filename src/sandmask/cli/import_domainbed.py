@@ -51,6 +51,6 @@ def _check_nothing_is_lost(runs: Sequence[RunRecord], archive: Path) -> None:
     lost = sum(run.spec.id not in kept for run in read_runs(archive))
     if lost:
         raise SandmaskError(
-            f"{archive} has {lost} runs that are not among the {len(runs)} to import: they are of another sweep whose "
+            f"{archive} has {counted(lost, 'run')} not among the {len(runs)} to import: of another sweep whose "
             "folder has the same name, or left out this time. Choose another folder with --out, or remove that file."
         )

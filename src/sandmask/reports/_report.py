@@ -1,7 +1,7 @@
 """From runs to a report."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sandmask.errors import SandmaskError
 from sandmask.printed import datasets as paper_datasets
@@ -46,7 +46,7 @@ def build_report(
     return Report(len(runs), tuple(reports))
 
 
-def _dataset_order(names: Sequence[str] | dict[str, list[RunRecord]]) -> list[str]:
+def _dataset_order(names: Iterable[str]) -> list[str]:
     """The paper's order, then the alphabet."""
     places = {name: place for place, name in enumerate(paper_datasets())}
     return sorted(names, key=lambda name: (places.get(name, len(places)), name))

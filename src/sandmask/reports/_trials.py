@@ -1,6 +1,6 @@
 """One trial of one cell: what a rule chose, and what is missing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandmask.errors import SandmaskError
@@ -44,7 +44,7 @@ def _reported(dataset: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def settle_trial(
-    rule: SelectionRule, runs: Sequence[RunRecord], test_env: int, trial_seed: int, draws: Iterable[int]
+    rule: SelectionRule, runs: Sequence[RunRecord], test_env: int, trial_seed: int, draws: Sequence[int]
 ) -> Trial:
     """Apply a rule to one trial's runs of a cell and take stock of what it had to choose from."""
     alone = [run for run in runs if run.spec.test_envs == (test_env,)]
@@ -61,7 +61,7 @@ def settle_trial(
     return Trial(
         trial_seed=trial_seed,
         selected=selected,
-        expected=len(list(draws)),
+        expected=len(draws),
         gaps=tuple(gaps),
         diverged=tuple(_describe_divergence(run) for run in considered if run.status == "diverged"),
     )

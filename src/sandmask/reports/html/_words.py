@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from sandmask.reports._data import Report, RuleReport, Table
-from sandmask.reports._grids import Grid, grids
+from sandmask.reports._grids import grids
 
 
 def table_words(report: Report) -> dict[str, dict[str, Any]]:
@@ -20,7 +20,7 @@ def _rule_words(report: Report) -> dict[str, Any]:
     (rule,) = report.rules
     plain = replace(report, rules=(_without_paper(rule),))
     pairs = zip(_names(rule), grids(plain), grids(report), strict=True)
-    return {name: {**_words(without), "paper": _words(beside)} for name, without, beside in pairs}
+    return {name: {**asdict(without), "paper": asdict(beside)} for name, without, beside in pairs}
 
 
 def _names(rule: RuleReport) -> Iterator[str]:
@@ -32,10 +32,6 @@ def _names(rule: RuleReport) -> Iterator[str]:
         yield "statistics"
     if rule.notes:
         yield "notes"
-
-
-def _words(grid: Grid) -> dict[str, Any]:
-    return asdict(grid)
 
 
 def _without_paper(rule: RuleReport) -> RuleReport:

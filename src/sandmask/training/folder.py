@@ -18,9 +18,8 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
-from sandmask.training.checkpoint import load_metadata
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
-from sandmask.training.model_file import save_model
+from sandmask.training.model_file import load_info, save_model
 from sandmask.training.stack import Stack
 from sandmask.training.tensorboard import RunLog
 
@@ -78,7 +77,7 @@ class RunFolder:
 
     def finished(self, spec: RunSpec) -> bool:
         """Whether the folder holds this run, trained to its end, with its model."""
-        return (self.path / MODEL).exists() and load_metadata(self.path / MODEL)["spec"] == spec.to_json()
+        return (self.path / MODEL).exists() and load_info(self.path / MODEL).spec == spec
 
     def record(self) -> RunRecord:
         """The run's record."""
@@ -88,13 +87,17 @@ class RunFolder:
         return runs[0]
 
     def _check_same_run(self, spec: RunSpec) -> None:
-        """A folder is one run's: another one's records there would be mixed up with it."""
-        if (self.path / RECORDS).exists():
-            other = [run.spec for run in read_runs(self.path / RECORDS) if run.spec != spec]
-            if other:
+        """A folder is one run's: another one's records would be mixed up with it, and its model lost."""
+        found = [run.spec for run in read_runs(self.path / RECORDS)] if (self.path / RECORDS).exists() else []
+        if (self.path / MODEL).exists():
+            found.append(load_info(self.path / MODEL).spec)
+        for other in found:
+            if other != spec:
+                asked = spec.to_json()
+                differing = [name for name, value in other.to_json().items() if asked[name] != value]
                 raise SandmaskError(
-                    f"{self.path} holds another run ({other[0].algorithm} on {other[0].dataset}, run {other[0].id}). "
-                    "Choose another folder with --out, or delete that one."
+                    f"{self.path} holds another run, {other.algorithm} on {other.dataset}: it differs in "
+                    f"{', '.join(differing)}. Choose another folder with --out, or delete that one."
                 )
 
 

@@ -33,9 +33,21 @@ class NoSuchState(ObjectiveAlgorithm):
         return risk, {"average": risk.detach()}
 
 
+class NoState(ObjectiveAlgorithm):
+    """Returns the value alone."""
+
+    def objective(self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> Any:
+        return environment_risks(self.logits(params, batch, hparams), batch).mean()
+
+
 @pytest.mark.parametrize("n_runs", [1, 2])
 @pytest.mark.parametrize(
-    ("kind", "message"), [(NoNumber, "should return one number"), (NoSuchState, "begin them in `extra_state`")]
+    ("kind", "message"),
+    [
+        (NoNumber, "should return one number"),
+        (NoSuchState, "begin them in `extra_state`"),
+        (NoState, "which may be empty. Found Tensor"),
+    ],
 )
 def test_mistakes_are_named(
     kind: Any, message: str, n_runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -119,11 +119,22 @@ class ObjectiveAlgorithm(Algorithm):
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
+        found = self.problem.differentiate.gradient(
+            lambda vector: self.value(vector, state, batch, hparams, key), state["params"]
+        )
+        return self.update(state, *found, hparams)
 
-        def value(vector: Tensor) -> tuple[Tensor, State]:
-            return self.objective(self.network.unflatten(vector), state, batch, hparams, key)
-
-        return self.update(state, *self.problem.differentiate.gradient(value, state["params"]), hparams)
+    def value(
+        self, vector: Tensor, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The objective, of the parameters as one vector."""
+        found = self.objective(self.network.unflatten(vector), state, batch, hparams, key)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise SandmaskError(
+                f"{type(self).__name__}.objective should return a value and a dict of what it replaces in the state, "
+                f"which may be empty. Found {type(found).__name__}."
+            )
+        return found
 
     def update(
         self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams

@@ -72,11 +72,8 @@ def _one_pass_step(
 def _objective_step(
     algorithm: ObjectiveAlgorithm, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
 ) -> tuple[State, Metrics]:
-    def value(vector: Tensor, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[Tensor, State]:
-        return algorithm.objective(algorithm.network.unflatten(vector), state, batch, hparams, key)
-
     leaf = state["params"].detach().requires_grad_()
-    values, changes = vmap(value)(leaf, state, batch, hparams, keys)
+    values, changes = vmap(algorithm.value)(leaf, state, batch, hparams, keys)
     (gradient,) = torch.autograd.grad(values.sum(), leaf)
     with torch.no_grad():
         stepped: tuple[State, Metrics] = vmap(algorithm.update)(

@@ -41,7 +41,8 @@ def test_a_lost_node_costs_time_and_nothing_else(tmp_path: Path) -> None:
     run_sweep(plain, expansion, JobOptions(str(plain.path), device="cpu"), InlineExecutor, lambda _: 3)
 
     soon = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": soon}
+    fair = {"worker_niceness": 0}  # Ray's workers give way to everything else: on a busy machine they stand still
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": {**soon, **fair}}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     killed = threading.Event()
     notices: list[str] = []

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from sandmask.records import RunRecord
+from sandmask.records.testing import made_up_sweep
 from sandmask.reports import Grid, build_report, grids
 from sandmask.reports._formats import latex, markdown
+from sandmask.reports.html import write_html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -53,6 +55,15 @@ def test_the_overview_says_what_was_run_what_is_best_and_what_is_missing(visit: 
     cell.click()
     page.wait_for_selector("body[data-view=tables]")
     assert "rule=oracle" in page.url
+
+
+def test_the_overview_of_one_held_out_environment_says_why_nothing_is_best(visit: Open, tmp_path: Path) -> None:
+    some = [run for run in made_up_sweep(["ERM", "IRM"], dataset="Spirals") if run.spec.test_envs == (0,)]
+    page = visit(target=write_html(some, tmp_path / "some.html").as_uri())
+    assert "In part: no method has all environments" in page.inner_text("main")
+    page.locator("a", has_text="in part").first.click()
+    page.wait_for_selector("body[data-view=tables]")
+    assert first_column(page) == ["ERM", "IRM"]
 
 
 def test_tables_show_the_words_of_the_text_report(visit: Open, runs: list[RunRecord]) -> None:

@@ -57,6 +57,8 @@ function whatWasRun() {
     h("dl", { class: "tiles" }, tiles), dataTable({ name: "datasets", title: "Datasets", columns, rows }));
 }
 
+const IN_PART = "in part"; // what stands for a dataset's average where no method has every environment
+
 // The best row for a dataset (null for the average over datasets), and the one behind it.
 function bestOf(selection, dataset) {
   const cellOf = (row) => (dataset === null ? row.average : row.cells[dataset]);
@@ -68,6 +70,10 @@ function bestOf(selection, dataset) {
 function bestCell(name, dataset) {
   const selection = data.selections[name];
   const { best, next, cellOf } = bestOf(selection, dataset);
+  const target = address("tables", { rule: name, dataset: dataset ?? "Averages" });
+  if (!best && selection.datasets[dataset]) {
+    return { text: IN_PART, value: null, node: h("a", { href: target }, IN_PART) };
+  }
   if (!best) return { text: "-", value: null };
   const grid = data.words[name].averages;
   const words = grid.rows.find((row) => row[0] === best.method)[dataset === null
@@ -75,7 +81,6 @@ function bestCell(name, dataset) {
   const lead = next && cellOf(best).mean - cellOf(next).mean;
   const behind = next ? (lead.toFixed(1) === "0.0"
     ? `level with ${next.method}` : `${lead.toFixed(1)} above ${next.method}`) : "the only method";
-  const target = address("tables", { rule: name, dataset: dataset ?? "Averages" });
   return {
     text: `${best.method} ${words}`,
     value: cellOf(best).mean,
@@ -103,6 +108,9 @@ function bestSection() {
   const rows = ordered.map((dataset) => [{ text: dataset }, ...names.map((name) => bestCell(name, dataset))]);
   if (rows.length > 1) rows.push([{ text: "Average" }, ...names.map((name) => bestCell(name, null))]);
   const notes = names.flatMap((name) => data.selections[name].notes.map((note) => `${name}: ${note}`));
+  if (rows.some((row) => row.some((cell) => cell.text === IN_PART))) {
+    notes.push("In part: no method has all environments, which an average is over. The tables have what is there.");
+  }
   const peeking = names.filter((name) => data.rules[name].usesTestData);
   return section("Best method",
     say(

@@ -88,7 +88,7 @@ def test_the_table(photos: Path) -> None:
     files = sorted((photos / "images" / "b").rglob("*.png"))
     result = predict(photos / "run", *files, "--top", 2)
     assert (result.exit_code, result.stderr) == (0, "")
-    heading, _, *lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    heading, _, *lines = [line.strip().rsplit(maxsplit=2) for line in result.stdout.splitlines() if line.strip()]
     assert heading == ["file", "class", "probability"]
     for number, (file, expected) in enumerate(zip(files, load_run(photos / "run").predict(files), strict=True)):
         first, second = lines[2 * number : 2 * number + 2]

@@ -211,6 +211,7 @@ def test_runs_can_be_found_and_opened_from_a_plot(visit: Open, runs: list[RunRec
     assert "Diverged at step 650." in page.inner_text("main")
     page.goto(page.url.split("#")[0] + "#/hyperparameters?dataset=PACS&method=IRM")
     plot = page.get_by_role("group", name="lr against")
+    plot.locator("svg").wait_for()  # drawn once its place has a size
     plot.focus()
     plot.press("ArrowRight")
     assert "trial" in page.locator(".tip").inner_text()

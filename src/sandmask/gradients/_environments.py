@@ -186,7 +186,8 @@ def _one_pass(
         if not isinstance(output, Tensor) or len(output) != sum(sizes):
             raise UnsupportedError("the model's output is not one tensor with a row an example")
         parts = zip(torch.split(output, sizes), batches, strict=True)
-        losses = [scalar_loss(loss_fn(rows, y), e) for e, (rows, (_, y)) in enumerate(parts)]
+        found = [loss_fn(rows, y) for rows, (_, y) in parts]
+    losses = [scalar_loss(loss, e) for e, loss in enumerate(found)]
     if case not in known:
         tape.check_independence(losses[0])
         known.add(case)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sandmask.algorithms import ALGORITHMS
+
 ROOT = Path(__file__).parents[1]
 H200 = ROOT / "results" / "h200"
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
@@ -49,16 +51,52 @@ def test_rates_of_stacks() -> None:
     kept = measured("stacked.md")
     shown = rows(section("Stacks of runs"))
     for precision in ("fp32", "tf32", "bf16", "fp16"):
-        (row,) = [row for row in shown if row[0] == precision]
+        (row,) = [row for row in shown if row[0] == precision and len(row) == 7]
         assert row in kept
         assert " ".join(row) in log
-    gains = {row[0]: row[3] for row in kept if len(row) == 5 and row[3].isdigit()}
-    pairs = [pair for row in shown if len(row) == 6 for pair in zip(row[::2], row[1::2], strict=True)]
-    assert {name: gain for name, gain in pairs if name in gains and gain.isdigit()} == gains
     for method, precision in (("ERM", "bf16"), ("IRM", "bf16"), ("ANDMask", "tf32")):
         rate = re.search(rf"^{method} {precision} 256 ([\d,]+)", log, re.MULTILINE)
         assert rate
         assert rate[1] in section("Stacks of runs")
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def test_rates_of_every_algorithm() -> None:
+    log = (H200 / "logs" / "stacked-6.txt").read_text(encoding="utf-8")
+    kept = measured("stacked.md")
+    shown = [row for row in rows(section("Stacks of runs")) if len(row) == 9][1:]
+    assert {row[0] for row in shown} == set(ALGORITHMS)
+    for name, *rates in shown:
+        for part in (rates[:4], rates[4:]):
+            assert (name, *part) in kept
+            assert " ".join((name, *part)) in log
+    graph = {name: number(rates[2]) / number(rates[1]) for name, *rates in shown}
+    assert f"a stack is {graph['MLDG']:.1f} (MLDG) to {graph['Mixup']:.0f} times (Mixup) its run as a graph" in WORDS
+    assert (min(graph, key=graph.__getitem__), max(graph, key=graph.__getitem__)) == ("MLDG", "Mixup")
+    conv = {name: number(rates[6]) / number(rates[5]) for name, *rates in shown}
+    looped = {name: conv.pop(name) for name in ("ARM", "CDANN", "DANN", "Fish", "IGA", "MLDG", "SagNet")}
+    assert f"which makes {min(looped.values()):.2f} to {max(looped.values()):.2f} times the rate" in WORDS
+    mixup = conv.pop("Mixup")
+    between = f"{min(conv.values()):.1f} to {max(conv.values()):.1f}"
+    assert f"is {between} times a run as a graph (Mixup {mixup:.1f}" in WORDS
+    low = [(name, rates[i]) for name, *rates in shown for i in (3, 7) if number(rates[i]) < 5]
+    assert low == [("IGA", "4.3")]
+
+
+def test_two_passes_of_the_algorithms() -> None:
+    passes = []
+    for log in ("stacked-5.txt", "stacked-6.txt"):
+        text = (H200 / "logs" / log).read_text(encoding="utf-8").split("\n\n# Stacks of other")[0]
+        found = re.findall(r"^([A-Z][\w-]+) (\d+) [\d,]+ ([\d,]+) [\d.]+$", text, re.MULTILINE)
+        passes.append({name: (number(eager), number(stack)) for name, eager, stack in found})
+    pairs = [(one, passes[1][name]) for name, one in passes[0].items()]
+    eager, stack = ([max(a[i] / b[i], b[i] / a[i]) for a, b in pairs] for i in (0, 1))
+    assert len(pairs) == 10
+    assert f"differ by factors of up to {max(eager):.1f}" in WORDS
+    assert max(stack) < 1.002
 
 
 def test_rates_of_drawn_shapes() -> None:
@@ -69,26 +107,27 @@ def test_rates_of_drawn_shapes() -> None:
         (f"{method}, {precision}", f"{width}, {depth}, {batch}{', dropout' if dropout else ''}", rate, operations)
         for method, precision, width, depth, batch, dropout, rate, operations in found
     }
-    shown = [row for row in rows(section("Stacks of runs")) if len(row) == 5 and row[0].endswith(("fp16", "bf16"))]
+    shown = [row for row in rows(section("Stacks of runs")) if len(row) == 5 and row[0].endswith((", fp16", ", bf16"))]
     assert len(shown) == 8
     assert {(row[0], row[1], row[3], row[4]) for row in shown} <= kept
 
 
 def test_rates_of_the_convnet() -> None:
-    log = (H200 / "logs" / "convnet.txt").read_text(encoding="utf-8")
-
-    def rate(name: str) -> str:
-        found = re.search(rf"^conv {name} (\d+)$", log, re.MULTILINE)
-        assert found, name
-        return f"{int(found[1]):,}"
-
-    stacks = [rate(f"SAND bf16 K={size} no evaluation") for size in (1, 16, 44)]
-    assert f"| SANDMask | {' | '.join(stacks)} |" in PAGE
-    assert f"every 100 steps included | | {rate('SAND bf16 K=16 with evaluation')} | |" in PAGE
-    assert f"| SANDMask, tf32 | | {rate('SAND tf32 K=16 no evaluation')} | |" in PAGE
-    assert f"| ERM | | {rate('ERM bf16 K=16 no evaluation')} | |" in PAGE
-    others = sorted(rate(f"{name} bf16 K=16 no evaluation") for name in ("IRM", "VREx", "CORAL"))
-    assert f"| IRM, VREx, CORAL | | {others[0]} to {others[-1]} | |" in PAGE
+    log = (H200 / "logs" / "stacked-6.txt").read_text(encoding="utf-8")
+    kept = measured("stacked.md")
+    shown = {row[0]: row for row in rows(section("Stacks of runs")) if len(row) == 5 and row in kept}
+    assert " ".join(shown["fp32"]) in log
+    for precision in ("tf32", "bf16"):
+        _, eager, *stacks = shown[precision]
+        assert re.search(rf"^{precision} eager {eager} ", log, re.MULTILINE)
+        for size, rate in zip((1, 16, 44), stacks, strict=True):
+            assert re.search(rf"^{precision} stack of {size} {rate} ", log, re.MULTILINE)
+    evaluated = re.search(r"^bf16 with evaluation, stack of 16 ([\d,]+) ", log, re.MULTILINE)
+    assert evaluated
+    assert f"every 100 steps a stack of 16 makes {evaluated[1]}." in WORDS
+    before = (H200 / "logs" / "convnet.txt").read_text(encoding="utf-8")
+    old = [re.search(rf"^conv SAND bf16 K={size} no evaluation (\d+)$", before, re.MULTILINE) for size in (1, 16, 44)]
+    assert "an earlier pass had {}, {} and {} in bf16".format(*(f"{int(each[1]):,}" for each in old if each)) in WORDS
 
 
 def test_seconds_of_the_whole_table() -> None:
@@ -102,6 +141,13 @@ def test_seconds_of_the_whole_table() -> None:
     assert f"the same would take {round(steps / 12 / 3600, -1):.0f} hours" in WORDS
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{total / 60:.0f} minutes" in readme
+
+
+def test_seconds_of_the_second_pass() -> None:
+    log = (H200 / "logs" / "spirals-second-pass.txt").read_text(encoding="utf-8")
+    total = sum(int(piece) for piece in re.findall(r"^piece \d, .*, (\d+) s$", log, re.MULTILINE))
+    page = " ".join((ROOT / "docs" / "paper" / "table-3.md").read_text(encoding="utf-8").split())
+    assert f"1,920 runs, took {total} seconds, two sweeps at a time" in page
 
 
 def test_the_fast_path_has_the_p_values_of_its_test() -> None:

@@ -1,6 +1,7 @@
 """Numbers typed into the pages on the paper, beyond those of test_paper_pages: each is computed from the archives."""
 
 import csv
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -240,6 +241,69 @@ def test_erm_on_environments_1_and_14() -> None:
     ends = [held_out(run) for run in of("ERM") if run.spec.test_envs in ((1,), (14,))]
     assert (len(ends), max(ends) <= 64) == (120, True)
     assert "Of the 60 ERM runs with each held out none ends above 64%" in words("table-3.md")
+
+
+def choices(runs: list[RunRecord], method: str, rule: str) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Accuracies held out, of three trials (rows) and 16 environments."""
+    picks = trial_choices([run for run in runs if run.spec.algorithm == method], by_rule(rule))
+    cells = {(key.trial_seed, key.test_env): pick.test_accuracy for key, pick in picks.items()}
+    return np.array([[100 * cells[trial, environment] for environment in range(16)] for trial in range(3)])
+
+
+@pytest.mark.parametrize("method", ["SANDMask", "SANDMask-released"])
+@pytest.mark.parametrize("rule", [TRAINING, "oracle"])
+def test_the_rows_that_were_made_twice(method: str, rule: str) -> None:
+    cells, both = [method, rule], []
+    for runs in (archive("spirals_first_pass"), archive("paper/spirals")):
+        values = choices(runs, method, rule)
+        trials = values.mean(1)
+        cells += [", ".join(f"{trial:.1f}" for trial in trials), f"{trials.mean():.1f} ± {trials.std() / 3**0.5:.1f}"]
+        both.append(values.mean(0))
+    gain = both[1] - both[0]
+    p = paired_comparison(list(both[1]), list(both[0])).p_value
+    cells += [f"{gain.mean():+.1f} ± {gain.std(ddof=1) / 4:.1f}", f"{p:.2f}"]
+    assert f"| {' | '.join(cells)} |" in words("table-3.md")
+
+
+def test_what_the_two_passes_have_in_common() -> None:
+    page, passes = words("table-3.md"), (archive("spirals_first_pass"), archive("paper/spirals"))
+    there, best = [], []
+    for method in ("SANDMask", "SANDMask-released"):
+        for runs in ([run for run in each if run.spec.algorithm == method] for each in passes):
+            assert len(runs) == 960
+            there.append(f"{np.mean([held_out(run, int(validation(run).argmax())) for run in runs]):.1f}")
+            best.append(f"{100 * np.mean([validation(run).max() for run in runs]):.1f}")
+    assert f"the SAND-mask has {there[0]} and {there[1]}% on the environment held out" in page
+    assert (
+        f"which is {best[0]} and {best[1]}% (released: {there[2]} and {there[3]}%, with {best[2]} and {best[3]}%)"
+        in page
+    )
+    within, beyond = [], []
+    for rule in (TRAINING, "oracle"):
+        pairs = [[choices(runs, name, rule) for runs in passes] for name in ("SANDMask", "SANDMask-released")]
+        distance = np.concatenate([abs(one.mean(0) - other.mean(0)) for one, other in pairs])
+        error = np.concatenate([np.sqrt((one.var(0) + other.var(0)) / 3) for one, other in pairs])
+        within.append(int((distance <= error + 1e-9).sum()))
+        beyond.append(int((distance > 2 * error + 1e-9).sum()))
+    sentence = f"{within[0]} of 32 cells are within the joint error under training-domain validation and {within[1]}"
+    assert f"{sentence} under the oracle, {beyond[0]} and {beyond[1]} beyond two of them" in page
+
+
+def test_the_sand_mask_and_the_and_mask_on_spirals() -> None:
+    page = words("findings.md")
+    table = (RESULTS / "paper" / "claim-replicates.md").read_text(encoding="utf-8")
+    differences = dict(re.findall(r"^\| (SANDMask - \w+ \| [\w-]+) \| (\S+ ± \S+) ", table, re.MULTILINE))
+    by = [differences[f"SANDMask - ANDMask | {rule}"].removeprefix("-") for rule in (TRAINING, "oracle")]
+    assert f"by {by[0]} under training-domain validation and by {by[1]} under the oracle" in page
+    assert f"({differences[f'SANDMask - ERM | {TRAINING}'].removeprefix('-')} below; the paper's is 3.4 above)" in page
+    why = (RESULTS / "paper" / "why-Spirals.md").read_text(encoding="utf-8")
+    counts = {
+        name: found
+        for name, *found in re.findall(r"^\| (\w+) \| (\d+) of 900 \| \d+ of 900 \| (\d+) of 45 ", why, re.MULTILINE)
+    }
+    one, other = counts["ANDMask"], counts["SANDMask"]
+    assert f"{one[0]} of the AND-mask's find the spiral and {other[0]} of the SAND-mask's" in page
+    assert f"of 45 chosen ones, {one[1]} and {other[1]}." in page
 
 
 def test_what_the_other_datasets_would_cost() -> None:

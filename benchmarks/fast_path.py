@@ -71,11 +71,11 @@ def p_value(one: Curves, other: Curves) -> tuple[float, float]:
     return float(np.abs(means[0]).max()), float((statistic >= statistic[0] - 1e-9).mean())
 
 
-def slow_runs(kept: Path | None) -> list[RunRecord]:
-    """Every method's seeds, each trained alone on a core; from the file, if it is there."""
+def slow_runs(chosen: list[RunSpec], kept: Path | None) -> list[RunRecord]:
+    """Each trained alone on a core; from the file, if it is there."""
     if kept is not None and kept.exists():
         return read_runs(kept)
-    alone = [[spec] for method in METHODS for spec in specs(method)]
+    alone = [[spec] for spec in chosen]
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         found = [runs[0] for runs in pool.map(train, alone, ["cpu"] * len(alone))]
     if kept is not None:
@@ -88,7 +88,7 @@ def main() -> None:
     if not torch.cuda.is_available() and kept is None:
         print("fast_path: needs a CUDA device; skipped.")
         return
-    found = slow_runs(kept)
+    found = slow_runs([spec for method in METHODS for spec in specs(method)], kept)
     if not torch.cuda.is_available():
         return
     slow = {method: found[i * SEEDS : (i + 1) * SEEDS] for i, method in enumerate(METHODS)}

@@ -3,21 +3,19 @@
 Of each method the draws of least work are taken, with all their held-out environments. Rounding makes single runs drift
 apart, so the test is that of `fast_path`, paired by run, at all checkpoints that the records have.
 
-python -m benchmarks.swept [RECORDS]     # results/paper/spirals.records.parquet unless others are named
+python -m benchmarks.swept [RECORDS [FILE]]     # FILE keeps the slow runs' records for another time
 """
 
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks._measure import print_rows
-from benchmarks.fast_path import Curves, p_value, train
+from benchmarks.fast_path import Curves, p_value, slow_runs
 from sandmask.datasets import load_dataset
 from sandmask.records import RunRecord, read_runs
 from sandmask.sweeps._work import work_of
@@ -48,13 +46,13 @@ def curves(runs: Iterable[RunRecord]) -> dict[str, Curves]:
 
 
 def main() -> None:
+    records, *kept = sys.argv[1:] or [RECORDS]
     by_method: defaultdict[str, list[RunRecord]] = defaultdict(list)
-    for run in read_runs(sys.argv[1] if len(sys.argv) > 1 else RECORDS):
+    for run in read_runs(records):
         by_method[run.spec.algorithm].append(run)
     chosen = {method: lightest(runs) for method, runs in by_method.items()}
     specs = [replace(run.spec, steps=STEPS, precision="fp32") for runs in chosen.values() for run in runs]
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
-        slow = {runs[0].spec.id: runs[0] for runs in pool.map(train, [[spec] for spec in specs], ["cpu"] * len(specs))}
+    slow = {run.spec.id: run for run in slow_runs(specs, Path(kept[0]) if kept else None)}
     rows: list[tuple[str, ...]] = [("method", "precision", "runs", "where", "slow", "swept", "largest difference", "p")]
     for method, swept in chosen.items():
         again = [slow[replace(run.spec, steps=STEPS, precision="fp32").id] for run in swept]

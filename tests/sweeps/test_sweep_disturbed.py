@@ -135,6 +135,7 @@ def test_workers_are_born_deaf_to_an_interrupt_and_a_second_one_of_the_driver_en
         patch.setattr(ProcessPoolExecutor, "shutdown", interrupted)
         with pytest.raises(KeyboardInterrupt):
             workers.shutdown()
+    process.join(30)  # a kill is heard a little later
     alive = process.is_alive()
     workers.shutdown()
     assert not alive

@@ -103,30 +103,50 @@ def test_extending_trains_the_new_runs_only(folder: SweepFolder, small_sweep: Ma
     } - old
 
 
+def interrupt_second_stack(folder: SweepFolder, sweep: SweepSpec, watched: Watched) -> Path:
+    """Stop a sweep five steps into its second stack; that one's checkpoint."""
+    seen = list(watched.stacks)
+
+    def interrupt(specs: Sequence[RunSpec], progress: Progress) -> None:
+        if len(watched.stacks) == len(seen) + 2 and progress.done == 5:
+            raise KeyboardInterrupt
+
+    watched.fail = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        go(folder, sweep)
+    watched.fail = lambda _specs, _progress: None
+    watched.began.clear()
+    (checkpoint,) = folder.stacks.glob("*.checkpoint.safetensors")
+    return checkpoint
+
+
 def test_an_interrupt_saves_and_the_next_run_goes_on(
     tmp_path: Path, folder: SweepFolder, small_sweep: Make, watched: Watched
 ) -> None:
     whole = SweepFolder(tmp_path / "whole")
     sweep = small_sweep()
     go(whole, sweep)
-
-    def interrupt(specs: Sequence[RunSpec], progress: Progress) -> None:
-        if len(watched.stacks) == len(seen) + 2 and progress.done == 5:
-            raise KeyboardInterrupt
-
-    seen = list(watched.stacks)
-    watched.fail = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        go(folder, sweep)
+    interrupt_second_stack(folder, sweep, watched)
     status = sweep_status(folder, expand(sweep).runs)
     assert 0 < status.done < status.planned
-    assert len(list(folder.stacks.glob("*.checkpoint.safetensors"))) == 1
-    watched.fail = lambda _specs, _progress: None
-    watched.began.clear()
     go(folder, sweep, cap=2)  # smaller stacks now: the half-trained one is split, and keeps its five steps
     assert 6 in watched.began
     same(whole.path, folder.path)
     assert not list(folder.stacks.glob("*.checkpoint.safetensors"))
+
+
+def test_a_damaged_checkpoint_is_not_gone_on_with(
+    tmp_path: Path, folder: SweepFolder, small_sweep: Make, watched: Watched
+) -> None:
+    whole = SweepFolder(tmp_path / "whole")
+    go(whole, small_sweep())
+    checkpoint = interrupt_second_stack(folder, small_sweep(), watched)
+    data = bytearray(checkpoint.read_bytes())
+    data[-100] ^= 1
+    checkpoint.write_bytes(data)
+    go(folder, small_sweep())
+    assert 6 not in watched.began
+    same(whole.path, folder.path)
 
 
 def test_out_of_memory_splits_and_loses_no_step(

@@ -8,7 +8,7 @@ from sandmask.records import RunSpec
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._stacks import Cap, PlannedStack, equal_parts, stack_id
 from sandmask.training import split_checkpoint
-from sandmask.training.checkpoint import load_metadata
+from sandmask.training.checkpoint import load_leaves, load_metadata
 
 
 def unfinished_stacks(
@@ -42,11 +42,13 @@ def remove_leftovers(folder: SweepFolder) -> None:
 
 
 def _checkpoints(folder: SweepFolder) -> list[tuple[Path, tuple[str, ...]]]:
-    """Each checkpoint and its runs. One that cannot be read is removed: its stack starts anew."""
+    """Each checkpoint and its runs. One that cannot be read, or is damaged, is removed: its stack starts anew."""
     found = []
     for path in folder.stacks.glob("[!.]*.checkpoint.safetensors"):
         try:
-            found.append((path, tuple(load_metadata(path)["runs"])))
+            runs = tuple(load_metadata(path)["runs"])
+            load_leaves(path)
+            found.append((path, runs))
         except (SandmaskError, KeyError):
             path.unlink(missing_ok=True)
     return found

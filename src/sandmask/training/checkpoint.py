@@ -2,6 +2,9 @@
 
 import json
 import os
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from torch.utils import _pytree as pytree
 from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 
+_CHECKSUM = "crc32"
+
 
 def _word(key: Any) -> str:
     """One step of a path through a tree: the name of a field, the key of a dict or the place in a list."""
@@ -25,51 +30,80 @@ def _named_leaves(tree: Any) -> dict[str, Tensor]:
     return {".".join(map(_word, path)): leaf for path, leaf in leaves}
 
 
+def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Of all that a file says: a disk may flip a bit, and a wrong number would go on being trained."""
+    checksum = zlib.crc32(json.dumps(metadata).encode())
+    for name in sorted(tensors):
+        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
 def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
     """Write a tree of tensors and JSON metadata; the file appears complete, or the old one stays."""
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in _named_leaves(tree).items()}
+    # One entry: several come in any order, and the same tree is to make the same file.
+    text = json.dumps({**metadata, _CHECKSUM: _checksum(metadata, tensors)})
     with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(save(tensors, {"sandmask": json.dumps(metadata)}))
+        file.write(save(tensors, {"sandmask": text}))
         file.flush()
         os.fsync(file.fileno())
 
 
-def load_metadata(path: Path) -> dict[str, Any]:
-    """The JSON metadata of a file that `save_tree` wrote."""
+def _damaged(path: Path) -> SandmaskError:
+    return SandmaskError(f"{path} is damaged: it is not what was written. Delete it to start the run anew.")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("sandmask")
+            yield file
     except (OSError, SafetensorError) as error:
         raise SandmaskError(
             f"{path} cannot be read as a checkpoint: {error}. Delete it to start the run anew."
         ) from error
+
+
+def _written(path: Path) -> tuple[dict[str, Any], str | None]:
+    """The metadata of a file, and its checksum: None in files of an earlier version."""
+    with _opened(path) as file:
+        text = (file.metadata() or {}).get("sandmask")
     if text is None:
         raise SandmaskError(f"{path} was not written by sandmask: it has no run description.")
-    metadata: dict[str, Any] = json.loads(text)
-    return metadata
+    try:
+        metadata: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _damaged(path) from error
+    return metadata, metadata.pop(_CHECKSUM, None)
+
+
+def load_metadata(path: Path) -> dict[str, Any]:
+    """The JSON metadata of a file that `save_tree` wrote."""
+    return _written(path)[0]
 
 
 def load_leaves(path: Path) -> dict[str, Tensor]:
-    """The tensors of such a file by name, on the CPU."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    """The tensors of such a file by name, on the CPU, if they are as they were written."""
+    metadata, checksum = _written(path)
+    with _opened(path) as file:
+        # Copied, since a tensor inside a file starts anywhere, and CPU kernels round by how their memory is aligned.
+        leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
+    if checksum not in (None, _checksum(metadata, leaves)):
+        raise _damaged(path)
+    return leaves
 
 
 def load_tree(path: Path, like: Any, device: torch.device) -> Any:
     """Read a tree of the structure, shapes and dtypes of `like`."""
-    expected = _named_leaves(like)
-    with safe_open(path, framework="pt", device=str(device)) as file:
-        names = set(file.keys())
-        if names != set(expected):
-            odd = sorted(names ^ set(expected))[:3]
-            raise SandmaskError(
-                f"{path} does not fit this run: entries {', '.join(odd)} differ. Was it made by another version?"
-            )
-        # Copied, since a tensor inside a file starts anywhere, and CPU kernels round by how their memory is aligned.
-        leaves = [file.get_tensor(name).clone() for name in expected]
-    for (name, want), leaf in zip(expected.items(), leaves, strict=True):
+    expected, leaves = _named_leaves(like), load_leaves(path)
+    if odd := sorted(leaves.keys() ^ expected.keys())[:3]:
+        raise SandmaskError(
+            f"{path} does not fit this run: entries {', '.join(odd)} differ. Was it made by another version?"
+        )
+    for name, want in expected.items():
+        leaf = leaves[name]
         if leaf.shape != want.shape or leaf.dtype != want.dtype:
             raise SandmaskError(
                 f"{path} does not fit this run: {name} is {tuple(leaf.shape)}, expected {tuple(want.shape)}."
             )
-    return pytree.tree_unflatten(leaves, pytree.tree_structure(like))
+    return pytree.tree_unflatten([leaves[name].to(device) for name in expected], pytree.tree_structure(like))

@@ -152,6 +152,18 @@ def test_an_interrupt_is_a_short_line_and_status_130(command: Callable[[Callable
     assert (result.exit_code, result.stderr) == (130, "\ninterrupted\n")
 
 
+def test_an_interrupt_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "sandmask", "--version"],
+        capture_output=True,
+        text=True,
+        env={**ENV, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
+    )
+    assert (result.returncode, result.stderr) == (130, "\ninterrupted\n")
+
+
 def test_an_interrupt_that_torch_swallows_while_it_is_imported_ends_the_program(tmp_path: Path) -> None:
     swallows = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\n"
     (tmp_path / "torch.py").write_text(swallows)

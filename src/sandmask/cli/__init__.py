@@ -4,6 +4,16 @@ A subcommand is a line in `_commands.COMMANDS` and a module with a typer functio
 run gets imported, so that `sandmask --help` answers at once.
 """
 
-from sandmask.cli._app import main
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        from sandmask.cli._app import run
+    except KeyboardInterrupt:  # the first tenths of a second; from then on the app knows what to do
+        sys.stderr.write("\ninterrupted\n")
+        sys.exit(130)
+    run()

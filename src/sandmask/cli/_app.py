@@ -160,8 +160,8 @@ def _pair(line: str, note: str, width: int = 0) -> str:
     return f"{styled(f'{line:<{width}}', fg='cyan')}   {styled(note, dim=True)}"
 
 
-def main() -> None:
-    """The console script."""
+def run() -> None:
+    """Read the command line and do what it says."""
     interrupts_end_imports()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -111,7 +111,7 @@ def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
             raise
         raise SandmaskError(
             f"{device} ran out of memory. Give it a smaller network or batch (--hparam batch_size=...), or free memory "
-            "and run the same command again: it goes on from where it was."
+            "and run the same command again: it goes on from its last checkpoint."
         ) from error
 
 

@@ -65,6 +65,10 @@ def test_formats_and_options_reach_the_report(store: Path, name: str) -> None:
     assert result.output == render(built, name, statistics=False)
 
 
+def test_json_has_its_usual_switch(store: Path) -> None:
+    assert run(report, store, "--json").output == run(report, store, "--format", "json").output
+
+
 def test_a_report_can_go_to_a_file(store: Path) -> None:
     target = store / "tables" / "report.json"
     result = run(report, store, "--format", "json", "--output", target)
@@ -78,6 +82,7 @@ def test_a_report_can_go_to_a_file(store: Path) -> None:
     [
         (["--selection", "orakel"], "Did you mean 'oracle'"),
         (["--format", "html5"], "Unknown report format 'html5'"),
+        (["--format", "latex", "--json"], "--json and --format latex are two forms. Choose one."),
     ],
 )
 def test_mistakes_are_told(store: Path, arguments: list[str], message: str) -> None:

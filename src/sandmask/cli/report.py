@@ -8,7 +8,9 @@ import typer
 from sandmask._replacing import replacing
 from sandmask.cli import _completion
 from sandmask.cli._console import STANDARD_OUTPUT
+from sandmask.cli._options import JsonOption
 from sandmask.cli._page import check_open, check_two_files, open_page, page_title, read_with_patience, write_page
+from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.reports import FORMATS, build_report, render
 from sandmask.selection import RULES
@@ -42,6 +44,7 @@ def report(
             autocompletion=_completion.words(*FORMATS),
         ),
     ] = None,
+    as_json: JsonOption = False,
     against_paper: Annotated[
         bool, typer.Option("--against-paper", help="Put the paper's number, and the difference, beside ours.")
     ] = False,
@@ -74,6 +77,9 @@ def report(
     sandmask report runs --format latex --output tables.tex
     """
     check_open(html, open_browser)
+    if as_json and format_name not in (None, "json"):
+        raise SandmaskError(f"--json and --format {format_name} are two forms. Choose one.")
+    format_name = "json" if as_json else format_name
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
     check_two_files(html, tables)
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))

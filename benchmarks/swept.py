@@ -8,7 +8,7 @@ python -m benchmarks.swept [RECORDS [FILE]]     # FILE keeps the slow runs' reco
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from benchmarks._measure import print_rows
 from benchmarks.fast_path import Curves, p_value, slow_runs
 from sandmask.datasets import load_dataset
 from sandmask.records import RunRecord, read_runs
+from sandmask.reports.statistics import paired_comparison
 from sandmask.sweeps._work import work_of
 
 RECORDS = "results/paper/spirals.records.parquet"
@@ -45,23 +46,46 @@ def curves(runs: Iterable[RunRecord]) -> dict[str, Curves]:
     }
 
 
-def main() -> None:
-    records, *kept = sys.argv[1:] or [RECORDS]
+def pairs(records: str, kept: Path | None) -> dict[str, list[tuple[RunRecord, RunRecord]]]:
+    """Of each method the slow runs, and the same ones as they were swept."""
     by_method: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in read_runs(records):
         by_method[run.spec.algorithm].append(run)
-    chosen = {method: lightest(runs) for method, runs in by_method.items()}
-    specs = [replace(run.spec, steps=STEPS, precision="fp32") for runs in chosen.values() for run in runs]
-    slow = {run.spec.id: run for run in slow_runs(specs, Path(kept[0]) if kept else None)}
+    chosen = [run for runs in by_method.values() for run in lightest(runs)]
+    alone = {run.spec.id: replace(run.spec, steps=STEPS, precision="fp32") for run in chosen}
+    slow = {run.spec.id: run for run in slow_runs(list(alone.values()), kept)}
+    found: defaultdict[str, list[tuple[RunRecord, RunRecord]]] = defaultdict(list)
+    for run in chosen:
+        found[run.spec.algorithm].append((slow[alone[run.spec.id].id], run))
+    return found
+
+
+def averages(gaps: Mapping[tuple[str, int], Sequence[float]]) -> list[tuple[str, ...]]:
+    """How much higher swept runs are, all methods together: of (where, environment held out) the runs' differences."""
+    rows: list[tuple[str, ...]] = [("where", "environments", "difference", "p")]
+    for where in dict.fromkeys(where for where, _ in gaps):
+        means = [100 * float(np.mean(values)) for (place, _), values in gaps.items() if place == where]
+        difference = f"{np.mean(means):+.2f} ± {np.std(means, ddof=1) / len(means) ** 0.5:.2f}"
+        p = paired_comparison(means, [0.0] * len(means)).p_value
+        rows.append((where, str(len(means)), difference, f"{p:.3f}"))
+    return rows
+
+
+def main() -> None:
+    records, *kept = sys.argv[1:] or [RECORDS]
     rows: list[tuple[str, ...]] = [("method", "precision", "runs", "where", "slow", "swept", "largest difference", "p")]
-    for method, swept in chosen.items():
-        again = [slow[replace(run.spec, steps=STEPS, precision="fp32").id] for run in swept]
-        for (where, one), other in zip(curves(again).items(), curves(swept).values(), strict=True):
+    gaps: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for method, runs in pairs(records, Path(kept[0]) if kept else None).items():
+        slow, swept = zip(*runs, strict=True)
+        for (where, one), other in zip(curves(slow).items(), curves(swept).values(), strict=True):
             largest, p = p_value(one, other)
             means = (f"{100 * each.mean():.2f}" for each in (one, other))
             numbers = (*means, f"{100 * largest:.2f}", f"{p:.3f}")
             rows.append((method, swept[0].spec.precision, str(len(swept)), where, *numbers))
+            for run, gap in zip(swept, (other - one).mean(1), strict=True):
+                gaps[where, run.spec.test_envs[0]].append(float(gap))
     print_rows(f"Spirals, the first {STEPS} steps of {DRAWS} draws: accuracy in %, mean over checkpoints", rows)
+    print_rows("All methods: swept minus slow, of each environment held out the mean over its runs", averages(gaps))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._select import averages, every, thinned, trial_choices, validation
+from sandmask.paper._select import averages, by_rule, every, thinned, trial_choices, validation
 from sandmask.paper.compact import compact
-from sandmask.paper.why import QUESTIONS, evaluation_frequency, pick_tied, tau_range, tie_breaking, tied, why
+from sandmask.paper.why import (
+    QUESTIONS,
+    evaluation_frequency,
+    other_rules,
+    pick_tied,
+    tau_range,
+    tie_breaking,
+    tied,
+    why,
+)
 from sandmask.records import RunRecord, read_runs, write_archive
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import build_report, render
@@ -90,6 +99,15 @@ def test_the_range_of_tau_restricts_who_competes(runs: list[RunRecord]) -> None:
     assert row["τ in [0.5, 1]"] == f"{expected[0]:.1f} ± {expected[1]:.1f}"
     with pytest.raises(SandmaskError, match="No run on Toy"):
         tau_range([made_up_run([[0.5, 0.5]])], "Toy")
+
+
+def test_other_rules_are_those_of_the_report(runs: list[RunRecord]) -> None:
+    grid = other_rules(runs, "Toy")
+    assert grid.header[1:4] == ("training-domain", "worst-training-domain", "oracle")
+    for name, cell in zip(grid.header[1:4], next(row[1:4] for row in grid.rows if row[0] == "SANDMask"), strict=True):
+        expected = averages(trial_choices(runs, by_rule(name)), 3)["SANDMask"]
+        assert expected is not None
+        assert cell == f"{expected[0]:.1f} ± {expected[1]:.1f}"
 
 
 def test_every_question_is_answered(runs: list[RunRecord]) -> None:

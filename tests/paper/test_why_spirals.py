@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.random import RandomState
 
-from sandmask.paper.why import SPIRALS_QUESTIONS, why
+from sandmask.paper.why import QUESTIONS, SPIRALS_QUESTIONS, why
 from sandmask.paper.why_spirals import contrary, signature_alignment, signatures, spiral_draws, spiral_found
 from sandmask.printed import printed
 from sandmask.records import RunRecord
@@ -47,7 +47,14 @@ def runs() -> list[RunRecord]:
 
 def test_who_finds_the_spiral_keeps_it_and_is_chosen(runs: list[RunRecord]) -> None:
     # with 1 and 2 held out: four runs, two choices; 80% is not more than 80%
-    assert row(spiral_found(runs, "Spirals"), "ANDMask") == ("1 of 4", "1 of 4", "1 of 2", "1 of 2")
+    assert row(spiral_found(runs, "Spirals"), "ANDMask") == ("1 of 4", "1 of 4", "1 of 2", "1 of 2", "1 of 2")
+
+
+def test_the_worst_environment_tells_who_follows_the_spiral() -> None:
+    by_signatures = run(1, [0.5], [1.0], ends=0.3, hparams_seed=0)
+    by_spiral = run(1, [0.9], [0.95], ends=0.9, hparams_seed=1)
+    chosen = row(spiral_found([by_signatures, by_spiral], "Spirals"), "ANDMask")[2:4]
+    assert chosen == ("0 of 1", "1 of 1")
 
 
 def test_draws_that_find_it_are_listed_with_their_settings(runs: list[RunRecord]) -> None:
@@ -90,5 +97,5 @@ def test_the_contrary_environments_are_those_of_least_alignment() -> None:
 
 def test_spirals_is_asked_all_of_it(runs: list[RunRecord]) -> None:
     titles = [grid.title for grid in why(runs, "Spirals").grids]
-    assert len(titles) == 4 + len(SPIRALS_QUESTIONS)
+    assert len(titles) == len(QUESTIONS) + len(SPIRALS_QUESTIONS)
     assert [grid.title for grid in why(runs, "Spirals", ["spiral"]).grids] == ["Spirals: who finds the spiral"]

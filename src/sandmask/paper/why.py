@@ -84,6 +84,17 @@ def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Seq
     return _grid(f"{dataset}: how often runs are evaluated", dataset, "training-domain", columns)
 
 
+def other_rules(runs: Sequence[RunRecord], dataset: str) -> Grid:
+    """Averages under the paper's two rules, and under one of ours that sees no test data either."""
+    rules = ("training-domain", "worst-training-domain", "oracle")
+    columns = [(rule, _averages(runs, dataset, by_rule(rule))) for rule in rules]
+    note = (
+        "Worst-training-domain takes the checkpoint and the draw whose lowest validation accuracy over the training "
+        "environments is highest, where training-domain takes the highest mean."
+    )
+    return _grid(f"{dataset}: which rule chooses", dataset, "training-domain", columns, (note,))
+
+
 def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-domain") -> Grid:
     """Averages when only the draws within a range of tau compete; methods without a tau are left out."""
     masked = [run for run in runs if "tau" in run.spec.hparams]
@@ -134,6 +145,7 @@ Question = Callable[[Sequence[RunRecord], str], Grid]
 QUESTIONS: dict[str, Question] = {
     "ties": tie_breaking,
     "frequency": evaluation_frequency,
+    "rules": other_rules,
     "tau": tau_range,
     "rescale": rescaling,
 }

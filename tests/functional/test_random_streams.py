@@ -187,3 +187,25 @@ def test_beta_variates_have_the_distribution_of_numpys(alpha: float) -> None:
     below = [np.searchsorted(sample, grid) / n for sample in (ours, theirs)]
     assert np.abs(below[0] - below[1]).max() < 1.95 * math.sqrt(2 / n)  # Kolmogorov-Smirnov at 0.1%
     assert ours.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.03)
+
+
+def gamma_by_trials(key: Tensor, alpha: float) -> float:
+    """One variate's logarithm, trial after trial until one is accepted."""
+    d = alpha + 2.0 / 3.0
+    for i in range(12):
+        x = float(random.normal(random.fold(key, 2 * i), 1))
+        u = float(random.uniform(random.fold(key, 2 * i + 1), 1))
+        v = (1.0 + x / math.sqrt(9.0 * d)) ** 3
+        if v > 0 and math.log1p(-u) < 0.5 * x * x + d - d * v + d * math.log(v):
+            break
+    return math.log(d * v) + math.log1p(-float(random.uniform(random.fold(key, 24), 1))) / alpha
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.7, 10.0])
+def test_beta_variates_are_those_of_trial_after_trial(alpha: float) -> None:
+    for seed in range(100):
+        key = random.key_of(seed)
+        first, second = (gamma_by_trials(random.fold(key, i), alpha) for i in (0, 1))
+        expected = torch.sigmoid(torch.tensor(first - second))
+        ours = random.symmetric_beta(key, torch.tensor(alpha), 1)[0]
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)

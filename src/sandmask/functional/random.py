@@ -89,16 +89,14 @@ def _log_gamma_variate(key: Tensor, alpha: Tensor, shape: tuple[int, ...], round
     """
     d = alpha + 1.0 - 1.0 / 3.0  # alpha + 1, then the boost below: valid for every alpha > 0
     c = 1.0 / torch.sqrt(9.0 * d)
-    value = torch.ones(shape, device=key.device) * d
-    accepted = torch.zeros(shape, dtype=torch.bool, device=key.device)
-    for i in range(rounds):
-        x = normal(fold(key, 2 * i), *shape)
-        u = uniform(fold(key, 2 * i + 1), *shape)
-        v = (1.0 + c * x) ** 3
-        log_v = torch.log(v.clamp_min(1e-30))
-        ok = (v > 0) & (torch.log1p(-u) < 0.5 * x * x + d - d * v + d * log_v)
-        value = torch.where(ok & ~accepted, d * v, value)
-        accepted = accepted | ok
+    trials = fold(key.unsqueeze(-1), torch.arange(2 * rounds, device=key.device))
+    x, u = normal(trials[..., ::2], *shape), uniform(trials[..., 1::2], *shape)
+    v = (1.0 + c * x) ** 3
+    log_v = torch.log(v.clamp_min(1e-30))
+    ok = (v > 0) & (torch.log1p(-u) < 0.5 * x * x + d - d * v + d * log_v)
+    trial = -1 - len(shape)
+    first = ok & (ok.cumsum(trial) == 1)
+    value = torch.where(first, d * v, 0.0).sum(trial) + torch.where(ok.any(trial), 0.0, d)
     boost = torch.log1p(-uniform(fold(key, 2 * rounds), *shape)) / alpha
     return torch.log(value) + boost
 

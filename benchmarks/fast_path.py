@@ -11,6 +11,7 @@ python -m benchmarks.fast_path [FILE]     # FILE keeps the slow runs' records, w
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -71,13 +72,17 @@ def p_value(one: Curves, other: Curves) -> tuple[float, float]:
     return float(np.abs(means[0]).max()), float((statistic >= statistic[0] - 1e-9).mean())
 
 
-def slow_runs(chosen: list[RunSpec], kept: Path | None) -> list[RunRecord]:
-    """Each trained alone on a core; from the file, if it is there."""
+def trained_apart(stacks: Sequence[list[RunSpec]]) -> list[RunRecord]:
+    """The runs of some stacks, each trained on a core."""
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        return [run for runs in pool.map(train, stacks, ["cpu"] * len(stacks)) for run in runs]
+
+
+def slow_runs(kept: Path | None) -> list[RunRecord]:
+    """Every method's seeds, each trained alone; from the file, if it is there."""
     if kept is not None and kept.exists():
         return read_runs(kept)
-    alone = [[spec] for spec in chosen]
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
-        found = [runs[0] for runs in pool.map(train, alone, ["cpu"] * len(alone))]
+    found = trained_apart([[spec] for method in METHODS for spec in specs(method)])
     if kept is not None:
         write_archive(found, kept)
     return found
@@ -88,7 +93,7 @@ def main() -> None:
     if not torch.cuda.is_available() and kept is None:
         print("fast_path: needs a CUDA device; skipped.")
         return
-    found = slow_runs([spec for method in METHODS for spec in specs(method)], kept)
+    found = slow_runs(kept)
     if not torch.cuda.is_available():
         return
     slow = {method: found[i * SEEDS : (i + 1) * SEEDS] for i, method in enumerate(METHODS)}

@@ -1,39 +1,71 @@
-"""Whether the runs of a GPU's sweep are what the slow path gives: their first steps again, alone, on a CPU, in float32.
+"""Whether the runs of a GPU's sweep are what the slow path gives: their first steps again, on a CPU, in float32.
 
 Of each method the draws of least work are taken, with all their held-out environments. Rounding makes single runs drift
-apart, so the test is that of `fast_path`, paired by run, at all checkpoints that the records have.
+apart, so the test is that of `fast_path`, paired by run, at all checkpoints that the records have; and, of all methods
+together, of the mean over checkpoints. What chance does to that is seen on two controls, on the CPU in plain torch:
+the same runs with learning rates changed in the sixth digit, and in bfloat16.
 
-python -m benchmarks.swept [RECORDS [FILE]]     # FILE keeps the slow runs' records for another time
+python -m benchmarks.swept [RECORDS]
+
+What was trained on a CPU is kept in results/swept; what is missing there is trained: an hour on two cores.
 """
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks._measure import print_rows
-from benchmarks.fast_path import Curves, p_value, slow_runs
+from benchmarks.fast_path import Curves, p_value, trained_apart
 from sandmask.datasets import load_dataset
-from sandmask.records import RunRecord, read_runs
+from sandmask.paper._select import every, thinned
+from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
 from sandmask.reports.statistics import paired_comparison
 from sandmask.sweeps._work import work_of
 
-RECORDS = "results/paper/spirals.records.parquet"
+RECORDS, KEPT = "results/paper/spirals.records.parquet", Path("results/swept")
 DRAWS, STEPS, EVERY = 3, 1001, 50
+Draws = list[list[RunSpec]]  # of each method and draw, the runs of all environments
 
 
-def lightest(runs: Iterable[RunRecord]) -> list[RunRecord]:
+def slow(spec: RunSpec) -> RunSpec:
+    """A run of the sweep as the slow path has it."""
+    return replace(spec, steps=STEPS, precision="fp32")
+
+
+def changed(spec: RunSpec) -> RunSpec:
+    """The same with a learning rate that differs by as much as rounding might."""
+    return replace(slow(spec), hparams={**spec.hparams, "lr": spec.hparams["lr"] * (1 + 1e-6)})
+
+
+def in_bfloat16(spec: RunSpec) -> RunSpec:
+    """The same in half precision."""
+    return replace(slow(spec), precision="bf16")
+
+
+CONTROLS: dict[str, Callable[[RunSpec], RunSpec]] = {"changed": changed, "bf16": in_bfloat16}
+
+
+def lightest(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
     """All runs of the draws of least work; the default one, which is shared by the trials, is not among them."""
     by_draw: defaultdict[tuple[int, int], list[RunRecord]] = defaultdict(list)
     for run in runs:
         by_draw[run.spec.trial_seed, run.spec.hparams_seed].append(run)
     dataset = load_dataset("Spirals")
     drawn = (group for (_, draw), group in by_draw.items() if draw)
-    draws = sorted(drawn, key=lambda group: work_of(group[0].spec, dataset).step)
-    return [run for group in draws[:DRAWS] for run in group]
+    return sorted(drawn, key=lambda group: work_of(group[0].spec, dataset).step)[:DRAWS]
+
+
+def trained(name: str, stacks: Draws) -> dict[str, RunRecord]:
+    """Runs by their ids, from the file of this name, or trained and put there."""
+    file = KEPT / f"{name}.records.parquet"
+    if not file.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        write_archive([thinned(run, every(run, EVERY)) for run in trained_apart(stacks)], file, metrics=False)
+    return {run.spec.id: run for run in read_runs(file)}
 
 
 def curves(runs: Iterable[RunRecord]) -> dict[str, Curves]:
@@ -46,46 +78,50 @@ def curves(runs: Iterable[RunRecord]) -> dict[str, Curves]:
     }
 
 
-def pairs(records: str, kept: Path | None) -> dict[str, list[tuple[RunRecord, RunRecord]]]:
-    """Of each method the slow runs, and the same ones as they were swept."""
-    by_method: defaultdict[str, list[RunRecord]] = defaultdict(list)
-    for run in read_runs(records):
-        by_method[run.spec.algorithm].append(run)
-    chosen = [run for runs in by_method.values() for run in lightest(runs)]
-    alone = {run.spec.id: replace(run.spec, steps=STEPS, precision="fp32") for run in chosen}
-    slow = {run.spec.id: run for run in slow_runs(list(alone.values()), kept)}
-    found: defaultdict[str, list[tuple[RunRecord, RunRecord]]] = defaultdict(list)
-    for run in chosen:
-        found[run.spec.algorithm].append((slow[alone[run.spec.id].id], run))
-    return found
+def by_method(swept: Mapping[str, Sequence[RunRecord]], alone: Mapping[str, RunRecord]) -> list[tuple[str, ...]]:
+    """The test of each method."""
+    rows: list[tuple[str, ...]] = [("method", "precision", "runs", "where", "slow", "swept", "largest difference", "p")]
+    for method, runs in swept.items():
+        again = [alone[slow(run.spec).id] for run in runs]
+        for (where, one), other in zip(curves(again).items(), curves(runs).values(), strict=True):
+            largest, p = p_value(one, other)
+            means = (f"{100 * each.mean():.2f}" for each in (one, other))
+            numbers = (*means, f"{100 * largest:.2f}", f"{p:.3f}")
+            rows.append((method, runs[0].spec.precision, str(len(runs)), where, *numbers))
+    return rows
 
 
-def averages(gaps: Mapping[tuple[str, int], Sequence[float]]) -> list[tuple[str, ...]]:
-    """How much higher swept runs are, all methods together: of (where, environment held out) the runs' differences."""
-    rows: list[tuple[str, ...]] = [("where", "environments", "difference", "p")]
-    for where in dict.fromkeys(where for where, _ in gaps):
-        means = [100 * float(np.mean(values)) for (place, _), values in gaps.items() if place == where]
+def together(name: str, runs: Sequence[RunRecord], again: Sequence[RunRecord]) -> list[tuple[str, ...]]:
+    """By how much the accuracies of runs exceed those of the slow ones: the mean of each environment held out."""
+    environment = np.array([run.spec.test_envs[0] for run in runs])
+    rows: list[tuple[str, ...]] = []
+    for (where, one), other in zip(curves(again).items(), curves(runs).values(), strict=True):
+        gap = 100 * (other - one).mean(1)
+        means = [float(gap[environment == number].mean()) for number in np.unique(environment)]
         difference = f"{np.mean(means):+.2f} ± {np.std(means, ddof=1) / len(means) ** 0.5:.2f}"
         p = paired_comparison(means, [0.0] * len(means)).p_value
-        rows.append((where, str(len(means)), difference, f"{p:.3f}"))
+        rows.append((name, str(len(runs)), where, difference, f"{p:.3f}"))
     return rows
 
 
 def main() -> None:
-    records, *kept = sys.argv[1:] or [RECORDS]
-    rows: list[tuple[str, ...]] = [("method", "precision", "runs", "where", "slow", "swept", "largest difference", "p")]
-    gaps: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for method, runs in pairs(records, Path(kept[0]) if kept else None).items():
-        slow, swept = zip(*runs, strict=True)
-        for (where, one), other in zip(curves(slow).items(), curves(swept).values(), strict=True):
-            largest, p = p_value(one, other)
-            means = (f"{100 * each.mean():.2f}" for each in (one, other))
-            numbers = (*means, f"{100 * largest:.2f}", f"{p:.3f}")
-            rows.append((method, swept[0].spec.precision, str(len(swept)), where, *numbers))
-            for run, gap in zip(swept, (other - one).mean(1), strict=True):
-                gaps[where, run.spec.test_envs[0]].append(float(gap))
-    print_rows(f"Spirals, the first {STEPS} steps of {DRAWS} draws: accuracy in %, mean over checkpoints", rows)
-    print_rows("All methods: swept minus slow, of each environment held out the mean over its runs", averages(gaps))
+    found: defaultdict[str, list[RunRecord]] = defaultdict(list)
+    for run in read_runs(sys.argv[1] if len(sys.argv) > 1 else RECORDS):
+        found[run.spec.algorithm].append(run)
+    draws = {method: lightest(runs) for method, runs in found.items()}
+    stacks = [[run.spec for run in group] for groups in draws.values() for group in groups]
+    swept = {method: [run for group in groups for run in group] for method, groups in draws.items()}
+    alone = trained("slow", [[slow(spec)] for stack in stacks for spec in stack])
+    title = f"Spirals, the first {STEPS} steps of {DRAWS} draws: accuracy in %, mean over checkpoints"
+    print_rows(title, by_method(swept, alone))
+    everything = [run for runs in swept.values() for run in runs]
+    again = [alone[slow(run.spec).id] for run in everything]
+    rows: list[tuple[str, ...]] = [("runs of all methods", "runs", "where", "minus slow", "p")]
+    rows += together("swept", everything, again)
+    for name, how in CONTROLS.items():
+        control = trained(name, [[how(spec) for spec in stack] for stack in stacks])
+        rows += together(name, [control[how(run.spec).id] for run in everything], again)
+    print_rows("All methods together, paired by environment", rows)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="What is computed in: fp32, tf32, bf16, or fp16 (for gradient masks on the MLP).",
+        help="What is computed in: fp32, tf32, bf16, or fp16 (for gradient masks on the MLP). "
+        "Masks may generalize a little worse in all but fp32.",
         autocompletion=_completion.words("fp32", "tf32", "bf16", "fp16"),
     ),
 ]

@@ -2,8 +2,8 @@
 
 Of each method the draws of least work are taken, with all their held-out environments. Rounding makes single runs drift
 apart, so the test is that of `fast_path`, paired by run, at all checkpoints that the records have; and, of all methods
-together, of the mean over checkpoints. What chance does to that is seen on two controls, on the CPU in plain torch:
-the same runs with learning rates changed in the sixth digit, and in bfloat16.
+together, of the mean over checkpoints. Two controls tell what drifting apart does to that, and what precision does: the
+same runs on the CPU, in plain torch, with learning rates a millionth larger; and in bfloat16.
 
 python -m benchmarks.swept [RECORDS]
 
@@ -28,7 +28,6 @@ from sandmask.sweeps._work import work_of
 
 RECORDS, KEPT = "results/paper/spirals.records.parquet", Path("results/swept")
 DRAWS, STEPS, EVERY = 3, 1001, 50
-Draws = list[list[RunSpec]]  # of each method and draw, the runs of all environments
 
 
 def slow(spec: RunSpec) -> RunSpec:
@@ -36,8 +35,8 @@ def slow(spec: RunSpec) -> RunSpec:
     return replace(spec, steps=STEPS, precision="fp32")
 
 
-def changed(spec: RunSpec) -> RunSpec:
-    """The same with a learning rate that differs by as much as rounding might."""
+def nudged(spec: RunSpec) -> RunSpec:
+    """The same with a learning rate that is a millionth larger."""
     return replace(slow(spec), hparams={**spec.hparams, "lr": spec.hparams["lr"] * (1 + 1e-6)})
 
 
@@ -46,7 +45,7 @@ def in_bfloat16(spec: RunSpec) -> RunSpec:
     return replace(slow(spec), precision="bf16")
 
 
-CONTROLS: dict[str, Callable[[RunSpec], RunSpec]] = {"changed": changed, "bf16": in_bfloat16}
+CONTROLS: dict[str, Callable[[RunSpec], RunSpec]] = {"nudged": nudged, "bf16": in_bfloat16}
 
 
 def lightest(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
@@ -59,7 +58,7 @@ def lightest(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
     return sorted(drawn, key=lambda group: work_of(group[0].spec, dataset).step)[:DRAWS]
 
 
-def trained(name: str, stacks: Draws) -> dict[str, RunRecord]:
+def trained(name: str, stacks: Sequence[list[RunSpec]]) -> dict[str, RunRecord]:
     """Runs by their ids, from the file of this name, or trained and put there."""
     file = KEPT / f"{name}.records.parquet"
     if not file.exists():
@@ -91,16 +90,32 @@ def by_method(swept: Mapping[str, Sequence[RunRecord]], alone: Mapping[str, RunR
     return rows
 
 
-def together(name: str, runs: Sequence[RunRecord], again: Sequence[RunRecord]) -> list[tuple[str, ...]]:
-    """By how much the accuracies of runs exceed those of the slow ones: the mean of each environment held out."""
+def exceeding(runs: Sequence[RunRecord], alone: Sequence[RunRecord]) -> dict[str, tuple[str, str]]:
+    """By how much runs are above the slow ones, and how probable that is: the mean of each environment held out."""
     environment = np.array([run.spec.test_envs[0] for run in runs])
-    rows: list[tuple[str, ...]] = []
-    for (where, one), other in zip(curves(again).items(), curves(runs).values(), strict=True):
+    found = {}
+    for (where, one), other in zip(curves(alone).items(), curves(runs).values(), strict=True):
         gap = 100 * (other - one).mean(1)
         means = [float(gap[environment == number].mean()) for number in np.unique(environment)]
         difference = f"{np.mean(means):+.2f} ± {np.std(means, ddof=1) / len(means) ** 0.5:.2f}"
-        p = paired_comparison(means, [0.0] * len(means)).p_value
-        rows.append((name, str(len(runs)), where, difference, f"{p:.3f}"))
+        found[where] = (difference, f"{paired_comparison(means, [0.0] * len(means)).p_value:.3f}")
+    return found
+
+
+def by_control(
+    swept: Mapping[str, Sequence[RunRecord]],
+    alone: Mapping[str, RunRecord],
+    controls: Mapping[str, Mapping[str, RunRecord]],
+) -> list[tuple[str, ...]]:
+    """The differences to the slow runs, of all methods and of each: of the swept ones, and of the controls."""
+    names = ("swept", *controls)
+    rows: list[tuple[str, ...]] = [("method", "runs", "where", *(f"{name}{p}" for name in names for p in ("", ", p")))]
+    everything = [run for runs in swept.values() for run in runs]
+    for method, runs in {"all": everything, **swept}.items():
+        again = [alone[slow(run.spec).id] for run in runs]
+        others = [[found[CONTROLS[name](run.spec).id] for run in runs] for name, found in controls.items()]
+        sets = [exceeding(each, again) for each in (runs, *others)]
+        rows += [(method, str(len(runs)), where, *(cell for each in sets for cell in each[where])) for where in sets[0]]
     return rows
 
 
@@ -109,19 +124,15 @@ def main() -> None:
     for run in read_runs(sys.argv[1] if len(sys.argv) > 1 else RECORDS):
         found[run.spec.algorithm].append(run)
     draws = {method: lightest(runs) for method, runs in found.items()}
-    stacks = [[run.spec for run in group] for groups in draws.values() for group in groups]
     swept = {method: [run for group in groups for run in group] for method, groups in draws.items()}
+    stacks = [[run.spec for run in group] for groups in draws.values() for group in groups]
     alone = trained("slow", [[slow(spec)] for stack in stacks for spec in stack])
     title = f"Spirals, the first {STEPS} steps of {DRAWS} draws: accuracy in %, mean over checkpoints"
     print_rows(title, by_method(swept, alone))
-    everything = [run for runs in swept.values() for run in runs]
-    again = [alone[slow(run.spec).id] for run in everything]
-    rows: list[tuple[str, ...]] = [("runs of all methods", "runs", "where", "minus slow", "p")]
-    rows += together("swept", everything, again)
-    for name, how in CONTROLS.items():
-        control = trained(name, [[how(spec) for spec in stack] for stack in stacks])
-        rows += together(name, [control[how(run.spec).id] for run in everything], again)
-    print_rows("All methods together, paired by environment", rows)
+    controls = {
+        name: trained(name, [[how(spec) for spec in stack] for stack in stacks]) for name, how in CONTROLS.items()
+    }
+    print_rows("Minus the slow ones, paired by the environment held out", by_control(swept, alone, controls))
 
 
 if __name__ == "__main__":

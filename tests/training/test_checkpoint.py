@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sandmask.errors import SandmaskError
-from sandmask.training.checkpoint import load_leaves, load_metadata, load_tree, save_tree
+from sandmask.training.checkpoint import load_checked, load_metadata, load_tree, save_tree
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path, what: str) -> None:
     place = {"tensor": len(data) - 17, "description": data.index(b"3, "), "bracket": data.index(b": 3")}[what]
     data[place] ^= 1
     path.write_bytes(data)
-    for read in (load_leaves, lambda path: load_tree(path, {"a": torch.ones(100)}, CPU)):
+    for read in (load_checked, lambda path: load_tree(path, {"a": torch.ones(100)}, CPU)):
         with pytest.raises(SandmaskError, match=r"x\.safetensors is damaged.*Delete it to start the run anew"):
             read(path)
 
@@ -52,9 +52,9 @@ def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_tree(path, {"a": torch.ones(3)}, {})
     save_file(load_file(path), path, {"sandmask": "{}"})
-    assert torch.equal(load_leaves(path)["a"], torch.ones(3))
+    assert torch.equal(load_checked(path)[1]["a"], torch.ones(3))
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(SandmaskError, match=r"x\.safetensors cannot be read as a checkpoint"):
-        load_leaves(tmp_path / "x.safetensors")
+        load_checked(tmp_path / "x.safetensors")

@@ -65,7 +65,7 @@ PrecisionOption = Annotated[
         "--precision",
         metavar="NAME",
         help="What is computed in: fp32, tf32, bf16, or fp16 (for gradient masks on the MLP). "
-        "Masks may generalize a little worse in all but fp32.",
+        "In all but fp32, runs may generalize a little worse.",
         autocompletion=_completion.words("fp32", "tf32", "bf16", "fp16"),
     ),
 ]

@@ -140,7 +140,7 @@ def _panel(folder: "SweepFolder", runs: "list[RunRecord]") -> "SpiralPanel | Non
     from sandmask.datasets import load_dataset
     from sandmask.reports.spirals_figure import spiral_panel
     from sandmask.selection import RULES, select
-    from sandmask.training.checkpoint import load_leaves, load_metadata
+    from sandmask.training.checkpoint import load_checked
     from sandmask.training.stack import build_algorithm
 
     best = select(RULES["oracle"], runs, 0)
@@ -148,9 +148,9 @@ def _panel(folder: "SweepFolder", runs: "list[RunRecord]") -> "SpiralPanel | Non
         return None
     spec = best.run.spec
     for path in folder.stacks.glob("*.state.safetensors"):
-        ids = load_metadata(path)["runs"]
-        if spec.id in ids:
-            params = load_leaves(path)["state.params"][ids.index(spec.id)]
+        metadata, leaves = load_checked(path)
+        if spec.id in metadata["runs"]:
+            params = leaves["state.params"][metadata["runs"].index(spec.id)]
             algorithm = build_algorithm(spec, load_dataset("Spirals"), weights=None, dropout=False)
             return spiral_panel(spec.algorithm, algorithm, {"params": params}, best.test_accuracy)
     return None

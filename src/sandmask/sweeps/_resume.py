@@ -8,7 +8,7 @@ from sandmask.records import RunSpec
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._stacks import Cap, PlannedStack, equal_parts, stack_id
 from sandmask.training import split_checkpoint
-from sandmask.training.checkpoint import load_leaves, load_metadata
+from sandmask.training.checkpoint import load_checked
 
 
 def unfinished_stacks(
@@ -46,9 +46,8 @@ def _checkpoints(folder: SweepFolder) -> list[tuple[Path, tuple[str, ...]]]:
     found = []
     for path in folder.stacks.glob("[!.]*.checkpoint.safetensors"):
         try:
-            runs = tuple(load_metadata(path)["runs"])
-            load_leaves(path)
-            found.append((path, runs))
+            metadata, _ = load_checked(path)
+            found.append((path, tuple(metadata["runs"])))
         except (SandmaskError, KeyError):
             path.unlink(missing_ok=True)
     return found

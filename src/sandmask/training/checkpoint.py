@@ -64,10 +64,9 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _written(path: Path) -> tuple[dict[str, Any], str | None]:
-    """The metadata of a file, and its checksum: None in files of an earlier version."""
-    with _opened(path) as file:
-        text = (file.metadata() or {}).get("sandmask")
+def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
+    """The metadata of an open file, and its checksum: None in files of an earlier version."""
+    text = (file.metadata() or {}).get("sandmask")
     if text is None:
         raise SandmaskError(f"{path} was not written by sandmask: it has no run description.")
     try:
@@ -78,24 +77,25 @@ def _written(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def load_metadata(path: Path) -> dict[str, Any]:
-    """The JSON metadata of a file that `save_tree` wrote."""
-    return _written(path)[0]
-
-
-def load_leaves(path: Path) -> dict[str, Tensor]:
-    """The tensors of such a file by name, on the CPU, if they are as they were written."""
-    metadata, checksum = _written(path)
+    """The JSON metadata of a file that `save_tree` wrote, unchecked: that would take reading all of it."""
     with _opened(path) as file:
+        return _description(path, file)[0]
+
+
+def load_checked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The metadata of such a file and its tensors by name, on the CPU, if all is as it was written."""
+    with _opened(path) as file:
+        metadata, checksum = _description(path, file)
         # Copied, since a tensor inside a file starts anywhere, and CPU kernels round by how their memory is aligned.
         leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
     if checksum not in (None, _checksum(metadata, leaves)):
         raise _damaged(path)
-    return leaves
+    return metadata, leaves
 
 
 def load_tree(path: Path, like: Any, device: torch.device) -> Any:
     """Read a tree of the structure, shapes and dtypes of `like`."""
-    expected, leaves = _named_leaves(like), load_leaves(path)
+    expected, (_, leaves) = _named_leaves(like), load_checked(path)
     if odd := sorted(leaves.keys() ^ expected.keys())[:3]:
         raise SandmaskError(
             f"{path} does not fit this run: entries {', '.join(odd)} differ. Was it made by another version?"

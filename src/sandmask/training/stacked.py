@@ -7,7 +7,7 @@ import torch
 
 from sandmask.datasets import Dataset
 from sandmask.records import RunRecord, RunSpec
-from sandmask.training.checkpoint import load_leaves, load_metadata, save_tree
+from sandmask.training.checkpoint import load_checked, save_tree
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.stack import Stack
 
@@ -46,8 +46,7 @@ def train_stack(
 
 def split_checkpoint(checkpoint: Path, parts: Sequence[tuple[Sequence[RunSpec], Path]]) -> None:
     """Write, for some of a checkpoint's runs each, a checkpoint of their own: `[(specs, path), ...]`."""
-    metadata = load_metadata(checkpoint)
-    leaves = load_leaves(checkpoint)
+    metadata, leaves = load_checked(checkpoint)
     for specs, path in parts:
         ids = [spec.id for spec in specs]
         chosen = torch.tensor([metadata["runs"].index(run) for run in ids])

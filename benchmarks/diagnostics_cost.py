@@ -11,9 +11,9 @@ from sandmask.datasets import DATASETS, load_dataset
 from sandmask.training import Stack, make_spec
 
 
-def evaluate(stack: Stack, state: State) -> tuple[Tensor, Metrics]:
+def evaluate(stack: Stack, state: State) -> tuple[tuple[Tensor, Metrics], Metrics]:
     """What the training loop does at an evaluation."""
-    return stack.counts(state), stack.held_out(state)
+    return stack.evaluate(state), stack.held_out(state)
 
 
 def measure(n_runs: int, batch_size: int, repeats: int) -> tuple[float, float]:

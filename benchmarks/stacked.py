@@ -62,7 +62,7 @@ class Runs:
         while self.program.done < until:
             self.program.advance(until - self.program.done)
         if self.evaluate:
-            self.program.counts()
+            self.program.evaluate()
 
     def _rounds(self, count: int) -> None:
         for _ in range(count):

@@ -297,7 +297,7 @@ def specs_of(algorithm: str) -> list[RunSpec]:
 def one_step(runs: Stack) -> tuple[State, Tensor, Tensor]:
     """The state after it, its losses, and right answers."""
     state, metrics = runs.step(runs.init(), next(runs.feed(0)))
-    return state, metrics["loss"].cpu(), runs.counts(state).cpu()
+    return state, metrics["loss"].cpu(), runs.tally(state).right.cpu()
 
 
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,9 +104,9 @@ def test_batches_of_several_steps_are_those_of_the_feed(dataset: Dataset, spec_o
 def test_evaluation_counts_right_answers(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     stack = Stack([spec_of(seed=1), spec_of(seed=2, trial_seed=1, test_envs=(2,))], dataset, device)
     state = pytree.tree_map(lambda t: t.float() if t.is_floating_point() else t, train(stack))
-    found = stack.evaluate(state)
+    found = stack.accuracies(state)
     predict = stack.lift(stack.algorithm.predict, (0, 0))
-    in_context = stack.evaluator.fractions(stack.evaluator.in_context(lambda x: predict(state, x)))
+    in_context = stack.evaluator.fractions(stack.evaluator.in_context(lambda x: predict(state, x)).right)
     for k, spec in enumerate(stack.specs):
         params = stack.algorithm.network.unflatten(state["params"][k])
         for env in range(3):

@@ -17,6 +17,7 @@ from sandmask.algorithms._base import (
     ObjectiveAlgorithm,
     Problem,
     State,
+    adam_update,
     cross_entropy,
     descend,
     environment_risks,
@@ -31,6 +32,7 @@ from sandmask.algorithms.coral import CORAL
 from sandmask.algorithms.dann import DANN
 from sandmask.algorithms.erm import ERM
 from sandmask.algorithms.fish import Fish
+from sandmask.algorithms.geometric_mean import GeometricMeanAlgorithm
 from sandmask.algorithms.group_dro import GroupDRO
 from sandmask.algorithms.iga import IGA
 from sandmask.algorithms.irm import IRM
@@ -63,6 +65,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmEntry",
     "Fish",
+    "GeometricMeanAlgorithm",
     "GroupDRO",
     "HeldOutProbe",
     "Hparams",
@@ -76,6 +79,7 @@ __all__ = [
     "SagNet",
     "State",
     "VREx",
+    "adam_update",
     "cross_entropy",
     "descend",
     "diagnostic_names",

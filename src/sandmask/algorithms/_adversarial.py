@@ -105,6 +105,7 @@ def _step_where(
 ) -> tuple[Tensor, AdamState]:
     """An Adam step where `when` is true; elsewhere nothing changes."""
     lr, weight_decay, betas = hparams[f"lr_{who}"], hparams[f"weight_decay_{who}"], (hparams["beta1"], 0.9)
-    new_params, new_adam = adam_step(params, gradient, adam, lr, weight_decay, betas)
+    decoupled = hparams.get("decoupled_decay", 0.0)
+    new_params, new_adam = adam_step(params, gradient, adam, lr, weight_decay, betas, decoupled)
     kept = AdamState(*(torch.where(when, new, old) for new, old in zip(new_adam, adam, strict=True)))
     return torch.where(when, new_params, params), kept

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sandmask.errors import SandmaskError
-from sandmask.functional.adam import adam_init, adam_reset, adam_step
+from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.differentiate import Differentiator, Functional
 from sandmask.functional.dropout import Dropout
@@ -56,6 +56,7 @@ class Algorithm(ABC):
     """
 
     uses_context = False  # whether a prediction depends on the batch around the example
+    averaged: tuple[str, ...] = ("params",)  # the entries of the state that averages of the weights are taken of
     nests_gradients = False  # whether the objective takes gradients of the network itself, by `torch.func`
 
     def __init__(self, problem: Problem) -> None:
@@ -156,13 +157,16 @@ class ObjectiveAlgorithm(Algorithm):
 
 
 def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> State:
-    """The entries of the state that an Adam step along `gradient` changes.
-
-    `adam_beta1`, where a spec has it, replaces Adam's momentum of 0.9: no method's space draws it, experiments set it.
-    """
-    betas = (hparams.get("adam_beta1", 0.9), 0.999)
-    params, adam = adam_step(state["params"], gradient, adam, hparams["lr"], hparams["weight_decay"], betas)
+    """The entries of the state that an Adam step along `gradient` changes."""
+    params, adam = adam_update(state["params"], gradient, adam, hparams)
     return {"params": params, "adam": adam, "step": state["step"] + 1}
+
+
+def adam_update(params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams) -> tuple[Tensor, AdamState]:
+    """An Adam step with a run's `lr` and `weight_decay`, and where it has them `adam_beta1` and `decoupled_decay`."""
+    betas = (hparams.get("adam_beta1", 0.9), 0.999)
+    decoupled = hparams.get("decoupled_decay", 0.0)
+    return adam_step(params, gradient, adam, hparams["lr"], hparams["weight_decay"], betas, decoupled)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from sandmask.algorithms._base import (
     Hparams,
     Metrics,
     State,
+    adam_update,
     environment_risks,
 )
-from sandmask.functional.adam import adam_init, adam_step
+from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule
 from sandmask.hparams import COUNT, Constant, Hparam, seed_hash
@@ -32,6 +33,7 @@ class ARM(Algorithm):
     """
 
     uses_context = True
+    averaged = ("params", "context")
 
     def build_network(self) -> Network:
         """A network whose inputs have the context as further channels, and beside it the context network."""
@@ -61,9 +63,7 @@ class ARM(Algorithm):
         changes: State = {"step": state["step"] + 1}
         names = (("params", "adam"), ("context", "context_adam"))
         for (name, adam), piece in zip(names, torch.split(gradient, sizes), strict=True):
-            changes[name], changes[adam] = adam_step(
-                state[name], piece, state[adam], hparams["lr"], hparams["weight_decay"]
-            )
+            changes[name], changes[adam] = adam_update(state[name], piece, state[adam], hparams)
         return {**state, **changes}, {"loss": loss}
 
     def predict(self, state: State, x: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from sandmask.algorithms._base import (
     Hparams,
     Metrics,
     State,
+    adam_update,
     environment_risks,
 )
 from sandmask.functional import random
-from sandmask.functional.adam import adam_step
 from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import FRACTION, Choice, Hparam
 
@@ -32,7 +32,7 @@ class Fish(Algorithm):
         shuffled = batch.take(random.permutation(key, batch.n_envs))
         for e in range(batch.n_envs):
             gradient, loss = self._gradient(inner, shuffled.environment(e), hparams)
-            inner, adam = adam_step(inner, gradient, adam, hparams["lr"], hparams["weight_decay"])
+            inner, adam = adam_update(inner, gradient, adam, hparams)
             losses.append(loss)
         params = state["params"] + hparams["meta_lr"] * (inner - state["params"])
         changes = {"params": params, "adam": adam, "step": state["step"] + 1}

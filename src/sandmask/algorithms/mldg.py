@@ -11,12 +11,13 @@ from sandmask.algorithms._base import (
     Metrics,
     Problem,
     State,
+    adam_update,
     descend,
     environment_risks,
 )
 from sandmask.errors import SandmaskError
 from sandmask.functional import random
-from sandmask.functional.adam import adam_init, adam_step
+from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import COUNT, NON_NEGATIVE, Choice, Hparam, LogUniform
 
@@ -45,7 +46,7 @@ class MLDG(Algorithm):
         w, beta = state["params"], hparams["mldg_beta"]
         train, test, used = split(batch.n_envs, hparams["n_meta_test"], key)
         inner, inner_losses = differentiate.environment_gradients(losses, w.expand(len(train), -1), batch.take(train))
-        tuned, _ = adam_step(w, inner, adam_init(w), hparams["lr"], hparams["weight_decay"])
+        tuned, _ = adam_update(w, inner, adam_init(w), hparams)
         outer, outer_losses = differentiate.environment_gradients(losses, tuned, batch.take(test))
         share = used / used.sum()
         gradient = (share.unsqueeze(-1) * (inner + beta * outer)).sum(0)

@@ -12,11 +12,12 @@ from sandmask.algorithms._base import (
     Metrics,
     Problem,
     State,
+    adam_update,
     environment_risks,
 )
 from sandmask.algorithms._styles import Exchange
 from sandmask.functional import random
-from sandmask.functional.adam import adam_init, adam_step
+from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform, seed_hash
@@ -67,7 +68,7 @@ class SagNet(Algorithm):
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["params"])
         pieces = zip(torch.split(state["params"], self._parts), torch.split(gradient, self._parts), strict=True)
         (featurizer, adam), (content, content_adam) = (
-            adam_step(part, piece, state[name], hparams["lr"], hparams["weight_decay"])
+            adam_update(part, piece, state[name], hparams)
             for name, (part, piece) in zip(("adam", "content_adam"), pieces, strict=True)
         )
         params = torch.cat([featurizer, content])
@@ -81,7 +82,7 @@ class SagNet(Algorithm):
             return environment_risks(batch.split(logits), batch).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["style"])
-        style, adam = adam_step(state["style"], gradient, state["style_adam"], hparams["lr"], hparams["weight_decay"])
+        style, adam = adam_update(state["style"], gradient, state["style_adam"], hparams)
         return {**state, "style": style, "style_adam": adam}, loss
 
     def _unlearn_style(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Tensor]:
@@ -94,7 +95,7 @@ class SagNet(Algorithm):
             return hparams["sag_w_adv"] * batch.mean(-F.log_softmax(logits, dim=-1).mean(-1)).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(distance_to_uniform, featurizer)
-        featurizer, adam = adam_step(featurizer, gradient, state["adam"], hparams["lr"], hparams["weight_decay"])
+        featurizer, adam = adam_update(featurizer, gradient, state["adam"], hparams)
         return {**state, "params": torch.cat([featurizer, content]), "adam": adam}, loss
 
     def _features(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:

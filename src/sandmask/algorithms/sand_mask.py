@@ -7,7 +7,10 @@ from sandmask.algorithms._masked import MaskedAlgorithm
 from sandmask.hparams import FRACTION, POSITIVE, Hparam, LogUniform, Uniform
 from sandmask.masks import Mask, SANDMask
 
-TAU = Hparam("tau", 1.0, Uniform(0, 1), FRACTION)
+TAU = (
+    Hparam("tau", 1.0, Uniform(0, 1), FRACTION),
+    Hparam("tau", 0.9, Uniform(0.6, 1), FRACTION, space="recipe"),
+)
 GAIN = Hparam("k", 10.0, LogUniform(10, -3, 5), POSITIVE)
 PAPER = "Shahtalebi et al., SAND-mask: an enhanced gradient masking strategy, 2021"
 
@@ -52,7 +55,7 @@ ALGORITHMS.register(
         summary="Weight every element by the agreement of its gradients in sign and size (as printed)",
         paper=PAPER,
         build=SANDMaskAlgorithm,
-        hparams=(TAU,),
+        hparams=TAU,
         caution=caution,
     )
 )
@@ -62,7 +65,7 @@ ALGORITHMS.register(
         summary="SAND-mask as printed, divided by the mask's density",
         paper=PAPER,
         build=RescaledSANDMaskAlgorithm,
-        hparams=(TAU,),
+        hparams=TAU,
         caution=caution,
     )
 )
@@ -72,7 +75,7 @@ ALGORITHMS.register(
         summary="SAND-mask as the authors released it: absolute dispersion, a gain k, rescaled",
         paper=PAPER,
         build=ReleasedSANDMaskAlgorithm,
-        hparams=(TAU, GAIN),
+        hparams=(*TAU, GAIN),
         caution=caution,
     )
 )

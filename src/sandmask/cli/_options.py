@@ -26,8 +26,8 @@ SpaceOption = Annotated[
     typer.Option(
         "--space",
         metavar="NAME",
-        help="Whose ranges random draws come from: paper or domainbed.",
-        autocompletion=_completion.words("paper", "domainbed"),
+        help="Where defaults and random draws come from: recipe (settings that work), paper or domainbed.",
+        autocompletion=_completion.words("recipe", "paper", "domainbed"),
     ),
 ]
 HparamsSeedOption = Annotated[
@@ -69,6 +69,15 @@ PrecisionOption = Annotated[
         autocompletion=_completion.words("fp32", "tf32", "bf16", "fp16"),
     ),
 ]
+AverageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--average",
+        metavar="NAME",
+        help="Also evaluate averaged weights: sma (uniform mean), ema (exponential), swad. Repeatable, or with commas.",
+        autocompletion=_completion.words("sma", "ema", "swad"),
+    ),
+]
 FastOption = Annotated[
     bool, typer.Option("--fast/--no-fast", help="Whether a GPU's program may be captured as a graph.")
 ]
@@ -97,6 +106,12 @@ TensorBoardOption = Annotated[
     Path | None,
     typer.Option("--tensorboard", metavar="DIR", help="Also write losses, accuracies and diagnostics for TensorBoard."),
 ]
+
+
+def listed(values: list[str] | None) -> tuple[str, ...]:
+    """The words of an option that may be repeated, or have several words with commas between."""
+    words = [word.strip() for value in values or () for word in value.split(",")]
+    return tuple(word for word in words if word)
 
 
 def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> tuple[str, ...]:

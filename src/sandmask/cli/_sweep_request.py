@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandmask.cli import _completion
-from sandmask.cli._options import HparamOption, NetworkOption, PluginOption, StepsOption, WeightsOption
+from sandmask.cli._options import (
+    AverageOption,
+    HparamOption,
+    NetworkOption,
+    PluginOption,
+    StepsOption,
+    WeightsOption,
+    listed,
+)
 from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path("runs/sweep")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's folder.")]
-_LISTS = ("datasets", "algorithms", "test_envs", "selection")
+_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages")
 
 
 def _given(
@@ -45,7 +53,8 @@ def _given(
     ] = None,
     n_trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Repetitions. (default: 3)")] = None,
     space: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose ranges draws come from: paper (the default) or domainbed.")
+        str | None,
+        typer.Option(metavar="NAME", help="Where draws come from: recipe, paper (the default) or domainbed."),
     ] = None,
     selection: Annotated[
         list[str] | None,
@@ -66,6 +75,7 @@ def _given(
     precision: Annotated[
         str | None, typer.Option(metavar="NAME", help="What is computed in: fp32 (the default), tf32, bf16, fp16.")
     ] = None,
+    averages: AverageOption = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Changes every run's own seed. (default: 0)")
     ] = None,
@@ -87,8 +97,7 @@ class Request:
         self.fields = {name: value for name, value in fields.items() if value is not None}
         for name in _LISTS:
             if name in self.fields:
-                words = [word.strip() for item in self.fields[name] for word in item.split(",")]
-                self.fields[name] = tuple(word for word in words if word)
+                self.fields[name] = listed(self.fields[name])
         if hparam:
             self.fields["hparams"] = parse_overrides(hparam)
 

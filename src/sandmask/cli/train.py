@@ -8,6 +8,7 @@ import typer
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
+    AverageOption,
     CheckpointEveryOption,
     CheckpointSecondsOption,
     CompileOption,
@@ -30,6 +31,7 @@ from sandmask.cli._options import (
     TrialSeedOption,
     WeightsOption,
     allowances,
+    listed,
 )
 from sandmask.cli._progress import TrainingBar
 
@@ -62,6 +64,7 @@ def train(
     network: NetworkOption = None,
     weights: WeightsOption = None,
     precision: PrecisionOption = "fp32",
+    average: AverageOption = None,
     compiled: CompileOption = False,
     fast: FastOption = True,
     device: DeviceOption = None,
@@ -112,6 +115,7 @@ def train(
         network=network,
         weights=weights,
         precision=precision,
+        averages=listed(average),
     )
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
         typer.echo(f"warning: {caution}", err=True)

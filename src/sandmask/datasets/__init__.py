@@ -16,7 +16,7 @@ from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry, HparamScope
 from sandmask.datasets._decode import CorruptImageError
 from sandmask.datasets._images import ImageDataset
 from sandmask.datasets._location import data_folder
-from sandmask.datasets._lookup import dataset_entry, load_dataset, resolve_environment
+from sandmask.datasets._lookup import dataset_entry, is_registered, load_dataset, resolve_environment
 from sandmask.datasets._scan import ImageTree, scan_images
 from sandmask.datasets._tensor import TensorDataset
 
@@ -32,6 +32,7 @@ __all__ = [
     "TensorDataset",
     "data_folder",
     "dataset_entry",
+    "is_registered",
     "load_dataset",
     "resolve_environment",
     "scan_images",

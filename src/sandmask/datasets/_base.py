@@ -79,6 +79,8 @@ class DatasetEntry:
     n_classes: int | None = None  # None when it comes from a folder
     input_shape: tuple[int, ...] | None = None
     domains: tuple[str, ...] = ()  # folder names of the environments
+    # Of a generated dataset: the entry of data generated with other parameters, such as "Spirals:seed=1".
+    variant: Callable[[dict[str, str]], "DatasetEntry"] | None = None
 
 
 DATASETS: Registry[DatasetEntry] = Registry("dataset")

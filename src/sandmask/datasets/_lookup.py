@@ -13,16 +13,38 @@ from sandmask.registry import closest
 
 
 def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
-    """The registered dataset of that name, or an entry for a folder of images.
+    """The registered dataset of that name, a variant of it, or an entry for a folder of images.
 
-    Anything with a path separator is a folder, and so is the name of an existing folder that is no dataset's.
+    Anything with a path separator is a folder, and so is the name of an existing folder that is no dataset's. Generated
+    datasets have parameters, which follow the name: "Spirals:seed=1:environments=8".
     """
     text = os.fspath(name_or_path)
     separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
     is_path = isinstance(name_or_path, Path) or any(separator in text for separator in separators) or text == "."
-    if is_path or (text not in DATASETS and Path(text).is_dir()):
+    if is_path or (not is_registered(text) and Path(text).is_dir()):
         return image_folder.entry_of(Path(text))
-    return DATASETS[text]
+    name, *parameters = text.split(":")
+    return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
+
+
+def is_registered(name: str) -> bool:
+    """Whether this is the name of a registered dataset, or of a variant of one."""
+    return name.partition(":")[0] in DATASETS
+
+
+def _variant(entry: DatasetEntry, parameters: list[str]) -> DatasetEntry:
+    if entry.variant is None:
+        raise SandmaskError(f"{entry.name} has no parameters. Found {':'.join(parameters)!r} after its name.")
+    values = {}
+    for parameter in parameters:
+        name, equals, value = parameter.partition("=")
+        if not (name and equals and value) or name in values:
+            example = f"{entry.name}:seed=1:environments=8"
+            raise SandmaskError(
+                f"A parameter of {entry.name} should be name=value, each once, as in {example!r}. Found {parameter!r}."
+            )
+        values[name] = value
+    return entry.variant(values)
 
 
 def load_dataset(name_or_path: str | Path, data_dir: str | Path | None = None, **options: Any) -> Dataset:

@@ -24,7 +24,13 @@ class Numbers(NamedTuple):
     lr: Tensor | float
     weight_decay: Tensor | float
     betas: tuple[Tensor | float, Tensor | float]
+    decoupled: Tensor | float
     eps: float
+
+    @property
+    def shrinkage(self) -> Tensor | float:
+        """What decoupled weight decay multiplies the parameters by before the step, as `torch.optim.AdamW` does."""
+        return 1.0 - self.lr * self.decoupled
 
 
 def adam_init(params: Tensor) -> AdamState:
@@ -46,10 +52,15 @@ def adam_step(
     lr: Tensor | float,
     weight_decay: Tensor | float = 0.0,
     betas: tuple[Tensor | float, Tensor | float] = (0.9, 0.999),
+    decoupled: Tensor | float = 0.0,
     eps: float = 1e-8,
 ) -> tuple[Tensor, AdamState]:
-    """One step; weight decay is added to the gradient, after any mask, as `torch.optim.Adam` does it."""
-    numbers = Numbers(lr, weight_decay, betas, eps)
+    """One step.
+
+    `weight_decay` is added to the gradient, after any mask, as in `torch.optim.Adam`; `decoupled` weight decay shrinks
+    the parameters themselves, as in `torch.optim.AdamW`.
+    """
+    numbers = Numbers(lr, weight_decay, betas, decoupled, eps)
     if params.ndim == 1 and params.shape == gradient.shape == state.mean.shape:
         if has_kernels(params):
             return _by_kernel(params, gradient, state, numbers)
@@ -65,10 +76,12 @@ def plain_adam_step(
     lr: Tensor | float,
     weight_decay: Tensor | float = 0.0,
     betas: tuple[Tensor | float, Tensor | float] = (0.9, 0.999),
+    decoupled: Tensor | float = 0.0,
     eps: float = 1e-8,
 ) -> tuple[Tensor, AdamState]:
     """The same by torch's own operations, which work under any transform."""
     count = state.count + 1.0
+    params = params * (1.0 - lr * decoupled)
     gradient = gradient + weight_decay * params
     mean = state.mean + (1.0 - betas[0]) * (gradient - state.mean)
     square = betas[1] * state.square + (1.0 - betas[1]) * gradient * gradient
@@ -77,12 +90,13 @@ def plain_adam_step(
 
 
 def _by_kernel(params: Tensor, gradient: Tensor, state: AdamState, numbers: Numbers) -> tuple[Tensor, AdamState]:
-    lr, weight_decay, betas, eps = numbers
+    lr, weight_decay, betas, _, eps = numbers
     count = state.count + 1.0
     from sandmask.functional import kernels
 
     first, second = _correction(betas[0], count), _correction(betas[1], count).sqrt()
-    each = [number + torch.zeros_like(count) for number in (weight_decay, *betas, lr / first, second)]
+    scalars = (weight_decay, *betas, lr / first, second, numbers.shrinkage)
+    each = [number + torch.zeros_like(count) for number in scalars]
     tensors = (params, gradient, state.mean, state.square, *each)
     params, mean, square = on_all_runs(partial(kernels.adam, eps=eps), *tensors)
     return params, AdamState(mean, square, count)
@@ -96,9 +110,9 @@ def _fuses(*tensors: Tensor) -> bool:
 
 
 def _fused(params: Tensor, gradient: Tensor, state: AdamState, numbers: Numbers) -> tuple[Tensor, AdamState]:
-    lr, weight_decay, betas, eps = numbers
+    lr, weight_decay, betas, _, eps = numbers
     count = state.count + 1.0
-    each = [number + torch.zeros_like(count) for number in (lr, *betas, weight_decay)]
+    each = [number + torch.zeros_like(count) for number in (lr, *betas, weight_decay, numbers.shrinkage)]
     tensors = (params, state.mean, state.square, gradient, count, *each)
     params, mean, square = on_all_runs(partial(_fused_of_runs, eps=eps), *tensors)
     return params, AdamState(mean, square, count)
@@ -109,7 +123,9 @@ def _fused_of_runs(*tensors: Tensor, eps: float) -> tuple[Tensor, ...]:
     params, mean, square = (tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors[:3])
     gradient, count, *numbers = tensors[3:]
     of_runs = zip(*(number.tolist() for number in numbers), strict=True)
-    for run, (lr, beta1, beta2, weight_decay) in enumerate(of_runs):
+    for run, (lr, beta1, beta2, weight_decay, shrinkage) in enumerate(of_runs):
+        if shrinkage != 1.0:
+            params[run].mul_(shrinkage)
         torch._fused_adam_(
             [params[run]],
             [gradient[run]],

@@ -159,6 +159,7 @@ def _adam_kernel(
     beta2,
     rate,
     correction,
+    shrinkage,
     new_vector,
     new_mean,
     new_square,
@@ -170,7 +171,7 @@ def _adam_kernel(
     place = tl.program_id(0) * block + tl.arange(0, block)
     inside = place < numel
     place = run * numel + place
-    p = tl.load(vector + place, mask=inside)
+    p = tl.load(vector + place, mask=inside) * tl.load(shrinkage + run)
     m = tl.load(mean + place, mask=inside)
     v = tl.load(square + place, mask=inside)
     b1, b2 = tl.load(beta1 + run), tl.load(beta2 + run)
@@ -193,8 +194,8 @@ def adam(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """New parameters and running means [K, P].
 
-    `numbers` are [K] each: weight decay, both betas, learning rate over the first correction, and the root of the
-    second correction.
+    `numbers` are [K] each: weight decay, both betas, learning rate over the first correction, the root of the second
+    correction, and the factor by which decoupled weight decay shrinks the parameters.
     """
     outs = [torch.empty(params.shape, device=params.device) for _ in range(3)]
     numel = params.shape[1]

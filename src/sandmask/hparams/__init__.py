@@ -13,7 +13,7 @@ from sandmask.hparams._bounds import ANY, BELOW_ONE, COUNT, FRACTION, NON_NEGATI
 from sandmask.hparams._distributions import Choice, Constant, Distribution, IntLogUniform, LogUniform, Uniform
 from sandmask.hparams._hparam import SCOPES, SPACES, Hparam, Like, Scope, SpaceName
 from sandmask.hparams._seeds import seed_hash
-from sandmask.hparams._shared import SHARED
+from sandmask.hparams._shared import OPTIONAL, SHARED
 from sandmask.hparams._space import Space, parse_overrides, resolve, space_for
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "COUNT",
     "FRACTION",
     "NON_NEGATIVE",
+    "OPTIONAL",
     "POSITIVE",
     "SCOPES",
     "SHARED",

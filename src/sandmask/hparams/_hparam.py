@@ -11,7 +11,7 @@ from sandmask.hparams._bounds import ANY, Bounds
 from sandmask.hparams._distributions import Distribution
 
 Scope = Literal["spirals", "mnist", "image"]
-SpaceName = Literal["paper", "domainbed"]
+SpaceName = Literal["recipe", "paper", "domainbed"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 SPACES: tuple[SpaceName, ...] = get_args(SpaceName)
 

@@ -1,6 +1,6 @@
-"""The rows that depend on the dataset and not on the algorithm: the upper part of the paper's table."""
+"""The hyperparameters that do not depend on the algorithm: those of the dataset, and options of the optimizer."""
 
-from sandmask.hparams._bounds import BELOW_ONE, COUNT, NON_NEGATIVE
+from sandmask.hparams._bounds import BELOW_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE_FRACTION
 from sandmask.hparams._distributions import Choice, Constant, IntLogUniform, LogUniform
 from sandmask.hparams._hparam import Hparam
 
@@ -22,4 +22,25 @@ SHARED: tuple[Hparam, ...] = (
     # DomainBed names dropout after the network. The MNIST ConvNet has none; its value is drawn all the same.
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, stream="resnet_dropout"),
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, scope="spirals", stream="mlp_dropout"),
+    # The recipe: what makes gradient masks work on Spirals, the same for every method.
+    Hparam("batch_size", 512, Constant(512), COUNT, scope="spirals", space="recipe"),
+    Hparam("mlp_width", 256, Constant(256), COUNT, scope="spirals", space="recipe"),
+    Hparam("mlp_depth", 3, Constant(3), COUNT, scope="spirals", space="recipe"),
+    Hparam("dropout", 0.0, Constant(0.0), BELOW_ONE, scope="spirals", space="recipe"),
+    Hparam("lr_final", 0.0, Constant(0.0), FRACTION, scope="spirals", space="recipe"),
+)
+
+# Options of every run: not drawn and not part of a configuration unless a space or the user sets them. The value here
+# is the one that has no effect.
+OPTIONAL: tuple[Hparam, ...] = (
+    Hparam("lr_final", 1.0, Constant(1.0), FRACTION),  # cosine schedule: the learning rate ends at this fraction
+    Hparam("lr_drop", 1.0, Constant(1.0), FRACTION),  # step schedule: this factor ...
+    Hparam("lr_drop_every", 1.0, Constant(1.0), POSITIVE_FRACTION),  # ... after each such fraction of the training
+    Hparam("lr_warmup", 0.0, Constant(0.0), FRACTION),  # linear warm-up over this fraction of the training
+    Hparam("decoupled_decay", 0.0, Constant(0.0), NON_NEGATIVE),  # weight decay as in AdamW, beside `weight_decay`
+    Hparam("adam_beta1", 0.9, Constant(0.9), BELOW_ONE),  # Adam's momentum
+    Hparam("init_scale", 1.0, Constant(1.0), NON_NEGATIVE),  # factor of the initial parameters
+    Hparam("sma_start", 100, Constant(100), COUNT),  # iterates that the uniform average leaves out
+    Hparam("ema_decay", 0.999, Constant(0.999), BELOW_ONE),  # of the exponential average
+    Hparam("swad_ratio", 0.3, Constant(0.3), NON_NEGATIVE),  # how far the loss may rise above SWAD's valley
 )

@@ -8,7 +8,7 @@ import numpy as np
 from sandmask.errors import SandmaskError
 from sandmask.hparams._hparam import SCOPES, SPACES, Hparam, Like
 from sandmask.hparams._seeds import seed_hash
-from sandmask.hparams._shared import SHARED
+from sandmask.hparams._shared import OPTIONAL, SHARED
 from sandmask.registry import closest
 
 
@@ -50,8 +50,9 @@ class Space(Mapping[str, Hparam]):
 def space_for(scope: str, dataset: str, algorithm: str, own: Sequence[Hparam | Like], space: str = "paper") -> Space:
     """The dataset's rows and the algorithm's `own`, which replace those of the same name, as they hold there.
 
-    `scope` is the kind of dataset ("spirals", "mnist" or "image"); `space` is "paper" (the paper's table,
-    with DomainBed's rows for the baselines, which it does not list) or "domainbed" (DomainBed's code).
+    :param scope: the kind of dataset: "spirals", "mnist" or "image".
+    :param space: "recipe" (settings that were found to work), "paper" (the paper's table, with DomainBed's rows for
+        the baselines, which it does not list) or "domainbed" (DomainBed's code).
     """
     if scope not in SCOPES:
         raise SandmaskError(f"{dataset}: unknown scope {scope!r}. {closest(scope, list(SCOPES))}")
@@ -90,12 +91,13 @@ def resolve(
             raise SandmaskError(f"{name} should be 0 or more. Found {seed}.")
     values = space.draw(seed_hash(hparams_seed, trial_seed)) if hparams_seed else space.defaults()
     problems = []
+    settable = {row.name: row for row in (*OPTIONAL, *space.rows)}
     for name, value in (overrides or {}).items():
-        if name not in space:
-            problems.append(f"Unknown hyperparameter {name!r} of {space.title}. {closest(name, list(space))}")
+        if name not in settable:
+            problems.append(f"Unknown hyperparameter {name!r} of {space.title}. {closest(name, list(settable))}")
             continue
         try:
-            values[name] = space[name].parse(value)
+            values[name] = settable[name].parse(value)
         except SandmaskError as error:
             problems.append(str(error))
     if problems:

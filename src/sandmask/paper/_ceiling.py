@@ -2,7 +2,7 @@
 
 import torch
 
-from sandmask.datasets.spirals import N_SIGNATURES, spiral_environment
+from sandmask.datasets.spirals import PUBLISHED, spiral_environment
 
 _CHUNK = 250
 _LEAST = 0.02  # a width for the noiseless case, well below the distance between the arms
@@ -14,7 +14,7 @@ def noise_ceiling(noise: float) -> float:
     The density of a class is the mixture of Gaussians of the noise's width around the noiseless examples of the sixteen
     other environments: 16,384 draws of the same spiral.
     """
-    others = [spiral_environment(e) for e in range(1, N_SIGNATURES + 1)]
+    others = [spiral_environment(e) for e in range(1, PUBLISHED.environments + 1)]
     centres = torch.cat([inputs[:, :2] for inputs, _ in others]).double()
     classes = torch.cat([labels for _, labels in others])
     points, labels = spiral_environment(0, noise)

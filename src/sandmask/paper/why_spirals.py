@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sandmask.datasets.spirals import N_SIGNATURES, spiral_environment
+from sandmask.datasets.spirals import PUBLISHED, spiral_environment
 from sandmask.paper._compare import printed_row
 from sandmask.paper._select import alone, by_rule, trial_choices, validation
 from sandmask.printed import environments, printed
@@ -119,7 +119,7 @@ def spiral_draws(runs: Sequence[RunRecord], dataset: str) -> Grid:
 def signature_alignment() -> NDArray[np.float64]:
     """For environments 1 to 16, the cosine between their signature and the sum of the other fifteen's."""
     rows = []
-    for environment in range(1, N_SIGNATURES + 1):
+    for environment in range(1, PUBLISHED.environments + 1):
         x, y = spiral_environment(environment)
         rows.append(x[y == 1][0, 2:].double().numpy())
     signatures = np.stack(rows)

@@ -13,6 +13,7 @@ A training program writes; everything after it reads:
 """
 
 from sandmask.records._archive import write_archive
+from sandmask.records._averages import AVERAGES, average_metrics, averages_of, split_averages
 from sandmask.records._domainbed import Imported, read_domainbed
 from sandmask.records._frame import frame, load_records
 from sandmask.records._store import read_runs
@@ -20,15 +21,19 @@ from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
 from sandmask.records._writer import RecordWriter
 
 __all__ = [
+    "AVERAGES",
     "SCHEMA_VERSION",
     "Imported",
     "RecordWriter",
     "RunRecord",
     "RunSpec",
     "Status",
+    "average_metrics",
+    "averages_of",
     "frame",
     "load_records",
     "read_domainbed",
     "read_runs",
+    "split_averages",
     "write_archive",
 ]

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from sandmask.algorithms import ALGORITHMS
-from sandmask.datasets import DATASETS, DatasetEntry, dataset_entry, resolve_environment
+from sandmask.datasets import DatasetEntry, dataset_entry, is_registered, resolve_environment
 from sandmask.errors import SandmaskError
-from sandmask.hparams import seed_hash, space_for
+from sandmask.hparams import OPTIONAL, seed_hash, space_for
 from sandmask.records import RunSpec
 from sandmask.registry import closest
 from sandmask.selection import RULES
 from sandmask.sweeps._spec import ALL, SweepSpec
-from sandmask.training import PRECISIONS, make_spec
+from sandmask.training import PRECISIONS, make_spec, parse_averages
 
 MIN_TRAINING_ENVS = 2
 
@@ -40,14 +40,15 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
         datasets=tuple(_dataset_name(name) for name in sweep.datasets),
         algorithms=tuple(ALGORITHMS[name].name for name in sweep.algorithms),
         selection=tuple(RULES[name].name for name in rules),
+        averages=parse_averages(sweep.averages),
         weights=sweep.weights if sweep.weights in (None, "none") else os.path.abspath(sweep.weights),  # noqa: PTH100
     )
 
 
 def _dataset_name(name: str) -> str:
     """A registered name, or the absolute path of a folder: a worker may stand elsewhere."""
-    dataset_entry(name)
-    return DATASETS[name].name if name in DATASETS else os.path.abspath(name)  # noqa: PTH100 - a link stays one
+    entry = dataset_entry(name)
+    return entry.name if is_registered(name) else os.path.abspath(name)  # noqa: PTH100 - a link stays one
 
 
 def expand(sweep: SweepSpec) -> Expansion:
@@ -107,6 +108,7 @@ def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence
             network=sweep.network,
             weights=sweep.weights,
             precision=sweep.precision,
+            averages=sweep.averages,
         )
         for test_envs in sets:  # a draw is the same for all of them
             seed = run_seed(entry.name, algorithm, test_envs, draw, trial, sweep.seed)
@@ -123,7 +125,8 @@ def run_seed(
 
 def _space_names(entry: DatasetEntry, algorithm: str, space: str) -> list[str]:
     chosen = ALGORITHMS[algorithm]
-    return list(space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space))
+    own = space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space)
+    return [*own, *(row.name for row in OPTIONAL)]
 
 
 def _check_overrides(sweep: SweepSpec, entries: list[DatasetEntry]) -> None:

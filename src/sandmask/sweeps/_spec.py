@@ -16,7 +16,8 @@ class SweepSpec:
 
     `test_envs` are names or numbers, or ("all",): those that the tables report. `n_hparams` draws are numbers 0 (the
     defaults) to n - 1. `hparams` are set by hand in every draw of the algorithms that have them. What is None
-    follows the dataset's protocol. `seed` changes every run's own seed, and nothing else.
+    follows the dataset's protocol. `seed` changes every run's own seed, and nothing else. `averages` of the weights
+    ("sma", "ema", "swad") are evaluated beside the weights themselves.
     """
 
     datasets: tuple[str, ...]
@@ -33,6 +34,7 @@ class SweepSpec:
     precision: str = "fp32"
     seed: int = 0
     hparams: Mapping[str, str | float] = field(default_factory=dict)
+    averages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("datasets", "algorithms", "test_envs", "selection"):

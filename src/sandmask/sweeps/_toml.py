@@ -12,7 +12,7 @@ from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 from sandmask.sweeps._spec import SweepSpec
 
-_LISTS = ("datasets", "algorithms", "test_envs", "selection")
+_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages")
 _COUNTS = ("n_hparams", "n_trials", "steps", "checkpoint_every", "seed")
 _WORDS = ("space", "network", "weights", "precision")
 

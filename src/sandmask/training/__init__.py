@@ -7,6 +7,7 @@ spec = make_spec(DATASETS["Spirals"], "SANDMask", test_envs=[0], hparams={"tau":
 record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torch.device("cpu"))
 """
 
+from sandmask.training.averaging import parse_averages
 from sandmask.training.evaluation import Accuracies
 from sandmask.training.exporting import Exported, export_run
 from sandmask.training.folder import RunFolder
@@ -34,6 +35,7 @@ __all__ = [
     "load_run",
     "log_record",
     "make_spec",
+    "parse_averages",
     "set_precision",
     "split_checkpoint",
     "split_environment",

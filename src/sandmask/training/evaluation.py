@@ -1,13 +1,15 @@
-"""Accuracy of K runs on every environment's "in" and "out" split."""
+"""Accuracy and loss of K runs on every environment's "in" and "out" split."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sandmask.algorithms import cross_entropy
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
 from sandmask.training.splits import split_environment
@@ -23,10 +25,17 @@ class Accuracies:
     outside: NDArray[np.float64]  # [K, environments]
 
 
-class Evaluator:
-    """Counts right answers: [K, G] in float32, exact. Group 2e is environment e's "in" split, 2e + 1 its "out" split.
+class Tally(NamedTuple):
+    """Sums over the examples of each group, [K, G]: right answers in float32, exact, and cross-entropies in float64."""
 
-    Counting never waits for the device, so that it can be part of a captured program.
+    right: Tensor
+    loss: Tensor
+
+
+class Evaluator:
+    """Tallies groups of examples. Group 2e is environment e's "in" split, 2e + 1 its "out" split.
+
+    It never waits for the device, so that it can be part of a captured program.
     """
 
     def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], device: torch.device, chunk: int) -> None:
@@ -36,6 +45,8 @@ class Evaluator:
         self._trial_of_run = torch.tensor([trials.index(spec.trial_seed) for spec in specs], device=device)
         self._members = [[members.to(device) for members in trial] for trial in groups]
         self._sizes = np.array([[len(members) for members in groups[trials.index(s.trial_seed)]] for s in specs])
+        self._one_over_sizes = torch.from_numpy(1.0 / np.maximum(self._sizes, 1)).to(device)
+        self._selects = torch.from_numpy(self._selection_weights(specs)).to(device)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
         self._belongs = torch.stack([self._membership(trial, len(dataset.labels)) for trial in groups], 1).to(device)
         self._chunks = torch.split(torch.arange(len(dataset.labels), device=device), chunk)
@@ -57,33 +68,67 @@ class Evaluator:
         """[K, G]."""
         return self._sizes.shape
 
-    def alone(self, predict: Predict) -> Tensor:
+    def alone(self, predict: Predict) -> Tally:
         """For methods whose prediction of an example depends on that example alone: any batches will do."""
         n_runs, n_groups = self.shape
-        counts = torch.zeros(n_runs, self._belongs.shape[1], n_groups, device=self._belongs.device)
+        shape = (n_runs, self._belongs.shape[1], n_groups)
+        counts = torch.zeros(shape, device=self._belongs.device)
+        losses = torch.zeros(shape, dtype=torch.float64, device=self._belongs.device)
         for numbers, x in zip(self._chunks, self.dataset.batches(self._chunks), strict=True):
-            right = (predict(x).argmax(-1) == self.dataset.labels[numbers]).to(counts.dtype)
-            # Whole numbers below 2^24 add up exactly in float32, in any order.
-            counts = counts + (right @ self._belongs[numbers].flatten(1)).view(counts.shape)
-        return counts.gather(1, self._trial_of_run.view(-1, 1, 1).expand(-1, 1, n_groups)).squeeze(1)
+            right, loss = _score(predict(x), self.dataset.labels[numbers])
+            belongs = self._belongs[numbers].flatten(1)
+            # Whole numbers below 2^24 add up exactly in float32, in any order. Losses would lose digits in TF32.
+            counts = counts + (right @ belongs).view(shape)
+            losses = losses + (loss.double() @ belongs.double()).view(shape)
+        return Tally(self._of_own_trial(counts), self._of_own_trial(losses))
 
-    def in_context(self, predict: Predict, batch_size: int = 64) -> Tensor:
+    def _of_own_trial(self, sums: Tensor) -> Tensor:
+        """Of sums [K, trials, G], those of each run's trial: [K, G]."""
+        n_groups = self.shape[1]
+        return sums.gather(1, self._trial_of_run.view(-1, 1, 1).expand(-1, 1, n_groups)).squeeze(1)
+
+    def in_context(self, predict: Predict, batch_size: int = 64) -> Tally:
         """For methods that look at the whole batch: batches of one environment and one split, as DomainBed's."""
         columns = []
         for group in range(self.shape[1]):
             members = torch.stack([trial[group] for trial in self._members])[self._trial_of_run]  # [K, n]
-            hits = [self._hits(predict, numbers) for numbers in torch.split(members, batch_size, dim=1)]
-            columns.append(torch.stack(hits).sum(0))
-        return torch.stack(columns, dim=1).to(torch.float32)
+            scores = [self._score_batch(predict, numbers) for numbers in torch.split(members, batch_size, dim=1)]
+            columns.append([torch.stack(sums).sum(0) for sums in zip(*scores, strict=True)])
+        right, loss = (torch.stack(sums, dim=1) for sums in zip(*columns, strict=True))
+        return Tally(right, loss)
 
-    def _hits(self, predict: Predict, numbers: Tensor) -> Tensor:
-        right = predict(self.dataset.inputs(numbers)).argmax(-1) == self.dataset.labels[numbers]
-        return right.sum(1)
+    def _score_batch(self, predict: Predict, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        right, loss = _score(predict(self.dataset.inputs(numbers)), self.dataset.labels[numbers])
+        return right.sum(1), loss.double().sum(1)
+
+    def validation_loss(self, tally: Tally) -> Tensor:
+        """The mean loss [K] on the "out" splits of the training environments, each environment counting the same."""
+        return torch.where(self._selects > 0, tally.loss * self._selects, 0.0).sum(1)
+
+    def summary(self, tally: Tally) -> Tensor:
+        """Accuracies "in", accuracies "out" and the validation loss of a tally: [K, G + 1], in float64."""
+        accuracies = tally.right.double() * self._one_over_sizes
+        columns = [accuracies[:, 0::2], accuracies[:, 1::2], self.validation_loss(tally).unsqueeze(1)]
+        return torch.cat(columns, dim=1)
+
+    def _selection_weights(self, specs: Sequence[RunSpec]) -> NDArray[np.float64]:
+        """What each group's sum of losses counts in the validation loss: [K, G]."""
+        weights = np.zeros(self._sizes.shape)
+        for run, spec in enumerate(specs):
+            groups = [2 * e + 1 for e in range(self._sizes.shape[1] // 2) if e not in spec.test_envs]
+            weights[run, groups] = 1.0 / (len(groups) * np.maximum(self._sizes[run, groups], 1))
+        return weights
 
     def fractions(self, counts: Tensor) -> Accuracies:
         """Accuracies from counts [..., K, G]; waits for the device."""
         fractions = counts.cpu().numpy().astype(np.float64) / np.maximum(self._sizes, 1)
         return Accuracies(fractions[..., 0::2], fractions[..., 1::2])
+
+
+def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """For logits [K, N, C]: whether each answer is right, 0 or 1, and its cross-entropy, [K, N] each."""
+    labels = labels.expand(logits.shape[:-1])
+    return (logits.argmax(-1) == labels).to(torch.float32), cross_entropy(logits, labels)
 
 
 def evaluation_steps(steps: int, every: int) -> Iterator[int]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms import DIAGNOSTICS, diagnostic_names
-from sandmask.records import RunRecord
+from sandmask.records import RunRecord, average_metrics
+from sandmask.training.averaging import average_metric
 from sandmask.training.evaluation import Accuracies, evaluation_steps
 from sandmask.training.stack import Stack
 
@@ -16,7 +17,7 @@ from sandmask.training.stack import Stack
 class History:
     """T evaluations of K runs: right answers [T, K, G], and the mean of every metric since the one before, [T, K].
 
-    Mask diagnostics are one metric that is a vector, [T, K, M]; whoever reads finds its entries by their names.
+    Mask diagnostics and averages are metrics that are vectors, [T, K, M]; readers find their entries by name.
 
     Writing into it never waits for the device.
     """
@@ -28,15 +29,26 @@ class History:
         self.counts = torch.zeros(len(self.steps), *stack.evaluator.shape, device=stack.device)
         self.curves: dict[str, Tensor] = {}
 
+    def _entries(self, name: str) -> list[str] | None:
+        """The names of the entries of a metric that is a vector; None for one that is a number."""
+        if name == DIAGNOSTICS:
+            return diagnostic_names(self.stack.algorithm.network.slots)
+        for average in self.stack.averages:
+            if name == average_metric(average):
+                return average_metrics(average, len(self.stack.dataset.environments))
+        return None
+
     def zeros(self, name: str) -> Tensor:
         """A metric of all runs: [K], or [K, M]."""
-        names = diagnostic_names(self.stack.algorithm.network.slots) if name == DIAGNOSTICS else None
+        names = self._entries(name)
         shape = (self.stack.n_runs,) if names is None else (self.stack.n_runs, len(names))
-        return torch.zeros(shape, device=self.stack.device)
+        exact = names is not None and name != DIAGNOSTICS  # accuracies
+        return torch.zeros(shape, device=self.stack.device, dtype=torch.float64 if exact else torch.float32)
 
     def open_curves(self, names: Iterable[str]) -> None:
-        """Make room for these metrics."""
-        self.curves = {name: torch.stack([self.zeros(name)] * len(self.steps)) for name in names}
+        """Make room for these metrics; what is never written stays NaN."""
+        for name in names:
+            self.curves[name] = torch.stack([self.zeros(name)] * len(self.steps)).fill_(torch.nan)
 
     def tree(self) -> dict[str, Any]:
         """The tensors, for a checkpoint."""
@@ -49,8 +61,7 @@ class History:
         """
         row = self.steps.index(step) if step == self.steps[-1] else step // self.stack.specs[0].checkpoint_every
         since = step - self.steps[row - 1] if row > 0 else 1
-        if not self.curves:
-            self.open_curves([*sums, *now])
+        self.open_curves([name for name in (*sums, *now) if name not in self.curves])
         self.counts[row] = counts
         for name, total in sums.items():
             self.curves[name][row] = total / since
@@ -59,10 +70,10 @@ class History:
 
     def _named(self) -> dict[str, Tensor]:
         """Every metric [T, K] by its name."""
-        curves = {name: curve for name, curve in self.curves.items() if name != DIAGNOSTICS}
-        if DIAGNOSTICS in self.curves:
-            names = diagnostic_names(self.stack.algorithm.network.slots)
-            curves.update(zip(names, self.curves[DIAGNOSTICS].unbind(-1), strict=True))
+        curves: dict[str, Tensor] = {}
+        for name, curve in self.curves.items():
+            names = self._entries(name)
+            curves.update({name: curve} if names is None else zip(names, curve.unbind(-1), strict=True))
         return curves
 
     def accuracies(self, step: int) -> Accuracies:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from sandmask.algorithms import State
+from sandmask.algorithms import Metrics, State
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
+from sandmask.training.averaging import average_metric, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.evaluation import Accuracies, is_evaluation_step
 from sandmask.training.history import History
@@ -111,7 +112,9 @@ class Trainer:
         carry = self.program.carry
         finite = torch.isfinite(carry.state["params"]).all(-1)
         carry.diverged_at.copy_(torch.where((carry.diverged_at < 0) & ~finite, step, carry.diverged_at))
-        self.history.write(step, self.program.counts(), carry.sums, self.stack.held_out(carry.state))
+        right, metrics = self.program.evaluate()
+        metrics = {**metrics, **self.stack.held_out(carry.state), **self._evaluate_swad(metrics["validation_loss"])}
+        self.history.write(step, right, carry.sums, metrics)
         if self.on_evaluation is not None:
             self.on_evaluation(self, step)
         waits = self.stack.device.type != "cpu"
@@ -121,6 +124,17 @@ class Trainer:
         self.report(Progress(self.done, self.steps, losses, self.history.accuracies(step)))
         self._reported = time.monotonic()
         return min(self.diverged_at) >= 0
+
+    def _evaluate_swad(self, validation_loss: torch.Tensor) -> Metrics:
+        """Move SWAD's average on; what it achieves, after the last step."""
+        averages = self.program.carry.state.get("averages", {})
+        if "swad" not in averages:
+            return {}
+        swad = evaluate_swad(averages["swad"], validation_loss.float(), self.stack.hparams)
+        self.program.replace_averages({**averages, "swad": swad})
+        if self.done < self.steps:
+            return {}
+        return {average_metric("swad"): self.stack.evaluate_swad(self.program.carry.state)}
 
     def _wait_for_earlier_work(self) -> None:
         """Keep the device busy and the host close: an interrupt should not wait for minutes of queued work."""

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import Metrics, State
 from sandmask.functional import EnvBatch
+from sandmask.training.averaging import Average
 from sandmask.training.memory import keep_freed_memory
 from sandmask.training.stack import Stack
 
@@ -75,7 +76,7 @@ class Program:
         self._feed: Generator[EnvBatch, None, None] | None = None
         self._batch: EnvBatch | None = None  # where a captured step finds a batch that comes from elsewhere
         self._step: Callable[[], None] | None = None
-        self._counts: Callable[[], Tensor] | None = None
+        self._evaluate: Callable[[], tuple[Tensor, Metrics]] | None = None
         if stack.device.type == "cpu":
             keep_freed_memory()
 
@@ -141,23 +142,26 @@ class Program:
         else:
             self._step()
 
-    def counts(self) -> Tensor:
-        """Right answers [K, G] of the present state."""
-        if self._counts is None and self._step is not None and self.stack.dataset.resident:
-            found = torch.empty(self.stack.evaluator.shape, device=self.stack.device)
-
-            def evaluate() -> Tensor:
-                return self.stack.counts(self.carry.state)
-
-            replay = self._capture(lambda: found.copy_(evaluate()), evaluate)
+    def evaluate(self) -> tuple[Tensor, Metrics]:
+        """Right answers [K, G] and metrics of the present state: see `Stack.evaluate`."""
+        if self._evaluate is None and self._step is not None and self.stack.dataset.resident:
+            found: list[tuple[Tensor, Metrics]] = []  # where a captured evaluation leaves its results
+            replay = self._capture(
+                lambda: found.append(self.stack.evaluate(self.carry.state)),
+                lambda: self.stack.evaluate(self.carry.state),
+            )
             if replay is not None:
 
-                def counts() -> Tensor:
+                def evaluate() -> tuple[Tensor, Metrics]:
                     replay()
-                    return found
+                    return found[0]
 
-                self._counts = counts
-        return self.stack.counts(self.carry.state) if self._counts is None else self._counts()
+                self._evaluate = evaluate
+        return self.stack.evaluate(self.carry.state) if self._evaluate is None else self._evaluate()
+
+    def replace_averages(self, averages: dict[str, Average]) -> None:
+        """Go on with other averages of the weights."""
+        self._set(replace(self.carry, state={**self.carry.state, "averages": averages}))
 
     def _capture(self, function: Callable[[], object], warm_up: Callable[[], object]) -> Callable[[], None] | None:
         """A function of static tensors as one graph; None where it cannot be captured."""

@@ -10,6 +10,7 @@ from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
 from sandmask.hparams import resolve, space_for
 from sandmask.records import RunSpec
+from sandmask.training.averaging import parse_averages
 from sandmask.training.splits import HOLDOUT_FRACTION
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
@@ -31,6 +32,7 @@ def make_spec(
     network: str | None = None,
     weights: str | None = None,
     precision: str = "fp32",
+    averages: Sequence[str] = (),
 ) -> RunSpec:
     """A complete, validated spec; what is not given follows the dataset's protocol."""
     chosen = ALGORITHMS[algorithm]
@@ -59,6 +61,7 @@ def make_spec(
         network=network,
         weights=_weights_name(network, weights),
         precision=precision,
+        options={"averages": ",".join(kept)} if (kept := parse_averages(averages)) else {},
     )
 
 
@@ -95,7 +98,7 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
     shapes = tuple(spec.hparams.get(name) for name in SHAPE_HPARAMS)
     return (
         *(spec.dataset, spec.algorithm, spec.network, spec.weights, spec.precision),
-        *(spec.steps, spec.checkpoint_every, len(spec.test_envs)),
+        *(spec.steps, spec.checkpoint_every, len(spec.test_envs), spec.options.get("averages")),
         shapes,
         tuple(sorted(spec.hparams)),  # a number that only some runs have would count for none, or be missing
     )

@@ -16,11 +16,13 @@ from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
 from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Functional, random
 from sandmask.networks import Network, build_featurizer, normalization
-from sandmask.records import RunSpec
-from sandmask.training.evaluation import Accuracies, Evaluator
+from sandmask.records import RunSpec, averages_of
+from sandmask.training.averaging import Average, average_metric, averaged_state, start_averages, step_averages
+from sandmask.training.evaluation import Accuracies, Evaluator, Tally
 from sandmask.training.held_out import HeldOut
 from sandmask.training.precision import compute_dtype, set_precision
 from sandmask.training.sampling import Sampler
+from sandmask.training.schedule import scheduled
 from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
 from sandmask.training.steps import Step, looped_step, stacked_step
 
@@ -67,8 +69,8 @@ def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, drop
 
 
 def _scaled(state: State, spec: RunSpec) -> State:
-    """The first state with parameters `init_scale` times as large, where a spec has that option."""
-    scale = float(spec.options.get("init_scale", 1.0))
+    """The first state with parameters `init_scale` times as large."""
+    scale = float(spec.hparams.get("init_scale", spec.options.get("init_scale", 1.0)))
     return state if scale == 1.0 else {**state, "params": state["params"] * scale}
 
 
@@ -91,6 +93,11 @@ def _check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
 def _normalized_for(network: str, dataset: Dataset) -> Dataset:
     """Images with the means and deviations that a network's weights were trained on."""
     return dataset.normalized_by(*normalization(network)) if isinstance(dataset, ImageDataset) else dataset
+
+
+def without_averages(state: State) -> tuple[State, dict[str, Average]]:
+    """The state that algorithms know, and the averages beside it."""
+    return {name: value for name, value in state.items() if name != "averages"}, state.get("averages", {})
 
 
 class Stack:
@@ -122,6 +129,7 @@ class Stack:
             if isinstance(self.dataset, ImageDataset):
                 self.dataset = self.dataset.compiled()
         self.n_runs = len(specs)
+        self.averages = averages_of(specs[0].options)
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.stacks = self.algorithm.network.stacks or self._reaches_kernels()
         differentiator = _differentiator(self.algorithm.network, self.n_runs, stacks=self.stacks)
@@ -172,6 +180,8 @@ class Stack:
         """The runs' states before the first step, stacked: every tensor has a leading dimension K."""
         states = [_scaled(self.algorithm.init(spec.seed), spec) for spec in self.specs]
         stacked: State = pytree.tree_map(lambda *leaves: torch.stack(leaves).to(self.device), *states)
+        if self.averages:
+            stacked["averages"] = start_averages(self.averages, stacked, self.algorithm.averaged)
         return stacked
 
     def lift(self, function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
@@ -251,15 +261,35 @@ class Stack:
         self, keys: Tensor, hparams: Hparams, state: State, batches: Iterable[EnvBatch]
     ) -> tuple[State, list[Metrics]]:
         found = []
+        state, averages = without_averages(state)
         for batch in batches:
             own = random.fold(random.fold(keys, state["step"]), _STEP)
-            state, metrics = self._step(state, batch, hparams, own)
+            now = scheduled(hparams, state["step"], self.specs[0].steps)
+            state, metrics = self._step(state, batch, now, own)
+            averages = step_averages(averages, state, hparams)
             found.append(metrics)
-        return state, found
+        return ({**state, "averages": averages} if averages else state), found
 
     @torch.no_grad()
-    def counts(self, state: State) -> Tensor:
-        """How many right answers every run gives in every group of the evaluator: [K, G]."""
+    def evaluate(self, state: State) -> tuple[Tensor, Metrics]:
+        """Right answers [K, G] in every group of the evaluator; the validation loss and what averages achieve."""
+        state, averages = without_averages(state)
+        tally = self.tally(state)
+        metrics = {"validation_loss": self.evaluator.validation_loss(tally)}
+        for name, average in averages.items():
+            if name != "swad":  # it is known at the end of the training only
+                metrics[average_metric(name)] = self.evaluator.summary(self.tally(averaged_state(state, average)))
+        return tally.right, metrics
+
+    @torch.no_grad()
+    def evaluate_swad(self, state: State) -> Tensor:
+        """What SWAD's average achieves now: see `Evaluator.summary`."""
+        state, averages = without_averages(state)
+        return self.evaluator.summary(self.tally(averaged_state(state, averages["swad"])))
+
+    @torch.no_grad()
+    def tally(self, state: State) -> Tally:
+        """Right answers and losses of every run in every group of the evaluator."""
         if self.algorithm.uses_context:
             predict = self.lift(self.algorithm.predict, (0, 0))
             return self.evaluator.in_context(lambda x: predict(state, x))
@@ -269,9 +299,9 @@ class Stack:
         predict = self.lift(self.algorithm.predict, (0, None))
         return self.evaluator.alone(lambda x: predict(state, x))
 
-    def evaluate(self, state: State) -> Accuracies:
+    def accuracies(self, state: State) -> Accuracies:
         """Accuracies of every run on every environment."""
-        return self.evaluator.fractions(self.counts(state))
+        return self.evaluator.fractions(self.tally(state).right)
 
     def held_out(self, state: State) -> Metrics:
         """Metrics [K] of the environments' gradients on held-out examples; none without diagnostics."""

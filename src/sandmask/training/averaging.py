@@ -1,0 +1,151 @@
+"""Averages of a run's weights, kept beside the weights while it trains: SMA, EMA and SWAD.
+
+An average never changes the training. One run gives the accuracies of its last iterate and of every average.
+All functions take stacked tensors: K runs in the first dimension, each with its own numbers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms import Hparams, State
+from sandmask.errors import SandmaskError
+from sandmask.records import AVERAGES
+from sandmask.registry import closest
+
+SMA_START = 100.0  # iterates that a uniform mean leaves out (Arpit et al., 2022)
+EMA_DECAY = 0.999
+SWAD_CONVERGE, SWAD_TOLERANCE = 3, 6  # evaluations (Cha et al., 2021)
+SWAD_RATIO = 0.3
+
+Average = dict[str, Any]  # tensors [K, ...]; those under "weights" have the shapes of the state's entries
+
+
+def average_metric(name: str) -> str:
+    """The metric of an evaluation that holds what an average achieves: a vector, see `average_metrics`."""
+    return f"average/{name}"
+
+
+def parse_averages(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of averages, checked, in the order of `AVERAGES`."""
+    for name in names:
+        if name not in AVERAGES:
+            raise SandmaskError(f"Unknown average {name!r}. {closest(name, list(AVERAGES))}")
+    return tuple(name for name in AVERAGES if name in names)
+
+
+def start_averages(names: Sequence[str], state: State, entries: Sequence[str]) -> dict[str, Average]:
+    """The averages of these entries of a state before the first step."""
+    weights = {entry: state[entry] for entry in entries}
+    return {name: _start_swad(weights) if name == "swad" else {"weights": _copy(weights)} for name in names}
+
+
+def step_averages(averages: dict[str, Average], state: State, hparams: Hparams) -> dict[str, Average]:
+    """The averages after a step that led to `state`."""
+    if not averages:
+        return averages
+    done = state["step"].to(torch.float32)
+    stepped = {}
+    for name, average in averages.items():
+        if name == "swad":
+            length = average["length"] + 1.0
+            stepped[name] = {**average, "length": length, "segment": _towards(average["segment"], state, 1.0 / length)}
+            continue
+        share = _share(name, done, hparams)
+        stepped[name] = {"weights": _towards(average["weights"], state, share)}
+    return stepped
+
+
+def _share(name: str, done: Tensor, hparams: Hparams) -> Tensor:
+    """The share [K] that the newest iterate gets in an average; 1 replaces the average by it."""
+    if name == "sma":
+        return 1.0 / (done - hparams.get("sma_start", SMA_START)).clamp(min=1.0)
+    # A uniform mean until the window is full: the first iterates would otherwise weigh far too much.
+    decay = hparams.get("ema_decay", torch.full_like(done, EMA_DECAY))
+    return torch.maximum(1.0 - decay, 1.0 / done.clamp(min=1.0))
+
+
+def _start_swad(weights: dict[str, Tensor]) -> Average:
+    zeros = torch.zeros(len(next(iter(weights.values()))), device=next(iter(weights.values())).device)
+    return {
+        "segment": _copy(weights),  # the mean of the iterates since the last evaluation, and how many they are
+        "length": zeros,
+        "recent": {entry: torch.stack([vector] * SWAD_CONVERGE, 1) for entry, vector in weights.items()},
+        "losses": torch.full((*zeros.shape, SWAD_CONVERGE), torch.inf, device=zeros.device),
+        "weights": _copy(weights),  # the mean of the segments from the start to the last good one, and their number
+        "segments": zeros.clone(),
+        "pending": _copy(weights),  # the mean of the segments above the threshold since then, and their number
+        "waiting": zeros.clone(),
+        "threshold": torch.full_like(zeros, -torch.inf),  # -inf before the start
+        "ended": zeros.clone(),
+    }
+
+
+def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
+    """SWAD's decisions at an evaluation with the validation loss [K] of the present iterate.
+
+    The average starts with segment s, the first whose loss is the lowest of `SWAD_CONVERGE` in a row from it on. The
+    threshold is (1 + ratio) times the mean of those losses. The average ends with the last segment that is not above
+    the threshold before `SWAD_TOLERANCE` in a row are above it. This is the definition of the paper (its Algorithm 1);
+    the released code begins and counts differently.
+    """
+    segment, entries = average["segment"], list(average["segment"])
+    recent = {e: torch.cat([average["recent"][e][:, 1:], segment[e].unsqueeze(1)], 1) for e in entries}
+    losses = torch.cat([average["losses"][:, 1:], loss.unsqueeze(1)], 1)
+    started = average["segments"] > 0
+    starts = ~started & torch.isfinite(losses).all(1) & (losses[:, 0] <= losses.min(1).values)
+    ratio = hparams.get("swad_ratio", torch.full_like(loss, SWAD_RATIO))
+    threshold = torch.where(starts, (1.0 + ratio) * losses.mean(1), average["threshold"])
+    ended = average["ended"] > 0
+    good = started & ~ended & (loss <= threshold)
+    bad = started & ~ended & ~good
+    waiting = average["waiting"] + bad
+    total = average["segments"] + torch.where(good, average["waiting"] + 1.0, 0.0)
+    weights, pending = {}, {}
+    for e in entries:
+        new, old, late = segment[e], average["weights"][e], average["pending"][e]
+        pending[e] = _where(bad, late + _column((1.0 / waiting.clamp(min=1.0)), new) * (new - late), late)
+        # With a good segment, those that waited count too.
+        share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
+        joined = _column(share[0], old) * old + _column(share[1], old) * late + _column(share[2], old) * new
+        weights[e] = _where(starts, recent[e].mean(1), _where(good, joined, old))
+    return {
+        "segment": segment,
+        "length": torch.zeros_like(average["length"]),
+        "recent": recent,
+        "losses": losses,
+        "weights": weights,
+        "segments": torch.where(starts, float(SWAD_CONVERGE), total),
+        "pending": pending,
+        "waiting": torch.where(good, 0.0, waiting),
+        "threshold": threshold,
+        "ended": torch.where(bad & (waiting >= SWAD_TOLERANCE), 1.0, average["ended"]),
+    }
+
+
+def averaged_state(state: State, average: Average) -> State:
+    """The state to predict with; SWAD's average is the last segment for runs where it has not started."""
+    weights = average["weights"]
+    if "segments" in average:
+        started = average["segments"] > 0
+        weights = {entry: _where(started, mean, average["segment"][entry]) for entry, mean in weights.items()}
+    return {**state, **weights}
+
+
+def _towards(means: dict[str, Tensor], state: State, share: Tensor) -> dict[str, Tensor]:
+    return {entry: torch.lerp(mean, state[entry], _column(share, mean)) for entry, mean in means.items()}
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """Values [K], shaped so that they multiply a tensor [K, ...]."""
+    return values.view(-1, *[1] * (like.ndim - 1))
+
+
+def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(_column(condition, yes), yes, no)
+
+
+def _copy(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {entry: vector.clone() for entry, vector in weights.items()}

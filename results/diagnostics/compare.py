@@ -3,8 +3,6 @@
 Prints the tables and figures that docs/diagnostics.md quotes. Nothing here chooses anything: rules are in the package.
 """
 
-# ruff: noqa: INP001, T201 - a script beside its records, which prints
-
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -8,7 +8,7 @@ from sandmask.masks import ANDMask, Mask
 TAU = (
     Hparam("tau", 1.0, Uniform(0, 1), FRACTION),
     Hparam("tau", 1.0, Uniform(0.5, 1), FRACTION, space="domainbed"),
-    Hparam("tau", 0.9, Uniform(0.6, 1), FRACTION, space="recipe"),
+    Hparam("tau", 0.9, Uniform(0.9, 1), FRACTION, space="recipe"),
 )
 PAPER = "Parascandolo et al., Learning explanations that are hard to vary, ICLR 2021"
 

@@ -74,6 +74,7 @@ class DatasetEntry:
     network: str  # "mlp", "mnist-convnet" or a timm name
     scope: HparamScope  # which hyperparameter ranges apply
     steps: int = 5001
+    recipe_steps: int | None = None  # steps of `--space recipe`; None is as many
     checkpoint_every: int = 300
     report_envs: tuple[int, ...] | None = None  # held-out environments that the tables report; None is all
     n_classes: int | None = None  # None when it comes from a folder
@@ -81,6 +82,10 @@ class DatasetEntry:
     domains: tuple[str, ...] = ()  # folder names of the environments
     # Of a generated dataset: the entry of data generated with other parameters, such as "Spirals:seed=1".
     variant: Callable[[dict[str, str]], "DatasetEntry"] | None = None
+
+    def steps_in(self, space: str) -> int:
+        """The number of training steps that goes with a hyperparameter space."""
+        return self.recipe_steps if space == "recipe" and self.recipe_steps is not None else self.steps
 
 
 DATASETS: Registry[DatasetEntry] = Registry("dataset")

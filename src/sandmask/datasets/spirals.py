@@ -145,6 +145,7 @@ SPIRALS = DatasetEntry(
     load=partial(load_spirals, PUBLISHED),
     network="mlp",
     scope="spirals",
+    recipe_steps=1001,
     checkpoint_every=10,
     report_envs=tuple(range(PUBLISHED.environments)),
     n_classes=2,

@@ -22,7 +22,9 @@ SHARED: tuple[Hparam, ...] = (
     # DomainBed names dropout after the network. The MNIST ConvNet has none; its value is drawn all the same.
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, stream="resnet_dropout"),
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, scope="spirals", stream="mlp_dropout"),
-    # The recipe: what makes gradient masks work on Spirals, the same for every method.
+    # The recipe: what makes gradient masks work on Spirals, the same for every method (results/recipe).
+    Hparam("lr", 5e-3, LogUniform(10, -2.75, -2), NON_NEGATIVE, scope="spirals", space="recipe"),
+    Hparam("weight_decay", 3e-4, LogUniform(10, -6, -3), NON_NEGATIVE, scope="spirals", space="recipe"),
     Hparam("batch_size", 512, Constant(512), COUNT, scope="spirals", space="recipe"),
     Hparam("mlp_width", 256, Constant(256), COUNT, scope="spirals", space="recipe"),
     Hparam("mlp_depth", 3, Constant(3), COUNT, scope="spirals", space="recipe"),

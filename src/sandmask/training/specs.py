@@ -39,7 +39,7 @@ def make_spec(
     values = resolve(
         space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space), hparams_seed, trial_seed, hparams
     )
-    steps = entry.steps if steps is None else steps
+    steps = entry.steps_in(space) if steps is None else steps
     checkpoint_every = entry.checkpoint_every if checkpoint_every is None else checkpoint_every
     for name, value in (("steps", steps), ("checkpoint_every", checkpoint_every)):
         if value < 1:

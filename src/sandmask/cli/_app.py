@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sandmask._signals import TERMINATED, exit_status
 from sandmask._version import __version__
 from sandmask.cli._commands import COMMANDS, readable
 from sandmask.cli._console import styled
@@ -93,9 +94,10 @@ def _one_line() -> Iterator[None]:
         said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
         typer.echo(f"error: {where}{said}.", err=True)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("\ninterrupted", err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        status = exit_status(error)
+        typer.echo("\nterminated" if status == TERMINATED else "\ninterrupted", err=True)
+        raise typer.Exit(status) from None
 
 
 def _explained(error: Any) -> str:

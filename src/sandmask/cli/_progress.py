@@ -65,10 +65,8 @@ class TrainingBar:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        if kind is KeyboardInterrupt and self._first:  # before, there is nothing to save
-            typer.echo(
-                f"stopped; what was done is saved in {self.folder}. The same command goes on from there.", err=True
-            )
+        if isinstance(error, KeyboardInterrupt) and self._is_saved():
+            typer.echo(f"Stopped. The run is saved in {self.folder}. Rerun the same command to continue.", err=True)
 
     def update(self, report: "Report") -> None:
         """Show one more report."""
@@ -84,6 +82,12 @@ class TrainingBar:
             self._last_line = now
             place = f"{self.spec.algorithm}: step {report.done}/{report.steps}"
             typer.echo(f"{place}  {self.status}{self._rate(now, report.done)}", err=True)
+
+    def _is_saved(self) -> bool:
+        """Whether there is a checkpoint: before the first steps, there is nothing to save."""
+        from sandmask.training.folder import CHECKPOINT
+
+        return (self.folder / CHECKPOINT).exists()
 
     def _rate(self, now: float, done: int) -> str:
         start, first = self._first or (now, done)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandmask._signals import sigterm_raises
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
@@ -122,7 +123,7 @@ def train(
     folder = RunFolder(out or Path("runs") / spec.folder_name)
     if folder.finished(spec) and (tensorboard is not None or diagnostics):
         typer.echo("note: this run is finished, and stays as it is. To train it again, give another --out.", err=True)
-    with TrainingBar(spec, folder.path, quiet=json) as bar:
+    with sigterm_raises(), TrainingBar(spec, folder.path, quiet=json) as bar:
         record = folder.train(
             spec,
             data,

@@ -57,12 +57,24 @@ def test_a_threshold_that_masks_everything_is_said_aloud(tmp_path: Path) -> None
     assert "warning: SAND-mask with tau = 1" in result.stderr
 
 
-def test_divergence_at_once_has_no_traceback(tmp_path: Path) -> None:
+def test_divergence_has_an_exit_status_of_its_own_and_one_line(tmp_path: Path) -> None:
     arguments = ("DebugVector", "ERM", "--test-env", "a", "--steps", "9", "--hparam", "lr=1e38", *SMALL)
-    summary = json.loads(run(*arguments, "--out", str(tmp_path), "--json").stdout)
+    summary = json.loads(run(*arguments, "--out", str(tmp_path), "--json", code=3).stdout)
     assert summary["status"] == "diverged"
-    again = run(*arguments, "--out", str(tmp_path))
-    assert "diverged at step" in again.stdout
+    again = run(*arguments, "--out", str(tmp_path), code=3)
+    assert again.stderr.startswith("Diverged at step")
+    assert again.stderr.count("\n") == 1
+
+
+def test_a_finished_run_with_damaged_records_is_trained_again(tmp_path: Path) -> None:
+    arguments = ("DebugVector", "ERM", "--test-env", "a", "--steps", "3", "--out", str(tmp_path), *SMALL)
+    run(*arguments)
+    records = tmp_path / "records.jsonl"
+    whole = records.read_bytes()
+    records.write_bytes(whole[: len(whole) // 2])
+    assert "records.jsonl is damaged" in run(*arguments).stderr
+    assert records.read_bytes() == whole
+    assert "damaged" not in run(*arguments).stderr
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -89,6 +101,10 @@ def test_a_narrow_terminal_shows_how_far_a_run_is(tmp_path: Path, monkeypatch: p
         (("DebugVector", "ERM", "--test-env", "a", "--device", "tpu9"), "Device 'tpu9' cannot be used here"),
         (("DebugVector", "ERM", "--test-env", "a", "--network", "resnet5000"), "Unknown network 'resnet5000'"),
         (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp16"), "fp16 is for gradient masks"),
+        (
+            ("DebugVector", "ERM", "--test-env", "a", "--steps", "1000000000"),
+            "with --checkpoint-every 10000",
+        ),
         (("DebugVector", "ERM", "--test-env", "a", "--seed", str(2**63)), "seed should be from 0 to 2^63 - 1"),
     ],
 )

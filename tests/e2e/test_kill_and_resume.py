@@ -53,7 +53,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_continue(tmp_path: Path, number: signal.Signals, status: int) -> None:
     # So many steps that it cannot be over before the signal, and no checkpoint but the one that the signal asks for.
-    endless = ("--steps", "1000000", "--checkpoint-seconds", "1000", "--json")
+    endless = ("--steps", "900000", "--checkpoint-seconds", "1000", "--json")
     command = [sys.executable, "-m", "sandmask", *ARGUMENTS, *endless, "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and evaluations(tmp_path) < 2:

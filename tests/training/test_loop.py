@@ -78,6 +78,25 @@ def test_a_finished_run_is_not_trained_again(
     folder.train(spec_of(), dataset, device, report=lambda _: pytest.fail("it trained"))
 
 
+@pytest.mark.parametrize("lr", [1e-2, 1e30], ids=["done", "diverged"])
+@pytest.mark.parametrize("kept", [0, 1, -2, -1])
+def test_a_finished_run_without_all_of_its_records_is_trained_again(
+    kept: int, lr: float, tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    folder, spec = RunFolder(tmp_path), spec_of(hparams={"lr": lr})
+    folder.train(spec, dataset, device)
+    records = tmp_path / "records.jsonl"
+    whole = records.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    records.write_bytes(b"".join(lines[:kept]))
+    assert not folder.finished(spec)
+    folder.train(spec, dataset, device)
+    assert records.read_bytes() == whole
+    records.unlink()
+    folder.train(spec, dataset, device)
+    assert records.read_bytes() == whole
+
+
 def test_another_runs_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     RunFolder(tmp_path).train(spec_of(), dataset, device)
     for _ in range(2):

@@ -37,7 +37,10 @@ from sandmask.cli._options import (
 from sandmask.cli._progress import TrainingBar
 
 if TYPE_CHECKING:
-    from sandmask.records import RunRecord
+    from sandmask.records import RunRecord, RunSpec
+    from sandmask.training import RunFolder
+
+DIVERGED = 3  # the exit status of a run whose loss became NaN or infinite
 
 
 def train(
@@ -84,6 +87,9 @@ def train(
     Interrupted or killed, the same command goes on where it stopped, with the same result to the last bit. The run's
     folder holds records.jsonl (sandmask report reads it) and model.safetensors.
 
+    The exit status is 0 if the run is done, 3 if it diverged (its loss became NaN or infinite), 2 for a mistake in the
+    command, 130 after Ctrl-C and 143 after SIGTERM.
+
     [bold]Examples[/bold]
 
     sandmask train Spirals ANDMask --test-env 0 --steps 300 --hparam tau=0.5
@@ -121,8 +127,7 @@ def train(
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
         typer.echo(f"warning: {caution}", err=True)
     folder = RunFolder(out or Path("runs") / spec.folder_name)
-    if folder.finished(spec) and (tensorboard is not None or diagnostics):
-        typer.echo("note: this run is finished, and stays as it is. To train it again, give another --out.", err=True)
+    _say_what_is_there(folder, spec, extras=tensorboard is not None or diagnostics)
     with sigterm_raises(), TrainingBar(spec, folder.path, quiet=json) as bar:
         record = folder.train(
             spec,
@@ -140,6 +145,23 @@ def train(
         print_json(_summary(record, folder.path))
     else:
         _print(record, folder.path)
+    if record.status == "diverged":
+        raise typer.Exit(DIVERGED)
+
+
+def _say_what_is_there(folder: "RunFolder", spec: "RunSpec", *, extras: bool) -> None:
+    """Print a note if the run was trained before and is not simply finished."""
+    from sandmask.training.folder import RECORDS
+
+    if not folder.has_model(spec):
+        return
+    if not folder.finished(spec):
+        typer.echo(
+            f"note: {folder.path / RECORDS} is damaged: lines of this finished run are missing. Training it again.",
+            err=True,
+        )
+    elif extras:
+        typer.echo("note: this run is finished and is not changed. To train it again, choose another --out.", err=True)
 
 
 def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
@@ -163,7 +185,10 @@ def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
 def _print(record: "RunRecord", path: Path) -> None:
     spec = record.spec
     if record.status == "diverged":
-        typer.echo(f"diverged at step {record.diverged_at}: the loss was no number. Try a smaller --hparam lr=...")
+        typer.echo(
+            f"Diverged at step {record.diverged_at}: the loss is NaN or infinite. Try a smaller --hparam lr=...",
+            err=True,
+        )
     if len(record.steps):
         rows = [
             (name, "held out" if e in spec.test_envs else "trained on", f"{i:.1%}", f"{o:.1%}")

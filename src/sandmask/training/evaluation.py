@@ -133,7 +133,9 @@ def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def evaluation_steps(steps: int, every: int) -> Iterator[int]:
     """The steps after which a run is evaluated: every so many, and the last."""
-    return (step for step in range(steps) if is_evaluation_step(step, steps, every))
+    yield from range(0, steps, every)
+    if (steps - 1) % every:
+        yield steps - 1
 
 
 def is_evaluation_step(step: int, steps: int, every: int) -> bool:

@@ -18,6 +18,7 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
+from sandmask.training.evaluation import evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import load_info, save_model
 from sandmask.training.stack import Stack
@@ -76,8 +77,21 @@ class RunFolder:
         return self.record()
 
     def finished(self, spec: RunSpec) -> bool:
-        """Whether the folder holds this run, trained to its end, with its model."""
+        """Whether the folder holds this run, trained to its end, with its model and all of its records."""
+        return self.has_model(spec) and self._has_all_records(spec)
+
+    def has_model(self, spec: RunSpec) -> bool:
+        """Whether the folder holds the final model of this run."""
         return (self.path / MODEL).exists() and load_info(self.path / MODEL).spec == spec
+
+    def _has_all_records(self, spec: RunSpec) -> bool:
+        """Whether the record file holds the end of this run, and every evaluation before it."""
+        runs = read_runs(self.path / RECORDS) if (self.path / RECORDS).exists() else []
+        if [run.spec for run in runs] != [spec] or runs[0].status == "running":
+            return False
+        last = spec.steps if runs[0].diverged_at is None else runs[0].diverged_at
+        expected = (step for step in evaluation_steps(spec.steps, spec.checkpoint_every) if step < last)
+        return runs[0].steps.tolist() == list(expected)
 
     def record(self) -> RunRecord:
         """The run's record."""

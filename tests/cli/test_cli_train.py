@@ -1,6 +1,7 @@
 """`sandmask train` as a user runs it."""
 
 import io
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ from typer.testing import CliRunner
 from sandmask.cli import _progress
 from sandmask.cli._app import app
 from sandmask.cli._options import allowances
+from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.sweeps import _job
+from sandmask.training import make_spec
 
 SMALL = ("--hparam", "mlp_width=8", "--hparam", "batch_size=4", "--device", "cpu")
 
@@ -87,6 +90,19 @@ def test_a_narrow_terminal_shows_how_far_a_run_is(tmp_path: Path, monkeypatch: p
     assert "3/3" in last
     assert "0:00:00" in last
     assert "loss 0." in last
+
+
+def test_a_long_evaluation_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = itertools.count(step=4)
+    monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    spec = make_spec(DATASETS["DebugVector"], "ERM", [0], steps=5)
+    with _progress.TrainingBar(spec, tmp_path) as bar:
+        for done in (12_000, 24_000, 36_000, 70_000):
+            bar.evaluating(done, 70_000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["ERM: step 0/5  evaluating 36,000/70,000"]
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def train(
             diagnostics=diagnostics,
             tensorboard=tensorboard,
             report=bar.update,
+            evaluating=bar.evaluating,
             checkpoint_seconds=checkpoint_seconds,
         )
     if json:

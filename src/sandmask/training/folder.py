@@ -18,7 +18,7 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
-from sandmask.training.evaluation import evaluation_steps
+from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import load_info, save_model
 from sandmask.training.stack import Stack
@@ -45,12 +45,14 @@ class RunFolder:
         diagnostics: bool = False,
         tensorboard: Path | None = None,
         report: Report = lambda _: None,
+        evaluating: Evaluating | None = None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> RunRecord:
         """Train to the end, from the beginning or from where an earlier call was stopped.
 
         `diagnostics` adds metrics to the records, and `tensorboard` event files in that folder; a run that is finished
-        stays as it is.
+        stays as it is. `report` is called after every few steps and every evaluation, `evaluating` many times within an
+        evaluation, with the number of examples done and of all examples.
         """
         self._check_same_run(spec)
         if not self.finished(spec):
@@ -69,6 +71,7 @@ class RunFolder:
                     checkpoint_seconds=checkpoint_seconds,
                     fast=fast,
                     on_evaluation=lines.add,
+                    evaluating=evaluating,
                 )
                 lines.catch_up(trainer)
                 state: State = pytree.tree_map(lambda t: t[0], trainer.run())
@@ -91,7 +94,8 @@ class RunFolder:
             return False
         last = spec.steps if runs[0].diverged_at is None else runs[0].diverged_at
         expected = (step for step in evaluation_steps(spec.steps, spec.checkpoint_every) if step < last)
-        return runs[0].steps.tolist() == list(expected)
+        recorded: list[int] = runs[0].steps.tolist()
+        return recorded == list(expected)
 
     def record(self) -> RunRecord:
         """The run's record."""

@@ -14,7 +14,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.training.averaging import average_metric, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
-from sandmask.training.evaluation import Accuracies, is_evaluation_step
+from sandmask.training.evaluation import Accuracies, Evaluating, is_evaluation_step
 from sandmask.training.history import History
 from sandmask.training.program import Carry, Program
 from sandmask.training.stack import Stack
@@ -41,6 +41,7 @@ class Trainer:
     """Trains a stack to its end, from wherever its checkpoint stands.
 
     `on_evaluation` is called after every evaluation with the step, and sees the history and `diverged_at` up to date.
+    `evaluating` is called many times within an evaluation, with the number of examples done and of all examples.
     """
 
     def __init__(
@@ -52,12 +53,15 @@ class Trainer:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         fast: bool = True,
         on_evaluation: Callable[["Trainer", int], None] | None = None,
+        evaluating: Evaluating | None = None,
     ) -> None:
         self.stack = stack
         self.checkpoint = checkpoint
         self.report = report
         self.checkpoint_seconds = checkpoint_seconds
         self.on_evaluation = on_evaluation
+        if evaluating is not None:
+            stack.evaluator.report = evaluating
         self.steps = stack.specs[0].steps
         self.history = History(stack)
         self.program = Program(stack, self._resume(), fast=fast)

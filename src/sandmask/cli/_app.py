@@ -18,6 +18,7 @@ from sandmask.cli._commands import COMMANDS, readable
 from sandmask.cli._console import styled
 from sandmask.cli._interrupts import interrupts_end_imports
 from sandmask.errors import SandmaskError
+from sandmask.registry import near
 
 # A command line that cannot be understood; typer's own class for it has moved between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -102,7 +103,7 @@ def _one_line() -> Iterator[None]:
 
 def _explained(error: Any) -> str:
     """What is wrong with a command line, and where to read on; nothing of a group alone, whose help is printed."""
-    said = " ".join(error.format_message().split())
+    said = _no_such_option(error) or " ".join(error.format_message().split())
     if not said:
         return ""
     said += "" if said.endswith(_LAST_WORDS) else "."
@@ -112,6 +113,18 @@ def _explained(error: Any) -> str:
     if said.startswith("No such command") and "Did you mean" not in said:
         return f"{said} Choose from: {', '.join(commands)}."
     return f"{said} See: {error.ctx.command_path} --help"
+
+
+def _no_such_option(error: Any) -> str:
+    """What is wrong with an unknown option, with the option that was meant if one is close; "" for other mistakes.
+
+    Typer's own suggestions include options that have only the hyphens in common.
+    """
+    if not hasattr(error, "option_name") or not hasattr(error, "possibilities"):
+        return ""
+    known = [name for option in error.ctx.command.get_params(error.ctx) for name in option.opts] if error.ctx else []
+    meant = near(error.option_name, [name for name in known if name.startswith("--")])
+    return f"No such option: {error.option_name}." + (f" Did you mean {meant}?" if meant else "")
 
 
 app = typer.Typer(

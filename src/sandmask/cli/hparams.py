@@ -7,6 +7,7 @@ import typer
 
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
+from sandmask.cli._names import check_names, is_swapped
 from sandmask.cli._options import (
     HparamOption,
     HparamsSeedOption,
@@ -50,6 +51,10 @@ def hparams(
 
     sandmask hparams ANDMask Spirals --space domainbed --hparam lr=0.001 --json
     """
+    if is_swapped(dataset, algorithm):
+        algorithm, dataset = dataset, algorithm
+        typer.echo(f"note: read as {algorithm} on {dataset}. `sandmask hparams` takes the algorithm first.", err=True)
+    check_names(dataset, algorithm, plugin)
     load_plugins(plugin)
     found = _find_space(algorithm, dataset, space)
     values = resolve(found, hparams_seed, trial_seed, parse_overrides(hparam or []))
@@ -61,11 +66,8 @@ def hparams(
 
 def _find_space(algorithm: str, dataset: str, space: str) -> Space:
     from sandmask.algorithms import ALGORITHMS
-    from sandmask.datasets import DATASETS, dataset_entry
+    from sandmask.datasets import dataset_entry
 
-    if algorithm not in ALGORITHMS and algorithm in DATASETS and dataset in ALGORITHMS:
-        # `sandmask train` takes the dataset first; here, too, there is no doubt which is which.
-        algorithm, dataset = dataset, algorithm
     method, data = ALGORITHMS[algorithm], dataset_entry(dataset)
     return space_for(data.scope, data.name, method.name, method.hparams, space)
 

@@ -8,6 +8,7 @@ import typer
 from sandmask._signals import sigterm_raises
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
+from sandmask.cli._names import check_names
 from sandmask.cli._options import (
     AverageOption,
     CheckpointEveryOption,
@@ -98,6 +99,7 @@ def train(
 
     sandmask train ./my_images ERM --test-env hospital_3 --network resnet18 --weights resnet18.safetensors
     """
+    check_names(dataset, algorithm, plugin)
     from sandmask.algorithms import ALGORITHMS
     from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
     from sandmask.hparams import parse_overrides

@@ -77,6 +77,12 @@ def train(
     skip_corrupt: SkipCorruptOption = False,
     allow_missing_classes: MissingClassesOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,
+    keep_checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--keep-checkpoint", help="Keep the last checkpoint, so that the run can be given more --steps later."
+        ),
+    ] = False,
     diagnostics: DiagnosticsOption = False,
     tensorboard: TensorBoardOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-ID if not given.")] = None,
@@ -87,6 +93,9 @@ def train(
 
     Interrupted or killed, the same command goes on where it stopped, with the same result to the last bit. The run's
     folder holds records.jsonl (sandmask report reads it) and model.safetensors.
+
+    With --keep-checkpoint, a finished run can be given more steps: repeat the command with the same --out and a larger
+    --steps. The result is the same as if the run had been started with that number of steps.
 
     The exit status is 0 if the run is done, 3 if it diverged (its loss became NaN or infinite), 2 for a mistake in the
     command, 130 after Ctrl-C and 143 after SIGTERM.
@@ -142,6 +151,7 @@ def train(
             tensorboard=tensorboard,
             report=bar.update,
             evaluating=bar.evaluating,
+            keep_checkpoint=keep_checkpoint,
             checkpoint_seconds=checkpoint_seconds,
         )
     if json:

@@ -128,6 +128,21 @@ def test_another_runs_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_o
         (tmp_path / "records.jsonl").unlink(missing_ok=True)  # the model alone is a run as well
 
 
+def test_settings_of_torch_are_restored_after_training(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        RunFolder(tmp_path).train(spec_of(), dataset, device)
+        train_stack([spec_of()], dataset, device, tmp_path / "stack.safetensors")
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_divergence_is_recorded_with_its_step(
     tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
 ) -> None:

@@ -18,6 +18,7 @@ from sandmask.cli._commands import COMMANDS, readable
 from sandmask.cli._console import styled
 from sandmask.cli._interrupts import interrupts_end_imports
 from sandmask.errors import SandmaskError
+from sandmask.plugins import plugin_failure
 from sandmask.registry import near
 
 # A command line that cannot be understood; typer's own class for it has moved between versions.
@@ -99,6 +100,11 @@ def _one_line() -> Iterator[None]:
         status = exit_status(error)
         typer.echo("\nterminated" if status == TERMINATED else "\ninterrupted", err=True)
         raise typer.Exit(status) from None
+    except Exception as error:
+        if (failure := plugin_failure(error)) is None:
+            raise
+        typer.echo(f"error: {failure}", err=True)
+        raise typer.Exit(2) from None
 
 
 def _explained(error: Any) -> str:

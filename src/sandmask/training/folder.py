@@ -22,6 +22,7 @@ from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.extending import extend_checkpoint, is_longer
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import load_info, save_model
+from sandmask.training.precision import temporary_precision
 from sandmask.training.stack import Stack
 from sandmask.training.tensorboard import RunLog
 
@@ -61,7 +62,7 @@ class RunFolder:
         """
         self._prepare(spec)
         if not self.finished(spec):
-            with _out_of_memory_explained(device), ExitStack() as files:
+            with temporary_precision(spec.precision), _out_of_memory_explained(device), ExitStack() as files:
                 # What may refuse comes before the first file: a mistake leaves nothing behind.
                 stack = Stack([spec], dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics)
                 log = None

@@ -121,7 +121,7 @@ def test_by_default_it_is_torch_export_beside_the_model(vectors: Path) -> None:
 
 def test_a_method_with_context_is_pointed_out(tmp_path: Path) -> None:
     folder = train(tmp_path, "DebugVector", "ARM", batch_size=8, mlp_width=16)
-    assert "ARM takes each batch for examples of one environment" in export(folder).stdout
+    assert "ARM treats each batch as examples of one environment" in export(folder).stdout
 
 
 def test_a_file_that_computes_something_else_is_not_written(

@@ -1,4 +1,4 @@
-"""`sandmask hparams`: the configuration that a seed stands for."""
+"""`sandmask hparams`: the hyperparameters of a seed."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -23,12 +23,12 @@ from sandmask.plugins import load_plugins
 def hparams(
     algorithm: Annotated[
         str,
-        typer.Argument(help="An algorithm, as in: sandmask list algorithms", autocompletion=_completion.algorithm),
+        typer.Argument(help="An algorithm; see: sandmask list algorithms", autocompletion=_completion.algorithm),
     ],
     dataset: Annotated[
         str,
         typer.Argument(
-            help="A dataset, as in: sandmask list datasets, or a folder of your images",
+            help="A dataset, or a folder of images; see: sandmask list datasets",
             autocompletion=_completion.dataset,
         ),
     ],
@@ -39,9 +39,9 @@ def hparams(
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
-    """Print the hyperparameters of ALGORITHM on DATASET: their values for a seed, defaults and ranges.
+    """Print the hyperparameters of ALGORITHM on DATASET: the values of a seed, the defaults and the ranges.
 
-    Draws equal DomainBed's to the last bit: draw 7 of trial 0 is the same configuration there.
+    The random draws are DomainBed's, to the last bit: draw 7 of trial 0 is the same configuration there.
 
     [bold]Examples[/bold]
 

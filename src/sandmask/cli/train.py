@@ -48,16 +48,16 @@ def train(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="A dataset, or the folder of your own: root/domain/class/*.jpg", autocompletion=_completion.dataset
+            help="A dataset, or a folder of images: root/domain/class/*.jpg", autocompletion=_completion.dataset
         ),
     ],
     algorithm: Annotated[
         str,
-        typer.Argument(help="An algorithm, as in: sandmask list algorithms", autocompletion=_completion.algorithm),
+        typer.Argument(help="An algorithm; see: sandmask list algorithms", autocompletion=_completion.algorithm),
     ],
     test_env: Annotated[
         list[str],
-        typer.Option("--test-env", metavar="E", help="Environment to hold out, by name or number. Repeatable."),
+        typer.Option("--test-env", metavar="E", help="Environment to hold out, as a name or a number. Repeatable."),
     ],
     steps: StepsOption = None,
     checkpoint_every: CheckpointEveryOption = None,
@@ -85,14 +85,14 @@ def train(
     ] = False,
     diagnostics: DiagnosticsOption = False,
     tensorboard: TensorBoardOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-ID if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/DATASET-ALGORITHM-ID")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
-    """Train ALGORITHM on DATASET with one or more environments held out, and say how well it does on them.
+    """Train ALGORITHM on DATASET with one or more environments held out, and print the accuracy on each environment.
 
-    Interrupted or killed, the same command goes on where it stopped, with the same result to the last bit. The run's
-    folder holds records.jsonl (sandmask report reads it) and model.safetensors.
+    Ctrl-C and SIGTERM save a checkpoint and stop. Rerun the same command to continue; the result is the same as without
+    the interruption. The folder of the run holds records.jsonl, which sandmask report reads, and model.safetensors.
 
     With --keep-checkpoint, a finished run can be given more steps: repeat the command with the same --out and a larger
     --steps. The result is the same as if the run had been started with that number of steps.

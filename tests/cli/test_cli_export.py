@@ -165,7 +165,7 @@ def test_mistakes_are_told(vectors: Path, tmp_path: Path, monkeypatch: pytest.Mo
     pipe = export(vectors, "--output", tmp_path / "pipe")
     assert (pipe.exit_code, "is a device. Name the file" in pipe.stderr) == (2, True)
     screen = export(vectors, "--output", "-")
-    assert (screen.exit_code, "takes a file" in screen.stderr) == (2, True)
+    assert (screen.exit_code, "Name a file" in screen.stderr) == (2, True)
     (tmp_path / "file").write_text("")
     below = export(vectors, "--output", tmp_path / "file" / "model.pt2")
     assert (below.exit_code, "cannot be written" in below.stderr) == (2, True)

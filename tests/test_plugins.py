@@ -1,3 +1,4 @@
+import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -5,10 +6,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
 import sandmask.plugins
+from sandmask.algorithms import ALGORITHMS
+from sandmask.cli._app import app
+from sandmask.datasets import DATASETS, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.plugins import GROUP, VARIABLE, load_plugins
+from sandmask.plugins import GROUP, TRACEBACK, VARIABLE, load_plugins, plugin_failures_named
+from sandmask.training import make_spec, train_stack
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +124,56 @@ def test_installed_plugins_are_loaded_by_entry_point(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "plugin_of_a_package", ModuleType("plugin_of_a_package"))
     load_plugins()
     assert asked == ["sandmask.plugins", "sandmask.plugins"]
+
+
+BROKEN = """
+import torch
+from sandmask.algorithms import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm, environment_risks
+
+class Broken(ObjectiveAlgorithm):
+    def objective(self, params, state, batch, hparams, key):
+        risks = environment_risks(self.logits(params, batch, hparams), batch)
+        return {}, {{}}
+
+ALGORITHMS.register(AlgorithmEntry(name="Broken", summary="", paper="", build=Broken))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("risks.max() if risks.max() > 0.5 else risks.mean()", "must not branch on a tensor's value.*torch.where"),
+        ("risks.mean() * float(risks.max())", "must not branch on a tensor's value"),
+        ("risks.mean() * torch.rand(())", "random numbers must come from `key`"),
+        ("risks.mean() * hparams['tauu']", "KeyError: 'tauu'"),
+        ("risks.mean() @ risks", "RuntimeError: "),
+    ],
+)
+def test_a_plugin_that_fails_in_a_step_is_named_with_its_line(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ALGORITHMS, "_entries", dict(ALGORITHMS._entries))
+    monkeypatch.setattr(sandmask.plugins, "_sources", set())
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN.format(code))
+    arguments = ["train", "DebugVector", "Broken", "--test-env", "a", "--steps", "2", "--plugin", str(path)]
+    result = CliRunner().invoke(app, [*arguments, "--device", "cpu", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert re.match(rf"error: The plugin {path}, line 8, failed: .*{said}", result.stderr)
+    assert result.stderr.count("\n") == 1
+    specs = [make_spec(DATASETS["DebugVector"], "Broken", [0], steps=2, seed=seed) for seed in range(2)]
+    with pytest.raises(SandmaskError, match=rf"{path}, line 8, failed: .*{said}"):
+        train_stack(specs, load_dataset("DebugVector"), torch.device("cpu"), tmp_path / "checkpoint.safetensors")
+    monkeypatch.setenv(TRACEBACK, "1")
+    with pytest.raises((RuntimeError, KeyError)):
+        train_stack(specs, load_dataset("DebugVector"), torch.device("cpu"), tmp_path / "checkpoint.safetensors")
+
+
+def test_memory_that_runs_out_is_not_the_plugins_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandmask.plugins, "_sources", set())
+    path = tmp_path / "greedy.py"
+    path.write_text("import torch\ndef step():\n    raise torch.OutOfMemoryError\n")
+    load_plugins([path])
+    module = next(module for name, module in sys.modules.items() if name.startswith("sandmask_plugin_greedy"))
+    with pytest.raises(torch.OutOfMemoryError), plugin_failures_named():
+        module.step()

@@ -7,6 +7,9 @@ A plugin is any module that registers something when it is imported:
 
 It is found by `--plugin FILE`, by the environment variable SANDMASK_PLUGINS (paths, separated as in PATH), or
 as an entry point of the group `sandmask.plugins`.
+
+An exception that a plugin raises later, in a step for example, is reported in one line with the plugin's file and line.
+The environment variable SANDMASK_TRACEBACK=1 keeps the traceback.
 """
 
 import hashlib
@@ -14,7 +17,8 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -22,8 +26,26 @@ from sandmask.errors import SandmaskError
 
 GROUP = "sandmask.plugins"
 VARIABLE = "SANDMASK_PLUGINS"
+TRACEBACK = "SANDMASK_TRACEBACK"
 
-__all__ = ["GROUP", "VARIABLE", "load_plugins"]
+# What torch says when a step breaks one of the rules for algorithms, and that rule.
+_RULES = (
+    (
+        ("data-dependent control flow", "calling .item()"),
+        "a step must not branch on a tensor's value or read it. Use torch.where instead of `if`, bool() or .item()",
+    ),
+    (
+        ("randomness error mode",),
+        "random numbers must come from `key`, by sandmask.functional.random, so that a run can be repeated",
+    ),
+    (
+        ("inplace arithmetic",),
+        "a step must not change tensors in place. Return new ones",
+    ),
+)
+_sources: set[Path] = set()  # the files and package folders of loaded plugins
+
+__all__ = ["GROUP", "TRACEBACK", "VARIABLE", "load_plugins", "plugin_failure", "plugin_failures_named"]
 
 
 def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
@@ -31,10 +53,11 @@ def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
     for entry in entry_points(group=GROUP):
         try:
             entry.load()
+            _note_source(entry.module)
         except Exception as error:
             raise SandmaskError(
                 f"The installed plugin {entry.name!r} ({entry.value}) cannot be loaded: "
-                f"{type(error).__name__}: {error}. Mend or uninstall it."
+                f"{type(error).__name__}: {error}. Fix or uninstall it."
             ) from error
     named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     for path in (*named, *(paths or ())):
@@ -49,6 +72,7 @@ def _load_file(path: Path) -> None:
         raise SandmaskError(f"The plugin {path} should be a Python file, with a name that ends in .py.")
     # The name is a function of the path: the same file is loaded once, two files of one name are two modules.
     name = f"sandmask_plugin_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
+    _sources.add(resolved)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, resolved)
@@ -62,6 +86,53 @@ def _load_file(path: Path) -> None:
         del sys.modules[name]
         where = f"{path}, line {_line(error, resolved)}"
         raise SandmaskError(f"The plugin {where} failed: {type(error).__name__}: {_said(error)}") from error
+
+
+def plugin_failure(error: BaseException) -> str | None:
+    """An exception that was raised inside a plugin in one line, with its file and line; None for any other."""
+    if os.environ.get(TRACEBACK) or isinstance(error, SandmaskError) or _is_out_of_memory(error):
+        return None
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_source(Path(frame.filename))]
+    if not frames:
+        return None
+    first = str(error).strip().partition("\n")[0]
+    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    broken = [rule for signs, rule in _RULES if any(sign in str(error) for sign in signs)]
+    where = f"{_short(Path(frames[-1].filename))}, line {frames[-1].lineno}"
+    return f"The plugin {where}, failed: {broken[0] if broken else said}. {TRACEBACK}=1 shows the traceback."
+
+
+@contextmanager
+def plugin_failures_named() -> Iterator[None]:
+    """Raise what a plugin raises inside the block as a `SandmaskError` that names the plugin's file and line."""
+    try:
+        yield
+    except Exception as error:
+        if (said := plugin_failure(error)) is None:
+            raise
+        raise SandmaskError(said) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, which is not the plugin's mistake and is handled elsewhere; known without torch."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def _note_source(module_name: str) -> None:
+    """Remember where an installed plugin lives: the folder of a package, or a file."""
+    module = sys.modules.get(module_name)
+    file = getattr(module, "__file__", None)
+    if file is not None:
+        _sources.add(Path(file).parent.resolve() if hasattr(module, "__path__") else Path(file).resolve())
+
+
+def _is_source(file: Path) -> bool:
+    return file in _sources or any(parent in _sources for parent in file.parents)
+
+
+def _short(file: Path) -> Path:
+    """A path as a user would write it: relative, where it is below the current folder."""
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
 def _line(error: Exception, path: Path) -> int:

@@ -1,7 +1,7 @@
 """Named things: algorithms, datasets, selection rules. Lists, help and error messages derive from here."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from sandmask.errors import SandmaskError
@@ -19,12 +19,34 @@ class Named(Protocol):
 T = TypeVar("T", bound=Named)
 
 
+def near(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that `word` most likely stands for, or None if nothing is close.
+
+    A choice that begins with the word or contains it comes before one that is spelled like it, and the shortest of
+    several first. Numbers have no neighbours: a wrong one is not a misspelling.
+    """
+    keys = {simplified(choice): choice for choice in choices}
+    wanted = simplified(word)
+    if not wanted or wanted.isdecimal():
+        return None
+    by_length = sorted(keys, key=len)
+    begun = [key for key in by_length if len(wanted) > 1 and key.startswith(wanted)]
+    containing = [key for key in by_length if len(wanted) > 2 and wanted in key]
+    alike = difflib.get_close_matches(wanted, by_length, n=1, cutoff=0.6)
+    found = [*begun, *containing, *alike]
+    return keys[found[0]] if found else None
+
+
 def closest(word: str, choices: list[str]) -> str:
-    """A sentence that lists `choices`, led by the likeliest one meant by `word`."""
-    lowered = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.5)
-    hint = f"Did you mean {lowered[near[0]]!r}? " if near else ""
+    """A sentence that lists `choices`, after the one that `word` most likely stands for, if any is close."""
+    meant = near(word, choices)
+    hint = f"Did you mean {meant!r}? " if meant is not None else ""
     return f"{hint}Choose from: {', '.join(choices)}."
+
+
+def simplified(name: str) -> str:
+    """A name without the differences that a look-up ignores: case, hyphens and underscores."""
+    return name.lower().replace("-", "").replace("_", "")
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -34,26 +56,22 @@ class Registry(Mapping[str, T], Generic[T]):
         self.kind = kind
         self._entries: dict[str, T] = {}
 
-    @staticmethod
-    def _key(name: str) -> str:
-        return name.lower().replace("-", "").replace("_", "")
-
     def register(self, entry: T) -> T:
         """Add an entry; a name that is taken is an error."""
-        key = self._key(entry.name)
+        key = simplified(entry.name)
         if key in self._entries:
             raise SandmaskError(f"There is already {self.kind} named {self._entries[key].name!r}. Choose another name.")
         self._entries[key] = entry
         return entry
 
     def __getitem__(self, name: str) -> T:
-        entry = self._entries.get(self._key(name))
+        entry = self._entries.get(simplified(name))
         if entry is None:
             raise SandmaskError(f"Unknown {self.kind} {name!r}. {closest(name, list(self))}")
         return entry
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._key(name) in self._entries
+        return isinstance(name, str) and simplified(name) in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return (entry.name for entry in self._entries.values())

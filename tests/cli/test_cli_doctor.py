@@ -67,7 +67,7 @@ def test_text_has_a_line_each_and_a_verdict(monkeypatch: pytest.MonkeyPatch) -> 
         ["note", "so", "so", "could", "be", "better", "->", "do", "this"],
         ["PROBLEM", "bad", "broken", "->", "mend", "it"],
         [],
-        ["1", "problem", "to", "see", "to,", "1", "note."],
+        ["1", "problem,", "1", "note."],
     ]
 
 

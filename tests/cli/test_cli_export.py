@@ -121,7 +121,7 @@ def test_by_default_it_is_torch_export_beside_the_model(vectors: Path) -> None:
 
 def test_a_method_with_context_is_pointed_out(tmp_path: Path) -> None:
     folder = train(tmp_path, "DebugVector", "ARM", batch_size=8, mlp_width=16)
-    assert "ARM takes each batch for examples of one environment" in export(folder).stdout
+    assert "ARM treats each batch as examples of one environment" in export(folder).stdout
 
 
 def test_a_file_that_computes_something_else_is_not_written(
@@ -165,7 +165,7 @@ def test_mistakes_are_told(vectors: Path, tmp_path: Path, monkeypatch: pytest.Mo
     pipe = export(vectors, "--output", tmp_path / "pipe")
     assert (pipe.exit_code, "is a device. Name the file" in pipe.stderr) == (2, True)
     screen = export(vectors, "--output", "-")
-    assert (screen.exit_code, "takes a file" in screen.stderr) == (2, True)
+    assert (screen.exit_code, "Name a file" in screen.stderr) == (2, True)
     (tmp_path / "file").write_text("")
     below = export(vectors, "--output", tmp_path / "file" / "model.pt2")
     assert (below.exit_code, "cannot be written" in below.stderr) == (2, True)

@@ -96,12 +96,30 @@ def test_help_imports_no_torch(args: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("train Spirls ERM --test-env 0", "error: Unknown dataset 'Spirls'. Did you mean 'Spirals'?"),
+        ("train Spirals sand --test-env 0", "error: Unknown algorithm 'sand'. Did you mean 'SANDMask'?"),
+        ("hparams sand Spirals", "error: Unknown algorithm 'sand'. Did you mean 'SANDMask'?"),
+    ],
+)
+def test_a_misspelled_name_is_refused_without_torch(line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = [sys.executable, "-m", "sandmask", *line.split()]
+    result = subprocess.run(words, capture_output=True, text=True, env={**ENV, "PYTHONPATH": path}, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
         ("lits", "Did you mean 'list'? See: sandmask --help"),
         ("quux", "Choose from: demo, train"),
         ("--nope", "No such option: --nope. See: sandmask --help"),
         ("data downlod", "Did you mean 'download'? See: sandmask data --help"),
         ("train Spirals", "Missing argument"),
-        ("train Spirals ERM --test-envv 0", "--test-env"),
+        ("train Spirals ERM --test-envv 0", "No such option: --test-envv. Did you mean --test-env? See:"),
+        ("train Spirals ERM --foo 0", "No such option: --foo. See: sandmask train --help"),
         ("train Spirals ERM --test-env 0 --steps many", "Invalid value for '--steps'"),
         ("train Spirals ERM --test-env 0 --steps 0", "See: sandmask train --help"),
         ("train Spirals ERM IRM --test-env 0", "IRM"),

@@ -59,6 +59,8 @@ def test_every_algorithm_has_a_space_on_every_kind_of_dataset(dataset: str, spac
 def test_names_are_forgiving_and_so_is_their_order() -> None:
     assert configuration("and-mask", "coloredmnist") == configuration("ANDMask", "ColoredMNIST")
     assert configuration("ColoredMNIST", "ANDMask") == configuration("ANDMask", "ColoredMNIST")
+    result = runner.invoke(app, ["hparams", "ColoredMNIST", "ANDMask", "--json"])
+    assert result.stderr == "note: read as ANDMask on ColoredMNIST. `sandmask hparams` takes the algorithm first.\n"
 
 
 def test_values_can_be_set_by_hand() -> None:

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sandmask.cli._app import app
+from sandmask.paper.why import QUESTIONS, SPIRALS_QUESTIONS
 from sandmask.records import read_runs, write_archive
 from sandmask.records.testing import made_up_sweep
 
@@ -26,6 +27,11 @@ def test_the_help_lists_every_figure_and_table() -> None:
     shown = paper("--help").output
     for name in ("figure-1", "figure-2", "figure-3", "table-1", "table-2", "table-3", "table-pacs", "why", "compact"):
         assert name in shown
+
+
+def test_the_help_of_why_lists_every_question() -> None:
+    shown = paper("why", "--help").output
+    assert [name for name in (*QUESTIONS, *SPIRALS_QUESTIONS) if name not in shown] == []
 
 
 def test_a_figure_is_written_in_every_form(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`sandmask train` as a user runs it."""
 
 import io
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ from typer.testing import CliRunner
 from sandmask.cli import _progress
 from sandmask.cli._app import app
 from sandmask.cli._options import allowances
+from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.sweeps import _job
+from sandmask.training import make_spec
 
 SMALL = ("--hparam", "mlp_width=8", "--hparam", "batch_size=4", "--device", "cpu")
 
@@ -57,12 +60,24 @@ def test_a_threshold_that_masks_everything_is_said_aloud(tmp_path: Path) -> None
     assert "warning: SAND-mask with tau = 1" in result.stderr
 
 
-def test_divergence_at_once_has_no_traceback(tmp_path: Path) -> None:
+def test_divergence_has_an_exit_status_of_its_own_and_one_line(tmp_path: Path) -> None:
     arguments = ("DebugVector", "ERM", "--test-env", "a", "--steps", "9", "--hparam", "lr=1e38", *SMALL)
-    summary = json.loads(run(*arguments, "--out", str(tmp_path), "--json").stdout)
+    summary = json.loads(run(*arguments, "--out", str(tmp_path), "--json", code=3).stdout)
     assert summary["status"] == "diverged"
-    again = run(*arguments, "--out", str(tmp_path))
-    assert "diverged at step" in again.stdout
+    again = run(*arguments, "--out", str(tmp_path), code=3)
+    assert again.stderr.startswith("Diverged at step")
+    assert again.stderr.count("\n") == 1
+
+
+def test_a_finished_run_with_damaged_records_is_trained_again(tmp_path: Path) -> None:
+    arguments = ("DebugVector", "ERM", "--test-env", "a", "--steps", "3", "--out", str(tmp_path), *SMALL)
+    run(*arguments)
+    records = tmp_path / "records.jsonl"
+    whole = records.read_bytes()
+    records.write_bytes(whole[: len(whole) // 2])
+    assert "records.jsonl is damaged" in run(*arguments).stderr
+    assert records.read_bytes() == whole
+    assert "damaged" not in run(*arguments).stderr
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -77,6 +92,19 @@ def test_a_narrow_terminal_shows_how_far_a_run_is(tmp_path: Path, monkeypatch: p
     assert "loss 0." in last
 
 
+def test_a_long_evaluation_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = itertools.count(step=4)
+    monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    spec = make_spec(DATASETS["DebugVector"], "ERM", [0], steps=5)
+    with _progress.TrainingBar(spec, tmp_path) as bar:
+        for done in (12_000, 24_000, 36_000, 70_000):
+            bar.evaluating(done, 70_000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["ERM: step 0/5  evaluating 36,000/70,000"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -89,6 +117,10 @@ def test_a_narrow_terminal_shows_how_far_a_run_is(tmp_path: Path, monkeypatch: p
         (("DebugVector", "ERM", "--test-env", "a", "--device", "tpu9"), "Device 'tpu9' cannot be used here"),
         (("DebugVector", "ERM", "--test-env", "a", "--network", "resnet5000"), "Unknown network 'resnet5000'"),
         (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp16"), "fp16 is for gradient masks"),
+        (
+            ("DebugVector", "ERM", "--test-env", "a", "--steps", "1000000000"),
+            "with --checkpoint-every 10000",
+        ),
         (("DebugVector", "ERM", "--test-env", "a", "--seed", str(2**63)), "seed should be from 0 to 2^63 - 1"),
     ],
 )

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 ARGUMENTS = (
     *("train", "DebugVector", "SANDMask", "--test-env", "b", "--steps", "301", "--checkpoint-every", "10"),
     *("--hparam", "tau=0.1", "--hparam", "dropout=0.1", "--hparam", "mlp_width=16", "--hparam", "batch_size=16"),
@@ -48,14 +50,16 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         assert (whole / file).read_bytes() == (parts / file).read_bytes()
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    endless = ("--steps", "1000000")  # or it might be over before it is interrupted
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_continue(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    # So many steps that it cannot be over before the signal, and no checkpoint but the one that the signal asks for.
+    endless = ("--steps", "900000", "--checkpoint-seconds", "1000", "--json")
     command = [sys.executable, "-m", "sandmask", *ARGUMENTS, *endless, "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and evaluations(tmp_path) < 2:
         time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, stderr = process.communicate()
-    assert process.returncode == 130
-    assert "The same command goes on from there" in stderr
+    assert process.returncode == status
+    assert f"The run is saved in {tmp_path}. Rerun the same command to continue." in stderr
     assert (tmp_path / "checkpoint.safetensors").exists()

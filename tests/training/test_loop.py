@@ -47,6 +47,26 @@ def test_interrupted_at_any_step_goes_on_to_the_same_bits(
         assert (whole.path / file).read_bytes() == (parts.path / file).read_bytes()
 
 
+@pytest.mark.parametrize("stop_at", [1, 3, 6, 11])
+def test_interrupted_runs_with_averages_go_on_to_the_same_bits(
+    stop_at: int, tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    """An evaluation moves SWAD's average on: it must count once, though it is repeated after an interruption."""
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done == stop_at and progress.accuracies is not None:
+            raise KeyboardInterrupt
+
+    # A learning rate that lets the validation loss rise, without which the average would never start.
+    spec = spec_of("ERM", averages=("sma", "ema", "swad"), checkpoint_every=1, hparams={"lr": 0.3})
+    whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
+    whole.train(spec, dataset, device)
+    with pytest.raises(KeyboardInterrupt):
+        parts.train(spec, dataset, device, report=interrupt)
+    parts.train(spec, dataset, device)
+    assert (whole.path / "records.jsonl").read_bytes() == (parts.path / "records.jsonl").read_bytes()
+
+
 def test_old_checkpoint_and_newer_records(
     tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
 ) -> None:
@@ -78,12 +98,49 @@ def test_a_finished_run_is_not_trained_again(
     folder.train(spec_of(), dataset, device, report=lambda _: pytest.fail("it trained"))
 
 
+@pytest.mark.parametrize("lr", [1e-2, 1e30], ids=["done", "diverged"])
+@pytest.mark.parametrize("kept", [0, 1, -2, -1])
+def test_a_finished_run_without_all_of_its_records_is_trained_again(
+    kept: int, lr: float, tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    folder, spec = RunFolder(tmp_path), spec_of(hparams={"lr": lr})
+    folder.train(spec, dataset, device)
+    records = tmp_path / "records.jsonl"
+    whole = records.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    records.write_bytes(b"".join(lines[:kept]))
+    assert not folder.finished(spec)
+    folder.train(spec, dataset, device)
+    assert records.read_bytes() == whole
+    records.unlink()
+    folder.train(spec, dataset, device)
+    assert records.read_bytes() == whole
+
+
 def test_another_runs_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     RunFolder(tmp_path).train(spec_of(), dataset, device)
     for _ in range(2):
-        with pytest.raises(SandmaskError, match="holds another run, ERM on DebugVector: it differs in steps, seed"):
-            RunFolder(tmp_path).train(spec_of(seed=1, steps=3), dataset, device)
+        with pytest.raises(SandmaskError, match="holds another run, ERM on DebugVector: it differs in ") as caught:
+            RunFolder(tmp_path).train(spec_of(seed=1, steps=3, hparams={"lr": 0.5}), dataset, device)
+        for words in ("steps (12 there, 3 here)", "seed (0 there, 1 here)", "hparams lr (0.01 there, 0.5 here)"):
+            assert words in str(caught.value)
+        assert "weight_decay" not in str(caught.value)
         (tmp_path / "records.jsonl").unlink(missing_ok=True)  # the model alone is a run as well
+
+
+def test_settings_of_torch_are_restored_after_training(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        RunFolder(tmp_path).train(spec_of(), dataset, device)
+        train_stack([spec_of()], dataset, device, tmp_path / "stack.safetensors")
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_divergence_is_recorded_with_its_step(

@@ -12,11 +12,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sandmask._signals import TERMINATED, exit_status
 from sandmask._version import __version__
 from sandmask.cli._commands import COMMANDS, readable
 from sandmask.cli._console import styled
 from sandmask.cli._interrupts import interrupts_end_imports
 from sandmask.errors import SandmaskError
+from sandmask.plugins import plugin_failure
+from sandmask.registry import near
 
 # A command line that cannot be understood; typer's own class for it has moved between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -93,14 +96,20 @@ def _one_line() -> Iterator[None]:
         said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
         typer.echo(f"error: {where}{said}.", err=True)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("\ninterrupted", err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        status = exit_status(error)
+        typer.echo("\nterminated" if status == TERMINATED else "\ninterrupted", err=True)
+        raise typer.Exit(status) from None
+    except Exception as error:
+        if (failure := plugin_failure(error)) is None:
+            raise
+        typer.echo(f"error: {failure}", err=True)
+        raise typer.Exit(2) from None
 
 
 def _explained(error: Any) -> str:
     """What is wrong with a command line, and where to read on; nothing of a group alone, whose help is printed."""
-    said = " ".join(error.format_message().split())
+    said = _no_such_option(error) or " ".join(error.format_message().split())
     if not said:
         return ""
     said += "" if said.endswith(_LAST_WORDS) else "."
@@ -110,6 +119,18 @@ def _explained(error: Any) -> str:
     if said.startswith("No such command") and "Did you mean" not in said:
         return f"{said} Choose from: {', '.join(commands)}."
     return f"{said} See: {error.ctx.command_path} --help"
+
+
+def _no_such_option(error: Any) -> str:
+    """What is wrong with an unknown option, with the option that was meant if one is close; "" for other mistakes.
+
+    Typer's own suggestions include options that have only the hyphens in common.
+    """
+    if not hasattr(error, "option_name") or not hasattr(error, "possibilities"):
+        return ""
+    known = [name for option in error.ctx.command.get_params(error.ctx) for name in option.opts] if error.ctx else []
+    meant = near(error.option_name, [name for name in known if name.startswith("--")])
+    return f"No such option: {error.option_name}." + (f" Did you mean {meant}?" if meant else "")
 
 
 app = typer.Typer(

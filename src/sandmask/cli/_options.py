@@ -13,13 +13,13 @@ PluginOption = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="A Python file that registers algorithms or datasets of your own. Repeatable; the variable "
-        "SANDMASK_PLUGINS names more.",
+        help="Python file that registers your own algorithms or datasets. Repeatable; SANDMASK_PLUGINS names more "
+        "files.",
     ),
 ]
 HparamOption = Annotated[
     list[str] | None,
-    typer.Option("--hparam", metavar="NAME=VALUE", help="Set a hyperparameter by hand. Repeatable."),
+    typer.Option("--hparam", metavar="NAME=VALUE", help="Set the value of a hyperparameter. Repeatable."),
 ]
 SpaceOption = Annotated[
     str,
@@ -31,17 +31,24 @@ SpaceOption = Annotated[
     ),
 ]
 HparamsSeedOption = Annotated[
-    int, typer.Option("--hparams-seed", metavar="N", min=0, help="Which random draw; 0 is the defaults.")
+    int, typer.Option("--hparams-seed", metavar="N", min=0, help="Number of the random draw; 0 means the defaults.")
 ]
 TrialSeedOption = Annotated[
     int,
-    typer.Option("--trial-seed", metavar="N", min=0, help="Which repetition: decides the draw and the data splits."),
+    typer.Option(
+        "--trial-seed",
+        metavar="N",
+        min=0,
+        help="Number of the repetition. Sets draw and data splits.",
+    ),
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, help="Initial weights, minibatches, all else that is random.")
+    int,
+    typer.Option("--seed", metavar="N", min=0, help="Seed of weights, minibatches and other randomness."),
 ]
 StepsOption = Annotated[
-    int | None, typer.Option("--steps", metavar="N", min=1, help="Training steps; the dataset's protocol if not given.")
+    int | None,
+    typer.Option("--steps", metavar="N", min=1, help="Training steps. Default: the dataset's protocol."),
 ]
 CheckpointEveryOption = Annotated[
     int | None,
@@ -49,23 +56,23 @@ CheckpointEveryOption = Annotated[
         "--checkpoint-every",
         metavar="N",
         min=1,
-        help="Evaluate every so many steps; the dataset's protocol if not given.",
+        help="Evaluate every N steps. Default: the dataset's protocol.",
     ),
 ]
 NetworkOption = Annotated[
-    str | None, typer.Option("--network", help="mlp, mnist-convnet or a timm name; the dataset's own if not given.")
+    str | None, typer.Option("--network", help="mlp, mnist-convnet or a timm name. Default: the dataset's network.")
 ]
 WeightsOption = Annotated[
     str | None,
-    typer.Option("--weights", metavar="FILE|none", help="Pretrained weights for a timm network, or none of them."),
+    typer.Option("--weights", metavar="FILE|none", help="Pretrained weights of a timm network, or none."),
 ]
 PrecisionOption = Annotated[
     str,
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="What is computed in: fp32, tf32, bf16, or fp16 (for gradient masks on the MLP). "
-        "In all but fp32, runs may generalize a little worse.",
+        help="Compute precision: fp32, tf32, bf16, or fp16 (gradient masks on the MLP only). "
+        "Below fp32, runs may generalize slightly worse.",
         autocompletion=_completion.words("fp32", "tf32", "bf16", "fp16"),
     ),
 ]
@@ -78,28 +85,26 @@ AverageOption = Annotated[
         autocompletion=_completion.words("sma", "ema", "swad"),
     ),
 ]
-FastOption = Annotated[
-    bool, typer.Option("--fast/--no-fast", help="Whether a GPU's program may be captured as a graph.")
-]
+FastOption = Annotated[bool, typer.Option("--fast/--no-fast", help="Use CUDA graphs on a GPU.")]
 CompileOption = Annotated[
-    bool, typer.Option("--compile", help="Compile the network: a slow start, faster steps. For timm networks.")
+    bool, typer.Option("--compile", help="Compile the network: slower start, faster steps. For timm networks.")
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ...; the GPU if there is one.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ... Default: a GPU if present.")]
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where the datasets are; see: sandmask data where")
+    Path | None, typer.Option("--data-dir", help="Folder of the datasets; see: sandmask data where")
 ]
-SkipCorruptOption = Annotated[bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be read.")]
+SkipCorruptOption = Annotated[bool, typer.Option("--skip-corrupt", help="Skip images that cannot be read.")]
 MissingClassesOption = Annotated[
-    bool, typer.Option("--missing-classes", help="Let a domain of images lack classes that others have.")
+    bool, typer.Option("--missing-classes", help="Allow image domains that lack some of the classes.")
 ]
 CheckpointSecondsOption = Annotated[
-    float, typer.Option("--checkpoint-seconds", metavar="N", min=0, help="Save the state this often, for a resume.")
+    float, typer.Option("--checkpoint-seconds", metavar="N", min=0, help="Save a checkpoint every N seconds.")
 ]
 DiagnosticsOption = Annotated[
     bool,
     typer.Option(
         "--diagnostics",
-        help="Also record what a mask does to each tensor, and the agreement of held-out gradients. Changes no number.",
+        help="Also record statistics of the mask and the agreement of held-out gradients. Results do not change.",
     ),
 ]
 TensorBoardOption = Annotated[

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sandmask.training import Progress as Report
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
+EVALUATION_SECONDS = 1.0  # after which an evaluation is long enough to show how far it is
 
 
 class _Status(ProgressColumn):
@@ -44,6 +45,8 @@ class TrainingBar:
         self.status = ""
         self._first: tuple[float, int] | None = None
         self._last_line = time.monotonic()
+        self._done = 0
+        self._evaluation = (0.0, 0)  # when the present one began, and how many examples are done
         live = sys.stderr.isatty() and not quiet
         columns = (
             TextColumn(spec.algorithm),
@@ -65,10 +68,8 @@ class TrainingBar:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        if kind is KeyboardInterrupt and self._first:  # before, there is nothing to save
-            typer.echo(
-                f"stopped; what was done is saved in {self.folder}. The same command goes on from there.", err=True
-            )
+        if isinstance(error, KeyboardInterrupt) and self._is_saved():
+            typer.echo(f"Stopped. The run is saved in {self.folder}. Rerun the same command to continue.", err=True)
 
     def update(self, report: "Report") -> None:
         """Show one more report."""
@@ -78,12 +79,31 @@ class TrainingBar:
         self._first = self._first or (now, report.done)
         if report.accuracies is not None and report.losses is not None:
             self.status = self._describe(report)
+        self._done = report.done
+        is_last = report.done == report.steps and report.accuracies is not None
+        self._show(self.status + self._rate(now, report.done), now, at_once=is_last)
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Show how many examples of an evaluation are done, if it takes long."""
+        now = time.monotonic()
+        began, before = self._evaluation
+        began = began if done > before else now
+        self._evaluation = (began, done)
+        if not self.quiet and now - began > EVALUATION_SECONDS:
+            self._show(f"evaluating {done:,}/{total:,}", now)
+
+    def _show(self, status: str, now: float, *, at_once: bool = False) -> None:
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=report.done, status=self.status + self._rate(now, report.done))
-        elif now - self._last_line > LINE_SECONDS or (report.done == report.steps and report.accuracies is not None):
+            self._bar.update(self._task, completed=self._done, status=status)
+        elif at_once or now - self._last_line > LINE_SECONDS:
             self._last_line = now
-            place = f"{self.spec.algorithm}: step {report.done}/{report.steps}"
-            typer.echo(f"{place}  {self.status}{self._rate(now, report.done)}", err=True)
+            typer.echo(f"{self.spec.algorithm}: step {self._done}/{self.spec.steps}  {status}", err=True)
+
+    def _is_saved(self) -> bool:
+        """Whether there is a checkpoint: before the first steps, there is nothing to save."""
+        from sandmask.training.folder import CHECKPOINT
+
+        return (self.folder / CHECKPOINT).exists()
 
     def _rate(self, now: float, done: int) -> str:
         start, first = self._first or (now, done)

@@ -1,4 +1,4 @@
-"""`sandmask doctor`: is everything here that is needed, and what to do if not."""
+"""`sandmask doctor`: checks the installation."""
 
 import shutil
 import sys
@@ -23,17 +23,17 @@ _INDENT = 29  # where what is said begins
 
 
 def doctor(
-    runs: Annotated[Path, typer.Option("--runs", help="The folder that runs are to be written to.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Folder for runs, to check its disk space.")] = Path("runs"),
     data_dir: DataDirOption = None,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Try torch.compile on the CPU too, which takes half a minute.")
+        bool, typer.Option("--thorough", help="Also test torch.compile on the CPU, which takes half a minute.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check the installation, devices, data, extras, weights, disk and shell completion, and say what to do.
+    """Check the installation, devices, data, extras, weights, disk and shell completion, and suggest fixes.
 
-    Each line is ok, a note (worth knowing; nothing is broken) or a problem. The exit status is 1 if there is a problem.
-    Nothing is downloaded, changed or left behind.
+    Each line is ok, a note (nothing is broken) or a problem. The exit status is 1 if there is a problem. The command
+    downloads and changes nothing.
 
     [bold]Examples[/bold]
 
@@ -92,7 +92,7 @@ def _survived(check: Check) -> Iterator[Finding]:
     try:
         yield from check()
     except Exception as error:  # noqa: BLE001
-        yield problem("examination", f"stopped: {first_line(error)}", "see to the problems above first")
+        yield problem("examination", f"stopped: {first_line(error)}", "fix the problems above first")
 
 
 def _print(finding: Finding) -> None:
@@ -109,5 +109,5 @@ def _print(finding: Finding) -> None:
 def _verdict(findings: list[Finding]) -> str:
     problems, notes = (sum(f.status == status for f in findings) for status in ("problem", "note"))
     if problems:
-        return f"\n{counted(problems, 'problem')} to see to, {counted(notes, 'note')}."
-    return f"\nAll is well; {counted(notes, 'note')}." if notes else "\nAll is well."
+        return f"\n{counted(problems, 'problem')}, {counted(notes, 'note')}."
+    return f"\nNo problems; {counted(notes, 'note')}." if notes else "\nNo problems."

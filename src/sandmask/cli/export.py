@@ -13,17 +13,17 @@ from sandmask.errors import SandmaskError
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run.")],
     format_name: Annotated[
-        str, typer.Option("--format", metavar="torch-export|onnx", help="What kind of file to write.")
+        str, typer.Option("--format", metavar="torch-export|onnx", help="Format of the file.")
     ] = "torch-export",
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="RUN/model.pt2 or RUN/model.onnx if not given.")
+        Path | None, typer.Option(metavar="FILE", help="Default: RUN/model.pt2 or RUN/model.onnx")
     ] = None,
     plugin: PluginOption = None,
 ) -> None:
-    """Save a trained model for PyTorch without sandmask (torch.export) or for any ONNX runtime.
+    """Export a trained model for PyTorch without sandmask (torch.export), or as ONNX.
 
-    The exported model takes preprocessed examples, as many at a time as you like, and gives logits. Class names
-    and preprocessing are in its metadata. The file is checked against the run before it takes its name.
+    The exported model maps a batch of preprocessed examples, of any size, to logits. Its metadata hold the class names
+    and the preprocessing. The exported model is compared with the run before the file is written.
 
     [bold]Examples[/bold]
 
@@ -36,7 +36,7 @@ def export(
     from sandmask.training.exporting import export_run
 
     if output == STANDARD_OUTPUT:
-        raise SandmaskError("A model is read back to check it, which takes a file. Name one: --output model.pt2")
+        raise SandmaskError("A model cannot be written to standard output. Name a file: --output model.pt2")
     load_plugins(plugin)
     trained = load_run(run)
     exported = export_run(trained, format_name, output)
@@ -46,4 +46,4 @@ def export(
         f"Checked against the run: largest difference {exported.difference:.1e}."
     )
     if trained.uses_context:
-        typer.echo(f"{trained.spec.algorithm} takes each batch for examples of one environment.")
+        typer.echo(f"{trained.spec.algorithm} treats each batch as examples of one environment.")

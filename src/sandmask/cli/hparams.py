@@ -1,4 +1,4 @@
-"""`sandmask hparams`: the configuration that a seed stands for."""
+"""`sandmask hparams`: the hyperparameters of a seed."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -7,6 +7,7 @@ import typer
 
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
+from sandmask.cli._names import check_names, is_swapped
 from sandmask.cli._options import (
     HparamOption,
     HparamsSeedOption,
@@ -22,12 +23,12 @@ from sandmask.plugins import load_plugins
 def hparams(
     algorithm: Annotated[
         str,
-        typer.Argument(help="An algorithm, as in: sandmask list algorithms", autocompletion=_completion.algorithm),
+        typer.Argument(help="An algorithm; see: sandmask list algorithms", autocompletion=_completion.algorithm),
     ],
     dataset: Annotated[
         str,
         typer.Argument(
-            help="A dataset, as in: sandmask list datasets, or a folder of your images",
+            help="A dataset, or a folder of images; see: sandmask list datasets",
             autocompletion=_completion.dataset,
         ),
     ],
@@ -38,9 +39,9 @@ def hparams(
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
-    """Print the hyperparameters of ALGORITHM on DATASET: their values for a seed, defaults and ranges.
+    """Print the hyperparameters of ALGORITHM on DATASET: the values of a seed, the defaults and the ranges.
 
-    Draws equal DomainBed's to the last bit: draw 7 of trial 0 is the same configuration there.
+    The random draws are DomainBed's, to the last bit: draw 7 of trial 0 is the same configuration there.
 
     [bold]Examples[/bold]
 
@@ -50,6 +51,10 @@ def hparams(
 
     sandmask hparams ANDMask Spirals --space domainbed --hparam lr=0.001 --json
     """
+    if is_swapped(dataset, algorithm):
+        algorithm, dataset = dataset, algorithm
+        typer.echo(f"note: read as {algorithm} on {dataset}. `sandmask hparams` takes the algorithm first.", err=True)
+    check_names(dataset, algorithm, plugin)
     load_plugins(plugin)
     found = _find_space(algorithm, dataset, space)
     values = resolve(found, hparams_seed, trial_seed, parse_overrides(hparam or []))
@@ -61,11 +66,8 @@ def hparams(
 
 def _find_space(algorithm: str, dataset: str, space: str) -> Space:
     from sandmask.algorithms import ALGORITHMS
-    from sandmask.datasets import DATASETS, dataset_entry
+    from sandmask.datasets import dataset_entry
 
-    if algorithm not in ALGORITHMS and algorithm in DATASETS and dataset in ALGORITHMS:
-        # `sandmask train` takes the dataset first; here, too, there is no doubt which is which.
-        algorithm, dataset = dataset, algorithm
     method, data = ALGORITHMS[algorithm], dataset_entry(dataset)
     return space_for(data.scope, data.name, method.name, method.hparams, space)
 

@@ -1,4 +1,4 @@
-"""`sandmask list`: what there is to choose from, read off the registries."""
+"""`sandmask list`: the entries of the registries."""
 
 import importlib
 from collections.abc import Sequence
@@ -51,12 +51,13 @@ def list_(
         ),
     ],
     search: Annotated[
-        str | None, typer.Option("--search", help="Only names like this, such as '*mask*'; of networks, all of timm's.")
+        str | None,
+        typer.Option("--search", help="Only names that match, such as '*mask*'. Networks: all of timm."),
     ] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
-    """List the algorithms, datasets, selection rules or networks to choose from.
+    """List the available algorithms, datasets, selection rules or networks.
 
     [bold]Examples[/bold]
 
@@ -74,13 +75,13 @@ def list_(
     columns = ("name", "default of") if what == NETWORKS else KINDS[what].columns
     rows = _networks(search) if what == NETWORKS else KINDS[what].rows(search or "*")
     if not rows:
-        raise SandmaskError(f"There are no {what} like {search!r}. A * stands for anything: 'resnet*', '*mask*'.")
+        raise SandmaskError(f"No {what} match {search!r}. A * matches any characters: 'resnet*', '*mask*'.")
     if json:
         print_json(rows)
         return
     print_table("", columns, [[_text(row.get(column)) for column in columns] for row in rows])
     if what == NETWORKS and search is None:
-        typer.echo("Any backbone of timm works too, by its name: sandmask list networks --search 'resnet*'")
+        typer.echo("All timm backbones can be used, by name. See: sandmask list networks --search 'resnet*'")
 
 
 def _describe(entry: Any) -> Row:

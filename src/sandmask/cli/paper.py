@@ -56,8 +56,8 @@ def why(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="ties, frequency, tau or rescale; of Spirals also spiral, draws, signatures or contrary; all if not "
-            "given. Repeatable.",
+            help="One of: ties, frequency, rules, tau, rescale; for Spirals also spiral, draws, signatures, contrary. "
+            "Repeatable. Default: all of them.",
         ),
     ] = None,
     out: OutOption = OUT,

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandmask._signals import sigterm_raises
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
+from sandmask.cli._names import check_names
 from sandmask.cli._options import (
     AverageOption,
     CheckpointEveryOption,
@@ -36,23 +38,26 @@ from sandmask.cli._options import (
 from sandmask.cli._progress import TrainingBar
 
 if TYPE_CHECKING:
-    from sandmask.records import RunRecord
+    from sandmask.records import RunRecord, RunSpec
+    from sandmask.training import RunFolder
+
+DIVERGED = 3  # the exit status of a run whose loss became NaN or infinite
 
 
 def train(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="A dataset, or the folder of your own: root/domain/class/*.jpg", autocompletion=_completion.dataset
+            help="A dataset, or a folder of images: root/domain/class/*.jpg", autocompletion=_completion.dataset
         ),
     ],
     algorithm: Annotated[
         str,
-        typer.Argument(help="An algorithm, as in: sandmask list algorithms", autocompletion=_completion.algorithm),
+        typer.Argument(help="An algorithm; see: sandmask list algorithms", autocompletion=_completion.algorithm),
     ],
     test_env: Annotated[
         list[str],
-        typer.Option("--test-env", metavar="E", help="Environment to hold out, by name or number. Repeatable."),
+        typer.Option("--test-env", metavar="E", help="Environment to hold out, as a name or a number. Repeatable."),
     ],
     steps: StepsOption = None,
     checkpoint_every: CheckpointEveryOption = None,
@@ -72,16 +77,28 @@ def train(
     skip_corrupt: SkipCorruptOption = False,
     allow_missing_classes: MissingClassesOption = False,
     checkpoint_seconds: CheckpointSecondsOption = 30,
+    keep_checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--keep-checkpoint", help="Keep the last checkpoint, so that the run can be given more --steps later."
+        ),
+    ] = False,
     diagnostics: DiagnosticsOption = False,
     tensorboard: TensorBoardOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-ID if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/DATASET-ALGORITHM-ID")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
-    """Train ALGORITHM on DATASET with one or more environments held out, and say how well it does on them.
+    """Train ALGORITHM on DATASET with one or more environments held out, and print the accuracy on each environment.
 
-    Interrupted or killed, the same command goes on where it stopped, with the same result to the last bit. The run's
-    folder holds records.jsonl (sandmask report reads it) and model.safetensors.
+    Ctrl-C and SIGTERM save a checkpoint and stop. Rerun the same command to continue; the result is the same as without
+    the interruption. The folder of the run holds records.jsonl, which sandmask report reads, and model.safetensors.
+
+    With --keep-checkpoint, a finished run can be given more steps: repeat the command with the same --out and a larger
+    --steps. The result is the same as if the run had been started with that number of steps.
+
+    The exit status is 0 if the run is done, 3 if it diverged (its loss became NaN or infinite), 2 for a mistake in the
+    command, 130 after Ctrl-C and 143 after SIGTERM.
 
     [bold]Examples[/bold]
 
@@ -91,6 +108,7 @@ def train(
 
     sandmask train ./my_images ERM --test-env hospital_3 --network resnet18 --weights resnet18.safetensors
     """
+    check_names(dataset, algorithm, plugin)
     from sandmask.algorithms import ALGORITHMS
     from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
     from sandmask.hparams import parse_overrides
@@ -120,9 +138,8 @@ def train(
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
         typer.echo(f"warning: {caution}", err=True)
     folder = RunFolder(out or Path("runs") / spec.folder_name)
-    if folder.finished(spec) and (tensorboard is not None or diagnostics):
-        typer.echo("note: this run is finished, and stays as it is. To train it again, give another --out.", err=True)
-    with TrainingBar(spec, folder.path, quiet=json) as bar:
+    _say_what_is_there(folder, spec, extras=tensorboard is not None or diagnostics)
+    with sigterm_raises(), TrainingBar(spec, folder.path, quiet=json) as bar:
         record = folder.train(
             spec,
             data,
@@ -133,12 +150,31 @@ def train(
             diagnostics=diagnostics,
             tensorboard=tensorboard,
             report=bar.update,
+            evaluating=bar.evaluating,
+            keep_checkpoint=keep_checkpoint,
             checkpoint_seconds=checkpoint_seconds,
         )
     if json:
         print_json(_summary(record, folder.path))
     else:
         _print(record, folder.path)
+    if record.status == "diverged":
+        raise typer.Exit(DIVERGED)
+
+
+def _say_what_is_there(folder: "RunFolder", spec: "RunSpec", *, extras: bool) -> None:
+    """Print a note if the run was trained before and is not simply finished."""
+    from sandmask.training.folder import RECORDS
+
+    if not folder.has_model(spec):
+        return
+    if not folder.finished(spec):
+        typer.echo(
+            f"note: {folder.path / RECORDS} is damaged: lines of this finished run are missing. Training it again.",
+            err=True,
+        )
+    elif extras:
+        typer.echo("note: this run is finished and is not changed. To train it again, choose another --out.", err=True)
 
 
 def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
@@ -162,7 +198,10 @@ def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
 def _print(record: "RunRecord", path: Path) -> None:
     spec = record.spec
     if record.status == "diverged":
-        typer.echo(f"diverged at step {record.diverged_at}: the loss was no number. Try a smaller --hparam lr=...")
+        typer.echo(
+            f"Diverged at step {record.diverged_at}: the loss is NaN or infinite. Try a smaller --hparam lr=...",
+            err=True,
+        )
     if len(record.steps):
         rows = [
             (name, "held out" if e in spec.test_envs else "trained on", f"{i:.1%}", f"{o:.1%}")

@@ -76,9 +76,12 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
     n = len(dataset.environments)
     if wanted.isdecimal() and int(wanted) < n:
         return int(wanted)
+    unknown = f"{dataset.name} has no environment {str(text)!r}."
+    if list(dataset.environments) == [str(number) for number in range(n)]:
+        raise SandmaskError(f"{unknown} Its environments are 0 to {n - 1}.")
     extra = [name for name in dataset.domains if name not in dataset.environments]
     choices = closest(str(text), [*dataset.environments, *extra])
-    raise SandmaskError(f"{dataset.name} has no environment {str(text)!r}. {choices} Or a number from 0 to {n - 1}.")
+    raise SandmaskError(f"{unknown} {choices} Or a number from 0 to {n - 1}.")
 
 
 def _simplified(name: str) -> str:

@@ -1,7 +1,7 @@
 """A run's folder: its records, its checkpoint while it trains, and the model it ends with.
 
 records.jsonl            spec and evaluations
-checkpoint.safetensors   everything needed to go on; removed when the run is done
+checkpoint.safetensors   everything needed to continue; removed when the run is done, unless it is to be kept
 model.safetensors        the weights by name, with what is needed to use them
 """
 
@@ -18,8 +18,11 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
+from sandmask.training.evaluation import Evaluating, evaluation_steps
+from sandmask.training.extending import extend_checkpoint, is_longer
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import load_info, save_model
+from sandmask.training.precision import temporary_precision
 from sandmask.training.stack import Stack
 from sandmask.training.tensorboard import RunLog
 
@@ -44,16 +47,22 @@ class RunFolder:
         diagnostics: bool = False,
         tensorboard: Path | None = None,
         report: Report = lambda _: None,
+        evaluating: Evaluating | None = None,
+        keep_checkpoint: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> RunRecord:
         """Train to the end, from the beginning or from where an earlier call was stopped.
 
         `diagnostics` adds metrics to the records, and `tensorboard` event files in that folder; a run that is finished
-        stays as it is.
+        stays as it is. `report` is called after every few steps and every evaluation, `evaluating` many times within an
+        evaluation, with the number of examples done and of all examples.
+
+        With `keep_checkpoint`, the checkpoint stays in the folder at the end, so that a later call with a larger number
+        of steps continues from there.
         """
-        self._check_same_run(spec)
+        self._prepare(spec)
         if not self.finished(spec):
-            with _out_of_memory_explained(device), ExitStack() as files:
+            with temporary_precision(spec.precision), _out_of_memory_explained(device), ExitStack() as files:
                 # What may refuse comes before the first file: a mistake leaves nothing behind.
                 stack = Stack([spec], dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics)
                 log = None
@@ -68,16 +77,43 @@ class RunFolder:
                     checkpoint_seconds=checkpoint_seconds,
                     fast=fast,
                     on_evaluation=lines.add,
+                    evaluating=evaluating,
                 )
                 lines.catch_up(trainer)
-                state: State = pytree.tree_map(lambda t: t[0], trainer.run())
-                save_model(self.path / MODEL, stack.algorithm, state, spec, lines.end(trainer), stack.dataset)
-        (self.path / CHECKPOINT).unlink(missing_ok=True)
+                self._complete(trainer, lines, keep_checkpoint=keep_checkpoint)
         return self.record()
 
+    def _complete(self, trainer: Trainer, lines: "_Lines", *, keep_checkpoint: bool) -> None:
+        """Train to the end and write the model."""
+        stack = trainer.stack
+        state: State = pytree.tree_map(lambda t: t[0], trainer.run())
+        try:
+            if keep_checkpoint:
+                trainer.save()
+            save_model(self.path / MODEL, stack.algorithm, state, stack.specs[0], lines.end(trainer), stack.dataset)
+        except KeyboardInterrupt:
+            trainer.save()
+            raise
+        if not keep_checkpoint:
+            (self.path / CHECKPOINT).unlink(missing_ok=True)
+
     def finished(self, spec: RunSpec) -> bool:
-        """Whether the folder holds this run, trained to its end, with its model."""
+        """Whether the folder holds this run, trained to its end, with its model and all of its records."""
+        return self.has_model(spec) and self._has_all_records(spec)
+
+    def has_model(self, spec: RunSpec) -> bool:
+        """Whether the folder holds the final model of this run."""
         return (self.path / MODEL).exists() and load_info(self.path / MODEL).spec == spec
+
+    def _has_all_records(self, spec: RunSpec) -> bool:
+        """Whether the record file holds the end of this run, and every evaluation before it."""
+        runs = read_runs(self.path / RECORDS) if (self.path / RECORDS).exists() else []
+        if [run.spec for run in runs] != [spec] or runs[0].status == "running":
+            return False
+        last = spec.steps if runs[0].diverged_at is None else runs[0].diverged_at
+        expected = (step for step in evaluation_steps(spec.steps, spec.checkpoint_every) if step < last)
+        recorded: list[int] = runs[0].steps.tolist()
+        return recorded == list(expected)
 
     def record(self) -> RunRecord:
         """The run's record."""
@@ -86,19 +122,35 @@ class RunFolder:
             raise SandmaskError(f"{self.path / RECORDS} should hold one run. Found {len(runs)}.")
         return runs[0]
 
-    def _check_same_run(self, spec: RunSpec) -> None:
-        """A folder is one run's: another one's records would be mixed up with it, and its model lost."""
+    def _prepare(self, spec: RunSpec) -> None:
+        """Refuse a folder of another run, whose files would be lost; give the run in it more steps if it has fewer."""
         found = [run.spec for run in read_runs(self.path / RECORDS)] if (self.path / RECORDS).exists() else []
         if (self.path / MODEL).exists():
             found.append(load_info(self.path / MODEL).spec)
-        for other in found:
-            if other != spec:
-                asked = spec.to_json()
-                differing = [name for name, value in other.to_json().items() if asked[name] != value]
+        others = [other for other in found if other != spec]
+        for other in others:
+            if not is_longer(spec, other):
                 raise SandmaskError(
                     f"{self.path} holds another run, {other.algorithm} on {other.dataset}: it differs in "
-                    f"{', '.join(differing)}. Choose another folder with --out, or delete that one."
+                    f"{', '.join(_differences(other, spec))}. Choose another folder with --out, or delete that one."
                 )
+        if others:
+            if any((self.path / name).exists() for name in (CHECKPOINT, MODEL)):  # otherwise, no step of it was saved
+                extend_checkpoint(self.path / CHECKPOINT, others[0], spec)
+            for name in (RECORDS, MODEL):  # those of the shorter run; the checkpoint holds its evaluations
+                (self.path / name).unlink(missing_ok=True)
+
+
+def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
+    """What two specs differ in, with both values; hyperparameters one by one."""
+    old, new = there.to_json(), asked.to_json()
+    for name in old:
+        if isinstance(old[name], dict):
+            keys = [key for key in {**old[name], **new[name]} if old[name].get(key) != new[name].get(key)]
+            pairs = [(f"{name} {key}", old[name].get(key, "absent"), new[name].get(key, "absent")) for key in keys]
+        else:
+            pairs = [(name, old[name], new[name])] if old[name] != new[name] else []
+        yield from (f"{what} ({value} there, {other} here)" for what, value, other in pairs)
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import torch
 from sandmask.algorithms import Metrics, State
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
-from sandmask.training.averaging import average_metric, evaluate_swad
+from sandmask.training.averaging import Average, average_metric, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
-from sandmask.training.evaluation import Accuracies, is_evaluation_step
+from sandmask.training.evaluation import Accuracies, Evaluating, is_evaluation_step
 from sandmask.training.history import History
 from sandmask.training.program import Carry, Program
 from sandmask.training.stack import Stack
@@ -41,6 +41,7 @@ class Trainer:
     """Trains a stack to its end, from wherever its checkpoint stands.
 
     `on_evaluation` is called after every evaluation with the step, and sees the history and `diverged_at` up to date.
+    `evaluating` is called many times within an evaluation, with the number of examples done and of all examples.
     """
 
     def __init__(
@@ -52,15 +53,19 @@ class Trainer:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         fast: bool = True,
         on_evaluation: Callable[["Trainer", int], None] | None = None,
+        evaluating: Evaluating | None = None,
     ) -> None:
         self.stack = stack
         self.checkpoint = checkpoint
         self.report = report
         self.checkpoint_seconds = checkpoint_seconds
         self.on_evaluation = on_evaluation
+        if evaluating is not None:
+            stack.evaluator.report = evaluating
         self.steps = stack.specs[0].steps
         self.history = History(stack)
         self.program = Program(stack, self._resume(), fast=fast)
+        self._resumed = self.program.done
         self._reported = self._saved = time.monotonic()
         self._given: deque[torch.cuda.Event] = deque()
 
@@ -130,11 +135,19 @@ class Trainer:
         averages = self.program.carry.state.get("averages", {})
         if "swad" not in averages:
             return {}
-        swad = evaluate_swad(averages["swad"], validation_loss.float(), self.stack.hparams)
-        self.program.replace_averages({**averages, "swad": swad})
+        if not self._has_evaluated_swad(averages["swad"]):
+            swad = evaluate_swad(averages["swad"], validation_loss.float(), self.stack.hparams)
+            self.program.replace_averages({**averages, "swad": swad})
         if self.done < self.steps:
             return {}
         return {average_metric("swad"): self.stack.evaluate_swad(self.program.carry.state)}
+
+    def _has_evaluated_swad(self, swad: Average) -> bool:
+        """Whether the checkpoint that this loop started from was saved after the present evaluation of SWAD's average.
+
+        Then no iterate was added to its segment since. Only then the host may look: otherwise it would wait.
+        """
+        return self.done == self._resumed and not bool(swad["length"].any())
 
     def _wait_for_earlier_work(self) -> None:
         """Keep the device busy and the host close: an interrupt should not wait for minutes of queued work."""

@@ -15,6 +15,7 @@ from sandmask.training.splits import HOLDOUT_FRACTION
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
 SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
+MOST_EVALUATIONS = 100_000  # of one run
 
 
 def make_spec(
@@ -44,6 +45,7 @@ def make_spec(
     for name, value in (("steps", steps), ("checkpoint_every", checkpoint_every)):
         if value < 1:
             raise SandmaskError(f"{name} should be at least 1. Found {value}.")
+    _check_evaluations(steps, checkpoint_every)
     if not 0 <= seed < 2**63:
         raise SandmaskError(f"seed should be from 0 to 2^63 - 1. Found {seed}.")
     network = network or entry.network
@@ -63,6 +65,16 @@ def make_spec(
         precision=precision,
         options={"averages": ",".join(kept)} if (kept := parse_averages(averages)) else {},
     )
+
+
+def _check_evaluations(steps: int, every: int) -> None:
+    """Refuse more evaluations than memory and a record file should hold."""
+    if steps > every * MOST_EVALUATIONS:
+        raise SandmaskError(
+            f"{steps:,} steps with an evaluation every {every:,} are over {MOST_EVALUATIONS:,} evaluations, which is "
+            f"the limit. Evaluate less often, with --checkpoint-every {-(-steps // MOST_EVALUATIONS)} or more, or take "
+            "fewer --steps."
+        )
 
 
 def _weights_name(network: str, weights: str | None) -> str:

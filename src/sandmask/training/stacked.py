@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 
 from sandmask.datasets import Dataset
+from sandmask.plugins import plugin_failures_named
 from sandmask.records import RunRecord, RunSpec
 from sandmask.training.checkpoint import load_checked, save_tree
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
+from sandmask.training.precision import temporary_precision
 from sandmask.training.stack import Stack
 
 
@@ -33,14 +35,15 @@ def train_stack(
     With `fast`, on a GPU, the program is captured as CUDA graphs; with `compiled` the network is compiled.
     `diagnostics` adds metrics, and changes nothing else.
     """
-    trainer = Trainer(
-        Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics),
-        checkpoint,
-        report,
-        checkpoint_seconds=checkpoint_seconds,
-        fast=fast,
-    )
-    trainer.run()
+    with temporary_precision(specs[0].precision), plugin_failures_named():
+        trainer = Trainer(
+            Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics),
+            checkpoint,
+            report,
+            checkpoint_seconds=checkpoint_seconds,
+            fast=fast,
+        )
+        trainer.run()
     return trainer.records()
 
 

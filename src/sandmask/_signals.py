@@ -1,0 +1,52 @@
+"""SIGTERM as an exception, so that a program that a scheduler ends saves its work as it does after Ctrl-C."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C, as a shell shows it
+TERMINATED = 128 + signal.SIGTERM  # the exit status after SIGTERM
+
+
+class TerminatedError(KeyboardInterrupt):
+    """The process received SIGTERM. As a `KeyboardInterrupt`, it is handled wherever Ctrl-C is."""
+
+
+def exit_status(error: KeyboardInterrupt) -> int:
+    """The exit status of a program that stops because of `error`."""
+    return TERMINATED if isinstance(error, TerminatedError) else INTERRUPTED
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise `TerminatedError` in the main thread when SIGTERM arrives; the previous handler is restored at the end.
+
+    Only the first SIGTERM raises: a scheduler may send several, and none of them should interrupt the saving that the
+    first one started. A process that ignores SIGTERM keeps ignoring it. A child process that is forked inside the block
+    ends at SIGTERM, as if there were no handler. Outside the main thread, where Python allows no handlers, this context
+    does nothing.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        yield
+        return
+    process, received = os.getpid(), False
+
+    def terminate(number: int, _: FrameType | None) -> None:
+        nonlocal received
+        if os.getpid() != process:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not received:
+            received = True
+            raise TerminatedError
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        # None stands for a handler that was not installed from Python, which cannot be restored.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -1,0 +1,33 @@
+import pytest
+
+from sandmask.algorithms import ALGORITHMS
+from sandmask.registry import closest, near
+
+OPTIONS = ["--out", "--test-env", "--steps", "--hparam", "--seed", "--hparams-seed"]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("sand", "SANDMask"),
+        ("mask", "ANDMask"),
+        ("SANDMsk", "SANDMask"),
+        ("dro", "GroupDRO"),
+        ("ERN", "ERM"),
+        ("xyzzy", None),
+        ("", None),
+    ],
+)
+def test_what_a_word_most_likely_stands_for(word: str, meant: str | None) -> None:
+    assert near(word, ALGORITHMS) == meant
+
+
+@pytest.mark.parametrize(("word", "meant"), [("--foo", None), ("--step", "--steps"), ("--sed", "--seed")])
+def test_hyphens_do_not_make_options_alike(word: str, meant: str | None) -> None:
+    assert near(word, OPTIONS) == meant
+
+
+def test_a_wrong_number_is_not_a_misspelling() -> None:
+    choices = [str(number) for number in range(17)]
+    assert near("17", choices) is None
+    assert closest("17", choices).startswith("Choose from: 0, 1,")

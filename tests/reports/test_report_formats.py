@@ -139,7 +139,7 @@ def test_json_has_everything_unrounded(full: Report) -> None:
     row = first["datasets"]["PACS"]["rows"][0]
     cell, data = row["cells"]["A"], full.rules[0].datasets["PACS"].cells["ERM", "A"]
     assert row["method"] == "ERM"
-    assert (cell["mean"], cell["error"], tuple(cell["interval"])) == (data.mean, data.error, data.interval)
+    assert (cell["mean"], cell["error"], cell["interval"]) == (data.mean, data.error, data.interval)
     assert (cell["runs"], cell["expected_runs"], cell["diverged_runs"], cell["complete"]) == (5, 6, 1, False)
     assert cell["trials"][0]["missing"] == [{"trial_seed": 0, "hparams_seed": 1, "why": "at step 400 of 401"}]
     selected = data.trials[0].selected

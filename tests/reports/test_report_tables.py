@@ -50,15 +50,27 @@ def test_cells_are_means_over_what_each_trial_selects(rule: str) -> None:
             assert cell.mean == pytest.approx(values[env].mean())
             assert cell.error == pytest.approx(values[env].std() / np.sqrt(3))
             assert cell.values == pytest.approx(values[env])
-            assert cell.interval is not None
-            low, high = cell.interval
-            assert values[env].min() - 1e-9 <= low <= high <= values[env].max() + 1e-9
+            assert cell.interval is None  # three trials cannot support one
         assert toy.averages[method].mean == pytest.approx(values.mean())
         assert toy.averages[method].error is None
         assert found.averages is not None
         average = found.averages.cells[method, "Toy"]
         assert average.mean == pytest.approx(values.mean())
         assert average.error == pytest.approx(values.mean(axis=0).std() / np.sqrt(3))
+
+
+def test_enough_trials_give_a_cell_an_interval() -> None:
+    cell = table(made_up_sweep(["ERM"], trials=6)).cells["ERM", "0"]
+    assert cell.interval is not None
+    low, high = cell.interval
+    assert min(cell.values) - 1e-9 <= low <= high <= max(cell.values) + 1e-9
+
+
+def test_a_comparison_of_two_pairs_shows_no_interval_and_says_why() -> None:
+    runs = made_up_sweep(["ERM", "IRM"], environments=2, trials=1)
+    statistics = grids(build_report(runs))[-1]
+    assert statistics.rows[1][4:] == ("-", statistics.rows[1][5], "2")
+    assert "Fewer than 6 pairs cannot support a 95% interval" in statistics.notes[0]
 
 
 def test_a_missing_run_makes_a_cell_provisional_and_is_named() -> None:

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sandmask.reports._data import Cell, Gap, Report, RuleReport, Statistics, Table
+from sandmask.reports.statistics import fewest_values
 
 NOT_RUN = "-"
 _LISTED_GAPS = 6
 _STATISTICS_NOTE = (
     "Mean rank over environments (1 is best) of the methods that have them all. Difference in percent over "
-    "(environment, trial) pairs, its 95% bootstrap interval, and the p-value of a sign-flip permutation test."
+    "(environment, trial) pairs, its 95% bootstrap interval, and the p-value of a sign-flip permutation test. Fewer "
+    f"than {fewest_values()} pairs cannot support a 95% interval, so none is given."
 )
 
 

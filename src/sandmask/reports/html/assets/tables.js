@@ -30,10 +30,14 @@ function drawTables(main) {
         selectControl("Dataset", all.map((name) => [name, name || "All"]), choice("dataset", all), set("dataset")),
         searchControl("Methods", param("q"), "mask, erm", set("q")),
         switchControl("The paper’s numbers", withPaper(), set("paper")),
-        switchControl("95% intervals", withIntervals(), set("ci"))),
+        hasIntervals(selection) && switchControl("95% intervals", withIntervals(), set("ci"))),
       place));
   redraw();
 }
+
+// Whether any cell has an interval: with the usual three trials none has.
+const hasIntervals = (selection) => Object.values(selection.datasets).some((table) =>
+  table.rows.some((row) => Object.values(row.cells).some((cell) => cell.interval)));
 
 function tablesShown(selection, dataset, query) {
   const names = Object.keys(selection.datasets).filter((name) => !dataset || name === dataset);

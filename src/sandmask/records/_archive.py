@@ -153,14 +153,14 @@ def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str]) -> dict[str, Any
 def read_archive(path: Path) -> list[RunRecord]:
     """The runs of an archive, in the order they were given."""
     with _opened(path) as file:
-        groups = (file.read_row_group(group) for group in range(file.num_row_groups))
+        groups = (file.read_row_group(group, use_threads=False) for group in range(file.num_row_groups))
         return [run for group in groups for batch in group.to_batches() for run in _runs(batch)]
 
 
 def read_statuses(path: Path) -> dict[str, Status]:
     """Each run of an archive by its id, and how it ended. Curves, which are most of the file, stay on the disk."""
     with _opened(path) as file:
-        table = file.read(["run", "status"])
+        table = file.read(["run", "status"], use_threads=False)
         return dict(zip(table["run"].to_pylist(), table["status"].to_pylist(), strict=True))
 
 

@@ -98,7 +98,7 @@ def test_a_wide_table_is_turned_on_its_side_in_text_only() -> None:
     lines = render(report).splitlines()
     assert lines[1].split() == ["ERM", "IRM"]
     assert lines[3].startswith("0 ")
-    assert lines[19].startswith("Avg")
+    assert lines[20].startswith("Avg")
     assert "| Algorithm | 0 | 1 |" in render(report, "markdown")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sandmask.records._averages import split_averages
 from sandmask.records._curves import Curves
 from sandmask.records._store import iterate_runs, read_runs
 from sandmask.records._types import RunRecord, RunSpec
@@ -23,6 +24,8 @@ _INT32 = np.iinfo(np.int32)
 def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.DataFrame":
     """Everything below a folder as a frame: one row for each (run, step, environment).
 
+    Averages of a run's weights have rows of their own, with an option such as "average=sma".
+
     Columns: run, dataset, algorithm, test_envs (as text: "0" or "0,2"), trial_seed, hparams_seed, seed, space, options
     (as text: "average=sma"), step, env, env_name, is_test, in_accuracy, out_accuracy, status, the metrics, and the
     hyperparameters as `hparams.NAME` (left out on request: they repeat on every row).
@@ -31,7 +34,7 @@ def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.D
     that most rows lack is a sparse column; `frame.sparse.to_dense()` makes an ordinary one of it.
     """
     curves = Curves()
-    for run in iterate_runs(path):
+    for run in split_averages(iterate_runs(path)):
         if run.spec.id in curves.specs:  # the same run in two files: which one counts is known when all are read
             return frame(read_runs(path), hparams=hparams)
         curves.add(run)
@@ -40,7 +43,7 @@ def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.D
 
 def frame(runs: Sequence[RunRecord], *, hparams: bool = True) -> "pd.DataFrame":
     """The same for runs already read."""
-    return _frame(Curves(runs), hparams)
+    return _frame(Curves(split_averages(runs)), hparams)
 
 
 def _frame(curves: Curves, hparams: bool) -> "pd.DataFrame":

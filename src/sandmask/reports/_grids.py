@@ -1,5 +1,6 @@
 """Tables as words: what every format shows, before it is set in that format."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,18 +71,28 @@ def cell_text(cell: Cell) -> str:
     """One cell: `81.2 ± 0.4`, with † for diverged runs, and how much is there where it is not all."""
     if not cell.expected:
         return NOT_RUN
-    progress = f"{cell.have}/{cell.expected} runs"
     mark = "†" if cell.diverged else ""
     if cell.mean is None:
-        text = progress + mark
+        text = f"{cell.have}/{cell.expected} runs{mark}"
+    elif not math.isfinite(cell.mean):
+        text = NOT_RUN
     else:
         text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + mark
-        text += "" if cell.complete else f" ({progress})"
+        partial = ", ".join(_partial(cell))
+        text += f" ({partial})" if partial else ""
     if cell.paper is not None:
         text += (
             f" [{cell.paper.mean_digits}" + ("" if cell.difference is None else f", {_signed(cell.difference)}") + "]"
         )
     return text
+
+
+def _partial(cell: Cell) -> Iterator[str]:
+    """What a number lacks: columns, runs."""
+    if cell.parts is not None and not cell.parts.complete:
+        yield f"{cell.parts.found}/{cell.parts.of} {cell.parts.kind}"
+    if cell.have != cell.expected:
+        yield f"{cell.have}/{cell.expected} runs"
 
 
 def _signed(difference: float) -> str:

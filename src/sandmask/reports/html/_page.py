@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from sandmask._version import __version__
-from sandmask.records import RunRecord
+from sandmask.records import RunRecord, split_averages
 from sandmask.reports._data import Report
 from sandmask.reports._json import to_json
 from sandmask.reports._report import build_report
@@ -47,6 +47,7 @@ def render_html(
     `against_paper` says whether the paper's numbers are shown at first; the page has a switch. The other arguments
     are those of `build_report`.
     """
+    runs = list(split_averages(runs))
     names = list(RULES) if rules is None else list(dict.fromkeys(RULES[name].name for name in rules))
     report = build_report(runs, names, against_paper=True, baseline=baseline, draws=draws, trials=trials)
     if not statistics:

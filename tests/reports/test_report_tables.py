@@ -10,6 +10,8 @@ from sandmask.paper import environments
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import Cell, RuleReport, Table, build_report, cell_text, grids
+from sandmask.reports._best import best_cells, best_method
+from sandmask.reports._data import Parts
 from sandmask.selection import RULES, select
 
 
@@ -306,3 +308,36 @@ def test_mistakes_are_named() -> None:
 def test_nothing_to_show_is_still_a_grid() -> None:
     (only,) = grids(build_report(made_up_sweep(["ERM"]), ["leave-one-domain-out"]))
     assert (only.header, only.rows) == ((), ())
+
+
+def best(cells: dict[str, Cell], chance: float | None = None) -> str | None:
+    return best_method(cells, chance)
+
+
+def test_the_best_of_a_column_is_alone_and_above_chance() -> None:
+    cell = Cell(mean=61.24, have=1, expected=1)
+    assert best({"a": cell, "b": replace(cell, mean=60.0)}) == "a"
+    assert best({"a": cell, "b": replace(cell, mean=61.16)}) is None  # both print as 61.2
+    assert best({"a": cell, "b": replace(cell, mean=60.0)}, chance=61.2) is None
+    assert best({"a": cell, "b": replace(cell, mean=60.0)}, chance=50.0) == "a"
+    assert best({"a": cell, "b": Cell(mean=None)}) is None  # nothing to compare with
+    assert best({"a": cell, "b": replace(cell, mean=float("nan"))}) is None
+
+
+def test_averages_over_fewer_columns_do_not_compete() -> None:
+    def average(mean: float, found: int) -> Cell:
+        return Cell(mean=mean, have=1, expected=1, parts=Parts(found, 3, "environments"))
+
+    assert best({"a": average(90, 1), "b": average(60, 3), "c": average(50, 3)}) == "b"
+    assert best({"a": average(90, 1), "b": average(60, 3)}) is None
+
+
+def test_numbers_at_chance_are_not_best_in_any_table() -> None:
+    runs = [
+        made_up_run([[accuracy] * 2], test_envs=[env], algorithm=algorithm)
+        for algorithm, accuracy in (("ERM", 0.5), ("IRM", 0.4))
+        for env in range(2)
+    ]
+    assert best_cells(table(runs)) == set()
+    unnamed = [replace(run, classes=()) for run in runs]
+    assert best_cells(table(unnamed)) == {("ERM", "0"), ("ERM", "1"), ("ERM", "Avg")}

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sandmask.reports._json import finite
+
 MISSING = 0xFFFF  # the code of a value that is not there
 
 
@@ -18,8 +20,8 @@ def blob(content: bytes) -> str:
 
 
 def json_blob(content: Any) -> str:
-    """A JSON value as text; NaN is refused, because a browser would not read it."""
-    return blob(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+    """A JSON value as text, with null for NaN and infinities, which a browser would not read."""
+    return blob(json.dumps(finite(content), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
 
 
 def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:

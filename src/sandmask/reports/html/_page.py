@@ -11,6 +11,7 @@ from typing import Any
 
 from sandmask._version import __version__
 from sandmask.records import RunRecord, split_averages
+from sandmask.reports._best import BEST_NOTE
 from sandmask.reports._data import Report
 from sandmask.reports._json import to_json
 from sandmask.reports._report import build_report
@@ -79,6 +80,7 @@ def _report_content(report: Report) -> dict[str, Any]:
             for rule in report.rules
         },
         "regrets": regrets(report),
+        "bestNote": BEST_NOTE,
         "runsPerChunk": RUNS_PER_CHUNK,
     }
 

@@ -153,7 +153,7 @@ def test_json_has_everything_unrounded(full: Report) -> None:
 
 
 def test_unknown_formats_are_refused(full: Report) -> None:
-    assert list(FORMATS) == ["text", "markdown", "latex", "json"]
+    assert list(FORMATS) == ["text", "markdown", "latex", "csv", "json"]
     with pytest.raises(SandmaskError, match="Did you mean 'markdown'"):
         render(full, "markdwon")
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sandmask._text import printable
 from sandmask.reports._data import Cell, Gap, Report, RuleReport, Statistics, Table
 from sandmask.reports.statistics import fewest_values
 
@@ -29,10 +30,17 @@ class Grid:
 
 def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
     """The report's tables in order: for each rule its datasets, the averages, the statistics."""
-    result: list[Grid] = []
-    for rule in report.rules:
-        result += _rule_grids(rule, statistics)
-    return result
+    return [printable_grid(grid) for rule in report.rules for grid in _rule_grids(rule, statistics)]
+
+
+def printable_grid(grid: Grid) -> Grid:
+    """The same table with escapes for control characters: names come from files, and may hold anything."""
+    return Grid(
+        printable(grid.title),
+        tuple(map(printable, grid.header)),
+        tuple(tuple(map(printable, row)) for row in grid.rows),
+        tuple(map(printable, grid.notes)),
+    )
 
 
 def _rule_grids(rule: RuleReport, statistics: bool) -> Iterator[Grid]:

@@ -13,7 +13,15 @@ from sandmask.reports._data import Cell, Report, RuleReport, Statistics, Table, 
 def to_json(report: Report) -> str:
     """The report as indented JSON. Numbers are in percent; `schema` counts up when the layout changes."""
     content = {"schema": 1, "runs": report.runs, "selections": [_rule(rule) for rule in report.rules]}
-    return json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    return "\n".join(map(_escaped, text.split("\n"))) + "\n"
+
+
+def _escaped(line: str) -> str:
+    """JSON with escapes for all that a terminal would obey: the encoder leaves some control characters as they are."""
+    if line.isprintable():
+        return line
+    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
 
 
 def finite(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sandmask._text import printable
 from sandmask.errors import SandmaskError
 from sandmask.printed import environments as paper_environments
 from sandmask.records import RunRecord
@@ -26,8 +27,8 @@ def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None
     for run in runs:
         if run.env_names != names:
             raise SandmaskError(
-                f"Runs of dataset {run.spec.dataset!r} name different environments: {', '.join(names)} and "
-                f"{', '.join(run.env_names)}. They are not one dataset: report them from separate folders."
+                f"Runs of dataset {run.spec.dataset!r} name different environments: {printable(', '.join(names))} and "
+                f"{printable(', '.join(run.env_names))}. They are not one dataset: report them from separate folders."
             )
     seen_trials = sorted({run.spec.trial_seed for run in runs})
     seen_draws = sorted({run.spec.hparams_seed for run in runs})

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
+from sandmask._text import printable
 from sandmask._version import __version__
 from sandmask.records import RunRecord, split_averages
 from sandmask.reports._best import BEST_NOTE
@@ -92,7 +93,7 @@ def _asset(name: str) -> str:
 def _fill(title: str, blobs: dict[str, str]) -> str:
     """The template with its parts put in."""
     parts = {
-        "title": html.escape(title),
+        "title": html.escape(printable(title)),
         "styles": "\n".join(_asset(f"{name}.css") for name in _STYLES),
         "scripts": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": "\n".join(

@@ -41,7 +41,7 @@ def test_rules_can_be_named_or_all_taken(store: Path) -> None:
     assert everything.output == render(build_report(read_runs(store), list(RULES)))
 
 
-@pytest.mark.parametrize("name", ["text", "markdown", "latex", "json"])
+@pytest.mark.parametrize("name", ["text", "markdown", "latex", "csv", "json"])
 def test_formats_and_options_reach_the_report(store: Path, name: str) -> None:
     options = [
         "--against-paper",
@@ -177,3 +177,11 @@ def test_both_are_commands_of_the_program(store: Path) -> None:
     assert wrong.exit_code == 2
     assert "does not exist" in wrong.output
     assert runner.invoke(app, ["import-domainbed", str(store), "--out", str(store)]).exit_code == 2
+
+
+def test_the_format_is_checked_before_anything_is_read(tmp_path: Path) -> None:
+    result = run(report, tmp_path / "nowhere", "--format", "html")
+    assert isinstance(result.exception, SandmaskError)
+    assert "--html FILE, such as --html report.html" in str(result.exception)
+    result = run(report, tmp_path / "nowhere", "--format", "markdwon")
+    assert "Did you mean 'markdown'" in str(result.exception)

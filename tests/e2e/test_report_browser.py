@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sandmask.records import RunRecord
-from sandmask.records.testing import made_up_sweep
+from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import Grid, build_report, grids
 from sandmask.reports._formats import latex, markdown
 from sandmask.reports.html import write_html
@@ -47,7 +47,7 @@ def test_the_overview_says_what_was_run_what_is_best_and_what_is_missing(visit: 
     assert "diverged" in words
     averages = grid_of(runs, "Averages", "oracle")
     pacs = averages.header.index("PACS")
-    ranked = [row for row in averages.rows if re.match(r"\d+\.", row[pacs])]
+    ranked = [row for row in averages.rows if re.match(r"\d+\.", row[pacs]) and "environments" not in row[pacs]]
     best = max(ranked, key=lambda row: float(row[pacs].split()[0].rstrip("†")))
     cell = page.locator("tr", has_text="PACS").locator("a.best").nth(2)
     assert cell.inner_text().split("\n")[0] == f"{best[0]} {best[pacs]}"
@@ -57,13 +57,35 @@ def test_the_overview_says_what_was_run_what_is_best_and_what_is_missing(visit: 
     assert "rule=oracle" in page.url
 
 
-def test_the_overview_of_one_held_out_environment_says_why_nothing_is_best(visit: Open, tmp_path: Path) -> None:
-    some = [run for run in made_up_sweep(["ERM", "IRM"], dataset="Spirals") if run.spec.test_envs == (0,)]
+def test_the_overview_of_one_held_out_environment_says_what_its_average_is_over(visit: Open, tmp_path: Path) -> None:
+    some = [run for run in made_up_sweep(["ERM", "IRM"]) if run.spec.test_envs == (0,)]
     page = visit(target=write_html(some, tmp_path / "some.html").as_uri())
-    assert "In part: no method has all environments" in page.inner_text("main")
-    page.locator("a", has_text="in part").first.click()
-    page.wait_for_selector("body[data-view=tables]")
-    assert first_column(page) == ["ERM", "IRM"]
+    assert "(1/3 environments)" in page.locator("a.best").first.inner_text()
+
+
+def test_the_best_number_is_bold_unless_it_ties_or_is_at_chance(visit: Open, tmp_path: Path) -> None:
+    def runs(algorithm: str, *accuracies: float) -> list[RunRecord]:
+        return [
+            made_up_run([[accuracy] * 3], test_envs=[env], algorithm=algorithm)
+            for env, accuracy in enumerate(accuracies)
+        ]
+
+    made = [*runs("ERM", 0.9, 0.7, 0.5), *runs("IRM", 0.8, 0.7, 0.4)]  # better, a tie, at chance of two classes
+    page = visit("tables?dataset=Toy", target=write_html(made, tmp_path / "bold.html", ["oracle"]).as_uri())
+    assert page.locator("tbody strong").all_inner_texts() == ["90.0", "70.0"]  # the second is the average
+    assert "above chance" in page.inner_text("main")
+
+
+def test_a_table_that_goes_on_says_so_on_a_phone(visit: Open) -> None:
+    page = visit("tables?dataset=PACS", width=390)
+    frame = page.locator(".frame").first
+    words = page.locator(".goes-on-words").first
+    assert words.is_visible()
+    assert "goes-on" in (frame.get_attribute("class") or "")
+    page.locator(".scroll").first.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    page.wait_for_selector(".frame.at-end")
+    wide = visit("tables?dataset=PACS", width=1600)
+    assert not wide.locator(".goes-on-words").first.is_visible()
 
 
 def test_tables_show_the_words_of_the_text_report(visit: Open, runs: list[RunRecord]) -> None:
@@ -118,20 +140,25 @@ def test_the_selection_rule_changes_every_number(visit: Open, runs: list[RunReco
     assert "Compared with ERM, model selection: oracle" in page.inner_text("main")
 
 
-def test_the_papers_numbers_and_intervals_are_a_switch(visit: Open, runs: list[RunRecord]) -> None:
+def test_the_papers_numbers_are_a_switch(visit: Open, runs: list[RunRecord]) -> None:
     page = visit("tables?dataset=PACS")
     assert page.locator(".paper").count() == 0
     page.get_by_label(re.compile("The paper.s numbers")).check()
     expected = grid_of(runs, "PACS", "training-domain", against_paper=True)
     cells = page.locator("tbody tr").nth(3).locator("td").all_inner_texts()
     assert [" ".join(cell.split()) for cell in cells] == list(expected.rows[3][1:])
-    page.get_by_label("95% intervals").check()
-    report = build_report(runs, ["training-domain"])
-    low, high = report.rules[0].datasets["PACS"].cells["SANDMask", "A"].interval or (0, 0)
-    assert f"{low:.1f} to {high:.1f}" in page.locator("tbody tr").nth(3).locator("td").first.inner_text()
     page.reload()
     page.wait_for_selector("body[data-drawn]")
     assert page.locator(".paper").count() > 0
+
+
+def test_intervals_are_a_switch_where_there_are_enough_trials(visit: Open, tmp_path: Path) -> None:
+    assert visit("tables?dataset=PACS").get_by_label("95% intervals").count() == 0  # three trials
+    runs = made_up_sweep(["ERM", "IRM"], trials=6)
+    page = visit("tables?dataset=Toy", target=write_html(runs, tmp_path / "six.html", ["training-domain"]).as_uri())
+    page.get_by_label("95% intervals").check()
+    low, high = build_report(runs).rules[0].datasets["Toy"].cells["ERM", "0"].interval or (0, 0)
+    assert f"{low:.1f} to {high:.1f}" in page.locator("tbody tr").first.locator("td").first.inner_text()
 
 
 @pytest.mark.parametrize("paper", ["0", "1"])

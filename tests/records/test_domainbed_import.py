@@ -231,7 +231,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     path = one_run(tmp_path) / "results.jsonl"
     whole = path.read_text()
     path.write_text(whole + "nonsense\n")
-    with pytest.raises(SandmaskError, match=r"results\.jsonl:5 is no DomainBed record"):
+    with pytest.raises(SandmaskError, match=r"results\.jsonl:5 is not a DomainBed record"):
         read_domainbed(tmp_path)
     path.write_text(whole.replace('"env3_out_acc"', '"env3_lost_acc"'))
     with pytest.raises(SandmaskError, match=r"results\.jsonl is not a DomainBed results file .*env3_out_acc"):
@@ -239,4 +239,17 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     path.write_text(whole)
     one_run(tmp_path, "again")
     with pytest.raises(SandmaskError, match="hold the same run"):
+        read_domainbed(tmp_path)
+
+
+def test_accuracies_that_cannot_be_and_deep_json_name_the_file(tmp_path: Path) -> None:
+    path = one_run(tmp_path) / "results.jsonl"
+    whole = path.read_text()
+    lines = [json.loads(line) for line in whole.splitlines()]
+    lines[1]["env0_in_acc"] = 5.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SandmaskError, match=r"results\.jsonl is not .*accuracies should be numbers from 0 to 1"):
+        read_domainbed(tmp_path)
+    path.write_text(whole + "[" * 100_000 + "\n")
+    with pytest.raises(SandmaskError, match=r"results\.jsonl:5 .*nested too deeply"):
         read_domainbed(tmp_path)

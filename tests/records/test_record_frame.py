@@ -1,10 +1,13 @@
 """The tidy frame, against a loop over everything."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from sandmask.records import frame, load_records, write_archive
 from sandmask.records.testing import made_up_run, made_up_sweep
@@ -25,6 +28,7 @@ def test_the_frame_has_a_row_for_each_run_step_and_environment(tmp_path: Path) -
             "hparams_seed": run.spec.hparams_seed,
             "seed": run.spec.seed,
             "space": run.spec.space,
+            "options": "",
             "step": step,
             "env": env,
             "env_name": name,
@@ -43,10 +47,12 @@ def test_the_frame_has_a_row_for_each_run_step_and_environment(tmp_path: Path) -
     ]
     read = load_records(tmp_path)
     words = [name for name, kind in read.dtypes.items() if isinstance(kind, pd.CategoricalDtype)]
-    assert words == ["run", "dataset", "algorithm", "test_envs", "space", "env_name", "status"]
-    plain = read.astype(dict.fromkeys(words, "object"))
+    assert words == ["run", "dataset", "algorithm", "test_envs", "space", "options", "env_name", "status"]
+    assert isinstance(read["hparams.tau"].dtype, pd.SparseDtype)  # most rows have none
+    plain = read.astype({**dict.fromkeys(words, "object"), "hparams.tau": "float64"})
     twin = pd.DataFrame(expected).astype(dict.fromkeys(words, "object"))
-    pd.testing.assert_frame_equal(plain, twin[list(plain.columns)])
+    pd.testing.assert_frame_equal(plain, twin[list(plain.columns)], check_dtype=False)
+    assert all(read[name].dtype == "int32" for name in ("step", "env", "trial_seed", "hparams_seed"))
 
 
 def test_no_runs_give_an_empty_frame_with_its_columns(tmp_path: Path) -> None:
@@ -59,3 +65,44 @@ def test_hyperparameters_can_be_left_out() -> None:
     runs = [made_up_run([[0.5, 0.5]])]
     assert "hparams.lr" in frame(runs)
     assert "hparams.lr" not in frame(runs, hparams=False)
+
+
+def test_runs_alike_but_for_their_options_are_told_apart() -> None:
+    run = made_up_run([[0.5, 0.5]])
+    averaged = replace(run, spec=replace(run.spec, options={"average": "sma", "window": 3}))
+    options = frame([run, averaged])["options"]
+    assert options.tolist() == ["", "", "average=sma, window=3", "average=sma, window=3"]
+
+
+def test_hyperparameters_may_be_anything_that_json_has() -> None:
+    some: list[dict[str, Any]] = [{"flag": True, "word": "a"}, {"word": None, "list": [1, 2]}, {"large": 2**40}, {}]
+    runs = [made_up_run([[0.5]], hparams=hparams, seed=seed, test_envs=[]) for seed, hparams in enumerate(some)]
+    found = frame(runs)
+    assert found["hparams.word"].dropna().tolist() == ["a"]
+    assert found["hparams.list"].dropna().tolist() == ["[1, 2]"]
+    assert found["hparams.large"].dropna().tolist() == [2**40]
+    assert found["hparams.flag"].dropna().tolist() == [1]
+
+
+def test_large_sweeps_are_gathered_in_slabs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = made_up_sweep(["ERM"], draws=3)
+    runs[1].metrics["late"] = np.arange(5.0)
+    whole = frame(runs)
+    monkeypatch.setattr("sandmask.records._curves._SLAB", 7)
+    monkeypatch.setattr("sandmask.records._frame._CHUNK", 11)
+    pd.testing.assert_frame_equal(frame(runs), whole)
+    write_archive(runs[:4], tmp_path / "a.records.parquet")
+    write_archive(runs[4:], tmp_path / "b.records.parquet")
+    assert len(load_records(tmp_path)) == len(whole)
+    write_archive(runs[2:6], tmp_path / "c.records.parquet")  # runs that two files have count once
+    assert len(load_records(tmp_path)) == len(whole)
+
+
+def test_a_frame_takes_no_more_memory_than_its_columns() -> None:
+    runs = made_up_sweep(["ERM", "IRM"], environments=10, checkpoints=200, draws=5)
+    tracemalloc.start()
+    found = frame(runs)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == 10 * 2 * 5 * 2 * 10 * 200
+    assert peak < 1.6 * found.memory_usage().sum()

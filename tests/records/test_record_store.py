@@ -79,7 +79,10 @@ def test_contradicting_records_of_a_run_name_both_files(tmp_path: Path) -> None:
 
 
 def damage(lines: list[dict[str, object]], number: int, **changes: object) -> str:
+    """The lines with changes to one of them, and without the checksums that would tell."""
     lines[number - 1].update(changes)
+    for line in lines:
+        line.pop("crc", None)
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
@@ -87,13 +90,13 @@ def damage(lines: list[dict[str, object]], number: int, **changes: object) -> st
     ("number", "changes", "message"),
     [
         (1, {"schema": 2}, r"written by a newer sandmask \(schema 2, this one reads up to 1\). Upgrade"),
-        (1, {"schema": "x"}, "is no version"),
+        (1, {"schema": "x"}, "is not a version number"),
         (1, {"spec": {"dataset": "Toy"}}, "not a line of a record file"),
         (2, {"kind": "evil"}, "unknown kind 'evil'"),
-        (2, {"run": "other"}, "KeyError"),
+        (2, {"run": "other"}, "no line before it begins a run 'other'"),
         (3, {"step": 0}, "follows its step 0"),
         (3, {"in": [0.5]}, "accuracies of 1 environments where 2 are named"),
-        (3, {"metrics": {"loss": "much"}}, "'much' is no number"),
+        (3, {"metrics": {"loss": "much"}}, "'much' is not a number"),
         (4, {"status": "fine"}, "neither 'done' nor 'diverged'"),
     ],
 )
@@ -121,6 +124,9 @@ def test_a_run_twice_in_a_file_and_lines_after_its_end_are_damage(tmp_path: Path
     with pytest.raises(SandmaskError, match=r":4 .*begins a second time"):
         read_runs(path)
     path.write_text("".join([*lines, lines[1]]))
+    with pytest.raises(SandmaskError, match=r":4 .*checksum does not fit"):
+        read_runs(path)
+    path.write_text(damage([json.loads(line) for line in [*lines, lines[1]]], 1))
     with pytest.raises(SandmaskError, match=r":4 .*follows the end"):
         read_runs(path)
 

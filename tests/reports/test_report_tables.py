@@ -9,7 +9,9 @@ from sandmask.errors import SandmaskError
 from sandmask.paper import environments
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
-from sandmask.reports import Cell, RuleReport, Table, build_report, grids
+from sandmask.reports import Cell, RuleReport, Table, build_report, cell_text, grids
+from sandmask.reports._best import best_cells, best_method
+from sandmask.reports._data import Parts
 from sandmask.selection import RULES, select
 
 
@@ -50,15 +52,27 @@ def test_cells_are_means_over_what_each_trial_selects(rule: str) -> None:
             assert cell.mean == pytest.approx(values[env].mean())
             assert cell.error == pytest.approx(values[env].std() / np.sqrt(3))
             assert cell.values == pytest.approx(values[env])
-            assert cell.interval is not None
-            low, high = cell.interval
-            assert values[env].min() - 1e-9 <= low <= high <= values[env].max() + 1e-9
+            assert cell.interval is None  # three trials cannot support one
         assert toy.averages[method].mean == pytest.approx(values.mean())
         assert toy.averages[method].error is None
         assert found.averages is not None
         average = found.averages.cells[method, "Toy"]
         assert average.mean == pytest.approx(values.mean())
         assert average.error == pytest.approx(values.mean(axis=0).std() / np.sqrt(3))
+
+
+def test_enough_trials_give_a_cell_an_interval() -> None:
+    cell = table(made_up_sweep(["ERM"], trials=6)).cells["ERM", "0"]
+    assert cell.interval is not None
+    low, high = cell.interval
+    assert min(cell.values) - 1e-9 <= low <= high <= max(cell.values) + 1e-9
+
+
+def test_a_comparison_of_two_pairs_shows_no_interval_and_says_why() -> None:
+    runs = made_up_sweep(["ERM", "IRM"], environments=2, trials=1)
+    statistics = grids(build_report(runs))[-1]
+    assert statistics.rows[1][4:] == ("-", statistics.rows[1][5], "2")
+    assert "Fewer than 6 pairs cannot support a 95% interval" in statistics.notes[0]
 
 
 def test_a_missing_run_makes_a_cell_provisional_and_is_named() -> None:
@@ -84,32 +98,47 @@ def test_an_unfinished_run_is_missing_and_its_numbers_are_not_used() -> None:
     assert cell.mean != 100
 
 
-def test_a_cell_without_any_run_has_no_number_and_neither_has_the_average() -> None:
+def test_an_average_without_a_column_is_over_the_others_and_says_so() -> None:
     runs = [r for r in made_up_sweep(["ERM", "IRM"]) if (r.spec.algorithm, r.spec.test_envs) != ("IRM", (1,))]
     found = report(runs)
     toy = found.datasets["Toy"]
     assert toy.cells["IRM", "1"].mean is None
-    assert toy.averages["IRM"].mean is None
+    some = [toy.cells["IRM", env].mean or 0 for env in ("0", "2")]
     assert found.averages is not None
-    assert found.averages.cells["IRM", "Toy"].mean is None
-    assert (toy.averages["IRM"].have, toy.averages["IRM"].expected) == (16, 24)
-    assert toy.averages["ERM"].mean is not None
+    for average in (toy.averages["IRM"], found.averages.cells["IRM", "Toy"]):
+        assert average.mean == pytest.approx(np.mean(some))
+        assert average.error is None
+        assert not average.complete
+        assert (average.have, average.expected) == (16, 24)
+        assert cell_text(average) == f"{average.mean:.1f} (2/3 environments, 16/24 runs)"
+    assert toy.averages["ERM"].complete
+    assert cell_text(toy.averages["ERM"]) == f"{toy.averages['ERM'].mean:.1f}"
 
 
-def test_an_average_needs_every_environment_in_every_trial() -> None:
+def test_an_average_with_a_trial_missing_is_over_what_is_there_and_has_no_error() -> None:
     runs = made_up_sweep(["ERM"], draws=1, trials=3)
     found = report(without(runs, "ERM", 0, 2, 0))
-    assert found.datasets["Toy"].cells["ERM", "0"].mean is not None
+    toy = found.datasets["Toy"]
     assert found.averages is not None
-    assert found.averages.cells["ERM", "Toy"].mean is None
+    cell = found.averages.cells["ERM", "Toy"]
+    assert cell.mean == pytest.approx(np.mean([toy.cells["ERM", env].mean or 0 for env in "012"]))
+    assert (cell.error, cell.complete) == (None, False)
+    assert cell_text(cell).endswith(" (8/9 runs)")
 
 
-def test_environments_that_nobody_holds_out_have_no_column_but_are_missed() -> None:
-    runs = [run for run in made_up_sweep(["ERM"]) if run.spec.test_envs == (2,)]
-    found = table(runs)
-    assert found.columns == ("2",)
-    assert found.notes == ("No run holds out 0, 1 alone.",)
-    assert found.averages["ERM"].mean is None
+def test_a_sweep_of_some_environments_has_an_average_over_those() -> None:
+    runs = [run for run in made_up_sweep(["ERM"], environments=4) if run.spec.test_envs in ((1,), (2,))]
+    found = report(runs)
+    toy = found.datasets["Toy"]
+    assert toy.columns == ("1", "2")
+    assert toy.notes == ("No run holds out 0, 3 alone.",)
+    mean = np.mean([toy.cells["ERM", env].mean or 0 for env in toy.columns])
+    assert cell_text(toy.averages["ERM"]) == f"{mean:.1f} (2/4 environments)"
+    assert found.averages is not None
+    cell = found.averages.cells["ERM", "Toy"]
+    assert cell.error is not None  # every trial has both
+    assert cell_text(cell) == f"{mean:.1f} ± {cell.error:.1f} (2/4 environments)"
+    assert not cell.complete
 
 
 def test_how_much_is_expected_can_be_said() -> None:
@@ -183,11 +212,17 @@ def test_the_average_over_the_papers_datasets_compares_with_its() -> None:
     assert more.averages["ERM"].paper is None
 
 
-def test_spirals_reports_sixteen_of_its_seventeen_environments() -> None:
+def test_columns_are_what_the_records_hold_out_not_what_the_paper_prints() -> None:
     runs = made_up_sweep(["ERM"], environments=17, draws=1, trials=1, dataset="Spirals")
-    found = table(runs)
-    assert found.columns == tuple(str(env) for env in range(16))
-    assert found.averages["ERM"].expected == 16
+    everything = table(runs, against_paper=True)
+    assert everything.columns == tuple(str(env) for env in range(17))
+    assert everything.averages["ERM"].expected == 17
+    assert everything.averages["ERM"].paper is None  # the paper's is over sixteen
+    protocol = table([run for run in runs if run.spec.test_envs != (16,)], against_paper=True)
+    assert protocol.columns == tuple(str(env) for env in range(16))
+    assert protocol.averages["ERM"].complete  # sixteen is all that the protocol holds out
+    assert protocol.averages["ERM"].paper is not None
+    assert protocol.notes == ()
 
 
 def test_different_settings_are_different_rows() -> None:
@@ -202,13 +237,14 @@ def test_different_settings_are_different_rows() -> None:
     assert all(cell.complete for cell in found.cells.values())
 
 
-def test_a_method_that_skipped_a_dataset_has_a_blank_and_no_average() -> None:
+def test_a_method_that_skipped_a_dataset_has_a_blank_and_an_average_over_the_others() -> None:
     runs = made_up_sweep(["ERM", "IRM"]) + made_up_sweep(["ERM"], dataset="Two")
     averages = report(runs).averages
     assert averages is not None
     assert averages.cells["IRM", "Two"] == Cell(mean=None)
-    assert averages.averages["IRM"].mean is None
-    assert averages.averages["ERM"].mean is not None
+    assert averages.averages["IRM"].mean == averages.cells["IRM", "Toy"].mean
+    assert cell_text(averages.averages["IRM"]).endswith(" (1/2 datasets)")
+    assert averages.averages["ERM"].complete
 
 
 def test_datasets_and_methods_come_in_the_papers_order() -> None:
@@ -272,3 +308,36 @@ def test_mistakes_are_named() -> None:
 def test_nothing_to_show_is_still_a_grid() -> None:
     (only,) = grids(build_report(made_up_sweep(["ERM"]), ["leave-one-domain-out"]))
     assert (only.header, only.rows) == ((), ())
+
+
+def best(cells: dict[str, Cell], chance: float | None = None) -> str | None:
+    return best_method(cells, chance)
+
+
+def test_the_best_of_a_column_is_alone_and_above_chance() -> None:
+    cell = Cell(mean=61.24, have=1, expected=1)
+    assert best({"a": cell, "b": replace(cell, mean=60.0)}) == "a"
+    assert best({"a": cell, "b": replace(cell, mean=61.16)}) is None  # both print as 61.2
+    assert best({"a": cell, "b": replace(cell, mean=60.0)}, chance=61.2) is None
+    assert best({"a": cell, "b": replace(cell, mean=60.0)}, chance=50.0) == "a"
+    assert best({"a": cell, "b": Cell(mean=None)}) is None  # nothing to compare with
+    assert best({"a": cell, "b": replace(cell, mean=float("nan"))}) is None
+
+
+def test_averages_over_fewer_columns_do_not_compete() -> None:
+    def average(mean: float, found: int) -> Cell:
+        return Cell(mean=mean, have=1, expected=1, parts=Parts(found, 3, "environments"))
+
+    assert best({"a": average(90, 1), "b": average(60, 3), "c": average(50, 3)}) == "b"
+    assert best({"a": average(90, 1), "b": average(60, 3)}) is None
+
+
+def test_numbers_at_chance_are_not_best_in_any_table() -> None:
+    runs = [
+        made_up_run([[accuracy] * 2], test_envs=[env], algorithm=algorithm)
+        for algorithm, accuracy in (("ERM", 0.5), ("IRM", 0.4))
+        for env in range(2)
+    ]
+    assert best_cells(table(runs)) == set()
+    unnamed = [replace(run, classes=()) for run in runs]
+    assert best_cells(table(unnamed)) == {("ERM", "0"), ("ERM", "1"), ("ERM", "Avg")}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sandmask.reports.statistics import (
     bootstrap_interval,
     critical_difference,
+    fewest_values,
     mean_and_error,
     mean_ranks,
     paired_comparison,
@@ -39,8 +40,25 @@ def test_the_bootstrap_interval_approaches_the_exact_one() -> None:
     means = sorted(sum(sample) / 4 for sample in itertools.product(values, repeat=4))
     interval = bootstrap_interval(values, level=0.8, resamples=200_000)
     assert interval == pytest.approx(np.quantile(means, [0.1, 0.9]), abs=0.01)
-    assert bootstrap_interval(values) == bootstrap_interval(values)
-    assert bootstrap_interval(values, resamples=100) != bootstrap_interval(values, resamples=100, seed=1)
+    assert bootstrap_interval(values, level=0.8) == bootstrap_interval(values, level=0.8)
+    other = bootstrap_interval(values, level=0.8, resamples=100, seed=1)
+    assert bootstrap_interval(values, level=0.8, resamples=100) != other
+
+
+@pytest.mark.parametrize(("level", "count"), [(0.5, 2), (0.8, 4), (0.9, 5), (0.95, 6), (0.99, 8)])
+def test_an_interval_needs_as_many_values_as_a_test_at_its_level(level: float, count: int) -> None:
+    assert fewest_values(level) == count
+    assert paired_comparison([0.9] * count, [0.5] * count).p_value <= 1 - level + 1e-12
+    assert paired_comparison([0.9] * (count - 1), [0.5] * (count - 1)).p_value > 1 - level
+    values = np.linspace(0.2, 0.9, count).tolist()
+    assert bootstrap_interval(values, level=level) is not None
+    assert bootstrap_interval(values[1:], level=level) is None
+
+
+def test_two_pairs_have_a_p_value_and_no_interval() -> None:
+    comparison = paired_comparison([0.524, 0.504], [0.5, 0.5])
+    assert comparison.p_value == 0.5
+    assert comparison.interval is None
 
 
 def slow_p_value(differences: list[float]) -> float:

@@ -11,6 +11,7 @@ import typer
 from sandmask.cli._console import STANDARD_OUTPUT, counted
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs
+from sandmask.reports import FORMATS
 
 _MANY = 1000  # runs, from which on it takes long enough to say something
 
@@ -49,6 +50,14 @@ def check_open(html: Path | None, wanted: bool) -> None:
     """Whether there is something to open."""
     if wanted and html in (None, STANDARD_OUTPUT):
         raise SandmaskError("--open shows the file that --html writes: add --html report.html.")
+
+
+def check_format(name: str | None) -> None:
+    """Whether there is such a format: before a large sweep is read, not after."""
+    if name is not None and name.lower() == "html":
+        raise SandmaskError("The page is not a --format: write it with --html FILE, such as --html report.html.")
+    if name is not None:
+        FORMATS[name]
 
 
 def check_two_files(html: Path | None, tables: Path | None) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sandmask._text import printable
 from sandmask.cli._console import counted
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_domainbed, read_runs, write_archive
@@ -28,7 +29,7 @@ def import_domainbed(
     """
     imported = read_domainbed(directory, include_incomplete=include_incomplete)
     for folder, why in imported.skipped:
-        typer.echo(f"Skipped {folder}: {why}.", err=True)
+        typer.echo(f"Skipped {printable(str(folder))}: {why}.", err=True)
     if not imported.runs:
         raise SandmaskError(
             f"None of the {len(imported.skipped)} runs in {directory} is finished. "

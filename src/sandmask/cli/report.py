@@ -9,7 +9,15 @@ from sandmask._replacing import replacing
 from sandmask.cli import _completion
 from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.cli._options import JsonOption
-from sandmask.cli._page import check_open, check_two_files, open_page, page_title, read_with_patience, write_page
+from sandmask.cli._page import (
+    check_format,
+    check_open,
+    check_two_files,
+    open_page,
+    page_title,
+    read_with_patience,
+    write_page,
+)
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.reports import FORMATS, build_report, render
@@ -64,7 +72,8 @@ def report(
 
     With --html it is a page instead: one file, to open and to send around, with every rule unless some are named.
     Numbers are mean ± standard error over trials, in percent.
-    Cells without all their runs say how many there are; † marks cells with runs that diverged.
+    Cells without all their runs say how many there are, averages over some of the columns say over how many;
+    † marks cells with runs that diverged.
 
     [bold]Examples[/bold]
 
@@ -75,11 +84,14 @@ def report(
     sandmask report runs --html report.html --open
 
     sandmask report runs --format latex --output tables.tex
+
+    sandmask report runs --format csv --output cells.csv
     """
     check_open(html, open_browser)
     if as_json and format_name not in (None, "json"):
         raise SandmaskError(f"--json and --format {format_name} are two forms. Choose one.")
     format_name = "json" if as_json else format_name
+    check_format(format_name)
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
     check_two_files(html, tables)
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))

@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from sandmask.errors import SandmaskError
-from sandmask.printed import AVERAGE, PrintedCell, printed
+from sandmask.printed import AVERAGE, PrintedCell, environments, printed
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid, RuleReport, build_report
 from sandmask.reports.statistics import mean_and_error
+from sandmask.selection import algorithm_of
 
 # The paper prints one row for a method that has several forms here; each form is compared with that row.
 PRINTED_AS = {
@@ -78,7 +79,7 @@ class Compared:
 
 def printed_row(method: str) -> str:
     """The name of the printed row that a method is compared with."""
-    name = method.split(" (", maxsplit=1)[0]
+    name = algorithm_of(method)
     return PRINTED_AS.get(name, name)
 
 
@@ -108,11 +109,18 @@ def compare(
     comparable: bool = True,
 ) -> list[Compared]:
     """Every cell of these datasets' tables, environments first, then the average."""
-    mine = [run for run in runs if run.spec.dataset in datasets]
+    mine = [run for run in runs if run.spec.dataset in datasets and _is_in_tables(run)]
     if not mine:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
     report = build_report(mine, list(rules), draws=draws, trials=trials)
     return [replace(cell, comparable=comparable) for rule in report.rules for cell in _rule_cells(rule)]
+
+
+def _is_in_tables(run: RunRecord) -> bool:
+    """Whether the paper's tables have the environment that a run holds out: of Spirals' 17 they have 16."""
+    columns = environments(run.spec.dataset)
+    is_known = bool(columns) and columns == run.env_names[: len(columns)]
+    return not is_known or len(run.spec.test_envs) != 1 or run.spec.test_envs[0] < len(columns)
 
 
 def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
@@ -129,16 +137,21 @@ def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
                 yield Compared(rule.rule, dataset, AVERAGE, method, average, paper)
 
 
-def provisional(average: Cell, environments: Sequence[Cell]) -> Cell:
-    """An average that has no number yet: over the trials that have every environment. It stays marked as incomplete."""
-    columns_missing = sum(cell.expected for cell in environments) < average.expected
-    if average.mean is not None or columns_missing or not average.expected:
+def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
+    """An average that is not complete: over the trials that have every environment. It stays marked as incomplete.
+
+    There is no number where no trial has them all: the paper's is over all of them.
+    """
+    unknown = replace(average, mean=None, error=None)
+    if average.parts is not None and average.parts.of > len(cells):
+        return unknown
+    if average.error is not None or average.complete or not average.expected:
         return average
-    rows = [[trial.selected for trial in same] for same in zip(*(cell.trials for cell in environments), strict=True)]
+    rows = [[trial.selected for trial in same] for same in zip(*(cell.trials for cell in cells), strict=True)]
     chosen = [[one.test_accuracy for one in row if one is not None] for row in rows]
     means = [float(np.mean(values)) for values, row in zip(chosen, rows, strict=True) if len(values) == len(row) > 0]
     if not means:
-        return average
+        return unknown
     mean, error = mean_and_error(means)
     return replace(average, mean=mean, error=error if len(means) > 1 else None)
 

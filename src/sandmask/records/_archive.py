@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
+from sandmask.records._checks import check_record
 from sandmask.records._fractions import denominators, pack, unpack
 from sandmask.records._lines import check_schema
 from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
@@ -22,6 +23,7 @@ _VERSION_KEY = b"sandmask.schema"
 _METRIC = "metric."
 _RUNS_PER_GROUP = 512
 _SPLITS = ("in", "out")
+_WORDS = ("run", "spec", "env_names", "classes", "status", "diverged_at")
 
 _Key = tuple[str, tuple[str, ...]]
 _Sizes = dict[_Key, tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]]
@@ -39,6 +41,11 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
     target = Path(path)
     if not target.name.endswith(ARCHIVE_SUFFIX):
         raise SandmaskError(f"An archive's name should end in {ARCHIVE_SUFFIX!r}. Found {target.name!r}.")
+    for run in runs:
+        try:
+            check_record(run)
+        except ValueError as error:
+            raise SandmaskError(f"{target} cannot be written: {error}.") from error
     names = sorted({name for run in runs for name in run.metrics}) if metrics else []
     schema = _schema(runs, names)
     sizes = _split_sizes(runs)
@@ -146,14 +153,14 @@ def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str]) -> dict[str, Any
 def read_archive(path: Path) -> list[RunRecord]:
     """The runs of an archive, in the order they were given."""
     with _opened(path) as file:
-        groups = (file.read_row_group(group) for group in range(file.num_row_groups))
+        groups = (file.read_row_group(group, use_threads=False) for group in range(file.num_row_groups))
         return [run for group in groups for batch in group.to_batches() for run in _runs(batch)]
 
 
 def read_statuses(path: Path) -> dict[str, Status]:
     """Each run of an archive by its id, and how it ended. Curves, which are most of the file, stay on the disk."""
     with _opened(path) as file:
-        table = file.read(["run", "status"])
+        table = file.read(["run", "status"], use_threads=False)
         return dict(zip(table["run"].to_pylist(), table["status"].to_pylist(), strict=True))
 
 
@@ -174,38 +181,96 @@ def _opened(path: Path) -> Iterator[Any]:
         raise
     except SandmaskError as error:
         raise SandmaskError(f"{path} cannot be read: {error}") from error
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         said = " ".join(str(error).split()).rstrip(" .")
         raise SandmaskError(f"{path} cannot be read: {said}. Restore it, or remove it.") from error
 
 
 def _runs(batch: Any) -> Iterator[RunRecord]:
-    columns = {name: batch.column(name) for name in batch.schema.names}
-    metrics = [name for name in columns if name.startswith(_METRIC)]
+    """The runs of some rows. What repeats (names, steps) is one object, and curves are views of a few large arrays.
+
+    That is faster than an array for each run, and memory goes back to the system as a whole.
+    """
+    words = {name: batch.column(name).to_pylist() for name in _WORDS}
+    columns = {name: _Lists(batch.column(name)) for name in batch.schema.names if name not in _WORDS}
+    metrics = {
+        name.removeprefix(_METRIC): column.as_type(np.float64)
+        for name, column in columns.items()
+        if name.startswith(_METRIC)
+    }
+    tables = {split: _accuracies(columns, split, words["env_names"]) for split in _SPLITS}
+    shared: dict[Any, Any] = {}
     for row in range(batch.num_rows):
-        names = tuple(columns["env_names"][row].as_py())
-        curves = {name.removeprefix(_METRIC): _values(columns[name], row) for name in metrics}
-        yield RunRecord(
-            spec=RunSpec.from_json(json.loads(columns["spec"][row].as_py())),
-            env_names=names,
-            steps=np.array(_values(columns["steps"], row)),
-            accuracy_in=_accuracy(columns, "in", row, len(names)),
-            accuracy_out=_accuracy(columns, "out", row, len(names)),
-            metrics={name: curve.astype(np.float64) for name, curve in curves.items() if curve is not None},
-            status=columns["status"][row].as_py(),
-            diverged_at=columns["diverged_at"][row].as_py(),
-            classes=tuple(columns["classes"][row].as_py()),
+        names, classes = tuple(words["env_names"][row]), tuple(words["classes"][row])
+        curves = {name: column[row] for name, column in metrics.items()}
+        steps = np.array(columns["steps"][row], dtype=np.int64)
+        steps.flags.writeable = False
+        run = RunRecord(
+            spec=RunSpec.from_json(json.loads(words["spec"][row])),
+            env_names=shared.setdefault(names, names),
+            steps=shared.setdefault(steps.tobytes(), steps),
+            accuracy_in=tables["in"][row],
+            accuracy_out=tables["out"][row],
+            metrics={name: curve for name, curve in curves.items() if curve is not None},
+            status=words["status"][row],
+            diverged_at=words["diverged_at"][row],
+            classes=shared.setdefault(classes, classes),
         )
+        if words["run"][row] != run.spec.id:
+            raise ValueError(f"the id {words['run'][row]!r} does not belong to its spec, whose id is {run.spec.id!r}")
+        check_record(run)
+        yield run
 
 
-def _values(column: Any, row: int) -> NDArray[Any] | None:
-    """The numbers of a cell. Through DLPack, since `to_numpy` imports pandas, which takes longer than all the rest."""
-    cell = column[row]
-    return np.array(np.from_dlpack(cell.values)) if cell.is_valid else None
+class _Lists:
+    """A column of lists of numbers: row after row, without a copy of the numbers.
+
+    Through DLPack, since `to_numpy` imports pandas, which takes longer than all the rest.
+    """
+
+    def __init__(self, column: Any) -> None:
+        self.values = np.from_dlpack(column.values)
+        self.offsets = np.from_dlpack(column.offsets)
+        self._valid = column.is_valid().to_pylist() if column.null_count else None
+
+    def __getitem__(self, row: int) -> NDArray[Any] | None:
+        if self._valid is not None and not self._valid[row]:
+            return None
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def as_type(self, number: Any) -> Self:
+        """The same with all numbers converted, and writable."""
+        self.values = self.values.astype(number)
+        return self
+
+    def as_table(self) -> NDArray[Any] | None:
+        """The rows as one [rows, length] table; None where some are missing, or not as long as others."""
+        lengths = np.diff(self.offsets)
+        if self._valid is not None or not len(lengths) or (lengths != lengths[0]).any():
+            return None
+        return self.values[self.offsets[0] : self.offsets[-1]].reshape(len(lengths), -1)
 
 
-def _accuracy(columns: dict[str, Any], split: str, row: int, environments: int) -> NDArray[np.float64]:
-    sizes, counts = _values(columns[f"{split}_sizes"], row), _values(columns[f"{split}_counts"], row)
+def _accuracies(columns: dict[str, _Lists], split: str, env_names: Sequence[Sequence[str]]) -> Sequence[NDArray[Any]]:
+    """The accuracies of each row. Rows alike, as the runs of a stack are, are unpacked together."""
+    sizes, counts = columns[f"{split}_sizes"].as_table(), columns[f"{split}_counts"].as_table()
+    if sizes is not None and counts is not None and len(counts) > 1 and counts.size:
+        widths = {len(names) for names in env_names}
+        if widths == {sizes.shape[1]} and (sizes == sizes[0]).all():
+            return list(unpack(counts.ravel(), _checked_sizes(sizes[0]), len(counts)))
+    return [_accuracy(columns, split, row, len(names)) for row, names in enumerate(env_names)]
+
+
+def _accuracy(columns: dict[str, _Lists], split: str, row: int, environments: int) -> NDArray[np.float64]:
+    sizes, counts = columns[f"{split}_sizes"][row], columns[f"{split}_counts"][row]
     if sizes is None or counts is None:
-        return np.array(_values(columns[f"{split}_raw"], row), dtype=np.float64).reshape(-1, environments)
-    return unpack(counts, sizes.astype(np.int64))
+        return np.array(columns[f"{split}_raw"][row], dtype=np.float64).reshape(-1, environments)
+    if len(sizes) != environments:
+        raise ValueError(f"{len(sizes)} sizes of splits where {environments} environments are named")
+    return unpack(counts, _checked_sizes(sizes))
+
+
+def _checked_sizes(sizes: NDArray[Any]) -> NDArray[np.int64]:
+    if not (sizes > 0).all():
+        raise ValueError("sizes of splits should be positive")
+    return sizes.astype(np.int64)

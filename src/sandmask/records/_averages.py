@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sandmask.errors import SandmaskError
 from sandmask.records._types import RunRecord
 
 AVERAGES = ("sma", "ema", "swad")
@@ -28,7 +29,18 @@ def average_metrics(average: str, n_envs: int) -> list[str]:
 
 
 def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
-    """Every run, followed by one record for each average that it kept."""
+    """Every run, followed by one record for each average that it kept.
+
+    The averages leave no trace in the run itself: trained with and without them, it is the same run, and comes once.
+    """
+    seen: set[str] = set()
+    for run in _each(runs):
+        if run.spec.id not in seen:
+            seen.add(run.spec.id)
+            yield run
+
+
+def _each(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     for run in runs:
         averages = averages_of(run.spec.options)
         if not averages:
@@ -48,11 +60,17 @@ def _averaged(run: RunRecord, average: str, options: dict[str, object]) -> RunRe
     values = np.stack([run.metrics.get(name, missing) for name in names], axis=1)
     known = np.isfinite(values[:, : 2 * n_envs]).all(axis=1)  # SWAD has accuracies at the last evaluation only
     values = values[known]
+    accuracies = values[:, : 2 * n_envs]
+    if ((accuracies < 0) | (accuracies > 1)).any():
+        raise SandmaskError(
+            f"Run {run.spec.id}: the accuracies of its average {average!r} should be numbers from 0 to 1, and some are "
+            "not. Restore its records from a copy, or train it again."
+        )
     return replace(
         run,
         spec=replace(run.spec, options={**options, "average": average}),
         steps=run.steps[known],
-        accuracy_in=values[:, :n_envs],
-        accuracy_out=values[:, n_envs : 2 * n_envs],
+        accuracy_in=np.ascontiguousarray(accuracies[:, :n_envs]),
+        accuracy_out=np.ascontiguousarray(accuracies[:, n_envs:]),
         metrics={"validation_loss": values[:, -1]},
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sandmask.errors import SandmaskError
+from sandmask.records._checks import check_record
 from sandmask.records._types import RunRecord, RunSpec
 
 _ACCURACY = re.compile(r"env\d+_(in|out)_acc")
@@ -72,8 +73,12 @@ def _lines(file: Path) -> list[dict[str, Any]]:
                 if lines and line["step"] <= lines[-1]["step"]:
                     lines.clear()
                 lines.append(line)
+            except RecursionError:
+                raise SandmaskError(f"{file}:{number} is not a DomainBed record: it is nested too deeply.") from None
             except (ValueError, KeyError, TypeError) as error:
-                raise SandmaskError(f"{file}:{number} is no DomainBed record ({error!r}).") from error
+                raise SandmaskError(
+                    f"{file}:{number} is not a DomainBed record ({error!r}). Restore the file, or remove its folder."
+                ) from error
     return lines
 
 
@@ -82,7 +87,7 @@ def _run(file: Path, lines: Sequence[dict[str, Any]], done: bool) -> RunRecord:
         count = sum(1 for key in lines[0] if key.startswith("env") and key.endswith("_in_acc"))
         steps = np.array([line["step"] for line in lines], dtype=np.int64)
         names = sorted({key for line in lines for key in line if _is_metric(key, line[key])})
-        return RunRecord(
+        run = RunRecord(
             spec=_spec(lines, steps, done),
             env_names=_environment_names(lines[0]["args"]["dataset"], count),
             steps=steps,
@@ -91,8 +96,12 @@ def _run(file: Path, lines: Sequence[dict[str, Any]], done: bool) -> RunRecord:
             metrics={name: np.array([float(line.get(name, np.nan)) for line in lines]) for name in names},
             status="done" if done else "running",
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise SandmaskError(f"{file} is not a DomainBed results file ({error!r}).") from error
+        check_record(run)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise SandmaskError(
+            f"{file} is not a DomainBed results file ({error!r}). Restore the file, or remove its folder."
+        ) from error
+    return run
 
 
 def _is_metric(key: str, value: Any) -> bool:

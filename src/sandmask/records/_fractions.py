@@ -47,8 +47,9 @@ def pack(accuracy: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.
     return folded.ravel()
 
 
-def unpack(packed: NDArray[np.int32], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The inverse of `pack`, bit for bit."""
+def unpack(packed: NDArray[np.int32], sizes: NDArray[np.int64], runs: int = 1) -> NDArray[np.float64]:
+    """The inverse of `pack`, bit for bit: [T, environments], or for several runs at once [runs, T, environments]."""
     changes = (packed >> 1) ^ -(packed & 1)
-    counts = np.cumsum(changes.reshape(len(sizes), -1), axis=1, dtype=np.int64)
-    return np.ascontiguousarray(counts.T) / sizes
+    counts = np.cumsum(changes.reshape(runs, len(sizes), -1), axis=2, dtype=np.int64)
+    accuracy: NDArray[np.float64] = np.ascontiguousarray(counts.transpose(0, 2, 1)) / sizes
+    return accuracy if runs > 1 else accuracy[0]

@@ -1,90 +1,160 @@
 """Records as one tidy pandas frame."""
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sandmask.records._store import read_runs
-from sandmask.records._types import RunRecord
+from sandmask.records._averages import split_averages
+from sandmask.records._curves import Curves
+from sandmask.records._store import iterate_runs, read_runs
+from sandmask.records._types import RunRecord, RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SPEC_COLUMNS = ("dataset", "algorithm", "trial_seed", "hparams_seed", "seed", "space")
+_Column = Any  # a numpy array or a pandas one
+_CHUNK = 1 << 20  # rows
+_INT32 = np.iinfo(np.int32)
 
 
 def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.DataFrame":
     """Everything below a folder as a frame: one row for each (run, step, environment).
 
-    Columns: run, dataset, algorithm, test_envs (as text: "0" or "0,2"), trial_seed, hparams_seed, seed,
-    space, step, env, env_name, is_test, in_accuracy, out_accuracy, status, the metrics, and the
-    hyperparameters as `hparams.NAME` (left out on request: they repeat on every row). Words are categories,
-    to keep large sweeps small.
+    Averages of a run's weights have rows of their own, with an option such as "average=sma".
+
+    Columns: run, dataset, algorithm, test_envs (as text: "0" or "0,2"), trial_seed, hparams_seed, seed, space, options
+    (as text: "average=sma"), step, env, env_name, is_test, in_accuracy, out_accuracy, status, the metrics, and the
+    hyperparameters as `hparams.NAME` (left out on request: they repeat on every row).
+
+    To keep large sweeps small, words are categories, integers have 32 bits where those suffice, and a hyperparameter
+    that most rows lack is a sparse column; `frame.sparse.to_dense()` makes an ordinary one of it.
     """
-    return frame(read_runs(path), hparams=hparams)
+    curves = Curves()
+    for run in split_averages(iterate_runs(path)):
+        if run.spec.id in curves.specs:  # the same run in two files: which one counts is known when all are read
+            return frame(read_runs(path), hparams=hparams)
+        curves.add(run)
+    return _frame(curves, hparams)
 
 
 def frame(runs: Sequence[RunRecord], *, hparams: bool = True) -> "pd.DataFrame":
     """The same for runs already read."""
+    return _frame(Curves(split_averages(runs)), hparams)
+
+
+def _frame(curves: Curves, hparams: bool) -> "pd.DataFrame":
     import pandas as pd
 
-    rows = np.array([run.accuracy_in.size for run in runs], dtype=np.int64)
-    environments = np.array([len(run.env_names) for run in runs], dtype=np.int64)
-    per_run = {
-        "run": [run.spec.id for run in runs],
-        **{name: [getattr(run.spec, name) for run in runs] for name in _SPEC_COLUMNS[:2]},
-        "test_envs": [",".join(map(str, run.spec.test_envs)) for run in runs],
-        **{name: [getattr(run.spec, name) for run in runs] for name in _SPEC_COLUMNS[2:]},
-    }
-    columns: dict[str, Any] = {name: _repeat(values, rows) for name, values in per_run.items()}
-    checkpoints = _join([run.steps for run in runs], np.int64)
-    widths = np.repeat(environments, [len(run.steps) for run in runs])  # environments of each checkpoint
-    columns["step"] = np.repeat(checkpoints, widths)
-    columns["env"] = _join([np.tile(np.arange(len(run.env_names)), len(run.steps)) for run in runs], np.int64)
-    columns["env_name"] = _environment_names(runs)
-    columns["is_test"] = _join([np.tile(_is_test(run), len(run.steps)) for run in runs], np.bool_)
-    columns["in_accuracy"] = _join([run.accuracy_in.ravel() for run in runs], np.float64)
-    columns["out_accuracy"] = _join([run.accuracy_out.ravel() for run in runs], np.float64)
-    columns["status"] = _repeat([run.status for run in runs], rows)
-    for name in _names([run.metrics for run in runs]):
-        absent = [run.metrics.get(name, np.full(len(run.steps), np.nan)) for run in runs]
-        columns[name] = np.repeat(_join(absent, np.float64), widths)
-    for name in _names([run.spec.hparams for run in runs]) if hparams else ():
-        columns[f"hparams.{name}"] = _repeat([run.spec.hparams.get(name, np.nan) for run in runs], rows)
-    return pd.DataFrame(columns)
+    columns = dict(_columns(curves, hparams))
+    return pd.DataFrame(columns, copy=False)  # a copy would need all of the memory twice
 
 
-def _names(dictionaries: Sequence[dict[str, Any]]) -> list[str]:
+def _columns(curves: Curves, hparams: bool) -> Iterator[tuple[str, _Column]]:
+    specs = list(curves.specs.values())
+    checkpoints = np.array([len(steps) for steps in curves.steps], dtype=np.int64)
+    environments = np.array([len(names) for names in curves.env_names], dtype=np.int64)
+    rows = checkpoints * environments
+    yield "run", _words([spec.id for spec in specs], rows)
+    yield "dataset", _words([spec.dataset for spec in specs], rows)
+    yield "algorithm", _words([spec.algorithm for spec in specs], rows)
+    yield "test_envs", _words([",".join(map(str, spec.test_envs)) for spec in specs], rows)
+    for name in ("trial_seed", "hparams_seed", "seed"):
+        yield name, np.repeat(_integers([getattr(spec, name) for spec in specs]), rows)
+    yield "space", _words([spec.space for spec in specs], rows)
+    yield "options", _words([_options(spec) for spec in specs], rows)
+    widths = np.repeat(environments, checkpoints)  # environments of each checkpoint
+    yield "step", np.repeat(_integers(_join(curves.steps, np.int64)), widths)
+    yield "env", _tiled([np.arange(count) for count in environments], curves, np.int32)
+    yield "env_name", _environment_names(curves)
+    held_out = [
+        np.isin(np.arange(len(names)), spec.test_envs) for names, spec in zip(curves.env_names, specs, strict=True)
+    ]
+    yield "is_test", _tiled(held_out, curves, np.bool_)
+    yield from zip(("in_accuracy", "out_accuracy"), curves.accuracies(), strict=True)
+    yield "status", _words(curves.statuses, rows)
+    for name in curves.metrics:
+        yield name, np.repeat(curves.metric(name), widths)
+    for name in _names(spec.hparams for spec in specs) if hparams else ():
+        yield f"hparams.{name}", _hyperparameter([spec.hparams.get(name) for spec in specs], rows)
+
+
+def _names(dictionaries: Iterable[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for dictionary in dictionaries for name in dictionary))
 
 
-def _is_test(run: RunRecord) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    return np.isin(np.arange(len(run.env_names)), run.spec.test_envs)
+def _options(spec: RunSpec) -> str:
+    return ", ".join(f"{name}={_word(value)}" for name, value in sorted(spec.options.items()))
 
 
-def _join(parts: Sequence[np.ndarray[Any, Any]], dtype: Any) -> np.ndarray[Any, Any]:
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _integers(values: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
+    found = np.array(values, dtype=np.int64)
+    small = not len(found) or (found.min() >= _INT32.min and found.max() <= _INT32.max)
+    return found.astype(np.int32) if small else found
+
+
+def _join(parts: Iterable[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
 
 
-def _repeat(values: Sequence[Any], rows: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+def _tiled(values: Sequence[NDArray[Any]], curves: Curves, dtype: Any) -> NDArray[Any]:
+    """A value for each environment of each run, repeated at every checkpoint."""
+    return _join(
+        (np.tile(one.astype(dtype), len(steps)) for one, steps in zip(values, curves.steps, strict=True)), dtype
+    )
+
+
+def _hyperparameter(values: Sequence[Any], rows: NDArray[np.int64]) -> _Column:
+    """A column of numbers, or of words where some value is not a number; None is where a run has no such value."""
+    present = [value for value in values if value is not None]
+    if not all(isinstance(value, (int, float)) for value in present):
+        return _words([None if value is None else _word(value) for value in values], rows)
+    if len(present) == len(values) and all(type(value) is int and abs(value) <= _INT32.max for value in values):
+        return np.repeat(_integers(values), rows)
+    numbers = np.array([np.nan if value is None else float(value) for value in values])
+    has_value = ~np.isnan(numbers)
+    if 2 * int(rows[has_value].sum()) >= int(rows.sum()):
+        return np.repeat(numbers, rows)
+    return _sparse(numbers, rows)
+
+
+def _sparse(numbers: NDArray[np.float64], rows: NDArray[np.int64]) -> _Column:
+    """A sparse column; chunk by chunk, because pandas needs several times a chunk's memory on the way."""
     import pandas as pd
 
-    if not any(isinstance(value, str) for value in values):
-        return np.repeat(np.array(values), rows)
-    position = _positions(values)
-    codes = np.repeat(np.array([position[value] for value in values], dtype=np.int32), rows)
-    return pd.Categorical.from_codes(codes, categories=pd.Index(list(position)))
+    some_runs = np.array_split(np.arange(len(numbers)), 1 + int(rows.sum()) // _CHUNK)
+    parts = (pd.arrays.SparseArray(np.repeat(numbers[some], rows[some]), kind="block") for some in some_runs)
+    return pd.concat([pd.Series(part) for part in parts], ignore_index=True).array
 
 
-def _environment_names(runs: Sequence[RunRecord]) -> Any:
+def _words(values: Sequence[str | None], rows: NDArray[np.int64]) -> _Column:
+    position = _positions(value for value in values if value is not None)
+    codes = np.array([-1 if value is None else position[value] for value in values], dtype=_code_type(position))
+    return _categories(np.repeat(codes, rows), position)
+
+
+def _environment_names(curves: Curves) -> _Column:
+    position = _positions(name for names in dict.fromkeys(curves.env_names) for name in names)
+    codes = [np.array([position[name] for name in names]) for names in curves.env_names]
+    return _categories(_tiled(codes, curves, _code_type(position)), position)
+
+
+def _code_type(position: dict[str, int]) -> Any:
+    return np.min_scalar_type(-max(1, len(position)))
+
+
+def _categories(codes: NDArray[Any], position: dict[str, int]) -> _Column:
     import pandas as pd
 
-    position = _positions([name for run in runs for name in run.env_names])
-    parts = [np.tile([position[name] for name in run.env_names], len(run.steps)) for run in runs]
-    return pd.Categorical.from_codes(_join(parts, np.int32), categories=pd.Index(list(position), dtype=str))
+    return pd.Categorical.from_codes(codes, categories=pd.Index(list(position), dtype=str), validate=False)
 
 
-def _positions(names: Sequence[str]) -> dict[str, int]:
+def _positions(names: Iterable[str]) -> dict[str, int]:
     return {name: index for index, name in enumerate(dict.fromkeys(names))}

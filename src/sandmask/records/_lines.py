@@ -1,19 +1,81 @@
-"""The lines of a record file: one JSON object each, of kind "run", "eval" or "end"."""
+"""The lines of a record file: one JSON object each, of kind "run", "eval" or "end", with a checksum.
+
+The checksum, `"crc"`, is the last entry of a line. It is the CRC32 of the line's bytes without it, continued from the
+checksum of the same run's line before: so a changed, a missing and a moved line are all noticed. Files written before
+there were checksums are read as they are.
+"""
 
 import json
 import math
+import re
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from sandmask.errors import SandmaskError
 from sandmask.records._types import SCHEMA_VERSION, RunSpec, Status
 
 # JSON has no word for these, and a file that other tools can read is worth three strings.
 _NON_FINITE = {"nan", "inf", "-inf"}
+_CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}\n\Z')
+_CRC_LENGTH = len(',"crc":"00000000"}\n')
+_KEYS = {
+    "run": {"schema", "kind", "run", "spec", "env_names", "classes"},
+    "eval": {"kind", "run", "step", "in", "out", "metrics"},
+    "end": {"kind", "run", "status", "step"},
+}
 
 
 def _encode(line: dict[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def with_checksum(line: bytes, before: int) -> tuple[bytes, int]:
+    """A line with its checksum, and that checksum; `before` is that of the run's last line, or 0 for its first."""
+    crc = zlib.crc32(line[:-1], before)
+    return line[:-2] + b',"crc":"%08x"}\n' % crc, crc
+
+
+def checksum(raw: bytes, before: int, *, required: bool) -> tuple[int, bool]:
+    """The checksum of a line as read, and whether the line states it; a wrong one is a `ValueError`.
+
+    :param before: the checksum of the line before, of the same run.
+    :param required: whether a line that states none is damaged, because the run's line before has one.
+    """
+    stated = _CRC.search(raw, max(0, len(raw) - _CRC_LENGTH))
+    if stated is None:
+        if required:
+            raise ValueError("its checksum is missing")
+        return zlib.crc32(raw[:-1], before), False
+    crc = zlib.crc32(raw[:-_CRC_LENGTH] + b"}", before)
+    if crc != int(stated[1], 16):
+        raise ValueError("its checksum does not fit: this line was changed, or the run's line before it is missing")
+    return crc, True
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """The object of a line; a `ValueError` for anything else, also for JSON too deep to read."""
+    try:
+        line = _decoder.decode(raw.decode())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(line, dict):
+        raise ValueError("it is not a JSON object")
+    kind = line.get("kind")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise ValueError(f"unknown kind {kind!r}")
+    if not isinstance(line.get("run"), str):
+        raise ValueError("it names no run")
+    if "crc" not in line and line.keys() - _KEYS[kind]:
+        raise ValueError(f"unknown entries: {', '.join(sorted(map(repr, line.keys() - _KEYS[kind])))}")
+    return line
 
 
 def run_line(spec: RunSpec, env_names: Sequence[str], classes: Sequence[str]) -> bytes:
@@ -62,15 +124,17 @@ def end_line(run_id: str, status: Status, step: int) -> bytes:
 
 def metric_value(value: Any) -> float:
     """A metric as it was before it was written."""
-    if isinstance(value, str) and value not in _NON_FINITE:
-        raise ValueError(f"{value!r} is no number")
+    if isinstance(value, str) and value in _NON_FINITE:
+        return float(value)
+    if type(value) not in (float, int):
+        raise ValueError(f"{value!r} is not a number")
     return float(value)
 
 
 def check_schema(version: Any) -> None:
     """Refuse what a newer sandmask wrote, rather than misread it."""
-    if not isinstance(version, int) or version < 1:
-        raise SandmaskError(f"schema version {version!r} is no version.")
+    if type(version) is not int or version < 1:
+        raise SandmaskError(f"schema version {version!r} is not a version number.")
     if version > SCHEMA_VERSION:
         raise SandmaskError(
             f"written by a newer sandmask (schema {version}, this one reads up to {SCHEMA_VERSION}). "

@@ -1,6 +1,5 @@
 """Reading one record file: lines to runs."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -8,7 +7,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.records._lines import check_schema, metric_value
+from sandmask.records._checks import check_accuracies, check_integer, check_names, check_run
+from sandmask.records._lines import check_schema, checksum, decode, metric_value
 from sandmask.records._types import RunRecord, RunSpec, Status
 
 
@@ -25,24 +25,32 @@ class _Growing:
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
     status: Status = "running"
     diverged_at: int | None = None
+    crc: int = 0
+    has_crc: bool = False
 
     def add(self, line: dict[str, Any]) -> None:
         step, count = line["step"], len(self.env_names)
+        check_integer("step", step)
         if self.status != "running":
             raise ValueError(f"step {step} follows the end of run {self.spec.id}")
         if self.steps and step <= self.steps[-1]:
             raise ValueError(f"step {step} of run {self.spec.id} follows its step {self.steps[-1]}")
-        if len(line["in"]) != count or len(line["out"]) != count:
-            raise ValueError(f"accuracies of {len(line['in'])} environments where {count} are named")
+        check_accuracies(line["in"], count)
+        check_accuracies(line["out"], count)
         for name, value in line["metrics"].items():
+            if name not in self.metrics:
+                check_names("metric", [name])
             self.metrics.setdefault(name, {})[len(self.steps)] = metric_value(value)
         self.steps.append(step)
         self.accuracy_in.append(line["in"])
         self.accuracy_out.append(line["out"])
 
     def end(self, line: dict[str, Any]) -> None:
+        if self.status != "running":
+            raise ValueError(f"run {self.spec.id} ends a second time")
         if line["status"] not in ("done", "diverged"):
             raise ValueError(f"status {line['status']!r} is neither 'done' nor 'diverged'")
+        check_integer("step", line["step"])
         self.status = line["status"]
         self.diverged_at = line["step"] if self.status == "diverged" else None
 
@@ -73,28 +81,42 @@ def read_file(path: Path) -> list[RunRecord]:
             if not raw.endswith(b"\n"):
                 break  # torn by a kill, or still being written
             try:
-                _take(json.loads(raw), runs)
+                _take(raw, runs)
             except SandmaskError as error:
                 raise SandmaskError(f"{path}:{number}: {error}") from error
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 _refuse(path, number, raw, error)
     return [run.freeze() for run in runs.values()]
 
 
-def _take(line: dict[str, Any], runs: dict[str, _Growing]) -> None:
-    kind = line["kind"]
-    if kind == "eval":
-        runs[line["run"]].add(line)
-    elif kind == "run":
+def _take(raw: bytes, runs: dict[str, _Growing]) -> None:
+    line = decode(raw)
+    kind, run_id = line["kind"], line["run"]
+    if kind == "run":
         check_schema(line["schema"])
-        if line["run"] in runs:
-            raise ValueError(f"run {line['run']} begins a second time")
-        spec = RunSpec.from_json(line["spec"])
-        runs[line["run"]] = _Growing(spec, tuple(line["env_names"]), tuple(line["classes"]))
-    elif kind == "end":
-        runs[line["run"]].end(line)
+        if run_id in runs:
+            raise ValueError(f"run {run_id} begins a second time")
+        run = _begin(line)
+        run.crc, run.has_crc = checksum(raw, 0, required="crc" in line)
+        runs[run_id] = run
+        return
+    if run_id not in runs:
+        raise ValueError(f"no line before it begins a run {run_id!r}")
+    run = runs[run_id]
+    run.crc, run.has_crc = checksum(raw, run.crc, required=run.has_crc or "crc" in line)
+    if kind == "eval":
+        run.add(line)
     else:
-        raise ValueError(f"unknown kind {kind!r}")
+        run.end(line)
+
+
+def _begin(line: dict[str, Any]) -> _Growing:
+    spec = RunSpec.from_json(line["spec"])
+    env_names, classes = line["env_names"], line["classes"]
+    if not isinstance(env_names, list) or not isinstance(classes, list):
+        raise ValueError("env_names and classes should be lists")
+    check_run(line["run"], spec, env_names, classes)
+    return _Growing(spec, tuple(env_names), tuple(classes))
 
 
 def _refuse(path: Path, number: int, raw: bytes, error: Exception) -> NoReturn:
@@ -103,7 +125,9 @@ def _refuse(path: Path, number: int, raw: bytes, error: Exception) -> NoReturn:
             f"{path} is a DomainBed results file. Bring the sweep in with "
             "`sandmask import-domainbed DIR --out STORE`, then read STORE."
         ) from error
+    said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     raise SandmaskError(
-        f"{path}:{number} is not a line of a record file ({type(error).__name__}: {error}). "
-        "The file is damaged there: restore it, or remove that line and what depends on it."
+        f"{path}:{number} is not a line of a record file ({said}). "
+        "The file is damaged there: restore it from a copy, or remove the run that this line belongs to and train it "
+        "again."
     ) from error

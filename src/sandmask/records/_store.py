@@ -1,6 +1,7 @@
 """A folder of record files and archives, as runs."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,18 +18,24 @@ def read_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
     The same run in two files counts once, as the longer of the two; where they contradict each other, that
     is an error. Runs that are still being written are read as far as they have come, with status "running".
     """
-    root = Path(path)
-    if not root.exists():
-        raise SandmaskError(f"{root} does not exist. Name a folder of records, a .jsonl file or an archive.")
     runs: dict[str, tuple[RunRecord, Path]] = {}
-    for file in _files(root):
+    for file in _files(path):
         for run in _read(file):
             known = runs.get(run.spec.id)
             runs[run.spec.id] = (run, file) if known is None else _merge(known, (run, file))
     return [run for run, _ in runs.values()]
 
 
-def _files(root: Path) -> list[Path]:
+def iterate_runs(path: str | os.PathLike[str]) -> Iterator[RunRecord]:
+    """The same runs, one file in memory at a time; a run that is in two files comes twice."""
+    for file in _files(path):
+        yield from _read(file)
+
+
+def _files(path: str | os.PathLike[str]) -> list[Path]:
+    root = Path(path)
+    if not root.exists():
+        raise SandmaskError(f"{root} does not exist. Name a folder of records, a .jsonl file or an archive.")
     if root.is_file():
         return [root]
     return sorted([*root.rglob("*.jsonl"), *root.rglob(f"*{ARCHIVE_SUFFIX}")])

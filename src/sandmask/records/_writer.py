@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from sandmask.errors import SandmaskError
-from sandmask.records._lines import end_line, eval_line, run_line
+from sandmask.records._checks import check_names, check_run
+from sandmask.records._lines import checksum, decode, end_line, eval_line, run_line, with_checksum
 from sandmask.records._lock import lock, open_locked
 from sandmask.records._types import RunSpec, Status
 
@@ -35,6 +36,8 @@ class _Progress:
     environments: int
     last_step: int | None = None
     status: Status = "running"
+    crc: int = 0
+    has_crc: bool = False
 
 
 class RecordWriter:
@@ -61,8 +64,13 @@ class RecordWriter:
     def start(self, spec: RunSpec, env_names: Sequence[str], classes: Sequence[str] = ()) -> str:
         """Open a run and return its id; a run that the file already holds is continued."""
         if spec.id not in self._runs:
-            self._write(run_line(spec, env_names, classes))
-            self._runs[spec.id] = _Progress(len(env_names))
+            try:
+                check_run(spec.id, spec, env_names, classes)
+            except ValueError as error:
+                raise SandmaskError(f"{self.path} cannot take run {spec.id}: {error}.") from error
+            run = _Progress(len(env_names))
+            self._write(run, run_line(spec, env_names, classes))
+            self._runs[spec.id] = run
         return spec.id
 
     def evaluation(
@@ -85,14 +93,15 @@ class RecordWriter:
                 raise ValueError(
                     f"Accuracies should be {run.environments} numbers in 0..1, one an environment. Found {list(split)}."
                 )
-        self._write(eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}))
+        check_names("metric", metrics or {})
+        self._write(run, eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}))
         run.last_step = step
 
     def end(self, run_id: str, status: Literal["done", "diverged"], step: int) -> None:
         """Close a run: it finished, or it diverged at `step`."""
-        self._running(run_id)
-        self._write(end_line(run_id, status, step))
-        self._runs[run_id].status = status
+        run = self._running(run_id)
+        self._write(run, end_line(run_id, status, step))
+        run.status = status
 
     def commit(self) -> None:
         """Return once everything written so far is on the disk."""
@@ -165,8 +174,10 @@ class RecordWriter:
         run = self._runs[run_id]
         return run.status != "running" or (run.last_step is not None and run.last_step > step)
 
-    def _write(self, line: bytes) -> None:
-        _write_all(self._file, line)
+    def _write(self, run: _Progress, line: bytes) -> None:
+        written, crc = with_checksum(line, run.crc)
+        _write_all(self._file, written)
+        run.crc, run.has_crc = crc, True
 
     def _lines(self) -> Iterable[bytes]:
         with self.path.open("rb") as file:
@@ -190,14 +201,16 @@ class RecordWriter:
         runs: dict[str, _Progress] = {}
         for number, raw in enumerate(self._lines(), start=1):
             try:
-                line: dict[str, Any] = json.loads(raw)
+                line = decode(raw)
                 name, kind = line["run"], line["kind"]
                 if kind == "run":
                     runs[name] = _Progress(len(line["env_names"]))
-                elif kind == "eval":
-                    runs[name].last_step = line["step"]
-                else:
-                    runs[name].status = line["status"]
+                run = runs[name]
+                run.crc, run.has_crc = checksum(raw, run.crc, required=run.has_crc or "crc" in line)
+                if kind == "eval":
+                    run.last_step = line["step"]
+                elif kind == "end":
+                    run.status = line["status"]
             except (ValueError, KeyError, TypeError) as error:
                 raise SandmaskError(
                     f"{self.path}:{number} is not a line of a record file ({error!r}). "

@@ -1,5 +1,6 @@
 """Statistics over a rule's tables: paired comparisons with the baseline, and mean ranks."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -49,13 +50,13 @@ def compare(trials: Mapping[str, Trials], baseline: str) -> Statistics | None:
 
 
 def _scores(trials: Mapping[str, Trials]) -> _Scores:
-    """Accuracies in percent, of the conditions in which a rule found something to choose."""
+    """Accuracies in percent, of the conditions in which a rule found something to choose, and that is a number."""
     scores: _Scores = {}
     for dataset, tables in trials.items():
         for (method, environment), found in tables.items():
             of_method = scores.setdefault(method, {})
             for trial in found:
-                if trial.selected is not None:
+                if trial.selected is not None and math.isfinite(trial.selected.test_accuracy):
                     key = (dataset, environment, trial.trial_seed)
                     of_method[key] = 100 * trial.selected.test_accuracy
     return scores

@@ -1,7 +1,7 @@
 """The data of a report: what is computed before anything is drawn."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sandmask.printed import PrintedCell
 from sandmask.reports.statistics import PairedComparison
@@ -29,11 +29,26 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """What an average is over: `found` of `of` columns, which are of this kind ("environments", "datasets")."""
+
+    found: int
+    of: int
+    kind: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether no column is missing."""
+        return self.found == self.of
+
+
+@dataclass(frozen=True)
 class Cell:
     """A number of a table, in percent; `mean` is None when too much is missing to give one.
 
     `values` are the accuracies (in percent) that it is the mean of, one a trial. `have` of the `expected`
-    runs are finished: a number with fewer is provisional, and tables say so.
+    runs are finished: a number with fewer is provisional, and tables say so. `parts` is for averages over columns: of
+    how many there is a number, and of how many there should be; tables say where those differ.
     """
 
     mean: float | None
@@ -45,11 +60,12 @@ class Cell:
     expected: int = 0
     diverged: int = 0
     paper: PrintedCell | None = None
+    parts: Parts | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether every run that should be there is finished, and there is a number."""
-        return self.mean is not None and self.have == self.expected
+        """Whether every run that should be there is finished, and there is a number over all columns."""
+        return self.mean is not None and self.have == self.expected and (self.parts is None or self.parts.complete)
 
     @property
     def difference(self) -> float | None:
@@ -67,6 +83,7 @@ class Table:
     cells: Mapping[tuple[str, str], Cell]  # by method and column
     averages: Mapping[str, Cell]  # by method
     notes: tuple[str, ...] = ()
+    chances: Mapping[str, float] = field(default_factory=dict)  # by column, in percent, where classes are known
 
 
 @dataclass(frozen=True)

@@ -37,16 +37,26 @@ def _text_block(grid: Grid) -> str:
     return "\n".join([*lines, *(textwrap.fill(note, _NOTE_WIDTH, subsequent_indent="  ") for note in grid.notes)])
 
 
+_TAG = re.compile(r"<(?=[A-Za-z/!?])")  # what HTML within Markdown begins with; "<0.001" is none
+
+
+def _plain_markdown(words: str) -> str:
+    """Words that stay words: no HTML, no links or images."""
+    return _TAG.sub("&lt;", words).replace("](", "]\\(")
+
+
 def markdown(grids: Sequence[Grid]) -> str:
     """Markdown tables under headings."""
     blocks = []
     for grid in grids:
-        lines = [f"### {grid.title}", ""]
+        lines = [f"### {_plain_markdown(grid.title)}", ""]
         if grid.header:
             rows = [grid.header, ("---", *["---:"] * (len(grid.header) - 1)), *grid.rows]
-            lines += ["| " + " | ".join(word.replace("|", "\\|") for word in row) + " |" for row in rows]
+            lines += [
+                "| " + " | ".join(_plain_markdown(word).replace("|", "\\|") for word in row) + " |" for row in rows
+            ]
             lines.append("")
-        lines += [f"- {note}" for note in grid.notes]
+        lines += [f"- {_plain_markdown(note)}" for note in grid.notes]
         blocks.append("\n".join(lines).rstrip())
     return "\n\n".join(blocks) + "\n"
 

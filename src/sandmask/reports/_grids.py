@@ -1,16 +1,20 @@
 """Tables as words: what every format shows, before it is set in that format."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sandmask._text import printable
 from sandmask.reports._data import Cell, Gap, Report, RuleReport, Statistics, Table
+from sandmask.reports.statistics import fewest_values
 
 NOT_RUN = "-"
 _LISTED_GAPS = 6
 _STATISTICS_NOTE = (
     "Mean rank over environments (1 is best) of the methods that have them all. Difference in percent over "
-    "(environment, trial) pairs, its 95% bootstrap interval, and the p-value of a sign-flip permutation test."
+    "(environment, trial) pairs, its 95% bootstrap interval, and the p-value of a sign-flip permutation test. Fewer "
+    f"than {fewest_values()} pairs cannot support a 95% interval, so none is given."
 )
 
 
@@ -26,10 +30,17 @@ class Grid:
 
 def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
     """The report's tables in order: for each rule its datasets, the averages, the statistics."""
-    result: list[Grid] = []
-    for rule in report.rules:
-        result += _rule_grids(rule, statistics)
-    return result
+    return [printable_grid(grid) for rule in report.rules for grid in _rule_grids(rule, statistics)]
+
+
+def printable_grid(grid: Grid) -> Grid:
+    """The same table with escapes for control characters: names come from files, and may hold anything."""
+    return Grid(
+        printable(grid.title),
+        tuple(map(printable, grid.header)),
+        tuple(tuple(map(printable, row)) for row in grid.rows),
+        tuple(map(printable, grid.notes)),
+    )
 
 
 def _rule_grids(rule: RuleReport, statistics: bool) -> Iterator[Grid]:
@@ -68,18 +79,28 @@ def cell_text(cell: Cell) -> str:
     """One cell: `81.2 ± 0.4`, with † for diverged runs, and how much is there where it is not all."""
     if not cell.expected:
         return NOT_RUN
-    progress = f"{cell.have}/{cell.expected} runs"
     mark = "†" if cell.diverged else ""
     if cell.mean is None:
-        text = progress + mark
+        text = f"{cell.have}/{cell.expected} runs{mark}"
+    elif not math.isfinite(cell.mean):
+        text = NOT_RUN
     else:
         text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + mark
-        text += "" if cell.complete else f" ({progress})"
+        partial = ", ".join(_partial(cell))
+        text += f" ({partial})" if partial else ""
     if cell.paper is not None:
         text += (
             f" [{cell.paper.mean_digits}" + ("" if cell.difference is None else f", {_signed(cell.difference)}") + "]"
         )
     return text
+
+
+def _partial(cell: Cell) -> Iterator[str]:
+    """What a number lacks: columns, runs."""
+    if cell.parts is not None and not cell.parts.complete:
+        yield f"{cell.parts.found}/{cell.parts.of} {cell.parts.kind}"
+    if cell.have != cell.expected:
+        yield f"{cell.have}/{cell.expected} runs"
 
 
 def _signed(difference: float) -> str:

@@ -1,16 +1,38 @@
 """A report as JSON: everything that was computed, unrounded."""
 
 import json
+import math
 from dataclasses import asdict
 from typing import Any
 
+from sandmask.printed import AVERAGE
+from sandmask.reports._best import best_cells
 from sandmask.reports._data import Cell, Report, RuleReport, Statistics, Table, Trial
 
 
 def to_json(report: Report) -> str:
     """The report as indented JSON. Numbers are in percent; `schema` counts up when the layout changes."""
     content = {"schema": 1, "runs": report.runs, "selections": [_rule(rule) for rule in report.rules]}
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    return "\n".join(map(_escaped, text.split("\n"))) + "\n"
+
+
+def _escaped(line: str) -> str:
+    """JSON with escapes for all that a terminal would obey: the encoder leaves some control characters as they are."""
+    if line.isprintable():
+        return line
+    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for every number that JSON has no word for: NaN and the infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
+    return value
 
 
 def _rule(rule: RuleReport) -> dict[str, Any]:
@@ -25,21 +47,25 @@ def _rule(rule: RuleReport) -> dict[str, Any]:
 
 
 def _table(table: Table) -> dict[str, Any]:
+    best = best_cells(table)
     return {
         "columns": list(table.columns),
         "rows": [
             {
                 "method": method,
-                "cells": {column: _cell(table.cells[method, column]) for column in table.columns},
-                "average": _cell(table.averages[method]),
+                "cells": {
+                    column: _cell(table.cells[method, column], (method, column) in best) for column in table.columns
+                },
+                "average": _cell(table.averages[method], (method, AVERAGE) in best),
             }
             for method in table.methods
         ],
         "notes": list(table.notes),
+        "chances": dict(table.chances),
     }
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _cell(cell: Cell, best: bool) -> dict[str, Any]:
     content: dict[str, Any] = {
         "mean": cell.mean,
         "error": cell.error,
@@ -49,7 +75,10 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "runs": cell.have,
         "expected_runs": cell.expected,
         "diverged_runs": cell.diverged,
+        "best": best,
     }
+    if cell.parts is not None:
+        content["parts"] = asdict(cell.parts)
     if cell.trials:
         content["trials"] = [_trial(trial) for trial in cell.trials]
     if cell.paper is not None:

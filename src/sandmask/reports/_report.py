@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from sandmask.errors import SandmaskError
 from sandmask.printed import datasets as paper_datasets
-from sandmask.records import RunRecord
+from sandmask.records import RunRecord, split_averages
 from sandmask.registry import closest
 from sandmask.reports._comparisons import compare
 from sandmask.reports._data import Report, RuleReport, Trial
@@ -28,11 +28,14 @@ def build_report(
 ) -> Report:
     """Every table of a set of runs, under each of the rules: one a dataset, and the averages over datasets.
 
+    Averages of weights that runs kept are methods of their own, such as `ERM + SMA`.
+
     A cell is complete when it has all hyperparameter draws of all trials; how many those are is read off the
     runs of the same dataset, unless `draws` and `trials` say it.
     """
     if not runs:
         raise SandmaskError("There are no runs to report. Name a folder that has records in it.")
+    runs = list(split_averages(runs))
     chosen = [RULES[name] for name in rules]
     of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
@@ -69,9 +72,12 @@ def _rule_report(
                 "--diagnostics."
             )
     trials = {dataset: _dataset_trials(rule, groups, dataset, usable[dataset]) for dataset in usable}
-    columns = {dataset: usable[dataset].environments for dataset in usable}
-    tables = {dataset: dataset_table(dataset, columns[dataset], trials[dataset]) for dataset in usable}
-    averages = averages_table(columns, trials) if usable else None
+    chances = {dataset: chance for dataset in usable if (chance := _chance(_runs_of(groups, dataset))) is not None}
+    tables = {
+        dataset: dataset_table(dataset, expected, trials[dataset], chances.get(dataset))
+        for dataset, expected in usable.items()
+    }
+    averages = averages_table(usable, trials, chances) if usable else None
     if against_paper:
         tables = {dataset: beside_paper(table, rule.name, dataset) for dataset, table in tables.items()}
         averages = beside_paper(averages, rule.name, None) if averages else None
@@ -83,6 +89,12 @@ def _rule_report(
         statistics=compare(trials, baseline),
         notes=tuple(notes),
     )
+
+
+def _chance(runs: Sequence[RunRecord]) -> float | None:
+    """The accuracy of guessing, in percent; None where records do not name the classes."""
+    classes = max((len(run.classes) for run in runs), default=0)
+    return 100 / classes if classes else None
 
 
 def _runs_of(groups: _Groups, dataset: str) -> list[RunRecord]:

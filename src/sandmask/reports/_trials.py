@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sandmask._text import printable
 from sandmask.errors import SandmaskError
 from sandmask.printed import environments as paper_environments
 from sandmask.records import RunRecord
@@ -14,7 +15,8 @@ from sandmask.selection import SelectionRule, is_settled, select, siblings
 class Expected:
     """What a dataset's cells should consist of: its environments, trials and draws."""
 
-    environments: tuple[str, ...]  # those that tables report
+    environments: tuple[str, ...]
+    reported: tuple[str, ...]  # the environments that a complete table has
     trials: tuple[int, ...]
     draws: tuple[int, ...]
 
@@ -25,20 +27,24 @@ def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None
     for run in runs:
         if run.env_names != names:
             raise SandmaskError(
-                f"Runs of dataset {run.spec.dataset!r} name different environments: {', '.join(names)} and "
-                f"{', '.join(run.env_names)}. They are not one dataset: report them from separate folders."
+                f"Runs of dataset {run.spec.dataset!r} name different environments: {printable(', '.join(names))} and "
+                f"{printable(', '.join(run.env_names))}. They are not one dataset: report them from separate folders."
             )
     seen_trials = sorted({run.spec.trial_seed for run in runs})
     seen_draws = sorted({run.spec.hparams_seed for run in runs})
     return Expected(
-        environments=_reported(runs[0].spec.dataset, names),
+        environments=names,
+        reported=_reported(runs[0].spec.dataset, names),
         trials=tuple(seen_trials if trials is None else range(trials)),
         draws=tuple(seen_draws if draws is None else range(draws)),
     )
 
 
 def _reported(dataset: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The paper's columns where it has the dataset (of Spirals' 17 environments it reports 16), else all."""
+    """The protocol's environments where the paper has the dataset (of Spirals' 17 it holds out 16), else all.
+
+    This decides which averages are marked as partial. Columns come from the records.
+    """
     printed = paper_environments(dataset)
     return printed if printed and printed == names[: len(printed)] else names
 

@@ -25,7 +25,7 @@ from sandmask.selection._leave_one_domain_out import leave_one_domain_out
 from sandmask.selection._oracle import oracle
 from sandmask.selection._worst_training_domain import worst_training_domain
 from sandmask.selection._common_signal import common_signal, has_common_signal, signal_threshold
-from sandmask.selection._groups import GroupKey, group_runs, method_names
+from sandmask.selection._groups import GroupKey, algorithm_of, group_runs, method_names
 from sandmask.selection._select import candidates, is_settled, select, siblings
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "GroupKey",
     "Selected",
     "SelectionRule",
+    "algorithm_of",
     "candidates",
     "common_signal",
     "group_runs",

@@ -2,10 +2,11 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sandmask.hparams import OPTIONAL
 from sandmask.records import RunRecord, RunSpec
 
 
@@ -19,14 +20,22 @@ class GroupKey:
     trial_seed: int
 
 
+_FIELDS = ("space", "network", "weights", "precision", "steps", "checkpoint_every")
+_OPTIMIZER = frozenset(hparam.name for hparam in OPTIONAL)
+# Options that are named after the algorithm, as people say it: "ERM + SMA". All others stand in brackets.
+_SPOKEN: dict[str, Callable[[str], str]] = {
+    "average": str.upper,
+    "schedule": "{} schedule".format,
+    "decay": "{} decay".format,
+}
+_ALWAYS = frozenset({"average"})  # shown even where all runs of an algorithm have it
+_PLUS, _BRACKET = " + ", " ("
+
+
 def _settings(spec: RunSpec) -> dict[str, str]:
     """What makes two runs of an algorithm different methods, rather than draws of one."""
-    named = {
-        name: str(getattr(spec, name))
-        for name in ("space", "network", "weights", "precision", "steps", "checkpoint_every")
-    }
-    options = {name: _word(value) for name, value in spec.options.items()}
-    return {**named, **options}
+    named = {name: str(getattr(spec, name)) for name in _FIELDS}
+    return {**named, **{name: _word(value) for name, value in spec.options.items()}}
 
 
 def _word(value: Any) -> str:
@@ -34,27 +43,56 @@ def _word(value: Any) -> str:
 
 
 def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:
-    """The method of each run, by the run's id: runs that were trained by different settings never mix.
+    """The method of each run, by the run's id: runs that were trained with different settings never mix.
 
-    That is the algorithm's name, followed by those settings in which its runs on one dataset differ, such as
-    `SANDMask (space=domainbed)`. Hyperparameters and seeds are no settings: over those, a rule chooses.
+    A method is named after its algorithm and those settings in which its runs on one dataset differ, such as
+    `SANDMask (space=domainbed)` or `ERM + SMA`. Hyperparameters and seeds are not settings: a rule chooses among them.
+    The exception are options of the optimizer (a schedule, a decay: `hparams.OPTIONAL`) that were not drawn: where the
+    same draw of the same trial was trained with and without, those are two methods.
     """
     specs = {run.spec.id: run.spec for run in runs}
-    together: defaultdict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    together: defaultdict[tuple[str, str], list[RunSpec]] = defaultdict(list)
     for spec in specs.values():
-        together[spec.algorithm, spec.dataset].append(_settings(spec))
+        together[spec.algorithm, spec.dataset].append(spec)
     varying: defaultdict[str, set[str]] = defaultdict(set)
-    for (algorithm, _), settings in together.items():
-        for name in {name for one in settings for name in one}:
-            if len({one.get(name) for one in settings}) > 1:
-                varying[algorithm].add(name)
-    return {run_id: _name(spec, sorted(varying[spec.algorithm])) for run_id, spec in specs.items()}
+    chosen: defaultdict[str, set[str]] = defaultdict(set)
+    for (algorithm, _), some in together.items():
+        varying[algorithm] |= _differing([_settings(spec) for spec in some])
+        chosen[algorithm] |= _set_by_hand(some)
+    return {
+        run_id: _name(spec, varying[spec.algorithm] | _ALWAYS, chosen[spec.algorithm]) for run_id, spec in specs.items()
+    }
 
 
-def _name(spec: RunSpec, varying: Sequence[str]) -> str:
-    settings = _settings(spec)
-    shown = ", ".join(f"{name}={settings[name]}" for name in varying if name in settings)
-    return f"{spec.algorithm} ({shown})" if shown else spec.algorithm
+def _differing(settings: Sequence[dict[str, str]]) -> set[str]:
+    names = {name for one in settings for name in one}
+    return {name for name in names if len({one.get(name) for one in settings}) > 1}
+
+
+def _set_by_hand(specs: Sequence[RunSpec]) -> set[str]:
+    """The options of the optimizer that differ within a draw, so that no space has drawn them."""
+    names = {name for spec in specs for name in spec.hparams if name in _OPTIMIZER}
+    found = set()
+    for name in names:
+        values: defaultdict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        for spec in specs:
+            values[spec.space, spec.hparams_seed, spec.trial_seed].add(spec.hparams.get(name))
+        if any(len(seen) > 1 for seen in values.values()):
+            found.add(name)
+    return found
+
+
+def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str]) -> str:
+    values = {name: value for name, value in _settings(spec).items() if name in settings}
+    values |= {name: _word(spec.hparams[name]) for name in hparams if name in spec.hparams}
+    spoken = [say(values[name]) for name, say in _SPOKEN.items() if name in values]
+    others = ", ".join(f"{name}={value}" for name, value in sorted(values.items()) if name not in _SPOKEN)
+    return _PLUS.join([spec.algorithm, *spoken]) + (f"{_BRACKET}{others})" if others else "")
+
+
+def algorithm_of(method: str) -> str:
+    """The algorithm in a method's name: `ERM` of `ERM + SMA (space=domainbed)`."""
+    return method.split(_BRACKET, maxsplit=1)[0].split(_PLUS, maxsplit=1)[0]
 
 
 def group_runs(runs: Sequence[RunRecord]) -> dict[GroupKey, list[RunRecord]]:

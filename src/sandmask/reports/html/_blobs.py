@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sandmask._text import printable
+from sandmask.reports._json import finite
+
 MISSING = 0xFFFF  # the code of a value that is not there
 
 
@@ -18,8 +21,22 @@ def blob(content: bytes) -> str:
 
 
 def json_blob(content: Any) -> str:
-    """A JSON value as text; NaN is refused, because a browser would not read it."""
-    return blob(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+    """A JSON value as text, with null for NaN and infinities, which a browser would not read.
+
+    All words are made printable, keys and values alike, so that they still find each other.
+    """
+    safe = _printable(finite(content))
+    return blob(json.dumps(safe, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(str(name)): _printable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
+    return value
 
 
 def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
@@ -32,5 +49,5 @@ def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
     joined = np.concatenate([np.empty(0, np.int16), *changes])
     folded = ((joined << 1) ^ (joined >> 15)).astype("<u2")
     planes = folded.view(np.uint8).reshape(-1, 2).T.tobytes()
-    words = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
+    words = json.dumps(_printable(finite(header)), allow_nan=False, separators=(",", ":")).encode()
     return blob(len(words).to_bytes(4, "little") + words + planes)

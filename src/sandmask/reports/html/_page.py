@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
+from sandmask._text import printable
 from sandmask._version import __version__
-from sandmask.records import RunRecord
+from sandmask.records import RunRecord, split_averages
+from sandmask.reports._best import BEST_NOTE
 from sandmask.reports._data import Report
 from sandmask.reports._json import to_json
 from sandmask.reports._report import build_report
@@ -47,6 +49,7 @@ def render_html(
     `against_paper` says whether the paper's numbers are shown at first; the page has a switch. The other arguments
     are those of `build_report`.
     """
+    runs = list(split_averages(runs))
     names = list(RULES) if rules is None else list(dict.fromkeys(RULES[name].name for name in rules))
     report = build_report(runs, names, against_paper=True, baseline=baseline, draws=draws, trials=trials)
     if not statistics:
@@ -78,6 +81,7 @@ def _report_content(report: Report) -> dict[str, Any]:
             for rule in report.rules
         },
         "regrets": regrets(report),
+        "bestNote": BEST_NOTE,
         "runsPerChunk": RUNS_PER_CHUNK,
     }
 
@@ -89,7 +93,7 @@ def _asset(name: str) -> str:
 def _fill(title: str, blobs: dict[str, str]) -> str:
     """The template with its parts put in."""
     parts = {
-        "title": html.escape(title),
+        "title": html.escape(printable(title)),
         "styles": "\n".join(_asset(f"{name}.css") for name in _STYLES),
         "scripts": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": "\n".join(

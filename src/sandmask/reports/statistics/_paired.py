@@ -13,7 +13,7 @@ EXACT_PAIRS = 14  # 16,384 sign patterns
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Method minus baseline over pairs; the interval is None for a single pair."""
+    """Method minus baseline over pairs; the interval is None for fewer than six pairs (see `fewest_values`)."""
 
     pairs: int
     difference: float

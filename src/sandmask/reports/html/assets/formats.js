@@ -30,18 +30,24 @@ function latex(grid) {
   return `% \\usepackage{booktabs, adjustbox}\n\n${lines.join("\n")}\n`;
 }
 
+const plainMarkdown = (words) => words.replace(/<(?=[A-Za-z/!?])/g, "&lt;").replaceAll("](", "]\\(");
+
 function markdown(grid) {
   const rule = ["---", ...Array(grid.header.length - 1).fill("---:")];
   const lines = [grid.header, rule, ...grid.rows].map(
-    (row) => `| ${row.map((word) => word.replaceAll("|", "\\|")).join(" | ")} |`,
+    (row) => `| ${row.map((word) => plainMarkdown(word).replaceAll("|", "\\|")).join(" | ")} |`,
   );
-  const notes = grid.notes.map((note) => `- ${note}`);
-  return `${[`### ${grid.title}`, "", ...lines, "", ...notes].join("\n").trimEnd()}\n`;
+  const notes = grid.notes.map((note) => `- ${plainMarkdown(note)}`);
+  return `${[`### ${plainMarkdown(grid.title)}`, "", ...lines, "", ...notes].join("\n").trimEnd()}\n`;
 }
+
+// A word that could be taken for a formula gets an apostrophe before it.
+const csvWord = (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value)
+  && !/^([+-]?\d+(\.\d+)?|-)$/.test(value) ? `'${value}` : String(value));
 
 function csv(header, rows) {
   const quoted = (value) => {
-    const words = value === null || value === undefined ? "" : String(value);
+    const words = value === null || value === undefined ? "" : csvWord(value);
     return /[",\r\n]/.test(words) ? `"${words.replaceAll('"', '""')}"` : words;
   };
   return [header, ...rows].map((row) => `${row.map(quoted).join(",")}\r\n`).join("");

@@ -57,13 +57,14 @@ function whatWasRun() {
     h("dl", { class: "tiles" }, tiles), dataTable({ name: "datasets", title: "Datasets", columns, rows }));
 }
 
-const IN_PART = "in part"; // what stands for a dataset's average where no method has every environment
-
-// The best row for a dataset (null for the average over datasets), and the one behind it.
+// The best row for a dataset (null for the average over datasets), and the one behind it. Averages over fewer columns
+// than others do not compare, and are left out.
 function bestOf(selection, dataset) {
   const cellOf = (row) => (dataset === null ? row.average : row.cells[dataset]);
-  const ranked = (selection.averages?.rows ?? []).filter((row) => cellOf(row)?.mean != null)
-    .sort((a, b) => cellOf(b).mean - cellOf(a).mean);
+  const found = (selection.averages?.rows ?? []).filter((row) => cellOf(row)?.mean != null);
+  const columns = (row) => cellOf(row).parts?.found ?? 1;
+  const widest = Math.max(...found.map(columns));
+  const ranked = found.filter((row) => columns(row) === widest).sort((a, b) => cellOf(b).mean - cellOf(a).mean);
   return { best: ranked[0], next: ranked[1], cellOf };
 }
 
@@ -71,23 +72,22 @@ function bestCell(name, dataset) {
   const selection = data.selections[name];
   const { best, next, cellOf } = bestOf(selection, dataset);
   const target = address("tables", { rule: name, dataset: dataset ?? "Averages" });
-  if (!best && selection.datasets[dataset]) {
-    return { text: IN_PART, value: null, node: h("a", { href: target }, IN_PART) };
-  }
   if (!best) return { text: "-", value: null };
   const grid = data.words[name].averages;
   const words = grid.rows.find((row) => row[0] === best.method)[dataset === null
     ? grid.header.length - 1 : grid.header.indexOf(dataset)];
   const lead = next && cellOf(best).mean - cellOf(next).mean;
-  const behind = next ? (lead.toFixed(1) === "0.0"
-    ? `level with ${next.method}` : `${lead.toFixed(1)} above ${next.method}`) : "the only method";
+  const chance = dataset === null ? undefined : selection.averages.chances[dataset];
+  const behind = cellOf(best).mean.toFixed(1) <= chance ? `not above chance, ${chance.toFixed(1)}` : next
+    ? (cellOf(best).mean.toFixed(1) === cellOf(next).mean.toFixed(1)
+      ? `level with ${next.method}` : `${lead.toFixed(1)} above ${next.method}`) : "the only method";
   return {
     text: `${best.method} ${words}`,
     value: cellOf(best).mean,
     node: h(
       "a",
       { class: "best", href: target },
-      h("strong", null, best.method),
+      h(cellOf(best).best ? "strong" : "span", null, best.method),
       " ",
       h("span", { class: "number" }, words),
       h("small", null, behind),
@@ -108,15 +108,12 @@ function bestSection() {
   const rows = ordered.map((dataset) => [{ text: dataset }, ...names.map((name) => bestCell(name, dataset))]);
   if (rows.length > 1) rows.push([{ text: "Average" }, ...names.map((name) => bestCell(name, null))]);
   const notes = names.flatMap((name) => data.selections[name].notes.map((note) => `${name}: ${note}`));
-  if (rows.some((row) => row.some((cell) => cell.text === IN_PART))) {
-    notes.push("In part: no method has all environments, which an average is over. The tables have what is there.");
-  }
   const peeking = names.filter((name) => data.rules[name].usesTestData);
   return section("Best method",
     say(
       "Highest accuracy on the held-out domains, in percent, averaged over them, under each way to select a model.",
       peeking.length && `What looks at the held-out domain (${listed(peeking)}) is a reference, not a way to choose.`,
-      "A lead smaller than the standard errors is not a win; see the comparisons.",
+      "A lead smaller than the standard errors is not a win; see the comparisons.", data.bestNote,
     ),
     dataTable({ name: "best", title: "Best method of each dataset and selection rule", columns, rows, notes }));
 }

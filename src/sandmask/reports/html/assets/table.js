@@ -72,14 +72,28 @@ function dataTable({ name, title, columns, rows, notes = [], files = {}, limit =
   draw();
   return h("div", { class: "table" },
     h("h3", null, title),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title },
-      h("table", null, h("caption", { class: "unseen" }, title), h("thead", null, h("tr", null, heads)), body)),
+    h("p", { class: "goes-on-words" }, "Scroll sideways for more columns →"),
+    framed(h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title },
+      h("table", null, h("caption", { class: "unseen" }, title), h("thead", null, h("tr", null, heads)), body))),
     more,
     noteList(notes),
     h("div", { class: "downloads" },
       downloadButton("LaTeX", title, () => save(`${name}.tex`, "application/x-tex", latex(grid()))),
       downloadButton("Markdown", title, () => save(`${name}.md`, "text/markdown", markdown(grid()))),
       downloadButton("CSV", title, () => save(`${name}.csv`, "text/csv", csv(numbers().header, numbers().rows)))));
+}
+
+// A box around what scrolls, which shows whether there is more to the right.
+function framed(box) {
+  const frame = h("div", { class: "frame" }, box);
+  const look = () => {
+    frame.classList.toggle("goes-on", box.scrollWidth > box.clientWidth + 1);
+    frame.classList.toggle("at-end", box.scrollLeft + box.clientWidth >= box.scrollWidth - 1);
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(box);
+  new ResizeObserver(look).observe(box.firstChild);
+  return frame;
 }
 
 function noteList(notes) {

@@ -7,7 +7,7 @@ function drawTables(main) {
   const names = Object.keys(selection.datasets);
   const explanation = say(
     "Accuracy on the held-out domain in percent: mean ± standard error over trials. Press a heading to sort, a number",
-    "to see the runs it is made of. The best of a column is bold; † marks cells with runs that diverged.",
+    "to see the runs it is made of. † marks cells with runs that diverged.", data.bestNote,
   );
   if (!names.length) {
     main.append(section(
@@ -30,10 +30,14 @@ function drawTables(main) {
         selectControl("Dataset", all.map((name) => [name, name || "All"]), choice("dataset", all), set("dataset")),
         searchControl("Methods", param("q"), "mask, erm", set("q")),
         switchControl("The paper’s numbers", withPaper(), set("paper")),
-        switchControl("95% intervals", withIntervals(), set("ci"))),
+        hasIntervals(selection) && switchControl("95% intervals", withIntervals(), set("ci"))),
       place));
   redraw();
 }
+
+// Whether any cell has an interval: with the usual three trials none has.
+const hasIntervals = (selection) => Object.values(selection.datasets).some((table) =>
+  table.rows.some((row) => Object.values(row.cells).some((cell) => cell.interval)));
 
 function tablesShown(selection, dataset, query) {
   const names = Object.keys(selection.datasets).filter((name) => !dataset || name === dataset);
@@ -52,7 +56,6 @@ function resultTable(name, key, table, query) {
   if (!places.length) return h("div", { class: "table" }, h("h3", null, title), empty(`No method matches “${query}”.`));
   const cellAt = (place, column) => (column < table.columns.length
     ? table.rows[place].cells[table.columns[column]] : table.rows[place].average);
-  const best = words.header.slice(1).map((_, column) => bestWords(places, (place) => cellAt(place, column)));
   const columns = words.header.map((header, place) => ({ title: header, numeric: place > 0 }));
   const rows = places.map((place) => {
     const method = words.rows[place][0];
@@ -63,7 +66,7 @@ function resultTable(name, key, table, query) {
         words: words.rows[place][column + 1],
         beside: words.paper.rows[place][column + 1],
         cell,
-        best: cell.mean !== null && cell.mean.toFixed(1) === best[column],
+        best: cell.best,
         open: key !== "averages" && cell.trials?.length ? () => openCell(heading, cell) : null,
       });
     });
@@ -76,12 +79,6 @@ function resultTable(name, key, table, query) {
       table: (shown) => tidy(shown, words.header),
     },
   });
-}
-
-// What the best number of a column looks like, where there are several to compare.
-function bestWords(places, cellOf) {
-  const means = places.map((place) => cellOf(place).mean).filter((mean) => mean !== null);
-  return means.length > 1 ? Math.max(...means).toFixed(1) : null;
 }
 
 // Unrounded numbers, a line for each cell.

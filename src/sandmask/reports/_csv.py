@@ -1,0 +1,73 @@
+"""A report as CSV: a line for each cell, with unrounded numbers."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator
+
+from sandmask._text import printable
+from sandmask.printed import AVERAGE
+from sandmask.reports._data import Cell, Report, RuleReport
+
+HEADER = (
+    "selection",
+    "dataset",
+    "method",
+    "environment",
+    "mean",
+    "standard_error",
+    "interval_low",
+    "interval_high",
+    "columns",
+    "expected_columns",
+    "runs",
+    "expected_runs",
+    "diverged_runs",
+    "paper",
+    "paper_standard_error",
+    "difference_to_paper",
+)
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?|-")
+
+
+def to_csv(report: Report) -> str:
+    """Every cell of the tables; the environment "Avg" is a dataset's average, the dataset "Avg" that of all."""
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    writer.writerow(HEADER)
+    for rule in report.rules:
+        for dataset, method, environment, cell in _cells(rule):
+            writer.writerow([*map(csv_word, (rule.rule, dataset, method, environment)), *_numbers(cell)])
+    return target.getvalue()
+
+
+def csv_word(word: str) -> str:
+    """A word that no spreadsheet takes for a formula: an apostrophe comes before what could be one."""
+    safe = printable(word)
+    return f"'{safe}" if _FORMULA.match(safe) and not _NUMBER.fullmatch(safe) else safe
+
+
+def _cells(rule: RuleReport) -> Iterator[tuple[str, str, str, Cell]]:
+    averages = rule.averages
+    for dataset, table in rule.datasets.items():
+        for method in table.methods:
+            yield from ((dataset, method, column, table.cells[method, column]) for column in table.columns)
+            if averages is not None:  # its cells have an error
+                yield dataset, method, AVERAGE, averages.cells[method, dataset]
+    if averages is not None and len(averages.columns) > 1:
+        yield from ((AVERAGE, method, AVERAGE, averages.averages[method]) for method in averages.methods)
+
+
+def _numbers(cell: Cell) -> tuple[float | str | None, ...]:
+    low, high = cell.interval or (None, None)
+    paper, parts = cell.paper, cell.parts
+    numbers = (
+        *(cell.mean, cell.error, low, high),
+        *((None, None) if parts is None else (parts.found, parts.of)),
+        *(cell.have, cell.expected, cell.diverged),
+        *((None, None) if paper is None else (paper.mean, paper.error)),
+        cell.difference,
+    )
+    return tuple(number if number is None or math.isfinite(number) else None for number in numbers)

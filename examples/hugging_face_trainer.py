@@ -77,9 +77,11 @@ class MaskedTrainer(Trainer):
             logits = model(**inputs).logits.float()
         losses = [
             nn.functional.cross_entropy(logits[domains == domain], labels[domains == domain])
-            for domain in domains.unique()
+            for domain in range(DOMAINS)
         ]
-        sandmask.backward(losses, model.named_parameters(), self.mask, scaler=self.accelerator.scaler)
+        sandmask.backward(
+            losses, model.named_parameters(), self.mask, processes="average", scaler=self.accelerator.scaler
+        )
         return torch.stack(losses).mean().detach()
 
 

@@ -56,7 +56,7 @@ class MaskedClassifier(lightning.LightningModule):
         if self.mask is None:
             self.manual_backward(torch.stack(losses).mean())
         else:
-            report = sandmask.backward(losses, self.named_parameters(), self.mask)
+            report = sandmask.backward(losses, self.named_parameters(), self.mask, processes="average")
             self.log("density", report.density, on_step=False, on_epoch=True)
         optimizer.step()
         self.log("loss", torch.stack(losses).mean().detach(), on_step=False, on_epoch=True)

@@ -3,7 +3,7 @@
 Each process computes the losses of its own domains. `sandmask.backward(..., processes="merge")` merges counts, signs,
 means and squared deviations with all-reduce, and only then masks: the same gradient, in every process, as one process
 with all domains would have. `DistributedDataParallel` copies the model to all processes at the start; it does not
-average masked gradients. Without a mask, it averages gradients, and disagreement between domains is lost in the average.
+average masked gradients.
 
     torchrun --standalone --nproc-per-node 2 examples/distributed_environments.py
 """

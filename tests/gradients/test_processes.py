@@ -79,9 +79,7 @@ def messages(rank: int) -> dict[str, str]:
         "ways": message(backward, model, processes="average" if rank else "merge"),
         "models": message(backward, make_model(seed=rank), processes="merge"),
         "fewer": message(backward, model, numbers=range(DOMAINS - rank), processes="average"),
-        "sharded": message(
-            sandmask.backward, [], fully_shard(make_model()).named_parameters(), MASK, processes="merge"
-        ),
+        "sharded": message(sandmask.backward, [], sharded().named_parameters(), MASK, processes="merge"),
         "gathered": message(backward, sharded(), processes="merge"),  # by the forward pass
         "not a mask error": message(sandmask.backward, broken(rank), model.parameters(), MASK, processes="average"),
     }

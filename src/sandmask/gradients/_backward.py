@@ -13,6 +13,7 @@ from sandmask.gradients._averaging import averaged, describe_error
 from sandmask.gradients._graph import check_graph
 from sandmask.gradients._losses import EnvironmentGradients, Losses, gradients_by_environment
 from sandmask.gradients._merging import merge
+from sandmask.gradients._optimizers import watch_optimizer
 from sandmask.gradients._params import Params, check_mask, check_whole, trainable_parameters
 from sandmask.gradients._processes import (
     Message,
@@ -157,13 +158,18 @@ def collect_moments(
     :param transform: applied to the gradients, unscaled, before they are folded.
     """
     params = list(named.values())
+
+    def check_first_loss(loss: Tensor) -> None:
+        check_graph(loss, params[0])
+        scaling.check_unscaled(loss)
+
     moments = mask.new_moments(check_finite=check_finite and not scaling.active)
     environments = gradients_by_environment(
         losses,
         params,
         retain_graph=retain_graph,
         scale=scaling.scale_loss,
-        on_first_loss=lambda loss: check_graph(loss, params[0]),
+        on_first_loss=check_first_loss,
     )
     unscaled: Iterator[EnvironmentGradients] = map(scaling.unscale, environments)
     for gradients in unscaled if transform is None else transform(unscaled):
@@ -193,4 +199,5 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
     for param in (named[name] for name in masked):
         for hook in (param._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001 - `Tensor.backward` calls them
             hook(param)
+    watch_optimizer(next(iter(named.values())))
     return MaskReport(mask, moments)

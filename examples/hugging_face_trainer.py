@@ -135,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     steps = parser.parse_args().steps
+    torch.set_num_threads(1)  # for so small a model, more threads mostly wait for each other
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     seen, unseen = Sentences(512, domain=0), Sentences(4096, domain=99, code=False)
     print(f"{'':<16}{'a seen domain':>15}{'unseen domain':>15}")

@@ -96,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
     epochs = parser.parse_args().epochs
+    torch.set_num_threads(1)  # for so small a model, more threads mostly wait for each other
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # its advice on loaders and GPUs
     warnings.filterwarnings("ignore", module="lightning")
 

@@ -56,7 +56,7 @@ class MaskedClassifier(lightning.LightningModule):
         if self.mask is None:
             self.manual_backward(torch.stack(losses).mean())
         else:
-            report = sandmask.backward(losses, self.named_parameters(), self.mask)
+            report = sandmask.backward(losses, self.named_parameters(), self.mask, processes="average")
             self.log("density", report.density, on_step=False, on_epoch=True)
         optimizer.step()
         self.log("loss", torch.stack(losses).mean().detach(), on_step=False, on_epoch=True)
@@ -96,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
     epochs = parser.parse_args().epochs
+    torch.set_num_threads(1)  # for so small a model, more threads mostly wait for each other
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # its advice on loaders and GPUs
     warnings.filterwarnings("ignore", module="lightning")
 

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # for so small a model, more threads mostly wait for each other
     dtype = torch.float16 if args.device == "cuda" else torch.bfloat16
 
     torch.manual_seed(0)

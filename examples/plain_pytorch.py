@@ -60,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=150)
     steps = parser.parse_args().steps
+    torch.set_num_threads(1)  # for so small a model, more threads mostly wait for each other
     generator = torch.Generator().manual_seed(1)
     domains = [make_domain(64, generator) for _ in range(DOMAINS)]
     unseen = make_domain(4096, generator, shortcuts=False)

@@ -25,6 +25,7 @@ class Example:
 
 RUNS = {
     "plain_pytorch.py": Example(("--steps", "40"), r"SAND-mask +\d+\.\d% +\d+\.\d%"),
+    "ilc_spirals.py": Example(("--steps", "2"), r"SAND-mask, rescaled +\d+\.\d% +\d+\.\d%\n\d+\.\d seconds a run"),
     "mixed_precision.py": Example(("--steps", "6"), r"accuracy \d+\.\d%"),
     # The frameworks warn of this and that when they are imported: not in this process.
     "lightning_module.py": Example(

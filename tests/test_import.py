@@ -77,3 +77,17 @@ def test_names_that_do_not_exist() -> None:
 
 def test_version() -> None:
     assert sandmask.__version__.count(".") == 2
+
+
+def test_masks_do_without_the_private_functions_of_torch() -> None:
+    code = """
+import torch, torch.func
+from torch._C import _functorch
+for name in ("TransformType", "get_interpreter_stack", "peek_interpreter_stack"):
+    delattr(_functorch, name)
+import sandmask.masks
+gradients = torch.tensor([[1.0, 2.0], [3.0, -2.0]])
+print(sandmask.masks.ANDMask(1.0)(gradients))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("tensor([2., 0.])"), done.stderr

@@ -9,21 +9,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import Function
+
+# torch has no public way to ask whether a transform of `torch.func` is active. Where a version lacks this one, code
+# runs as if one were: the numbers are the same, and only the faster ways are not taken.
+try:
+    from torch._C._functorch import TransformType, get_interpreter_stack, peek_interpreter_stack
+except ImportError:
+    _CAN_ASK = False
+else:
+    _CAN_ASK = True
 
 Kernel = Callable[..., tuple[Tensor, ...]]
 
 
+def in_transform() -> bool:
+    """Whether this is called from inside of a transform of `torch.func`, such as `vmap` or `grad`, or may be."""
+    return not _CAN_ASK or peek_interpreter_stack() is not None
+
+
 def in_vmap() -> bool:
     """Whether this is called from inside of one level of `vmap`, and of no other transform."""
-    stack = get_interpreter_stack() or []
+    stack = (get_interpreter_stack() or []) if _CAN_ASK else []
     return len(stack) == 1 and bool(stack[0].key() == TransformType.Vmap)
 
 
 def reachable() -> bool:
     """Whether there is just one leading dimension to hand over, or none: no gradient transform, no second vmap."""
-    return in_vmap() or not get_interpreter_stack()
+    return in_vmap() or not in_transform()
 
 
 def on_all_runs(kernel: Kernel, *tensors: Tensor) -> tuple[Tensor, ...]:

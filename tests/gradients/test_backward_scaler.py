@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import sandmask
-from sandmask.masks import ANDMask, GeometricMean, Mask, SANDMask
+from sandmask.masks import ANDMask, GeometricMean, Mask, MaskError, SANDMask
 
 MASKS = [ANDMask(1.0), SANDMask(0.1), SANDMask(0.1, dispersion="absolute")]
 
@@ -113,3 +113,14 @@ def test_a_scaler_works_with_several_dtypes() -> None:
         assert p.grad is not None
         assert p.grad.dtype == p.dtype
         assert p.grad.tolist() == [512, 512]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_losses_that_are_scaled_already_are_an_error(together: bool) -> None:
+    model, scaler = make_model(), GradScaler("cpu")
+    losses = make_losses(model)
+    scaled = scaler.scale(losses) if together else [scaler.scale(loss) / 2 for loss in losses]
+    with pytest.raises(MaskError, match=r"factor 65536 .* not scaled"):
+        sandmask.backward(scaled, model.parameters(), ANDMask(1.0), scaler=scaler)
+    assert all(p.grad is None for p in model.parameters())
+    sandmask.backward(make_losses(model), model.parameters(), ANDMask(1.0), scaler=scaler)

@@ -1,5 +1,6 @@
 """Masks against a slow, obvious twin in NumPy's float64, and cases a careful reader asks about."""
 
+import itertools
 import math
 import warnings
 
@@ -164,3 +165,19 @@ def test_rescaling_divides_tensor_by_tensor() -> None:
     rescaled = ANDMask(1.0, rescale="sparsity")([half, full])
     assert rescaled[0].tolist() == pytest.approx([2, 0])
     assert rescaled[1].tolist() == pytest.approx([1, 1])
+
+
+def test_the_geometric_mean_of_gradients_that_cancel_out_is_zero_in_any_order() -> None:
+    values = torch.tensor([0.1, 0.2, 0.3, -0.6, 0.7, -0.7])
+    mask = GeometricMean(tau=0.0)
+    for order in itertools.permutations(range(6)):
+        gradients = values[list(order)][:, None]
+        moments = mask.new_moments()
+        for gradient in gradients:
+            moments.update(gradient)
+        assert mask(gradients).item() == mask.from_moments(moments).item() == 0.0
+    assert mask(torch.tensor([1.0, 1.0, -1.9])[:, None]).item() > 0
+
+
+def test_the_geometric_mean_of_huge_gradients_keeps_its_sign() -> None:
+    assert GeometricMean(tau=0.0)(torch.tensor([3e30, 2e30, -1e30])[:, None]).item() > 0

@@ -1,14 +1,28 @@
 """`sandmask.backward`: what `loss.backward()` is to one loss, for one loss an environment and a mask."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from sandmask.gradients._averaging import averaged, describe_error
 from sandmask.gradients._graph import check_graph
-from sandmask.gradients._losses import Losses, gradients_by_environment
-from sandmask.gradients._params import Params, check_mask, trainable_parameters
+from sandmask.gradients._losses import EnvironmentGradients, Losses, gradients_by_environment
+from sandmask.gradients._merging import merge
+from sandmask.gradients._optimizers import watch_optimizer
+from sandmask.gradients._params import Params, check_mask, check_whole, trainable_parameters
+from sandmask.gradients._processes import (
+    Message,
+    Processes,
+    describe_mask,
+    exchange,
+    parameter_norms,
+    resolve_processes,
+)
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.masks import GradientMoments, Mask, MaskError
@@ -20,6 +34,8 @@ def backward(
     params: Params,
     mask: Mask,
     *,
+    processes: Processes | None = None,
+    group: dist.ProcessGroup | None = None,
     scaler: GradScaler | None = None,
     retain_graph: bool = False,
     check_finite: bool = True,
@@ -45,6 +61,10 @@ def backward(
     go on as in PyTorch's documentation. Gradients that overflowed reach `.grad` as NaN, and the scaler
     skips that step.
 
+    Several processes: `processes` says what the other processes' losses are, and is required as soon as
+    `torch.distributed` is initialized with more than one process, with or without `DistributedDataParallel`,
+    which does not average what a mask returns. In a single process it has no effect.
+
     Environments must not see each other in the forward pass. A batch-norm layer in training mode is the
     usual way they do, and is warned about once; see `sandmask.find_leaks`.
 
@@ -53,6 +73,11 @@ def backward(
     :param params: parameters, or `model.named_parameters()`, whose names then appear in errors and in the
         report.
     :param mask: for example `SANDMask(tau=0.8)`.
+    :param processes: "merge" if every process has environments of its own: the mask compares those of all
+        processes. "average" if every process has a part of each environment's data: the gradient of environment
+        e is averaged over processes first, and the mask compares the averages. Both fill the same `.grad` in
+        every process; all of them must call this. "alone" uses the losses of this process only.
+    :param group: the process group; the default one if not given.
     :param scaler: of mixed-precision training.
     :param retain_graph: keep the losses' graphs for another backward pass, such as one with another mask for other
         parameters.
@@ -70,16 +95,51 @@ def backward(
     >>> report.dead_fraction
     0.5
     """
-    check_mask(mask)
-    named = trainable_parameters(params)
-    if isinstance(losses, Collection) and not (isinstance(losses, Tensor) and losses.ndim != 1):
-        check_count(len(losses))  # before any work is done
+    how = resolve_processes(processes, group)
     scaling = Scaling(scaler)
-    moments = collect_moments(losses, named, mask, scaling, retain_graph=retain_graph, check_finite=check_finite)
+    collect = partial(collect_moments, scaling=scaling, retain_graph=retain_graph, check_finite=check_finite)
+    if how == "alone":
+        named = _checked(params, mask)
+        if isinstance(losses, Collection) and not (isinstance(losses, Tensor) and losses.ndim != 1):
+            check_count(len(losses))  # before any work is done
+        moments = collect(losses, named, mask)
+    else:
+        named, moments = moments_of_processes(losses, params, mask, collect, how, group)
     report = fill_gradients(named, mask, moments, scaling)
     if on_report is not None:
         on_report(report)
     return report
+
+
+def moments_of_processes(
+    losses: Losses,
+    params: Params,
+    mask: Mask,
+    collect: Callable[..., GradientMoments],
+    processes: Processes,
+    group: dist.ProcessGroup | None,
+) -> tuple[dict[str, Tensor], GradientMoments]:
+    """The parameters by name, and the moments of the environments of all processes, the same in each of them."""
+    try:
+        named = _checked(params, mask)
+        message = Message(processes, describe_mask(mask), parameter_norms(named))
+        average = partial(averaged, named=named, group=group, message=message) if processes == "average" else None
+    except Exception as error:
+        exchange(Message(processes, error=describe_error(error)), group)
+        raise
+    if average is not None:  # which itself tells the other processes of errors
+        return named, collect(losses, named, mask, transform=average)
+    try:
+        moments = collect(losses, named, mask)
+    except Exception as error:
+        exchange(replace(message, error=describe_error(error)), group)
+        raise
+    return named, merge(moments, group, message, named)
+
+
+def _checked(params: Params, mask: Mask) -> dict[str, Tensor]:
+    check_mask(mask)
+    return trainable_parameters(params)
 
 
 @torch.enable_grad()  # what is asked for are gradients
@@ -91,19 +151,31 @@ def collect_moments(
     *,
     retain_graph: bool,
     check_finite: bool,
+    transform: Callable[[Iterator[EnvironmentGradients]], Iterator[EnvironmentGradients]] | None = None,
 ) -> GradientMoments:
-    """Fold every environment's gradients into moments, and leave `.grad` alone."""
+    """Fold every environment's gradients into moments, and leave `.grad` alone.
+
+    :param transform: applied to the gradients, unscaled, before they are folded.
+    """
     params = list(named.values())
+
+    def check_first_loss(loss: Tensor) -> None:
+        check_graph(loss, params[0])
+        scaling.check_unscaled(loss)
+
     moments = mask.new_moments(check_finite=check_finite and not scaling.active)
     environments = gradients_by_environment(
         losses,
         params,
         retain_graph=retain_graph,
         scale=scaling.scale_loss,
-        on_first_loss=lambda loss: check_graph(loss, params[0]),
+        on_first_loss=check_first_loss,
     )
-    for gradients in environments:
-        moments.update(dict(zip(named, scaling.unscale(gradients), strict=True)))
+    unscaled: Iterator[EnvironmentGradients] = map(scaling.unscale, environments)
+    for gradients in unscaled if transform is None else transform(unscaled):
+        moments.update(dict(zip(named, gradients, strict=True)))
+    for name, param in named.items():  # `fully_shard` gives its parameters away only after a backward pass
+        check_whole(name, param)
     return moments
 
 
@@ -127,4 +199,5 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
     for param in (named[name] for name in masked):
         for hook in (param._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001 - `Tensor.backward` calls them
             hook(param)
+    watch_optimizer(next(iter(named.values())))
     return MaskReport(mask, moments)

@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterable, Iterator
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
 from sandmask.gradients._layers import UnsupportedError
 from sandmask.gradients._losses import scalar_loss
+from sandmask.gradients._merging import merge
 from sandmask.gradients._one_pass import NoParameters, OnePass
 from sandmask.gradients._params import check_mask, trainable_parameters
+from sandmask.gradients._processes import Message, Processes, describe_mask, parameter_norms, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._requests import Batches, Method, check_batches, check_request, choose_method, trainable
 from sandmask.gradients._scaling import Scaling
@@ -96,10 +99,20 @@ def environment_moments(
     return moments
 
 
-def set_gradients(named_params: Iterable[tuple[str, Tensor]], mask: Mask, moments: GradientMoments) -> MaskReport:
+def set_gradients(
+    named_params: Iterable[tuple[str, Tensor]],
+    mask: Mask,
+    moments: GradientMoments,
+    *,
+    processes: Processes | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> MaskReport:
     """Mask moments that came from `environment_moments`, and fill or add to `.grad`, as `backward` does.
 
     :param named_params: `model.named_parameters()`; names are how moments and parameters find each other.
+    :param processes: "merge" or "alone", as in `sandmask.backward`: required if `torch.distributed` is initialized
+        with several processes, unless the moments went through `sandmask.distributed.merge_moments`.
+    :param group: the process group; the default one if not given.
 
     >>> import torch, sandmask
     >>> model = torch.nn.Linear(2, 1)
@@ -116,6 +129,14 @@ def set_gradients(named_params: Iterable[tuple[str, Tensor]], mask: Mask, moment
             f"Parameter `named_params` should name the tensors of the moments. {missing[0]!r} is not among them: "
             "give `model.named_parameters()` of the same model."
         )
+    how = "alone" if moments.merged else resolve_processes(processes, group)
+    if how == "average":
+        raise MaskError(
+            'Moments can be merged over processes, but not averaged. Pass processes="merge" or processes="alone" to '
+            '`set_gradients`, or use `sandmask.backward(..., processes="average")`.'
+        )
+    if how == "merge":
+        merge(moments, group, Message(how, describe_mask(mask), parameter_norms(named)), named)
     return fill_gradients(named, mask, moments, Scaling(None))
 
 

@@ -23,7 +23,7 @@ def check_graph(loss: Tensor, model_key: Tensor) -> None:
     if model_key in _checked:
         return
     leaks = False
-    for node in _nodes(loss):
+    for node in nodes(loss):
         if node.name() == "CheckpointFunctionBackward":
             raise MaskError(
                 "A loss went through `torch.utils.checkpoint` with use_reentrant=True, which hides the parameters "
@@ -43,7 +43,7 @@ def check_graph(loss: Tensor, model_key: Tensor) -> None:
         )
 
 
-def _nodes(loss: Tensor) -> Iterator[Node]:
+def nodes(loss: Tensor) -> Iterator[Node]:
     """The graph of `loss`, or its first 20,000 nodes."""
     seen: set[Node] = set()
     stack = [loss.grad_fn]

@@ -29,6 +29,7 @@ def trainable_parameters(params: Params) -> dict[str, Tensor]:
                 f"Every tensor in `params` should be a leaf, whose `.grad` can be filled. "
                 f"Found {name}, which is computed from others."
             )
+        check_whole(name, param)
         seen.add(id(param))
         named[_unused(name, named)] = param
     if not named:
@@ -37,6 +38,22 @@ def trainable_parameters(params: Params) -> dict[str, Tensor]:
             "Was a generator such as `model.parameters()` used up by an earlier call?"
         )
     return named
+
+
+def check_whole(name: str, param: Tensor) -> None:
+    """Raise for a parameter of which this process holds only a part."""
+    if any(kind.__name__ == "DTensor" for kind in type(param).__mro__):
+        what = "a DTensor (`fully_shard`, tensor parallelism)"
+    elif getattr(param, "_fsdp_flattened", False):
+        what = "managed by FullyShardedDataParallel"
+    elif type(param) is nn.Parameter and param.numel() > 0 and param.untyped_storage().nbytes() == 0:
+        what = "managed by `fully_shard`, which freed it after the backward pass"
+    else:
+        return
+    raise MaskError(
+        f"`{name}` is {what}: masks do not support parameters that are sharded over processes. "
+        "Give every process the whole model, with or without `DistributedDataParallel`."
+    )
 
 
 def check_mask(mask: object) -> None:

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from sandmask.gradients._params import check_whole
 from sandmask.masks import MaskError
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -47,6 +48,8 @@ def check_batches(batches: Iterable[tuple[Tensor, Tensor]], *, per_sample: bool)
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """The parameters that gradients are taken of."""
     params: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, param in params.items():
+        check_whole(name, param)
     if not params:
         raise MaskError(
             "Parameter `model` should have a parameter that requires a gradient. Found none: all are frozen."

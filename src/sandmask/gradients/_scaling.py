@@ -1,13 +1,19 @@
 """Mixed precision: scale losses for autograd, unscale gradients for the mask, scale the result again."""
 
 from collections.abc import Iterable, Sequence
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, _foreach_mul
 from torch.amp.grad_scaler import GradScaler
+from torch.autograd.graph import Node
 
+from sandmask.gradients._graph import nodes
+from sandmask.masks import MaskError
 from sandmask.masks._finite import all_finite
 from sandmask.masks._stack import accumulation_dtype
+
+_checked: WeakSet[GradScaler] = WeakSet()
 
 
 class Scaling:
@@ -20,6 +26,18 @@ class Scaling:
     def active(self) -> bool:
         """Whether there is a scaler, and it is enabled."""
         return self._scaler is not None
+
+    def check_unscaled(self, loss: Tensor) -> None:
+        """Raise if the loss was multiplied by the scaler already; looked at once for each scaler."""
+        if self._scaler is None or self._scaler in _checked:
+            return
+        scale = self._scaler.get_scale()
+        if scale != 1.0 and any(scale in _factors_of(node) for node in nodes(loss)):
+            raise MaskError(
+                f"A loss was multiplied by the scaler's factor {scale:g} before: its gradient would be scaled twice. "
+                "Pass losses that are not scaled: with `scaler=...`, `sandmask.backward` scales them itself."
+            )
+        _checked.add(self._scaler)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss as autograd should see it."""
@@ -52,6 +70,17 @@ class Scaling:
             raise RuntimeError("Without a scaler there is no factor.")
         devices = dict.fromkeys(tensor.device for tensor in tensors)
         return {device: self._scaler.scale(torch.ones((), device=device)) for device in devices}
+
+
+def _factors_of(node: Node) -> list[float]:
+    """The numbers that a node of an autograd graph multiplies with."""
+    if node.name() != "MulBackward0":
+        return []
+    try:
+        saved = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
+    except RuntimeError:  # the graph was freed, about which the backward pass has the better error
+        return []
+    return [factor.item() for factor in saved if isinstance(factor, Tensor) and factor.numel() == 1]
 
 
 def _widened(grad: Tensor) -> Tensor:

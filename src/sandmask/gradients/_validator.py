@@ -7,7 +7,6 @@ from typing import TypeVar
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parallel import DistributedDataParallel
 
 from sandmask.masks import MaskError
 
@@ -28,7 +27,7 @@ class Leak:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.name or 'the model'} ({self.module}): {self.reason}. To mend it, {self.remedy}."
+        return f"{self.name or 'the model'} ({self.module}): {self.reason}. To fix it, {self.remedy}."
 
 
 def find_leaks(model: nn.Module) -> list[Leak]:
@@ -52,10 +51,10 @@ def find_leaks(model: nn.Module) -> list[Leak]:
 def _reason(module: nn.Module) -> tuple[str, str] | None:
     if isinstance(module, _NormBase):
         return _reason_of_norm(module)
-    if isinstance(module, DistributedDataParallel) or type(module).__name__ == "FullyShardedDataParallel":
+    if type(module).__name__ == "FullyShardedDataParallel":
         return (
-            "it averages gradients over processes before a mask can compare them",
-            "use the plain module, and sandmask.distributed.backward for environments in several processes",
+            "its parameters are sharded over processes, and masks need whole ones",
+            "give every process the whole model, with or without DistributedDataParallel",
         )
     return None
 

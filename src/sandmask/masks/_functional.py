@@ -64,10 +64,16 @@ def absolute_sand_weights(sign_sum: Tensor, m2: Tensor, count: int, tau: Scalar,
     return torch.where(excess > TAU_TOLERANCE, torch.tanh(gain * excess / (m2 / (count - 1))), 0.0)
 
 
-def geometric_mean(mean: Tensor, log_sum: Tensor, count: int) -> Tensor:
-    """ILC's geometric mean: sign(mean_e g) * exp(mean_e log(|g_e| + 1e-10))."""
+def geometric_mean(mean: Tensor, m2: Tensor, log_sum: Tensor, count: int) -> Tensor:
+    """ILC's geometric mean: sign(mean_e g) * exp(mean_e log(|g_e| + 1e-10)).
+
+    Gradients that cancel out have a mean of zero but for rounding, which depends on the order of environments. A
+    mean within that rounding error counts as zero.
+    """
     magnitude = (log_sum / count).exp().clamp(max=torch.finfo(mean.dtype).max)
-    return mean.sign() * magnitude
+    error = m2.sqrt() * (count * torch.finfo(mean.dtype).eps)
+    cancels = (mean.abs() <= error) & m2.isfinite()
+    return torch.where(cancels, 0.0, mean.sign() * magnitude)
 
 
 def log_magnitude(grads: Tensor) -> Tensor:

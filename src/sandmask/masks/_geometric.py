@@ -30,7 +30,7 @@ class GeometricMean(Mask):
         return and_weights(moments.sign_sum, moments.count, self.tau)
 
     def direction(self, moments: TensorMoments) -> Tensor:
-        """sign(mean g) exp(mean log(|g| + 1e-10))."""
+        """sign(mean g) exp(mean log(|g| + 1e-10)); zero where the gradients cancel out, whatever their order."""
         if moments.log_sum is None:
             raise MaskError("GeometricMean needs moments with log-magnitudes. Build them with `mask.new_moments()`.")
-        return geometric_mean(moments.mean, moments.log_sum, moments.count)
+        return geometric_mean(moments.mean, moments.m2, moments.log_sum, moments.count)

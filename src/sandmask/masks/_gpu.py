@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 
-from sandmask._physical import on_all_runs
+from sandmask._physical import in_transform, on_all_runs
 from sandmask.masks._functional import Scalar, TensorMoments
 from sandmask.masks._packing import is_dense, unpack
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 def launches(tensor: Tensor) -> bool:
     """Whether work on this tensor is launched on a device, where few launches beat many, and outside of `vmap`."""
-    return tensor.device.type != "cpu" and peek_interpreter_stack() is None
+    return tensor.device.type != "cpu" and not in_transform()
 
 
 def kernels(stacks: Sequence[Tensor]) -> ModuleType | None:

@@ -42,6 +42,7 @@ class GradientMoments:
         self.position: dict[int, int] = {}  # where a tensor's moments are in `sums`; none before its first gradient
         self._buckets: list[list[int]] = []
         self.finite = FiniteCheck() if check_finite else None
+        self.merged = False  # whether the environments of other processes are among them
 
     @classmethod
     def of_stack(

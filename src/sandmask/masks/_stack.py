@@ -4,8 +4,8 @@ import math
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 
+from sandmask._physical import in_transform
 from sandmask._scratch import scratch
 from sandmask.masks._functional import TensorMoments, log_magnitude
 
@@ -38,7 +38,7 @@ def _folds(grads: Tensor) -> bool:
     """Whether `fold_stacks` can take these gradients: it works in place, and looks at values."""
     if grads.device.type != "cpu" or not grads.is_contiguous() or torch.compiler.is_compiling():
         return False
-    return peek_interpreter_stack() is None and not (grads.requires_grad and torch.is_grad_enabled())
+    return not in_transform() and not (grads.requires_grad and torch.is_grad_enabled())
 
 
 def fold_stacks(grads: Tensor, moments: Tensor) -> None:
@@ -86,7 +86,7 @@ def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:
     half_shift = difference.sum(0) * (0.5 / (scale * count))
     half_mean = x[0] * 0.5 + half_shift
     mean = half_mean * 2
-    if peek_interpreter_stack() is None:  # in place: a third of the memory to go through
+    if not in_transform():  # in place: a third of the memory to go through
         squares = difference.mul_(0.5 / scale).sub_(half_shift).square_()
     else:  # `vmap` has no rule for that
         squares = torch.add(-half_shift, difference, alpha=0.5 / scale).square()

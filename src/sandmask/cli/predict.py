@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandmask._text import printable
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import JsonOption, PluginOption
 from sandmask.errors import SandmaskError
@@ -55,7 +56,7 @@ def predict(
     elif predictions:
         _print(predictions)
     for failure in failures:
-        typer.echo(f"error: {failure}", err=True)
+        typer.echo(f"error: {printable(failure)}", err=True)
     if failures:
         raise typer.Exit(2)
 

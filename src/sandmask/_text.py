@@ -1,0 +1,27 @@
+"""Text from outside (names of files, folders, classes) made safe to print."""
+
+import unicodedata
+
+_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and format characters, lone surrogates, line separators
+
+
+def printable(text: str) -> str:
+    r"""The text with escapes in place of what would move a terminal's cursor, colour it or reverse its direction.
+
+    >>> printable("cat\x1b[31m\n")
+    'cat\\x1b[31m\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escaped(letter) if unicodedata.category(letter) in _UNSAFE else letter for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines, which stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _escaped(letter: str) -> str:
+    if 0xDC80 <= ord(letter) <= 0xDCFF:  # how Python spells a byte that is not valid UTF-8
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return letter.encode("unicode_escape").decode("ascii")

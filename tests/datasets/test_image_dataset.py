@@ -101,10 +101,6 @@ def test_where_images_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.place_cache("device", 10**9, gpu) == "device"
 
 
-def test_free_memory_is_a_plausible_number() -> None:
-    assert 2**20 < memory.free_memory() < 2**50
-
-
 def corrupt(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 

@@ -1,6 +1,7 @@
 """`sandmask predict`, through the installed command."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from sandmask.cli._app import app
 from sandmask.datasets import DATASETS, Dataset, dataset_entry, load_dataset
+from sandmask.errors import SandmaskError
 from sandmask.training import RunFolder, load_run, make_spec
 
 CPU = torch.device("cpu")
@@ -169,7 +171,7 @@ def test_all_files_are_one_environment_for_a_method_with_context(
 
 BAD_FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("missing.npy", lambda path: None, "There is no file"),
-    ("folder", lambda path: path.mkdir(), "is a folder. Name its files"),
+    ("folder", lambda path: path.mkdir(), "holds no files of type .npy, .npz, .csv"),
     ("text.npy", lambda path: path.write_text("hello"), "cannot be read as npy"),
     ("text.npz", lambda path: path.write_text("hello"), "cannot be read as npz"),
     ("objects.npy", lambda path: np.save(path, np.array([{}])), "cannot be read as npy"),
@@ -209,10 +211,51 @@ def test_images_that_cannot_be_read_are_all_named(photos: Path, tmp_path: Path) 
     assert "cut.png cannot be decoded as an image" in second
 
 
+def test_a_model_file_will_do(photos: Path, tmp_path: Path) -> None:
+    image = photos / "images" / "a" / "cat" / "0.png"
+    expected = answers(photos / "run", image)
+    assert answers(photos / "run" / "model.safetensors", image) == expected
+    renamed = tmp_path / "cats and dogs.safetensors"
+    renamed.write_bytes((photos / "run" / "model.safetensors").read_bytes())
+    assert answers(renamed, image) == expected
+    with pytest.raises(SandmaskError, match=r"no records\.jsonl beside the model"):
+        load_run(renamed).record()
+    assert load_run(photos / "run" / "model.safetensors").record().status == "done"
+
+
+def test_a_file_that_is_no_model(photos: Path) -> None:
+    image = photos / "images" / "a" / "cat" / "0.png"
+    result = predict(image, image)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert f"{image} cannot be read as a model file" in result.stderr
+    assert "Delete" not in result.stderr
+
+
+def test_a_folder_stands_for_its_images(photos: Path, tmp_path: Path) -> None:
+    files = sorted((photos / "images" / "a").rglob("*.png"))
+    shutil.copytree(photos / "images" / "a", tmp_path / "a")
+    (tmp_path / "a" / "cat" / "labels.csv").write_text("1,2\n")
+    (tmp_path / "a" / "cat" / "loop").symlink_to(tmp_path / "a")
+    result = predict(photos / "run", tmp_path / "a", files[0], "--json")
+    found = json.loads(result.stdout)
+    copies = [str(tmp_path / file.relative_to(photos / "images")) for file in files]
+    assert [each["file"] for each in found] == [*copies, str(files[0])]
+    assert [each["class"] for each in found[:-1]] == load_run(photos / "run").classify(files)
+    assert result.exit_code == 0
+    assert result.stderr == f"note: left out 1 file of other types in {tmp_path / 'a'}\n"
+
+
+def test_a_folder_stands_for_its_arrays(vectors: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("x.npy", "in/y.npy"):
+        np.save(tmp_path / name, np.zeros(8, dtype=np.float32))
+    assert [each["file"] for each in answers(vectors, tmp_path)] == [f"{tmp_path}/in/y.npy", f"{tmp_path}/x.npy"]
+
+
 def test_mistakes_about_the_run_are_told(vectors: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(8))
     nowhere = predict(tmp_path / "nowhere", tmp_path / "x.npy")
-    assert (nowhere.exit_code, "There is no folder" in nowhere.stderr) == (2, True)
+    assert (nowhere.exit_code, "There is no" in nowhere.stderr) == (2, True)
     device = predict(vectors, tmp_path / "x.npy", "--device", "abacus")
     assert (device.exit_code, "'abacus' cannot be used here" in device.stderr) == (2, True)
     assert predict(vectors).exit_code == 2

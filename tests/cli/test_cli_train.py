@@ -170,3 +170,72 @@ def test_diagnostics_are_recorded_and_written_for_tensorboard(tmp_path: Path) ->
     assert {"mask_density/all", "dead_fraction/classifier.weight", "agreement/all/9"} <= record.metrics.keys()
     assert list(board.glob("events.out.tfevents.*"))
     assert "this run is finished" in run(*arguments, *options).stderr
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Images of three domains and two classes, in `photos`."""
+    for domain in ("a", "b", "c"):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "photos" / domain / name
+            folder.mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (32, 32), (80 * number, 40, 40)).save(folder / f"{number}.png")
+    return tmp_path / "photos"
+
+
+IMAGES = (
+    "--steps",
+    "1",
+    "--network",
+    "test_resnet",
+    "--weights",
+    "none",
+    "--hparam",
+    "batch_size=2",
+    "--device",
+    "cpu",
+)
+
+
+def test_says_what_a_folder_holds_and_names_it_without_its_path(photos: Path, tmp_path: Path) -> None:
+    (photos / "b" / "dog" / "notes.txt").write_text("x")
+    result = run(str(photos), "ERM", "--test-env", "a", "--out", str(tmp_path / "run"), *IMAGES)
+    lines = result.stderr.splitlines()
+    assert lines[0].endswith(": 18 images, 3 environments, 2 classes")
+    assert lines[1:4] == [f"  {name}  6: cat 3, dog 3" for name in "abc"]
+    assert lines[4] == "  left out 1 (unknown ending .txt): b/dog/notes.txt"
+    (record,) = read_runs(tmp_path / "run" / "records.jsonl")
+    assert record.spec.dataset == lines[0].partition(":")[0]
+    assert str(tmp_path) not in (tmp_path / "run" / "records.jsonl").read_text()
+    assert str(tmp_path).encode() not in (tmp_path / "run" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_corrupt_image_is_found_before_training(photos: Path, tmp_path: Path, command: str) -> None:
+    (photos / "c" / "dog" / "2.png").write_bytes(b"x")
+    if command == "train":
+        result = run(str(photos), "ERM", "--test-env", "a", "--out", str(tmp_path / "run"), *IMAGES, code=2)
+    else:
+        asked = ("--datasets", str(photos), "--algorithms", "ERM", "--test-envs", "a", "--n-hparams", "1")
+        how = ("--n-trials", "1", "--workers", "1", "--no-calibrate", *IMAGES)
+        result = CliRunner().invoke(app, ["sweep", "run", str(tmp_path / "run"), *asked, *how])
+        assert result.exit_code == 2, result.output
+    assert "c/dog/2.png cannot be decoded" in result.stderr
+    assert "18 images" in result.stderr
+    assert not list((tmp_path / "run").rglob("*records*"))
+
+
+def test_a_moved_folder_is_the_same_run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = json.loads(run(str(photos), "ERM", "--test-env", "a", *IMAGES, "--json").stdout)
+    (tmp_path / "elsewhere").mkdir()
+    photos.rename(tmp_path / "elsewhere" / "photos")
+    again = json.loads(run("elsewhere/photos", "ERM", "--test-env", "a", *IMAGES, "--json").stdout)
+    assert again == first
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    result = run(str(tmp_path / "a\x1b[2Jb"), "ERM", "--test-env", "0", code=2)
+    assert r"a\x1b[2Jb" in result.stderr
+    assert "\x1b" not in result.stderr

@@ -53,11 +53,10 @@ def test_images_of_one_size_are_stored_as_they_are(make_folder: MakeFolder) -> N
     torch.testing.assert_close(exact.inputs(torch.tensor(3)), by_pillow(path))
 
 
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA", "I;16"])
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA"])
 def test_any_kind_of_picture_is_read_as_rgb(tmp_path: Path, mode: str) -> None:
     gray = np.random.RandomState(0).randint(0, 256, (8, 8)).astype(np.uint8)
-    image = Image.fromarray(gray.astype(np.uint16) * 256) if mode == "I;16" else Image.fromarray(gray).convert(mode)
-    image.save(tmp_path / "x.png")
+    Image.fromarray(gray).convert(mode).save(tmp_path / "x.png")
     expected = np.array(Image.open(tmp_path / "x.png").convert("RGB"))
     assert (decode(tmp_path / "x.png").pixels.numpy() == expected).all()
 
@@ -100,10 +99,6 @@ def test_where_images_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.place_cache("auto", 601, gpu) == "none"
     assert memory.place_cache("none", 1, gpu) == "none"
     assert memory.place_cache("device", 10**9, gpu) == "device"
-
-
-def test_free_memory_is_a_plausible_number() -> None:
-    assert 2**20 < memory.free_memory() < 2**50
 
 
 def corrupt(path: Path) -> None:

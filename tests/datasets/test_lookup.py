@@ -1,3 +1,5 @@
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,13 +74,38 @@ def test_a_folder_is_a_dataset(make_folder: Callable[..., Path], monkeypatch: py
     data = load_dataset(str(root), image_size=16)
     assert data.environments == ("a", "b", "c")
     assert data.classes == ("cat", "dog")
-    assert data.name == str(root)
+    assert re.fullmatch(r"images-[0-9a-f]{8}", data.name)
     entry = dataset_entry(root)
     assert (entry.environments, entry.scope, entry.network) == (("a", "b", "c"), "image", "resnet50.tv_in1k")
     assert resolve_environment(entry, "C") == 2
     monkeypatch.chdir(root.parent)
-    assert dataset_entry("images").name == str(root)
-    assert dataset_entry("./images").name == str(root)
+    assert dataset_entry("images").name == dataset_entry("./images").name == data.name
+
+
+def test_a_copied_folder_is_the_same_dataset(make_folder: Callable[..., Path], tmp_path: Path) -> None:
+    root = make_folder()
+    (root / "notes.txt").write_text("not an image, so it does not count")
+    shutil.copytree(root, tmp_path / "elsewhere" / "images")
+    name = dataset_entry(root).name
+    assert dataset_entry(tmp_path / "elsewhere" / "images").name == name
+    assert str(tmp_path) not in name
+
+
+@pytest.mark.parametrize("change", ["content", "name", "one image less"])
+def test_different_folders_of_one_name_are_different_datasets(
+    make_folder: Callable[..., Path], tmp_path: Path, change: str
+) -> None:
+    root = make_folder(suffix=".bmp")  # files of one size, whatever they show
+    other = tmp_path / "elsewhere" / "images"
+    shutil.copytree(root, other)
+    path = other / "art" / "cat" / "0.bmp"
+    if change == "content":
+        path.write_bytes(path.read_bytes()[::-1])
+    elif change == "name":
+        path.rename(path.with_name("9.bmp"))
+    else:
+        path.unlink()
+    assert dataset_entry(other).name != dataset_entry(root).name
 
 
 def test_a_dataset_goes_before_a_folder_of_its_name(

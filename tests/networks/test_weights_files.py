@@ -121,6 +121,52 @@ def test_the_name_of_a_file_helps_to_recognize_it(state: dict[str, Tensor], tmp_
     assert "looks like weights for 'test_resnet'" in refusal(path, "test_vit")
 
 
+def efficientnet(path: Path) -> Path:
+    state = timm.create_model("tf_efficientnet_lite0").state_dict()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.half() for name, value in state.items()}, path)
+    return path
+
+
+def test_architectures_of_the_same_shapes_are_all_named(tmp_path: Path) -> None:
+    message = refusal(efficientnet(tmp_path / "downloaded.safetensors"))
+    assert "fits the networks 'efficientnet_lite0', 'tf_efficientnet_lite0'" in message
+    assert "compute differently" in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tf_efficientnet_lite0_in1k_fp16.safetensors",
+        "best-tf_efficientnet_lite0.safetensors",
+        "models--timm--tf_efficientnet_lite0.in1k/snapshots/a1b2/model.safetensors",
+    ],
+)
+def test_of_several_the_one_that_the_file_is_called_after(tmp_path: Path, name: str) -> None:
+    message = refusal(efficientnet(tmp_path / name))
+    assert "looks like weights for 'tf_efficientnet_lite0': choose --network tf_efficientnet_lite0" in message
+    assert "Tensors of the same shapes, but other padding or normalization: 'efficientnet_lite0'" in message
+
+
+def test_the_description_beside_a_file_says_what_it_is(tmp_path: Path) -> None:
+    path = efficientnet(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architecture": "tf_efficientnet_lite0"}')
+    assert "looks like weights for 'tf_efficientnet_lite0'" in refusal(path)
+
+
+def test_a_file_called_after_a_twin_is_loaded_with_a_warning(tmp_path: Path) -> None:
+    path = efficientnet(tmp_path / "tf_efficientnet_lite0.safetensors")
+    with pytest.warns(UserWarning, match="called after the network 'tf_efficientnet_lite0'"):
+        build_featurizer("efficientnet_lite0", SHAPE, {}, path)
+    build_featurizer("tf_efficientnet_lite0", SHAPE, {}, path)  # without one: warnings are errors here
+
+
+def test_a_state_dict_without_names_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "optimizer.pth"
+    torch.save({0: torch.zeros(2), 1: torch.zeros(3)}, path)
+    assert "holds no tensors by name" in refusal(path)
+
+
 class Opinion:
     """Something that is no tensor."""
 

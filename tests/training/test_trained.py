@@ -174,7 +174,7 @@ def test_a_batch_size_of_zero_is_told(tmp_path: Path, dataset: Dataset, spec_of:
 
 
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(SandmaskError, match=f"There is no folder {tmp_path / 'nowhere'}"):
+    with pytest.raises(SandmaskError, match=f"There is no folder or file {tmp_path / 'nowhere'}"):
         load_run(tmp_path / "nowhere")
     with pytest.raises(SandmaskError, match=r"neither model\.safetensors nor records\.jsonl"):
         load_run(tmp_path)

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from sandmask._signals import TERMINATED, exit_status
+from sandmask._text import printable, printable_lines
 from sandmask._version import __version__
 from sandmask.cli._commands import COMMANDS, readable
 from sandmask.cli._console import styled
@@ -83,16 +84,16 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except SandmaskError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {printable_lines(str(error))}", err=True)
         raise typer.Exit(2) from None
     except _UsageError as error:
         if said := _explained(error):
-            typer.echo(f"error: {said}", err=True)
+            typer.echo(f"error: {printable(said)}", err=True)
         raise typer.Exit(2) from None
     except OSError as error:
         if error.strerror is None or error.errno == errno.EPIPE:  # whoever read the output has seen enough: typer knows
             raise
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = f"{printable(str(error.filename))}: " if error.filename is not None else ""
         said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
         typer.echo(f"error: {where}{said}.", err=True)
         raise typer.Exit(2) from None

@@ -92,9 +92,11 @@ def _threads(used: int) -> Finding:
 
 
 def _memory() -> Finding:
-    from sandmask.datasets._memory import free_memory
+    from sandmask._memory import free_memory
 
     free = free_memory()
+    if free is None:
+        return ok("memory", "the system does not say how much is free")
     if free < 2 * 2**30:
         return note("memory", f"{gibibytes(free)} free", "close other programs; image sets need several GiB")
     return ok("memory", f"{gibibytes(free)} free")

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from sandmask._text import printable
+
 STANDARD_OUTPUT = Path("-")  # where a file's name is asked for
 PIPE_WIDTH = 160  # of a table that goes to a file or another program, where nobody says how wide a line may be
 
@@ -30,11 +32,16 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=Text(printable(title), style="table.title") if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(printable(column)), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
     Console(width=None if told else PIPE_WIDTH).print(table)
 

@@ -29,8 +29,6 @@ class Example:
 
 def read_examples(run: "TrainedRun", path: Path) -> list[Example]:
     """The examples in a file, ready for the run's model; an error that names the file where there are none."""
-    if path.is_dir():
-        raise SandmaskError(f"{path} is a folder. Name its files, such as {path}/*.jpg")
     if not path.is_file():
         raise SandmaskError(f"There is no file {path}.")
     if path.suffix.lower() in ARRAYS:

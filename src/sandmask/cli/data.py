@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandmask._text import printable
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import JsonOption
@@ -149,16 +150,16 @@ def _download(source: "Source", folder: Path, replace: bool, keep_archives: bool
             bars.update(tasks[name], completed=done, total=total)
 
         done = install(source, folder, replace=replace, keep_archives=keep_archives, progress=show)
-    typer.echo(f"{source.name}: {done.path} ({done.note}; from {', '.join(done.origins)})")
+    typer.echo(printable(f"{source.name}: {done.path} ({done.note}; from {', '.join(done.origins)})"))
     _print_verification(done.verification)
     return done.verification.status == "ok"
 
 
 def _print_verification(result: "Verification") -> None:
-    counts = ", ".join(f"{domain} {count:,}" for domain, count in result.counts.items())
+    counts = ", ".join(f"{printable(domain)} {count:,}" for domain, count in result.counts.items())
     typer.echo(f"{result.name}: {result.status}{f' ({counts})' if counts else ''}")
     for line in (*result.problems, *result.notes):
-        typer.echo(f"  {line}")
+        typer.echo(f"  {printable(line)}")
 
 
 def _whereabouts(row: "Overview") -> str:

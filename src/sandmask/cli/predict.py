@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandmask.cli._console import print_json, print_table
+from sandmask._text import printable
+from sandmask.cli._console import counted, print_json, print_table
 from sandmask.cli._options import JsonOption, PluginOption
 from sandmask.errors import SandmaskError
 
@@ -22,22 +23,28 @@ Prediction = dict[str, Any]
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run.")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Images; or arrays, as .npy, .npz or .csv.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run, or its model.safetensors.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", help="Images; arrays, as .npy, .npz or .csv; or folders, with all in them."),
+    ],
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Show the K likeliest classes.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU if there is one.")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
-    """Classify files with the model of a trained run, which needs no dataset for it.
+    """Classify files with a trained model. The dataset is not needed.
 
-    Images of any size and format are resized and normalized as in training. Files of arrays hold one example, or
-    one a row. Files that cannot be used are named, the others are classified, and the exit status is 2.
-    ARM and MTL take all the files for examples of one environment.
+    Images of any size and format are resized and normalized as in training. A file of arrays holds one example, or one
+    per row. Of a folder, all images in it and its subfolders are classified (for models of arrays, all arrays).
+    Files that cannot be used are named, the others are classified, and the exit status is 2. ARM and MTL treat all
+    files as examples of one environment.
 
     [bold]Examples[/bold]
 
     sandmask predict runs/pacs photo.jpg drawing.png --top 3
+
+    sandmask predict runs/pacs/model.safetensors photos/ --json
 
     sandmask predict runs/spirals points.csv --json
     """
@@ -48,16 +55,39 @@ def predict(
     trained = load_run(run, choose_device(device))
     failures: list[str] = []
     predictions = [
-        prediction for examples in _batches(trained, files, failures) for prediction in _predict(trained, examples, top)
+        prediction
+        for examples in _batches(trained, list(_expanded(trained, files, failures)), failures)
+        for prediction in _predict(trained, examples, top)
     ]
     if json:
         print_json(predictions)
     elif predictions:
         _print(predictions)
     for failure in failures:
-        typer.echo(f"error: {failure}", err=True)
+        typer.echo(f"error: {printable(failure)}", err=True)
     if failures:
         raise typer.Exit(2)
+
+
+def _expanded(run: "TrainedRun", files: Sequence[Path], failures: list[str]) -> Iterator[Path]:
+    """The files, and in place of folders what the model takes of the files in them."""
+    from sandmask.cli._examples import ARRAYS
+    from sandmask.datasets._scan import SUFFIXES
+    from sandmask.datasets._walk import list_files
+
+    endings = SUFFIXES if run.info.preprocessing.kind == "image" else ARRAYS
+    for path in files:
+        if not path.is_dir():
+            yield path
+            continue
+        found = list_files(path).files
+        taken = [name for name in found if name.lower().endswith(endings)]
+        if not taken:
+            failures.append(f"{path} holds no files of type {', '.join(endings)}.")
+        elif len(taken) < len(found):
+            others = counted(len(found) - len(taken), "file")
+            typer.echo(f"note: left out {others} of other types in {printable(str(path))}", err=True)
+        yield from (path / name for name in taken)
 
 
 def _batches(run: "TrainedRun", files: Sequence[Path], failures: list[str]) -> Iterator[list["Example"]]:

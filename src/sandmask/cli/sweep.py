@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandmask._text import printable
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
+from sandmask.cli._inventory import announce_sources
 from sandmask.cli._options import (
     CheckpointSecondsOption,
     CompileOption,
@@ -190,6 +192,9 @@ def run(
         diagnostics=diagnostics,
         tensorboard=None if tensorboard is None else str(tensorboard.absolute()),
     )
+    finished = target.finished()
+    missing = [run.dataset for run in expansion.runs if run.id not in finished]
+    announce_sources(expansion, options, missing, quiet=json)
     look = partial(sweep_status, target, expansion.runs)
     with ended_like_interrupted(), SweepDisplay(look, quiet=json) as display:
         for note in expansion.notes:
@@ -222,7 +227,7 @@ def _conclude(folder: Path, sweep: "SweepSpec", expansion: "Expansion", result: 
     if result.failed:
         for reason in sorted(set(result.failed.values())):
             count = sum(each == reason for each in result.failed.values())
-            typer.echo(f"{count} runs were not trained: {reason}", err=True)
+            typer.echo(f"{count} runs were not trained: {printable(reason)}", err=True)
         typer.echo("Mend that and run it again: what was done is kept.", err=True)
         raise typer.Exit(1)
 

@@ -1,13 +1,16 @@
 """`sandmask train`: one run, from a spec to records and a model."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sandmask._signals import sigterm_raises
+from sandmask._text import printable
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
+from sandmask.cli._inventory import announce, check_images
 from sandmask.cli._names import check_names
 from sandmask.cli._options import (
     AverageOption,
@@ -118,7 +121,7 @@ def train(
     load_plugins(plugin)
     entry = dataset_entry(dataset)
     allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
-    data = load_dataset(dataset, data_dir, **dict.fromkeys(allowed, True))
+    data = load_dataset(entry, data_dir, **dict.fromkeys(allowed, True))
     spec = make_spec(
         entry,
         algorithm,
@@ -139,6 +142,10 @@ def train(
         typer.echo(f"warning: {caution}", err=True)
     folder = RunFolder(out or Path("runs") / spec.folder_name)
     _say_what_is_there(folder, spec, extras=tensorboard is not None or diagnostics)
+    if not json:
+        announce(data, partial(typer.echo, err=True))
+    if not folder.finished(spec):
+        check_images(data, keep=True, quiet=json)
     with sigterm_raises(), TrainingBar(spec, folder.path, quiet=json) as bar:
         record = folder.train(
             spec,
@@ -211,4 +218,4 @@ def _print(record: "RunRecord", path: Path) -> None:
         ]
         title = f"{spec.algorithm} on {spec.dataset}, after step {record.steps[-1]}"
         print_table(title, ("environment", "", "in (80%)", "out (20%)"), rows)
-    typer.echo(f"records and model: {path}")
+    typer.echo(f"records and model: {printable(str(path))}")

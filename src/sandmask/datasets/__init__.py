@@ -15,10 +15,12 @@ from sandmask.datasets._augment import Augmentation
 from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry, HparamScope
 from sandmask.datasets._decode import CorruptImageError
 from sandmask.datasets._images import ImageDataset
+from sandmask.datasets._inventory import Inventory, take_inventory
 from sandmask.datasets._location import data_folder
 from sandmask.datasets._lookup import dataset_entry, is_registered, load_dataset, resolve_environment
 from sandmask.datasets._scan import ImageTree, scan_images
 from sandmask.datasets._tensor import TensorDataset
+from sandmask.datasets._walk import LeftOut
 
 __all__ = [
     "DATASETS",
@@ -29,6 +31,8 @@ __all__ = [
     "HparamScope",
     "ImageDataset",
     "ImageTree",
+    "Inventory",
+    "LeftOut",
     "TensorDataset",
     "data_folder",
     "dataset_entry",
@@ -36,4 +40,5 @@ __all__ = [
     "load_dataset",
     "resolve_environment",
     "scan_images",
+    "take_inventory",
 ]

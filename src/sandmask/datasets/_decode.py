@@ -1,21 +1,25 @@
-"""From an image file to pixels."""
+"""From an image file to pixels. Training, `predict` and `sandmask data verify` all read images with this module."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from sandmask.errors import SandmaskError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
 PNG = b"\x89PNG"  # how such files begin
 
 
 class CorruptImageError(SandmaskError):
-    """An image that cannot be decoded; `path` names it."""
+    """An image that cannot be decoded; `path` names it, `reason` says why."""
 
     def __init__(self, path: Path, reason: object) -> None:
         super().__init__(
@@ -23,6 +27,11 @@ class CorruptImageError(SandmaskError):
             "(in Python: skip_corrupt=True)."
         )
         self.path = path
+        self.reason = str(reason)
+
+
+class UnsupportedPixelsError(ValueError):
+    """Pixel values whose range is not known."""
 
 
 class Decoded(NamedTuple):
@@ -33,11 +42,15 @@ class Decoded(NamedTuple):
 
 
 def decode(path: Path, size: int | None = None) -> Decoded:
-    """Read an image as RGB; squeeze it to `size` x `size` (bilinear, antialiased) unless it has that size."""
+    """Read an image as RGB; squeeze it to `size` x `size` (bilinear, antialiased) unless it has that size.
+
+    See `rgb_pixels` for images that are not 8-bit RGB.
+    """
     try:
         content = torch.from_numpy(np.fromfile(path, dtype=np.uint8))
     except OSError as error:
         raise SandmaskError(f"{path} cannot be read ({error.strerror or error}).") from error
+    _check_size(path)
     image = _decode_natively(path, content)
     if image is None:
         image = _decode_with_pillow(path)
@@ -54,17 +67,83 @@ def squeeze(image: Tensor, size: int | None) -> Tensor:
 
 def common_size(paths: Iterable[Path]) -> int | None:
     """The side that all these images have in common; None if they differ or are not square."""
-    from PIL import Image
-
     sizes = set()
     for path in paths:
         try:
-            with Image.open(path) as image:
-                sizes.add(image.size)
-        except OSError:
-            continue  # said, or skipped, when it is decoded
+            sizes.add(_size_of(path))
+        except (OSError, CorruptImageError):
+            continue  # reported, or skipped, when the image is decoded
     width, height = sizes.pop() if len(sizes) == 1 else (0, 1)
     return width if width == height else None
+
+
+def rgb_pixels(image: "Picture") -> Tensor:
+    """The pixels of a Pillow image as RGB: [3, height, width], uint8.
+
+    - Grey, black and white, palette and CMYK images are converted; transparency is dropped.
+    - Of 16-bit values the upper 8 bits are used, so that 65535 becomes 255.
+    - Float values should lie in 0..1.
+    - Other integers (32-bit, or signed) and other floats raise `UnsupportedPixelsError`: their range is not known.
+    """
+    if image.mode.startswith("I"):
+        grey = _upper_bits(image)
+    elif image.mode == "F":
+        grey = _unit_range(np.asarray(image))
+    else:
+        if image.mode == "La":  # which Pillow converts to LA alone
+            image = image.convert("LA")
+        if "transparency" in image.info:  # the same colours, without Pillow's warning
+            image = image.convert("RGBA")
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+    return torch.from_numpy(grey).expand(3, -1, -1)
+
+
+def _upper_bits(image: "Picture") -> NDArray[np.uint8]:
+    """Grey values of 16 bits as 8 bits. Pillow opens some 16-bit formats with 32 bits (mode I)."""
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):
+        raise UnsupportedPixelsError(
+            "its pixels are 32-bit or signed integers, whose range is not known; convert it to 8 or 16 bits"
+        )
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    bits = tags.get(258, (16,))[0]  # BitsPerSample: 12 bits come in 16
+    values = np.asarray(image).astype(np.int64)
+    if tags.get(262) == 0:  # PhotometricInterpretation: 0 is white, which Pillow does not undo for 16 bits
+        values = (1 << bits) - 1 - values
+    upper: NDArray[np.uint8] = (values >> (bits - 8)).clip(0, 255).astype(np.uint8)
+    return upper
+
+
+def _unit_range(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Float values in 0..1 as 8 bits."""
+    low, high = float(values.min()), float(values.max())  # NaN if any value is
+    if not (low >= 0.0 and high <= 1.0):
+        raise UnsupportedPixelsError(
+            f"its pixels are floats from {low:.4g} to {high:.4g}, and should lie in 0..1; rescale them, or convert it "
+            "to 8 or 16 bits"
+        )
+    scaled: NDArray[np.uint8] = np.rint(values * 255.0).astype(np.uint8)
+    return scaled
+
+
+def _size_of(path: Path) -> tuple[int, int]:
+    """Width and height from the file's header; an error if there are more pixels than Pillow's limit."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise CorruptImageError(path, str(error).split(",")[0]) from error
+
+
+def _check_size(path: Path) -> None:
+    """Refuse a small file that would decode to gigabytes, before it is decoded."""
+    try:
+        _size_of(path)
+    except CorruptImageError:
+        raise
+    except Exception:  # noqa: BLE001, S110 - not an image as far as Pillow can tell: the decoders say why
+        pass
 
 
 def _decode_natively(path: Path, content: Tensor) -> Tensor | None:
@@ -77,9 +156,11 @@ def _decode_natively(path: Path, content: Tensor) -> Tensor | None:
     try:
         image: Tensor = decode_image(content, mode=ImageReadMode.RGB)
     except (RuntimeError, ValueError) as error:
-        if bytes(content[:4].tolist()) == PNG:  # Pillow takes damaged ones for good
+        if bytes(content[:4].tolist()) == PNG:  # Pillow accepts damaged ones
             raise CorruptImageError(path, str(error).splitlines()[0]) from error
         return None
+    if image.dtype == torch.uint16 and image.ndim == 3:
+        return (image.to(torch.int32) >> 8).to(torch.uint8)
     return image if image.dtype == torch.uint8 and image.ndim == 3 else None
 
 
@@ -88,7 +169,6 @@ def _decode_with_pillow(path: Path) -> Tensor:
 
     try:
         with Image.open(path) as image:
-            pixels = np.array(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise CorruptImageError(path, error) from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+            return rgb_pixels(image)
+    except Exception as error:  # Pillow raises errors of many types for damaged files
+        raise CorruptImageError(path, error or type(error).__name__) from error

@@ -88,4 +88,5 @@ class Feed:
                 images.pixels[begin:end] = batch.pixels
                 images.aspects[begin:end] = batch.aspects
             self._all = images
+            self.store.forget()
         return self._all

@@ -9,6 +9,7 @@ from sandmask.datasets._images import IMAGENET_MEAN, IMAGENET_STD, ImageDataset
 from sandmask.datasets._location import data_folder, find_folder
 from sandmask.datasets._memory import CacheMode
 from sandmask.datasets._scan import ImageTree, scan_images
+from sandmask.datasets._walk import Listing
 from sandmask.errors import SandmaskError
 
 NETWORK = "resnet50.tv_in1k"
@@ -27,6 +28,7 @@ class ImageSet:
     classes: tuple[str, ...] = ()  # empty: whatever class folders there are
     sparse: bool = False  # whether a domain may lack a class
     root: Path | None = None  # where the folder is, if not in the data folder
+    listing: Listing | None = None  # its files, if they have been listed already
 
     def find(self, data_dir: Path | None = None) -> Path | None:
         """The folder of the set, or None."""
@@ -42,7 +44,13 @@ class ImageSet:
                 f"{self.name} is not in {data_folder(data_dir) / self.folder}. Run `sandmask data download "
                 f"{self.name}`, or put its folders there: {', '.join(self.domains)}, each with one per class."
             )
-        tree = scan_images(root, self.domains, self.classes, allow_missing_classes=allow_missing_classes or self.sparse)
+        tree = scan_images(
+            root,
+            self.domains,
+            self.classes,
+            allow_missing_classes=allow_missing_classes or self.sparse,
+            listing=self.listing,
+        )
         if self.n_classes not in (None, len(tree.classes)):
             raise SandmaskError(
                 f"{root} holds {len(tree.classes)} classes, and {self.name} has {self.n_classes}: something "

@@ -3,13 +3,14 @@
 import copy
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sandmask._text import printable
 from sandmask.datasets._augment import Augmentation
 from sandmask.datasets._base import Dataset
 from sandmask.datasets._decode import common_size
@@ -23,6 +24,7 @@ from sandmask.registry import closest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+SHOWN_CORRUPT = 5  # images that an error names
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,8 @@ class ImageDataset(Dataset):
 
     `cache` says where they are kept: on the "device", in "memory", nowhere ("none": decoded each time, ahead
     of need), or the first of these that fits ("auto"). `skip_corrupt` decodes everything once when the
-    dataset is made, and leaves out what cannot be decoded (`skipped` lists it, and so does a logged warning).
+    dataset is made, and leaves out what cannot be decoded, with a logged warning. `left_out` lists all files of the
+    folder that are not used, and why.
     """
 
     def __init__(
@@ -63,7 +66,8 @@ class ImageDataset(Dataset):
         self.input_shape = (3, image_size, image_size)
         self.augmentation = Augmentation(size=image_size)
         store, kept = _open_store(name, tree, size, n_workers, cache, skip_corrupt)
-        self.skipped = tuple(sorted(set(tree.paths) - set(kept.paths)))
+        self.left_out = kept.left_out
+        self._checked = skip_corrupt
         self._cache: CacheMode = cache
         self._feed = Feed(store, torch.device("cpu"), cache)
         self._compiled: Compiled | None = None
@@ -135,6 +139,31 @@ class ImageDataset(Dataset):
         """Where decoded images are kept: "device", "memory" or "none"."""
         return self._feed.place
 
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Files in the dataset's folder that are not used; `left_out` says why."""
+        return tuple(sorted(each.path for each in self.left_out))
+
+    def check(self, progress: Callable[[int, int], None] = lambda _done, _total: None, *, keep: bool = True) -> None:
+        """Decode every image now, so that a corrupt one is found before training; one error names all of them.
+
+        With `keep`, images are kept if they fit into memory, so that training does not decode them again. `progress` is
+        given the numbers of images done and of all.
+        """
+        if self._checked:
+            return
+        corrupt = [error for _, error in self._feed.store.corrupt(keep=keep, progress=progress)]
+        if len(corrupt) > 1:
+            shown = "; ".join(f"{error.path} ({error.reason})" for error in corrupt[:SHOWN_CORRUPT])
+            more = f"; and {len(corrupt) - SHOWN_CORRUPT} more" if len(corrupt) > SHOWN_CORRUPT else ""
+            raise SandmaskError(
+                f"{len(corrupt)} images cannot be decoded: {shown}{more}. Replace or remove them, or leave them out "
+                "with --skip-corrupt (in Python: skip_corrupt=True)."
+            )
+        if corrupt:
+            raise corrupt[0]
+        self._checked = True
+
     def close(self) -> None:
         """End the decoding threads now rather than when the dataset is forgotten."""
         self._feed.store.close()
@@ -185,9 +214,9 @@ def _open_store(
     if not corrupt:
         return store, tree
     store.close()
-    names = ", ".join(str(tree.path(index)) for index in corrupt)
-    _log.warning("%s: %d corrupt images are left out: %s", name, len(corrupt), names)
-    left = tree.without(corrupt)
+    names = ", ".join(printable(str(tree.path(index))) for index in corrupt)
+    _log.warning("%s: %d corrupt images are left out: %s", printable(name), len(corrupt), names)
+    left = tree.without(corrupt, "cannot be decoded")
     for domain, begin, end in zip(left.domains, left.bounds, left.bounds[1:], strict=False):
         if begin == end:
             raise SandmaskError(f"{tree.root / domain}: none of the domain's images can be decoded.")

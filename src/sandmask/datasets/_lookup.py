@@ -47,13 +47,13 @@ def _variant(entry: DatasetEntry, parameters: list[str]) -> DatasetEntry:
     return entry.variant(values)
 
 
-def load_dataset(name_or_path: str | Path, data_dir: str | Path | None = None, **options: Any) -> Dataset:
-    """Load a dataset by name, or a folder of images by path.
+def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None = None, **options: Any) -> Dataset:
+    """Load a dataset by name, a folder of images by path, or what an entry stands for.
 
     `data_dir` is where datasets lie (see `data_folder` for the default). `options` are the dataset's own,
     such as `noise` of Spirals or `skip_corrupt` of image sets.
     """
-    entry = dataset_entry(name_or_path)
+    entry = source if isinstance(source, DatasetEntry) else dataset_entry(source)
     allowed = _option_names(entry)
     for name in options:
         if name not in allowed:

@@ -1,9 +1,10 @@
 """Where decoded images are kept: on the device, in memory, or nowhere."""
 
-from pathlib import Path
 from typing import Literal
 
 import torch
+
+from sandmask._memory import free_memory
 
 CacheMode = Literal["auto", "device", "memory", "none"]
 CACHE_MODES: tuple[CacheMode, ...] = ("auto", "device", "memory", "none")
@@ -25,31 +26,5 @@ def place_cache(mode: CacheMode, n_bytes: int, device: torch.device) -> CacheMod
         return mode
     if device.type == "cuda" and n_bytes <= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
         return "device"
-    return "memory" if n_bytes <= MEMORY_SHARE * free_memory() else "none"
-
-
-def free_memory() -> int:
-    """Bytes of memory that this process can still take, limits of a container included."""
-    free = _available_in_proc() or FALLBACK
-    limit = _read_number(Path("/sys/fs/cgroup/memory.max"))
-    used = _read_number(Path("/sys/fs/cgroup/memory.current"))
-    if limit is not None and used is not None:
-        free = min(free, limit - used)
-    return max(free, 0)
-
-
-def _available_in_proc() -> int | None:
-    """Linux's own estimate, which counts memory that caches give back."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kilobytes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return next((int(number) * 1024 for number in kilobytes), None)
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such limit, or "max"
-        return None
+    free = free_memory()
+    return "memory" if n_bytes <= MEMORY_SHARE * (FALLBACK if free is None else free) else "none"

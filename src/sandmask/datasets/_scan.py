@@ -1,17 +1,22 @@
 """Find the images of a folder root/domain/class/*.jpg, always in the same order."""
 
-import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
 
 from sandmask.datasets._location import find_folder
+from sandmask.datasets._walk import HIDDEN, LeftOut, Listing, list_files
 from sandmask.errors import SandmaskError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff",
+)  # fmt: skip
+
+Images = dict[str, dict[str, list[str]]]  # domain -> class -> paths relative to the root
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,13 @@ class ImageTree:
     paths: tuple[str, ...]  # [N], relative to root
     labels: Tensor  # [N] int64
     bounds: tuple[int, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     def path(self, index: int) -> Path:
         """The file of an image."""
         return self.root / self.paths[index]
 
-    def without(self, dropped: Sequence[int]) -> "ImageTree":
+    def without(self, dropped: Sequence[int], reason: str = "dropped") -> "ImageTree":
         """The tree less some images, the others numbered through anew."""
         keep = torch.ones(len(self.paths), dtype=torch.bool)
         keep[torch.tensor(dropped, dtype=torch.int64)] = False
@@ -39,6 +45,7 @@ class ImageTree:
             paths=tuple(path for path, kept in zip(self.paths, keep.tolist(), strict=True) if kept),
             labels=self.labels[keep],
             bounds=tuple(kept_before[list(self.bounds)].tolist()),
+            left_out=(*self.left_out, *(LeftOut(self.paths[index], reason) for index in dropped)),
         )
 
 
@@ -48,36 +55,67 @@ def scan_images(
     classes: Sequence[str] = (),
     *,
     allow_missing_classes: bool = False,
+    listing: Listing | None = None,
 ) -> ImageTree:
-    """The images under `root`. Without `domains` (or `classes`), every subfolder is one, in alphabetical
-    order.
+    """The images under `root`. Without `domains` (or `classes`), every subfolder is one, in alphabetical order.
 
-    A class that some domain has no image of is an error unless `allow_missing_classes`.
+    A class that some domain has no image of is an error unless `allow_missing_classes`. `listing` holds the files under
+    `root` if they have been listed already.
     """
     if not root.is_dir():
         raise SandmaskError(
             f"There is no folder {root}. It should hold one folder per domain, each with one per class."
         )
     folders = _domain_folders(root, domains)
-    found = [_images_by_class(folder) for folder in folders]
-    names = tuple(classes) or tuple(sorted({name for images in found for name in images}))
+    chosen = {folder.name for folder in folders}
+    if listing is None:
+        listing = list_files(root, wanted=chosen.__contains__ if domains else lambda _: True)
+    found, left_out = sort_images(listing)
+    names = tuple(classes) or tuple(sorted({name for domain in chosen for name in found.get(domain, {})}))
     paths: list[str] = []
     labels: list[int] = []
     bounds = [0]
-    for folder, images in zip(folders, found, strict=True):
-        _check_classes(folder, images, names, allow_missing_classes)
+    for folder in folders:
+        images = found.get(folder.name, {})
+        _check_classes(folder, images, names, left_out, allow_missing_classes)
         for label, name in enumerate(names):
             files = images.get(name, [])
-            paths.extend(f"{folder.name}/{file}" for file in files)
+            paths.extend(files)
             labels.extend([label] * len(files))
         bounds.append(len(paths))
     domain_names = tuple(folder.name for folder in folders)
-    return ImageTree(root, domain_names, names, tuple(paths), torch.tensor(labels), tuple(bounds))
+    return ImageTree(root, domain_names, names, tuple(paths), torch.tensor(labels), tuple(bounds), tuple(left_out))
+
+
+def sort_images(listing: Listing) -> tuple[Images, list[LeftOut]]:
+    """The images by domain and class, in alphabetical order, and all files that are not used."""
+    images: Images = defaultdict(lambda: defaultdict(list))
+    left_out = [each for each in listing.left_out if _may_be_missed(each)]
+    for path in listing.files:
+        if not is_image(path):
+            suffix = PurePosixPath(path).suffix.lower()
+            left_out.append(LeftOut(path, f"unknown ending {suffix}" if suffix else "no ending"))
+        elif path.count("/") < 2:
+            left_out.append(LeftOut(path, "not in a folder of a domain and a class"))
+        else:
+            domain, name, _ = path.split("/", 2)
+            images[domain][name].append(path)
+    return images, left_out
+
+
+def _may_be_missed(each: LeftOut) -> bool:
+    """Whether to tell of it: of hidden files, only of images."""
+    return each.reason != "hidden" or is_image(each.path)
+
+
+def is_image(path: str) -> bool:
+    """Whether a file's name ends like an image's."""
+    return path.lower().endswith(SUFFIXES)
 
 
 def subfolders(folder: Path) -> list[Path]:
     """The visible subfolders, in alphabetical order."""
-    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(HIDDEN))
 
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> list[Path]:
@@ -96,29 +134,18 @@ def _domain_folders(root: Path, domains: Sequence[str]) -> list[Path]:
     return [folder for folder in chosen if folder is not None]
 
 
-def _images_by_class(domain: Path) -> dict[str, list[str]]:
-    """Class name -> images relative to the domain's folder, in alphabetical order; no empty classes."""
-    images = {}
-    for folder in subfolders(domain):
-        files = [
-            Path(where, name).relative_to(domain).as_posix()
-            for where, _, names in os.walk(folder, followlinks=True)
-            for name in names
-            if name.lower().endswith(SUFFIXES) and not name.startswith(".")
-        ]
-        if files:
-            images[folder.name] = sorted(files)
+def _check_classes(
+    domain: Path,
+    images: dict[str, list[str]],
+    names: tuple[str, ...],
+    left_out: list[LeftOut],
+    allow_missing_classes: bool,
+) -> None:
     if not images:
         raise SandmaskError(
             f"The domain {domain} holds no images. Expected {domain / '<class>' / '*.jpg'}, or one of "
-            f"{', '.join(SUFFIXES[1:])}."
+            f"{', '.join(SUFFIXES[1:])}.{_what_was_left_out(left_out, domain.name)}"
         )
-    return images
-
-
-def _check_classes(
-    domain: Path, images: dict[str, list[str]], names: tuple[str, ...], allow_missing_classes: bool
-) -> None:
     unknown = [name for name in images if name not in names]
     if unknown:
         raise SandmaskError(f"{domain / unknown[0]} is no class of this dataset. Its classes: {', '.join(names)}.")
@@ -129,4 +156,11 @@ def _check_classes(
             f"{domain / missing[0]} holds no images: the class {missing[0]!r} is missing in the domain "
             f"{domain.name!r}{more}, though the dataset has it. Add the images, or let it be with "
             "--missing-classes (in Python: allow_missing_classes=True)."
+            + _what_was_left_out(left_out, f"{domain.name}/{missing[0]}")
         )
+
+
+def _what_was_left_out(left_out: list[LeftOut], folder: str) -> str:
+    """An example of what lies in a folder and is not used, as a sentence."""
+    inside = [each for each in left_out if f"{each.path}/".startswith(f"{folder}/")]
+    return f" Left out there: {inside[0].path} ({inside[0].reason})." if inside else ""

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -94,8 +95,8 @@ class ImageStore:
             torch.empty(n, pin_memory=pin),
         )
         keep = keep and self.keep
-        if keep and self._pixels is None:  # pages are taken from the system as images are written to them
-            self._pixels = torch.empty(len(self.tree.paths), self.size, self.size, 3, dtype=torch.uint8)
+        if keep:
+            self._reserve()
         stop = threading.Event()
 
         def read_some(first: int, step: int) -> None:
@@ -110,15 +111,24 @@ class ImageStore:
         n_parts = min(n, self.workers)
         return Reading(batch, [pool.submit(read_some, first, n_parts) for first in range(n_parts)], stop)
 
-    def corrupt(self, block: int = 256) -> list[tuple[int, str]]:
-        """Decode every image; (number, message) of those that cannot be."""
-        found: list[tuple[int, str]] = []
+    def corrupt(
+        self, *, keep: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None, block: int = 256
+    ) -> list[tuple[int, CorruptImageError]]:
+        """Decode every image; (number, error) of those that cannot be decoded.
+
+        `keep` keeps the others, where the store keeps images. `progress` gets the numbers of images done and of all.
+        """
+        keep = keep and self.keep
+        if keep:
+            self._reserve()
+        found: list[tuple[int, CorruptImageError]] = []
         pool = self._threads()
         n = len(self.tree.paths)
         for begin in range(0, n, block):
             numbers = range(begin, min(begin + block, n))
-            messages = pool.map(self._why_corrupt, numbers)
-            found += [(i, why) for i, why in zip(numbers, messages, strict=True) if why]
+            errors = pool.map(partial(self._why_corrupt, keep=keep), numbers)
+            found += [(i, error) for i, error in zip(numbers, errors, strict=True) if error is not None]
+            progress(numbers.stop, n)
         return found
 
     def close(self) -> None:
@@ -127,12 +137,21 @@ class ImageStore:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _why_corrupt(self, index: int) -> str:
+    def forget(self) -> None:
+        """Free the kept images, which are elsewhere now."""
+        self._kept = bytearray(len(self._kept))
+        self._pixels = None
+
+    def _reserve(self) -> None:
+        if self._pixels is None:  # pages are taken from the system as images are written to them
+            self._pixels = torch.empty(len(self.tree.paths), self.size, self.size, 3, dtype=torch.uint8)
+
+    def _why_corrupt(self, index: int, keep: bool) -> CorruptImageError | None:
         try:
-            self._image(index, keep=False)
+            self._image(index, keep)
         except CorruptImageError as error:
-            return str(error)
-        return ""
+            return error
+        return None
 
     def _image(self, index: int, keep: bool) -> tuple[Tensor, Tensor | float]:
         kept = self._pixels

@@ -1,20 +1,50 @@
 """A user's own images: root/domain/class/*.jpg, any number of domains and classes."""
 
+import hashlib
+import os
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._scan import subfolders
+from sandmask.datasets._scan import sort_images, subfolders
+from sandmask.datasets._walk import list_files
 from sandmask.errors import SandmaskError
+
+SAMPLED_FILES, SAMPLED_BYTES = 32, 2**20  # whose contents count, too: images of one format may all have one size
 
 
 def entry_of(root: Path) -> DatasetEntry:
-    """A registry entry for the folder: its subfolders are the environments, and its full path is its name."""
+    """A registry entry for the folder: its subfolders are the environments.
+
+    Its name is the folder's name and an id of its images, such as `photos-3f2a9c51`, wherever the folder lies.
+    """
     root = root.expanduser().resolve()
     if not root.is_dir():
         raise SandmaskError(
             f"There is no folder {root}. It should hold one folder per domain, each with one per class."
         )
     domains = tuple(folder.name for folder in subfolders(root))
-    images = ImageSet(name=str(root), folder=root.name, environments=domains, domains=domains, root=root)
-    return images.entry("A folder of images")
+    listing = list_files(root)
+    images, _ = sort_images(listing)
+    paths = [path for classes in images.values() for files in classes.values() for path in files]
+    name = f"{root.name or 'images'}-{_content_id(root, paths)}"
+    found = ImageSet(name=name, folder=root.name, environments=domains, domains=domains, root=root, listing=listing)
+    return found.entry("A folder of images")
+
+
+def _content_id(root: Path, paths: Sequence[str]) -> str:
+    """A hash of the images' names and sizes, and of the contents of some: a copy of the folder has the same."""
+    total = hashlib.sha256()
+    ordered = sorted((unicodedata.normalize("NFC", path), path) for path in paths)  # as systems spell names differently
+    every = max(1, len(ordered) // SAMPLED_FILES)
+    for number, (spelled, path) in enumerate(ordered):
+        try:
+            total.update(f"{(root / path).stat().st_size} {spelled}\0".encode(errors="surrogateescape"))
+            if number % every == 0:
+                with (root / path).open("rb") as file:
+                    total.update(file.read(SAMPLED_BYTES))
+        except OSError as error:
+            raise SandmaskError(f"{root / path} cannot be read ({os.strerror(error.errno or 0)}).") from error
+    return total.hexdigest()[:8]

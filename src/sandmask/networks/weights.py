@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def load_weights(path: str | Path) -> StateDict:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
     tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
-    if not tensors:
+    if not tensors or not all(isinstance(name, str) for name in tensors):
         raise SandmaskError(f"{path} holds no tensors by name. Give a file that holds a model's state dict.")
     return {name: _full_precision(value) for name, value in _strip_prefixes(tensors).items()}
 
@@ -101,6 +102,7 @@ def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, sour
     misfits = _misfits(fitted, wanted)
     if misfits:
         raise SandmaskError(f"{source} does not fit the network {name!r}: {misfits}.{_advice(weights, name, source)}")
+    _warn_of_twin(weights, name, source)
     return fitted
 
 
@@ -160,7 +162,20 @@ def _some(items: list[str], kind: str, shown: int = 3) -> str:
 def _advice(weights: Mapping[str, Tensor], name: str, source: str) -> str:
     from sandmask.networks._recognize import recognize
 
-    other = recognize(weights, source)
-    if other is None or other == name.partition(".")[0]:
+    found = recognize(weights, source)
+    if found is None or name.partition(".")[0] in found.fitting:
         return " Give a file for this network, or --weights none."
-    return f" It looks like weights for {other!r}: choose --network {other}, or another file."
+    return f" {found.advice}"
+
+
+def _warn_of_twin(weights: Mapping[str, Tensor], name: str, source: str) -> None:
+    """Say so where a file fits, but is called after another architecture that it fits as well."""
+    from sandmask.networks._recognize import called_after_another
+
+    other = called_after_another(weights, source, name)
+    if other is not None:
+        warnings.warn(
+            f"{source} is called after the network {other!r} and was loaded into {name!r}. Their tensors have the same "
+            f"shapes, but padding or normalization differ: if it was trained as {other!r}, choose --network {other}.",
+            stacklevel=2,
+        )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from sandmask._memory import free_memory, read_accounts
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
 from sandmask.sweeps._sample import Sample
@@ -21,6 +22,7 @@ SECONDS = 2.0  # of steps, at one size
 STEPS, EVERY = 31, 10
 EXAMPLES, FEW_EXAMPLES = 256, 16  # of an environment: of small inputs, of images
 SMALL_STACK, LARGER_STACK = 2, 6
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,11 @@ class Measured:
 
 
 def available_memory(device: torch.device) -> float:
-    """Bytes that are free now; infinite where the system does not say."""
+    """Bytes that are free now, within the limits of a container; infinite where the system does not say."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    pages = _proc("/proc/meminfo", "MemAvailable")
-    return float("inf") if pages is None else pages
+    free = free_memory()
+    return float("inf") if free is None else float(free)
 
 
 def _reset_peak(device: torch.device) -> float:
@@ -49,23 +51,13 @@ def _reset_peak(device: torch.device) -> float:
         return float(torch.cuda.memory_allocated(device))
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return _proc("/proc/self/status", "VmRSS") or 0.0
+    return float(read_accounts(_STATUS, "VmRSS") or 0)
 
 
 def _peak(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    return _proc("/proc/self/status", "VmHWM") or 0.0
-
-
-def _proc(file: str, name: str) -> float | None:
-    """A number of Linux's own accounts, in bytes."""
-    try:
-        lines = Path(file).read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return 1024.0 * float(found[0]) if found else None
+    return float(read_accounts(_STATUS, "VmHWM") or 0)
 
 
 class _EnoughError(Exception):

@@ -74,7 +74,7 @@ def expand(sweep: SweepSpec) -> Expansion:
                 runs[spec.id] = spec
     sources = {entry.name: name for name, entry in entries.items()}
     if len(sources) != len(entries):
-        raise SandmaskError("Two of the datasets have the same name, and their records would mix. Rename a folder.")
+        raise SandmaskError("Two of the datasets are the same: folders of one name that hold the same images.")
     return Expansion(tuple(runs.values()), sources, tuple(notes))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from sandmask._replacing import replacing
-from sandmask.datasets import Dataset, load_dataset
+from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, write_archive
@@ -94,6 +94,15 @@ def _dataset(source: str, data_dir: str | None, allowances: tuple[str, ...]) -> 
     return load_dataset(source, data_dir, **dict.fromkeys(allowances, True))
 
 
+def _check_same(source: str, dataset: Dataset, spec: RunSpec) -> None:
+    """Refuse a folder of images that is not the one the runs were planned for."""
+    if source not in DATASETS and dataset.name != spec.dataset:
+        raise SandmaskError(
+            f"{source} holds other images here than where the sweep was planned ({dataset.name} instead of "
+            f"{spec.dataset}). Copy the whole folder, or run the sweep again if it was changed."
+        )
+
+
 def run_job(job: Job) -> Outcome:
     """Train a stack to its end, or as far as it comes."""
     options = job.options
@@ -141,6 +150,7 @@ class _Training:
         progress = StackProgress(self.folder, self.stack, specs, device=str(self.device), stop=stop.exists)
         progress.write("running", done=0, rate=0.0)
         dataset = _dataset(self.source, options.data_dir, options.allowances)
+        _check_same(self.source, dataset, specs[0])
         waiting, too_large = [tuple(specs)], []
         while waiting:
             part = waiting.pop(0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sandmask.datasets import CorruptImageError, Dataset, ImageDataset, TensorDataset
-from sandmask.datasets._decode import decode, squeeze
+from sandmask.datasets._decode import UnsupportedPixelsError, decode, rgb_pixels, squeeze
 from sandmask.datasets._images import evaluated, normalized
 from sandmask.errors import SandmaskError
 
@@ -98,10 +98,12 @@ class Preprocessing:
         """The pixels [3, height, width] of a file, a picture or a uint8 array, before any resizing."""
         if isinstance(item, str | os.PathLike):
             return _decoded(Path(item))
+        if _is_picture(item):
+            return _picture(item)
         if isinstance(item, Tensor):
             planes = item[None] if item.ndim == 2 else item
         else:
-            array = np.array(item.convert("RGB") if _is_picture(item) else item)
+            array = np.array(item)
             if array.dtype != np.uint8:
                 raise SandmaskError(f"This model takes {self.expected}. Found {type(item).__name__}.")
             planes = torch.from_numpy(array[..., None] if array.ndim == 2 else array)
@@ -118,7 +120,15 @@ def _decoded(path: Path) -> Tensor:
     try:
         return decode(path).pixels.permute(2, 0, 1)
     except CorruptImageError as error:
-        raise SandmaskError(f"{path} cannot be decoded as an image ({error.__cause__}).") from error
+        raise SandmaskError(f"{path} cannot be decoded as an image ({error.reason}).") from error
+
+
+def _picture(image: Any) -> Tensor:
+    """The pixels of a PIL image, by the rules that hold for files."""
+    try:
+        return rgb_pixels(image)
+    except UnsupportedPixelsError as error:
+        raise SandmaskError(f"This PIL image cannot be used: {error}.") from error
 
 
 def _is_uint8(array: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sandmask.algorithms import ALGORITHMS, Algorithm, State
@@ -74,7 +75,10 @@ class TrainedRun:
         """The run's evaluations."""
         if not (self.path / RECORDS).exists():
             raise SandmaskError(f"There is no {RECORDS} beside the model in {self.path}.")
-        return RunFolder(self.path).record()
+        record = RunFolder(self.path).record()
+        if record.spec != self.spec:
+            raise SandmaskError(f"{self.path / RECORDS} holds another run than the model beside it.")
+        return record
 
     def preprocess(self, x: Any) -> Tensor:
         """Examples as the network takes them, `[N, *input_shape]`: what `module` and exported models want."""
@@ -123,16 +127,17 @@ class TrainedRun:
             yield self.preprocess(x[begin : begin + step])
 
 
-def load_run(directory: str | os.PathLike[str], device: str | torch.device = "cpu") -> TrainedRun:
-    """The trained run in a folder that `sandmask train` made.
+def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> TrainedRun:
+    """The trained run in a folder that `sandmask train` made, or in a model file alone.
 
-    The folder can be moved or copied; of its files, `model.safetensors` alone is needed to predict. A run of an
-    algorithm of one's own needs that to be registered (see `sandmask.plugins`).
+    Folders and files can be moved, copied and renamed; `model.safetensors` is all that is needed to predict. A run of
+    your own algorithm needs the algorithm to be registered (see `sandmask.plugins`).
     """
-    path = Path(directory)
-    if not (path / MODEL).is_file():
+    path = Path(path)
+    model = path if path.is_file() else path / MODEL
+    if not model.is_file():
         raise SandmaskError(_why_no_model(path))
-    info = load_info(path / MODEL)
+    info = _read_info(model)
     spec = info.spec
     if info.status != "done":
         raise SandmaskError(_diverged(path))
@@ -143,13 +148,22 @@ def load_run(directory: str | os.PathLike[str], device: str | torch.device = "cp
         )
     where = choose_device(str(device))
     algorithm = build_algorithm(spec, info, weights="none", dropout=False).to(where)
-    return TrainedRun(path, info, algorithm, load_state(path / MODEL, algorithm, where), where)
+    return TrainedRun(model.parent, info, algorithm, load_state(model, algorithm, where), where)
+
+
+def _read_info(model: Path) -> ModelInfo:
+    try:
+        return load_info(model)
+    except SandmaskError as error:
+        if isinstance(error.__cause__, SafetensorError):  # any file that a user may have named by mistake
+            raise SandmaskError(f"{model} cannot be read as a model file: {error.__cause__}.") from error
+        raise
 
 
 def _why_no_model(path: Path) -> str:
     """What a folder without a model is, and what to do about it."""
     if not path.is_dir():
-        return f"There is no folder {path}. Give the folder of a run: what `sandmask train` names at its end."
+        return f"There is no folder or file {path}. Give the folder of a run, or the model file in it."
     if not (path / RECORDS).is_file():
         return f"{path} is not the folder of a run: it has neither {MODEL} nor {RECORDS}."
     runs = read_runs(path / RECORDS)

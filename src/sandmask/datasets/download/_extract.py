@@ -1,17 +1,35 @@
-"""Unpack an archive that is not to be trusted: no file outside the folder, no links, no devices."""
+"""Unpack an archive that is not to be trusted: no file outside the folder, no links, no devices, no more than fits.
 
+All of it is read and compared with its checksums, so that a damaged archive is noticed.
+"""
+
+import bz2
+import gzip
+import lzma
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from sandmask.errors import SandmaskError
 
 CLUTTER = ("__MACOSX", ".DS_Store")
+CHUNK = 1 << 20
+MOST_EXPANSION, ALLOWANCE = 20, 2**30  # images are compressed already: more than that is no dataset
+RESERVE = 2**28  # bytes of the disk that are left free
+BLOCK = 4096  # bytes of the disk that the smallest file takes
+LONGEST_HEADER = 2**26  # bytes
+_COMPRESSED = {b"\x1f\x8b": gzip.GzipFile, b"BZ": bz2.BZ2File, b"\xfd7": lzma.LZMAFile}
+_DAMAGE = (
+    zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, struct.error,
+    RuntimeError, OSError, ValueError, IndexError, KeyError, OverflowError,
+)  # fmt: skip
 
 
 class ArchiveError(SandmaskError):
@@ -20,47 +38,119 @@ class ArchiveError(SandmaskError):
 
 def is_archive(path: Path) -> bool:
     """Whether the file is a zip or a tar, compressed or not; by its content."""
-    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    try:
+        return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    except _DAMAGE:
+        return False
 
 
 def extract(archive: Path, folder: Path) -> int:
     """Unpack a zip or tar into `folder`; the number of files written."""
     folder.mkdir(parents=True, exist_ok=True)
+    budget = _Budget(archive, folder)
     written = 0
     try:
-        for name, content in _zip_files(archive) if zipfile.is_zipfile(archive) else _tar_files(archive):
+        members = _zip_files(archive, budget) if zipfile.is_zipfile(archive) else _tar_files(archive, budget)
+        for name, content in members:
             with content:
                 path = _place(archive, folder, name)
-                if path is None:
-                    continue
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as file:
-                    shutil.copyfileobj(content, file, 1 << 20)
-                written += 1
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError, OSError) as error:
-        raise ArchiveError(f"{archive} cannot be unpacked ({error}).") from error
+                if path is not None:
+                    _copy(content, path)
+                    written += 1
+    except _DAMAGE as error:
+        raise ArchiveError(f"{archive} cannot be unpacked ({error or type(error).__name__}).") from error
     return written
 
 
-def _zip_files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+class _Budget:
+    """How much may be written: what an archive of its size can hold, and what the disk has room for."""
+
+    def __init__(self, archive: Path, folder: Path) -> None:
+        self.archive, self.folder = archive, folder
+        self.most = MOST_EXPANSION * archive.stat().st_size + ALLOWANCE
+        self.free = shutil.disk_usage(folder).free - RESERVE
+        self.total = 0
+
+    def take(self, size: int) -> None:
+        """Account for a file before it is written."""
+        self.total += max(size, BLOCK)
+        if self.total > self.most:
+            raise ArchiveError(
+                f"{self.archive} would take more than {self.most:,} bytes when unpacked, which is too much for an "
+                "archive of its size. Not unpacked."
+            )
+        if self.total > self.free:
+            raise SandmaskError(
+                f"{self.archive} needs at least {self.total:,} bytes when unpacked, and {self.folder} has room for "
+                f"{max(self.free, 0):,}. Free some space, or choose another --data-dir."
+            )
+
+
+def _copy(content: IO[bytes], path: Path) -> None:
+    """Write a file; what the disk refuses is not the archive's fault."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb")
+    except OSError as error:
+        raise SandmaskError(f"{path} cannot be written ({error.strerror}).") from error
+    with file:
+        while chunk := content.read(CHUNK):
+            try:
+                file.write(chunk)
+            except OSError as error:
+                raise SandmaskError(f"{path} cannot be written ({error.strerror}).") from error
+
+
+def _zip_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(archive) as zipped:
-        for member in zipped.infolist():
-            if member.is_dir():
-                continue
+        members = [member for member in zipped.infolist() if not member.is_dir()]
+        for member in members:
             if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
                 raise ArchiveError(f"{archive}: {member.filename!r} is a link or a device. Not unpacked.")
+            budget.take(member.file_size)
+        for member in members:
             yield member.filename, zipped.open(member)
 
 
-def _tar_files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with tarfile.open(archive) as tarred:
+def _tar_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]]:
+    with ExitStack() as files:
+        stream = _Stream(files.enter_context(_decompressed(archive)))
+        tarred = files.enter_context(tarfile.open(fileobj=stream, mode="r:"))  # type: ignore[call-overload]
         for member in tarred:
             if member.isdir():
                 continue
-            content = tarred.extractfile(member) if member.isreg() else None
+            content = tarred.extractfile(member) if member.isreg() and not member.issparse() else None
             if content is None:
-                raise ArchiveError(f"{archive}: {member.name!r} is a link or a device. Not unpacked.")
+                what = "a sparse file" if member.issparse() else "a link or a device"
+                raise ArchiveError(f"{archive}: {member.name!r} is {what}. Not unpacked.")
+            if member.size < 0:
+                raise tarfile.ReadError(f"{member.name!r} has a negative size")
+            budget.take(member.size)
             yield member.name, content
+        stream.seek(tarred.offset)
+        if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged header for the end
+            raise ArchiveError(f"{archive} cannot be unpacked (it has no end, or is damaged in the middle).")
+        while stream.read(CHUNK):  # checksums are compared at the very end
+            pass
+
+
+class _Stream:
+    """A file that does not hand out gigabytes at once, which a header may ask for."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= LONGEST_HEADER:
+            raise tarfile.ReadError("a header is too long")
+        return self.file.read(size)
+
+
+def _decompressed(archive: Path) -> Any:
+    with archive.open("rb") as file:
+        kind = _COMPRESSED.get(file.read(2))
+    return archive.open("rb") if kind is None else kind(archive, "rb")
 
 
 def _place(archive: Path, folder: Path, name: str) -> Path | None:

@@ -1,0 +1,62 @@
+"""How much memory a process can still take, within the limits of a container."""
+
+from pathlib import Path
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int | None:
+    """Bytes of main memory that this process can still take; None where the system does not say."""
+    everywhere = (read_accounts(_PROC / "meminfo", "MemAvailable"), *_free_in_groups())
+    known = [free for free in everywhere if free is not None]
+    return max(min(known), 0) if known else None
+
+
+def read_accounts(file: Path, name: str) -> int | None:
+    """A number of Linux's own accounts, such as VmRSS in /proc/self/status, in bytes."""
+    kilobytes = (line.split()[1] for line in _lines(file) if line.startswith(f"{name}:"))
+    return next((int(number) * 1024 for number in kilobytes), None)
+
+
+def _free_in_groups() -> list[int | None]:
+    """What the process's control group and those above it leave: each may have a limit.
+
+    In a container, the root is usually the process's own group.
+    """
+    free: list[int | None] = []
+    for line in _lines(_PROC / "self" / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = _CGROUPS / "memory" if controllers else _CGROUPS
+        own = base / path.lstrip("/")
+        groups = [own, *own.parents[: len(own.parts) - len(base.parts)]]
+        free += [_free_in(group) for group in groups]
+    return free
+
+
+def _free_in(group: Path) -> int | None:
+    """What one group leaves, in version 2 or 1 of control groups. Caches of files do not count: they can be freed."""
+    for limit_name, used_name in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limit, used = _number(group / limit_name), _number(group / used_name)
+        if limit is not None and used is not None:
+            caches = [line.split()[1] for line in _lines(group / "memory.stat") if line.startswith("inactive_file ")]
+            return limit - used + (int(caches[0]) if caches else 0)
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None

@@ -1,0 +1,104 @@
+"""List the files under a folder, through links, each real folder and file once."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandmask.errors import SandmaskError
+
+HIDDEN = (".", "__")  # how the names of hidden folders begin, such as .git and __MACOSX
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file or folder that is not used, relative to the dataset's folder, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files under `root`, as paths relative to it in alphabetical order, and what was passed over."""
+
+    root: Path
+    files: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def list_files(root: Path, wanted: Callable[[str], bool] = lambda _: True) -> Listing:
+    """All visible files under `root`; of the folders directly in it, the `wanted` ones.
+
+    Links are followed, unless what they point to has been read: a link to a folder above itself would otherwise
+    multiply its images, and copies of one image would be in the training and the test part. A file or folder itself
+    is preferred over a link to it.
+    """
+    walk = _Walk(root)
+    walk.visit("", os.path.realpath(root), wanted)
+    while walk.links:
+        walk.follow(walk.links.popleft())
+    return Listing(root, tuple(sorted(walk.files)), tuple(sorted(walk.left_out, key=lambda each: each.path)))
+
+
+@dataclass
+class _Walk:
+    root: Path
+    files: dict[str, str] = field(default_factory=dict)  # relative path -> real path
+    left_out: list[LeftOut] = field(default_factory=list)
+    links: deque[str] = field(default_factory=deque)
+    real: set[str] = field(default_factory=set)  # real paths of the files and folders that were read
+
+    def visit(self, folder: str, real: str, wanted: Callable[[str], bool] = lambda _: True) -> None:
+        """Read a folder and the real folders in it; its links are put aside for later."""
+        waiting = [(folder, real)]
+        while waiting:
+            folder, real = waiting.pop()
+            self.real.add(real)
+            for entry in _entries(self.root / folder, real):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if not folder and not wanted(entry.name):
+                    continue
+                if entry.name.startswith("."):
+                    self.left_out.append(LeftOut(path, "hidden"))
+                elif entry.is_symlink():
+                    self.links.append(path)
+                elif entry.is_dir():
+                    if entry.name.startswith(HIDDEN):
+                        self.left_out.append(LeftOut(path, "hidden"))
+                    elif entry.path in self.real:
+                        self.left_out.append(LeftOut(path, "read already through a link"))
+                    else:
+                        waiting.append((path, entry.path))
+                else:
+                    self._add(path, entry.path, is_file=entry.is_file())
+
+    def follow(self, path: str) -> None:
+        """Read what a link points to."""
+        target = os.path.realpath(self.root / path)
+        if not Path(target).exists():
+            self.left_out.append(LeftOut(path, "broken link"))
+        elif target in self.real:
+            self.left_out.append(LeftOut(path, "link to something that is included already"))
+        elif Path(target).is_dir():
+            self.visit(path, target)
+        else:
+            self._add(path, target, is_file=Path(target).is_file())
+
+    def _add(self, path: str, real: str, *, is_file: bool) -> None:
+        if not is_file:  # a pipe would be waited for
+            self.left_out.append(LeftOut(path, "not a regular file"))
+        elif real in self.real:
+            self.left_out.append(LeftOut(path, "read already through a link"))
+        else:
+            self.files[path] = real
+            self.real.add(real)
+
+
+def _entries(folder: Path, real: str) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(real) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise SandmaskError(f"{folder} cannot be read ({error.strerror}).") from error

@@ -1,0 +1,22 @@
+import pytest
+
+from sandmask._text import printable, printable_lines
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Caf\u00e9 \u732b\u00a0\U0001f431", "Caf\u00e9 \u732b\u00a0\U0001f431"),
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("a\r\n\tb\x07", r"a\r\n\tb\x07"),
+        ("\x9b31m", r"\x9b31m"),
+        ("gpj\u202egnp.", r"gpj\u202egnp."),
+        ("not \udcff UTF-8", r"not \xff UTF-8"),
+    ],
+)
+def test_only_what_acts_on_a_terminal_is_escaped(text: str, expected: str) -> None:
+    assert printable(text) == expected
+
+
+def test_lines_may_stay() -> None:
+    assert printable_lines("a\nb\x1b") == "a\nb\\x1b"

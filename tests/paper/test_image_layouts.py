@@ -17,6 +17,7 @@ from sandmask.cli._app import app
 from sandmask.datasets import DATASETS
 from sandmask.paper._compare import compare
 from sandmask.records import read_runs
+from sandmask.registry import simplified
 
 FOLDERS = {
     "VLCS": "VLCS",
@@ -65,7 +66,7 @@ def test_a_sweep_of_the_layout_ends_in_a_table(dataset: str, tmp_path: Path, mon
     small = replace(
         entry, load=partial(entry.load, image_size=64, storage_size=64), input_shape=(3, 64, 64)
     )  # 224 would take minutes
-    monkeypatch.setattr(DATASETS, "_entries", {**DATASETS._entries, DATASETS._key(dataset): small})
+    monkeypatch.setattr(DATASETS, "_entries", {**DATASETS._entries, simplified(dataset): small})
     options = {
         "--config": ROOT / "results" / "paper" / f"{CONFIGS[dataset]}.toml",
         "--algorithms": "ERM,SANDMask",

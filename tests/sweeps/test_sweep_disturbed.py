@@ -1,9 +1,12 @@
 """What may come between: interrupts, once and again, damaged files, other programs and users at the same folder."""
 
 import errno
+import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from io import FileIO
@@ -11,18 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from sandmask._locking import lock
+from sandmask._signals import TerminatedError, deferred, sigterm_raises, stop_requested
 from sandmask.cli import _sweep_progress as display_module
-from sandmask.cli._sweep_run import ended_like_interrupted
+from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord, RunSpec
-from sandmask.records._lock import lock
+from sandmask.records import RecordWriter, RunRecord, RunSpec
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, SweepStatus, expand, run_sweep, sweep_status
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps import _locks as locks_module
+from sandmask.sweeps._folder import read_json
 from sandmask.sweeps._locks import claim, claims, turn
+from sandmask.sweeps._resume import unfinished_stacks
 from sandmask.sweeps.executors import InlineExecutor, WorkerExecutor
-from sandmask.training import train_stack
+from sandmask.training import Stack, Trainer, train_stack
 
 Make = Callable[..., SweepSpec]
 
@@ -56,6 +63,34 @@ def test_a_request_is_changed_by_one_program_at_a_time(
     monkeypatch.setattr("sandmask.sweeps._folder.write_sweep", look)
     folder.accept(small_sweep())
     assert held == [True]
+
+
+def test_a_claim_ends_where_the_disk_has_become_read_only(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    folder.accept(small_sweep())
+    with monkeypatch.context() as patch:
+        with claim(folder.stacks, "mine", ["a run"]) as mine:
+            assert mine
+            patch.setattr(Path, "unlink", refuse)
+        with turn(folder.stacks):
+            assert claims(folder.stacks) == {}
+    with claim(folder.stacks, "mine", ["a run"]) as again:
+        assert again
+
+
+def test_a_file_system_without_locks_is_not_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(SandmaskError, match=r"records.jsonl cannot be locked: No locks available"):
+        RecordWriter(tmp_path / "records.jsonl")
 
 
 def test_a_second_interrupt_leaves_nothing_behind(folder: SweepFolder, small_sweep: Make) -> None:
@@ -141,11 +176,37 @@ def test_workers_are_born_deaf_to_an_interrupt_and_a_second_one_of_the_driver_en
     assert not alive
 
 
-def test_a_scheduler_that_ends_a_sweep_is_heard_like_an_interrupt() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), ended_like_interrupted():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
+def _signalled() -> bool:
+    signal.raise_signal(signal.SIGTERM)
+    return stop_requested()
+
+
+def test_a_deferred_signal_is_delivered_at_the_end_of_the_block() -> None:
+    seen = []
+    with pytest.raises(TerminatedError), sigterm_raises(), deferred(signal.SIGTERM):
+        seen.append(_signalled())
+    assert (seen, stop_requested()) == ([True], False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no process groups")
+def test_sigterm_to_the_whole_process_group_ends_workers_after_they_have_saved(tmp_path: Path) -> None:
+    asked = ("--datasets", "DebugVector", "--algorithms", "ERM,SANDMask", "--n-hparams", "1", "--n-trials", "1")
+    small = ("--hparam", "mlp_width=8", "--hparam", "batch_size=8", "--steps", "10000000", "--no-calibrate")
+    options = ("--device", "cpu", "--workers", "2", "--checkpoint-seconds", "3600")
+    command = [sys.executable, "-m", "sandmask", "sweep", "run", str(tmp_path), *asked, *small, *options]
+    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    folder, deadline = SweepFolder(tmp_path), time.monotonic() + 120
+
+    def trained() -> int:
+        return sum((read_json(path) or {}).get("done", 0) > 0 for path in folder.stacks.glob("*.progress.json"))
+
+    while trained() < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(driver.pid, signal.SIGTERM)
+    _, said = driver.communicate(timeout=120)
+    assert (driver.returncode, said.splitlines()[-1].split(";")[0]) == (143, "stopped")
+    assert len(list(folder.stacks.glob("*.checkpoint.safetensors"))) == 2
 
 
 def test_a_file_that_cannot_be_read_does_not_end_the_display(
@@ -167,3 +228,103 @@ def test_a_file_that_cannot_be_read_does_not_end_the_display(
     with display_module.SweepDisplay(look):
         assert twice.wait(60)
     assert "0/12 runs done" in capsys.readouterr().err
+
+
+def half_trained(folder: SweepFolder, sweep: SweepSpec) -> Path:
+    """A sweep that was interrupted in its first stack, and that stack's checkpoint."""
+
+    def interrupted(specs: Sequence[RunSpec], dataset: Dataset, device: torch.device, path: Path, **_: Any) -> None:
+        trainer = Trainer(Stack(specs, dataset, device), path)
+        trainer.save()
+        raise KeyboardInterrupt
+
+    folder.accept(sweep)
+    options = JobOptions(str(folder.path), device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_module, "train_stack", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(folder, expand(sweep), options, InlineExecutor, lambda _: 100)
+    (path,) = folder.stacks.glob("*.checkpoint.safetensors")
+    return path
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = small_sweep()
+    path = half_trained(folder, sweep)
+    content = path.read_bytes()
+    original = Path.open
+
+    def too_many(self: Path, *args: Any, **options: Any) -> Any:
+        if self == path:
+            raise OSError(errno.EMFILE, "Too many open files", str(self))
+        return original(self, *args, **options)
+
+    options = JobOptions(str(folder.path), device="cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", too_many)
+        with pytest.raises(SandmaskError, match="Too many open files"):
+            run_sweep(folder, expand(sweep), options, InlineExecutor, lambda _: 100)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("place", [20, -20])  # in the description, in the last tensor
+def test_a_damaged_checkpoint_costs_its_stack_a_new_start(folder: SweepFolder, small_sweep: Make, place: int) -> None:
+    sweep = small_sweep()
+    path = half_trained(folder, sweep)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    result = run_sweep(folder, expand(sweep), JobOptions(str(folder.path), device="cpu"), InlineExecutor, lambda _: 100)
+    assert (result.done, result.failed) == (12, {})
+
+
+def test_planning_reads_only_the_descriptions_of_checkpoints(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = small_sweep()
+    half_trained(folder, sweep)
+    monkeypatch.setattr("sandmask.training.checkpoint.load_checked", lambda _: pytest.fail("reads the whole file"))
+    found = unfinished_stacks(folder, expand(sweep).runs, set(), lambda _: 100)
+    assert [len(stack.specs) for stack in found] == [3]
+
+
+def test_every_damaged_byte_of_a_request_is_noticed_and_files_without_a_checksum_are_read(
+    folder: SweepFolder, small_sweep: Make
+) -> None:
+    sweep = small_sweep()
+    folder.accept(sweep)
+    content = folder.request.read_bytes()
+    for damaged in [content[:place] for place in range(1, len(content))] + [
+        content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :] for place in range(len(content))
+    ]:
+        folder.request.write_bytes(damaged)
+        try:
+            found = folder.asked()
+        except SandmaskError:
+            continue
+        assert found == sweep
+    folder.request.write_bytes(content.partition(b"\n")[2].replace(b"n_trials = 1", b"n_trials = 2"))
+    edited = folder.asked()
+    assert edited is not None
+    assert edited.n_trials == 2
+
+
+def test_a_damaged_progress_file_says_nothing_and_stops_nothing(folder: SweepFolder, small_sweep: Make) -> None:
+    sweep = small_sweep()
+    folder.accept(sweep)
+    expansion = expand(sweep)
+    run_sweep(folder, expansion, JobOptions(str(folder.path), device="cpu"), InlineExecutor, lambda _: 100)
+    files = sorted(folder.stacks.glob("*.progress.json"))
+    for other in files[1:]:
+        other.unlink()
+    expected = sweep_status(folder, expansion.runs).standings
+    content = files[0].read_bytes()
+    assert len(expected) == 1
+    for place in range(len(content)):
+        files[0].write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert sweep_status(folder, expansion.runs).standings in ((), expected)
+    for strange in (b"[]", b"[" * 100_000, b'{"cells": 3}', content.replace(b'"cells": [', b'"cells": [7, ')):
+        files[0].write_bytes(strange)
+        assert sweep_status(folder, expansion.runs).standings == ()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sandmask._replacing import replacing
+from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
@@ -87,7 +88,7 @@ class _Driver:
             if not busy:
                 remove_leftovers(self.folder)
             free = [run for run in missing if run.id not in busy | finished]
-            begun = unfinished_stacks(self.folder, free, finished, self.cap)
+            begun = unfinished_stacks(self.folder, free, finished, self.cap, idle=not busy)
         taken = {run.id for stack in begun for run in stack.specs}
         return begun + group([run for run in free if run.id not in taken], self.cap)
 
@@ -108,6 +109,8 @@ class _Driver:
                 elif isinstance(error, BrokenExecutor):
                     broken.append(futures[future])
                     death = error
+                elif isinstance(error, SandmaskError):  # the executor cannot be used: the user has to correct it
+                    raise error
                 else:
                     self._lost([futures[future]], error)
             if broken:  # one worker died, and the executor gave up all that was waiting for it
@@ -141,16 +144,17 @@ class _Driver:
         target = self.folder.records(name)
         with turn(self.folder.stacks):
             if not target.exists():
-                with replacing(target) as temporary:
+                with replacing(target, durable=True) as temporary:
                     temporary.write_bytes(content)
 
     def _lost(self, stacks: Sequence[PlannedStack], error: BaseException) -> None:
         """A worker died. What waited for it is planned again, unless that keeps happening while nothing gets done."""
         runs = [run.id for stack in stacks for run in stack.specs]
         done = len(self.folder.finished())
-        self.notice(f"a worker was lost ({type(error).__name__}: {error}); {len(runs)} runs are planned again")
         self.losses = self.losses + 1 if done == self.done_at_loss else 1
         self.done_at_loss = done
+        if self.losses == 1:  # further losses in a row are counted, and reported if they do not end
+            self.notice(f"a worker was lost ({type(error).__name__}: {error}); {len(runs)} runs are planned again")
         if self.losses > LOSSES:
             reason = f"workers were lost {self.losses} times in a row, at last by {type(error).__name__}: {error}"
             self.result.failed.update(dict.fromkeys(runs, reason))

@@ -235,7 +235,17 @@ def test_the_documented_command_trains_a_sweep(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_the_first_sigterm_ends_the_driver_and_its_jobs_save(tmp_path: Path) -> None:
     stacks = tmp_path / "stacks"
-    options = (*SWEEP, *SMALL, "--steps", "10000000", *SLURM, "--checkpoint-seconds", "3600")
+    options = (
+        *SWEEP,
+        *SMALL,
+        "--steps",
+        "1000000",
+        "--checkpoint-every",
+        "100",
+        *SLURM,
+        "--checkpoint-seconds",
+        "3600",
+    )
     command = [sys.executable, "-m", "sandmask", "sweep", "run", str(tmp_path), *options]
     driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     until(lambda: len(list(stacks.glob("*.progress.json"))) == 1)

@@ -191,7 +191,17 @@ def test_a_deferred_signal_is_delivered_at_the_end_of_the_block() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="has no process groups")
 def test_sigterm_to_the_whole_process_group_ends_workers_after_they_have_saved(tmp_path: Path) -> None:
     asked = ("--datasets", "DebugVector", "--algorithms", "ERM,SANDMask", "--n-hparams", "1", "--n-trials", "1")
-    small = ("--hparam", "mlp_width=8", "--hparam", "batch_size=8", "--steps", "10000000", "--no-calibrate")
+    small = (
+        "--hparam",
+        "mlp_width=8",
+        "--hparam",
+        "batch_size=8",
+        "--steps",
+        "1000000",
+        "--checkpoint-every",
+        "100",
+        "--no-calibrate",
+    )
     options = ("--device", "cpu", "--workers", "2", "--checkpoint-seconds", "3600")
     command = [sys.executable, "-m", "sandmask", "sweep", "run", str(tmp_path), *asked, *small, *options]
     driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
@@ -201,6 +211,7 @@ def test_sigterm_to_the_whole_process_group_ends_workers_after_they_have_saved(t
         return sum((read_json(path) or {}).get("done", 0) > 0 for path in folder.stacks.glob("*.progress.json"))
 
     while trained() < 2:
+        assert driver.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.killpg(driver.pid, signal.SIGTERM)

@@ -86,6 +86,11 @@ def test_an_address_where_nothing_listens_is_named_before_ray_tries_it(monkeypat
                 RayExecutor(form)
 
 
+def test_a_port_that_cannot_be_is_named() -> None:
+    with pytest.raises(SandmaskError, match="cannot be reached"):
+        RayExecutor("127.0.0.1:99999")
+
+
 def test_ray_does_not_take_over_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
     before = signal.getsignal(signal.SIGTERM)

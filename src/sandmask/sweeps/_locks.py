@@ -81,7 +81,16 @@ def claims(folder: Path) -> dict[str, list[str]]:
         try:
             with _opened(path, "r+") as file:
                 if not lock(file):
-                    found[path.name.removesuffix(_SUFFIX)] = json.loads(file.readall() or b"[]")
+                    found[path.name.removesuffix(_SUFFIX)] = _runs(file.readall())
         except FileNotFoundError:
             continue
     return found
+
+
+def _runs(content: bytes | None) -> list[str]:
+    """The runs that a lock file names; none where a disk has damaged it. Its stack is locked all the same."""
+    try:
+        runs = json.loads(content or b"[]")
+    except ValueError:
+        return []
+    return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else []

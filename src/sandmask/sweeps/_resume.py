@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sandmask._replacing import remove_abandoned
@@ -45,8 +46,9 @@ def remove_leftovers(folder: SweepFolder) -> None:
     remove_abandoned(folder.path)
     for pattern in (".*.tmp", "*.lock", "*.stop"):
         for path in folder.stacks.glob(pattern):
-            if pattern != "*.stop" or time.time() - path.stat().st_mtime > STOPPED_SECONDS:
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # its program removed it
+                if pattern != "*.stop" or time.time() - path.stat().st_mtime > STOPPED_SECONDS:
+                    path.unlink()
 
 
 def _checkpoints(folder: SweepFolder, *, idle: bool) -> list[tuple[Path, tuple[str, ...]]]:

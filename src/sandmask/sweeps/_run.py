@@ -19,6 +19,7 @@ from sandmask.sweeps._stacks import Cap, PlannedStack, group
 
 POLL_SECONDS = 0.3
 LOSSES = 20  # of workers in a row, without a run finished in between, before stacks are given up
+LONGEST = 400  # characters of an error in a message
 
 
 @dataclass
@@ -149,12 +150,13 @@ class _Driver:
 
     def _lost(self, stacks: Sequence[PlannedStack], error: BaseException) -> None:
         """A worker died. What waited for it is planned again, unless that keeps happening while nothing gets done."""
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[-LONGEST:]}"  # some have a whole traceback
         runs = [run.id for stack in stacks for run in stack.specs]
         done = len(self.folder.finished())
         self.losses = self.losses + 1 if done == self.done_at_loss else 1
         self.done_at_loss = done
         if self.losses == 1:  # further losses in a row are counted, and reported if they do not end
-            self.notice(f"a worker was lost ({type(error).__name__}: {error}); {len(runs)} runs are planned again")
+            self.notice(f"a worker was lost ({said}); {len(runs)} runs are planned again")
         if self.losses > LOSSES:
-            reason = f"workers were lost {self.losses} times in a row, at last by {type(error).__name__}: {error}"
+            reason = f"workers were lost {self.losses} times in a row, at last by {said}"
             self.result.failed.update(dict.fromkeys(runs, reason))

@@ -44,7 +44,7 @@ class RayExecutor(Executor):
             _check_reachable(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
             with _own_sigterm():
                 self._ray.init(address=address or "local", log_to_driver=False, logging_level="error", **here)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise SandmaskError(
                 f"Ray cannot be reached or started (address {address!r}): {str(error).rstrip('.')}. "
                 "Start a cluster with `ray start --head`, or omit --ray-address to start one here."

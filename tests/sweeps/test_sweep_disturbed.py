@@ -134,7 +134,7 @@ def test_workers_are_told_to_end_where_no_file_can_be_written(
 
     sweep = small_sweep()
     folder.accept(sweep)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(KeyboardInterrupt):  # the first error, and not the full disk
         run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), Full, lambda _: 100)
     assert ended == [True]
 

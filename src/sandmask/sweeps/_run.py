@@ -121,12 +121,14 @@ class _Driver:
             stop = stop_file(self.folder, self.options.session)
             try:
                 if not clean:  # interrupted, or worse: ask the jobs to save and stop
-                    stop.touch()
-            finally:  # also where the disk has no room for that, or at a second interrupt
+                    with suppress(OSError):  # a full disk must not hide the first error
+                        stop.touch()
+            finally:  # also at a second interrupt
                 try:
                     executor.shutdown(wait=True, cancel_futures=not clean)
                 finally:
-                    stop.unlink(missing_ok=True)
+                    with suppress(OSError):
+                        stop.unlink(missing_ok=True)
 
     def _job(self, stack: PlannedStack) -> Job:
         source = self.expansion.sources[stack.specs[0].dataset]

@@ -1,4 +1,7 @@
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,35 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert os.read(reader, 10) == b"words"
     os.close(reader)
     assert (path.is_fifo(), list(tmp_path.iterdir())) == (True, [path])
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught, replacing(tmp_path / "a.txt"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(tmp_path / "a.txt")
+
+
+def test_a_durable_file_and_its_folder_are_synced_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+    path = tmp_path / "a.txt"
+    with replacing(path, durable=True) as temporary:
+        temporary.write_text("new")
+    assert synced == [str(temporary), str(tmp_path)]
+
+
+def test_what_killed_processes_left_behind_is_removed_and_the_files_of_live_ones_stay(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    path = tmp_path / "page.html"
+    names = {"dead": dead.pid, "live": os.getppid()}
+    leftovers = {name: tmp_path / f".page.html.{process}.tmp" for name, process in names.items()}
+    leftovers["other"] = tmp_path / f".other.html.{dead.pid}.tmp"
+    for each in leftovers.values():
+        each.write_text("half of it")
+        os.utime(each, (0, 0))
+    with replacing(path) as temporary:
+        temporary.write_text("whole")
+    assert [name for name, each in leftovers.items() if each.exists()] == ["live", "other"]

@@ -1,28 +1,94 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all: written under a temporary name, then renamed."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+ABANDONED_SECONDS = 60.0  # after the last write; a process of another machine may share the disk
+
+_swept: set[Path] = set()
+
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write under: it takes the path's place in the end, or goes if anything went wrong.
+def replacing(path: Path, *, durable: bool = False, suffix: str = "") -> Iterator[Path]:
+    """Yield a name beside `path` to write under; the file is renamed to `path` at the end, or removed after an error.
 
-    What cannot be replaced stays what it is: a link keeps pointing, a device or a pipe is written to.
+    A link keeps pointing to the file that is replaced. A device or a pipe is written to directly. Temporary files of
+    processes that were killed while they wrote the same path are removed. An error that names no file, such as a full
+    disk, gets the name of `path`.
+
+    :param durable: return only when the content and the name are on the disk, so that they survive a power cut.
+    :param suffix: how the temporary name ends, for writers that look at it.
     """
     if path.exists() and not path.is_file():
         yield path
         return
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp{suffix}")
+    _remove_abandoned(target)
     try:
         yield temporary
+        if durable:
+            sync(temporary)
         temporary.replace(target)
+        if durable:
+            sync(target.parent)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename in (temporary, str(temporary)):
-            error.filename = str(path)  # the name that its reader knows
-        with suppress(OSError):  # the folder may be read-only, or gone: what went wrong first is what to hear of
+        if isinstance(error, OSError) and error.errno and error.filename in (None, temporary, str(temporary)):
+            error.filename = str(path)  # the name that the user knows
+        with suppress(OSError):  # the folder may be read-only, or gone: the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise
+
+
+def sync(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on the disk. Folders can be synced on POSIX only."""
+    if os.name != "posix" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_abandoned(folder: Path, name: str = "*") -> None:
+    """Remove temporary files that killed processes left in a folder.
+
+    :param name: a pattern of the names of the files that they were to replace.
+    """
+    for path in folder.glob(f".{name}.*.tmp*"):
+        owner = path.name.rpartition(".tmp")[0].rpartition(".")[2]
+        with suppress(OSError):
+            if owner.isdecimal() and not _is_alive(int(owner)) and _age(path) > ABANDONED_SECONDS:
+                path.unlink(missing_ok=True)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Look once for each target: listing a large folder takes time."""
+    if target not in _swept:
+        _swept.add(target)
+        with suppress(OSError):
+            remove_abandoned(target.parent, _literal(target.name))
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "[*?" else letter for letter in name)
+
+
+def _age(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
+
+
+def _is_alive(process: int) -> bool:
+    if os.name != "posix":
+        return True  # a signal would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True

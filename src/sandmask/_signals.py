@@ -50,3 +50,35 @@ def sigterm_raises() -> Iterator[None]:
     finally:
         # None stands for a handler that was not installed from Python, which cannot be restored.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+_arrived: list[int] = []  # deferred signals
+
+
+@contextmanager
+def deferred(*numbers: int) -> Iterator[None]:
+    """Hold back these signals during the block, and deliver them to their former handlers at its end.
+
+    Work in the block asks `stop_requested` between steps, saves, and leaves. A batch system sends SIGTERM some seconds
+    before it kills, and sends it to all processes of a job at once. Outside the main thread, where Python handles no
+    signals, this does nothing.
+
+    :param numbers: the signals, such as `signal.SIGTERM`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.signal(number, lambda arrived, _: _arrived.append(arrived)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in [number for number in numbers if number in _arrived]:
+            _arrived[:] = [other for other in _arrived if other != number]
+            signal.raise_signal(number)
+
+
+def stop_requested() -> bool:
+    """Return whether a deferred signal has arrived."""
+    return bool(_arrived)

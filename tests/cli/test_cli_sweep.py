@@ -9,8 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sandmask.cli._app import app
+from sandmask.cli._sweep_run import _slurm_parameters
+from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.sweeps import SweepSpec, read_sweep
+from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
 
 ASKED = ("--datasets", "debugvector", "--algorithms", "erm,SANDMask", "--n-hparams", "2", "--n-trials", "1")
 SMALL = ("--steps", "5", "--checkpoint-every", "2", "--hparam", "mlp_width=8", "--hparam", "batch_size=8")
@@ -154,3 +157,24 @@ def test_diagnostics_of_every_run(tmp_path: Path) -> None:
     assert {path.parent.name for path in board.rglob("events.out.tfevents.*")} == names
     more = run("run", folder, "--selection", "training-domain,oracle,common-signal", "--n-trials", "2", *HERE)
     assert "common-signal can judge only runs that are trained with --diagnostics" in more.stderr
+
+
+def test_options_for_slurm_replace_our_own_and_times_are_read_as_slurm_writes_them() -> None:
+    asked = ["time=10", "cpus_per_task=3", "partition=gpu", "mem=16G"]
+    expected = {"timeout_min": 10, "cpus_per_task": 3, "slurm_partition": "gpu", "slurm_mem": "16G"}
+    assert _slurm_parameters(asked) == expected
+    times = {"90": 90, "90:30": 91, "02:00:00": 120, "1-12": 2160, "1-12:30": 2190, "0-0:0:1": 1}
+    assert {each: _slurm_parameters([f"time={each}"])["timeout_min"] for each in times} == times
+    for wrong in ("time=soon", "nodes=two"):
+        with pytest.raises(SandmaskError, match=f"{wrong.split('=')[0]}= should be"):
+            _slurm_parameters([wrong])
+    options = ExecutorOptions(cluster="local", slurm=_slurm_parameters(["time=10", "cpus_per_task=1"]))
+    EXECUTORS["slurm"].build(options).shutdown()
+
+
+def test_a_finished_sweep_is_told_from_its_index_without_reading_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("run", tmp_path, *ASKED, *SMALL, *HERE, "--workers", "1", "--n-hparams", "1")
+    monkeypatch.setattr("sandmask.records._archive.read_archive", lambda _: pytest.fail("reads everything"))
+    assert "Nothing to do: all 6 runs are done." in run("run", tmp_path, *HERE).stdout

@@ -72,8 +72,9 @@ def test_entries_say_what_they_are() -> None:
     assert all(len(entry.description) > 10 for entry in EXECUTORS.values())
 
 
-def test_slurm_gives_whole_gpus(tmp_path: Path) -> None:
+def test_slurm_gives_whole_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # there is no srun
     with pytest.raises(SandmaskError, match="Slurm gives whole GPUs"):
         EXECUTORS["slurm"].build(ExecutorOptions(gpus_per_worker=0.5, log_folder=str(tmp_path)))
     with pytest.raises(SandmaskError, match="Slurm cannot be used here"):
-        EXECUTORS["slurm"].build(ExecutorOptions(log_folder=str(tmp_path)))  # there is no srun
+        EXECUTORS["slurm"].build(ExecutorOptions(log_folder=str(tmp_path)))

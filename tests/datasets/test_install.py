@@ -248,7 +248,7 @@ def test_a_folder_that_cannot_be_written_to(
         install(source, tmp_path / "file" / "home", patience=QUICK)
     home = tmp_path / "home"
     make_folder(root=home / "tiny")
-    (home / f".sandmask-data.json.{os.getpid()}").mkdir()  # in the way of the ledger
+    (home / f".sandmask-data.json.{os.getpid()}.tmp").mkdir()  # in the way of the ledger
     found = verify(source, home)
     assert found.status == "ok"
     assert "not recorded" in found.notes[0]

@@ -1,6 +1,8 @@
 """A sweep on a Ray cluster of two nodes, one of which dies in the middle."""
 
 import json
+import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, normalized, run_sweep
 from sandmask.sweeps.executors import InlineExecutor, RayExecutor
@@ -71,3 +74,26 @@ def test_a_lost_node_costs_time_and_nothing_else(tmp_path: Path) -> None:
         assert np.array_equal(run.accuracy_in, other.accuracy_in)
         assert np.array_equal(run.accuracy_out, other.accuracy_out)
         assert np.array_equal(run.metrics["loss"], other.metrics["loss"])
+
+
+def test_an_address_where_nothing_listens_is_named_before_ray_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("would try for many minutes"))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        for form in (address, f"ray://{address}"):
+            with pytest.raises(SandmaskError, match=rf"cannot be reached.*{address}.*[Rr]efused"):
+                RayExecutor(form)
+
+
+def test_a_port_that_cannot_be_is_named() -> None:
+    with pytest.raises(SandmaskError, match="cannot be reached"):
+        RayExecutor("127.0.0.1:99999")
+
+
+def test_ray_does_not_take_over_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    before = signal.getsignal(signal.SIGTERM)
+    RayExecutor()
+    found = signal.signal(signal.SIGTERM, before)
+    assert found is before

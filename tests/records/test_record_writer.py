@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandmask._locking import lock
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, read_runs
 from sandmask.records._lines import eval_line, metric_value
-from sandmask.records._lock import lock
 from sandmask.records.testing import made_up_run, made_up_sweep
 
 

@@ -1,9 +1,12 @@
 """What may come between: interrupts, once and again, damaged files, other programs and users at the same folder."""
 
 import errno
+import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from io import FileIO
@@ -12,14 +15,15 @@ from typing import Any
 
 import pytest
 
+from sandmask._locking import lock
+from sandmask._signals import TerminatedError, deferred, sigterm_raises, stop_requested
 from sandmask.cli import _sweep_progress as display_module
-from sandmask.cli._sweep_run import ended_like_interrupted
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord, RunSpec
-from sandmask.records._lock import lock
+from sandmask.records import RecordWriter, RunRecord, RunSpec
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, SweepStatus, expand, run_sweep, sweep_status
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps import _locks as locks_module
+from sandmask.sweeps._folder import read_json
 from sandmask.sweeps._locks import claim, claims, turn
 from sandmask.sweeps.executors import InlineExecutor, WorkerExecutor
 from sandmask.training import train_stack
@@ -58,6 +62,44 @@ def test_a_request_is_changed_by_one_program_at_a_time(
     assert held == [True]
 
 
+def test_a_claim_ends_where_the_disk_has_become_read_only(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    folder.accept(small_sweep())
+    with monkeypatch.context() as patch:
+        with claim(folder.stacks, "mine", ["a run"]) as mine:
+            assert mine
+            patch.setattr(Path, "unlink", refuse)
+        with turn(folder.stacks):
+            assert claims(folder.stacks) == {}
+    with claim(folder.stacks, "mine", ["a run"]) as again:
+        assert again
+
+
+def test_a_damaged_lock_file_is_still_a_lock(folder: SweepFolder, small_sweep: Make) -> None:
+    folder.accept(small_sweep())
+    with claim(folder.stacks, "mine", ["a run"]):
+        (folder.stacks / "mine.lock").write_bytes(b"\xff[")
+        with turn(folder.stacks):
+            assert claims(folder.stacks) == {"mine": []}
+        with claim(folder.stacks, "mine", ["a run"]) as again:
+            assert not again
+
+
+def test_a_file_system_without_locks_is_not_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(SandmaskError, match=r"records.jsonl cannot be locked: No locks available"):
+        RecordWriter(tmp_path / "records.jsonl")
+
+
 def test_a_second_interrupt_leaves_nothing_behind(folder: SweepFolder, small_sweep: Make) -> None:
     class Impatient(InlineExecutor):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -92,7 +134,7 @@ def test_workers_are_told_to_end_where_no_file_can_be_written(
 
     sweep = small_sweep()
     folder.accept(sweep)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(KeyboardInterrupt):  # the first error, and not the full disk
         run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), Full, lambda _: 100)
     assert ended == [True]
 
@@ -141,11 +183,48 @@ def test_workers_are_born_deaf_to_an_interrupt_and_a_second_one_of_the_driver_en
     assert not alive
 
 
-def test_a_scheduler_that_ends_a_sweep_is_heard_like_an_interrupt() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), ended_like_interrupted():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
+def _signalled() -> bool:
+    signal.raise_signal(signal.SIGTERM)
+    return stop_requested()
+
+
+def test_a_deferred_signal_is_delivered_at_the_end_of_the_block() -> None:
+    seen = []
+    with pytest.raises(TerminatedError), sigterm_raises(), deferred(signal.SIGTERM):
+        seen.append(_signalled())
+    assert (seen, stop_requested()) == ([True], False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no process groups")
+def test_sigterm_to_the_whole_process_group_ends_workers_after_they_have_saved(tmp_path: Path) -> None:
+    asked = ("--datasets", "DebugVector", "--algorithms", "ERM,SANDMask", "--n-hparams", "1", "--n-trials", "1")
+    small = (
+        "--hparam",
+        "mlp_width=8",
+        "--hparam",
+        "batch_size=8",
+        "--steps",
+        "1000000",
+        "--checkpoint-every",
+        "100",
+        "--no-calibrate",
+    )
+    options = ("--device", "cpu", "--workers", "2", "--checkpoint-seconds", "3600")
+    command = [sys.executable, "-m", "sandmask", "sweep", "run", str(tmp_path), *asked, *small, *options]
+    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    folder, deadline = SweepFolder(tmp_path), time.monotonic() + 120
+
+    def trained() -> int:
+        return sum((read_json(path) or {}).get("done", 0) > 0 for path in folder.stacks.glob("*.progress.json"))
+
+    while trained() < 2:
+        assert driver.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(driver.pid, signal.SIGTERM)
+    _, said = driver.communicate(timeout=120)
+    assert (driver.returncode, said.splitlines()[-1].split(";")[0]) == (143, "stopped")
+    assert len(list(folder.stacks.glob("*.checkpoint.safetensors"))) == 2
 
 
 def test_a_file_that_cannot_be_read_does_not_end_the_display(

@@ -106,3 +106,11 @@ def test_large_networks_train_alone() -> None:
     sweep = SweepSpec(("PACS",), ("ERM",), n_hparams=1, n_trials=2)
     stacks = group(expand(sweep).runs, lambda _: 100)
     assert [len(stack.specs) for stack in stacks] == [1] * 8
+
+
+@pytest.mark.parametrize("changes", [{"n_hparams": 10**12}, {"n_trials": 10**9}, {"n_hparams": 10**5, "n_trials": 10}])
+def test_a_sweep_that_no_memory_holds_is_refused_before_it_is_expanded(
+    small_sweep: Make, changes: dict[str, int]
+) -> None:
+    with pytest.raises(SandmaskError, match=r"The sweep has [0-9,]+ runs .*; a sweep has 1,000,000 at most"):
+        expand(small_sweep(**changes))

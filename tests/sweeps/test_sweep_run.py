@@ -209,7 +209,9 @@ def test_a_full_disk_is_a_reason_to_stop_and_not_a_lost_worker(
     watched.fail = fill
     result = go(folder, small_sweep())
     assert (result.done, len(result.failed), len(watched.stacks)) == (0, 12, 1)
-    assert set(result.failed.values()) == {"OSError: [Errno 28] No space left on device"}
+    named, other = sorted(set(result.failed.values()))
+    assert named == f"{folder.stacks}: No space left on device"
+    assert other == "OSError: [Errno 28] No space left on device"  # of the first stack: this one named no file
 
 
 class Fragile(InlineExecutor):
@@ -236,6 +238,22 @@ def test_lost_workers_cost_time_only(folder: SweepFolder, small_sweep: Make) -> 
     result = run_sweep(folder, expand(sweep), options, Fragile, lambda _: 100, notices.append)
     assert (result.done, result.failed) == (12, {})
     assert any("a worker was lost" in notice for notice in notices)
+
+
+def test_losses_in_a_row_are_one_line(folder: SweepFolder, small_sweep: Make) -> None:
+    class Broken(InlineExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            lost: Future[Any] = Future()
+            lost.set_exception(BrokenProcessPool("killed"))
+            return lost
+
+    sweep = small_sweep()
+    folder.accept(sweep)
+    notices: list[str] = []
+    options = JobOptions(str(folder.path), device="cpu")
+    result = run_sweep(folder, expand(sweep), options, Broken, lambda _: 100, notices.append)
+    assert len(notices) == 1
+    assert all("workers were lost 21 times in a row" in said for said in result.failed.values())
 
 
 def test_one_lost_worker_is_one_loss_however_many_stacks_waited(folder: SweepFolder, small_sweep: Make) -> None:

@@ -50,7 +50,8 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
         ("datasets = [1.5]", "datasets should be a list of names"),
         ("space = 3", "space should be a text in quotes"),
         ("hparams = 3", "[hparams] should be a table"),
-        ("datasets = [", "is no TOML"),
+        ("datasets = [", "is not valid TOML"),
+        ("datasets = " + "[" * 100_000, "is not valid TOML: its values are nested too deeply"),
     ],
 )
 def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, message: str) -> None:

@@ -1,9 +1,7 @@
 """From the options of `sandmask sweep` to executors, devices and stack sizes."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sandmask.errors import SandmaskError
@@ -14,18 +12,8 @@ if TYPE_CHECKING:
 
 MOST_CORES = 8  # workers on a CPU, unless more are asked for: each takes half a gigabyte
 
-_SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # names that people know, and submitit's
+_SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and submitit's
 _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
-
-
-@contextmanager
-def ended_like_interrupted() -> Iterator[None]:
-    """A scheduler that ends a program (SIGTERM) wants what Ctrl-C wants: save, and stop."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
@@ -86,10 +74,33 @@ def _slurm_parameters(items: Sequence[str]) -> dict[str, str | int]:
         name, equals, value = (part.strip() for part in item.partition("="))
         if not (name and equals and value):
             raise SandmaskError(f"--slurm should look like NAME=VALUE, such as partition=gpu. Found {item!r}.")
-        name = _SHORT.get(name, name)
-        full = name if name in _GENERAL or name == "cluster" else f"slurm_{name.removeprefix('slurm_')}"
-        parameters[full] = int(value) if value.isdecimal() else value
+        short = name.removeprefix("slurm_")
+        full = _SHORT.get(short, short)
+        if full == "mem_gb" and not value.isdecimal():
+            full = "mem"  # Slurm's own notation, such as 16G
+        if full in _GENERAL and full != "timeout_min" and not value.isdecimal():
+            raise SandmaskError(f"--slurm {short}= should be a whole number. Found {value!r}.")
+        number = int(value) if value.isdecimal() else value
+        known = full in _GENERAL or full == "cluster"
+        parameters[full if known else f"slurm_{full}"] = _minutes(value) if full == "timeout_min" else number
     return parameters
+
+
+def _minutes(value: str) -> int:
+    """Slurm's notations of a time limit: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes]."""
+    days, dash, rest = value.rpartition("-")
+    parts = rest.split(":")
+    if len(parts) > 3 or not all(part.isdecimal() for part in (*parts, *([days] if dash else []))):
+        raise SandmaskError(
+            f"--slurm time= should be minutes, hours:minutes:seconds or days-hours:minutes. Found {value!r}."
+        )
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        hours += 24 * int(days)
+    else:
+        hours, minutes, seconds = (0, *numbers, 0)[:3] if len(numbers) < 3 else numbers
+    return max(1, 60 * hours + minutes + (seconds > 0))
 
 
 def estimator_for(

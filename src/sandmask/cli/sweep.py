@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandmask._signals import exit_status, sigterm_raises
 from sandmask._text import printable
 from sandmask.cli import _completion
-from sandmask.cli._console import print_json, print_table
+from sandmask.cli._console import counted, print_json, print_table
 from sandmask.cli._inventory import announce_sources
 from sandmask.cli._options import (
     CheckpointSecondsOption,
@@ -28,7 +29,7 @@ from sandmask.cli._options import (
 from sandmask.cli._sweep_plan import plan_json, print_plan
 from sandmask.cli._sweep_progress import SweepDisplay, headline, result_rows, view
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, with_request
-from sandmask.cli._sweep_run import build_executor, device_list, ended_like_interrupted, estimator_for, share_of
+from sandmask.cli._sweep_run import build_executor, device_list, estimator_for, share_of
 
 if TYPE_CHECKING:
     from sandmask.sweeps import Expansion, SweepResult, SweepSpec, SweepStatus
@@ -196,7 +197,7 @@ def run(
     missing = [run.dataset for run in expansion.runs if run.id not in finished]
     announce_sources(expansion, options, missing, quiet=json)
     look = partial(sweep_status, target, expansion.runs)
-    with ended_like_interrupted(), SweepDisplay(look, quiet=json) as display:
+    with sigterm_raises(), SweepDisplay(look, quiet=json) as display:
         for note in expansion.notes:
             display.say(f"note: {note}")
         needy = [name for name in sweep.selection if RULES[name].needs_metrics]
@@ -208,9 +209,12 @@ def run(
         cap = estimator.cap(share_of(before.planned - before.done, count, max_stack))
         try:
             result = run_sweep(target, expansion, options, make, cap, display.say)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             display.say(f"stopped; {headline(look())}. The same command goes on from what was saved.")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_status(error)) from None
+    if before.done == before.planned and not json:
+        typer.echo(f"Nothing to do: all {counted(before.planned, 'run')} are done. Tables: sandmask report {folder}")
+        return
     _conclude(folder, sweep, expansion, result, json=json)
 
 
@@ -228,7 +232,7 @@ def _conclude(folder: Path, sweep: "SweepSpec", expansion: "Expansion", result: 
         for reason in sorted(set(result.failed.values())):
             count = sum(each == reason for each in result.failed.values())
             typer.echo(f"{count} runs were not trained: {printable(reason)}", err=True)
-        typer.echo("Mend that and run it again: what was done is kept.", err=True)
+        typer.echo("Fix this and rerun: finished runs are kept.", err=True)
         raise typer.Exit(1)
 
 

@@ -50,13 +50,11 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
     schema = _schema(runs, names)
     sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary, temporary.open("wb") as file:
-        with pq.ParquetWriter(file, schema, **_layout(schema)) as writer:
-            for begin in range(0, len(runs), _RUNS_PER_GROUP):
-                rows = [_row(run, sizes, names) for run in runs[begin : begin + _RUNS_PER_GROUP]]
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-        file.flush()
-        os.fsync(file.fileno())  # whoever has seen it appear may remove what it was made from
+    # Durable: whoever sees the file may remove what it was made from.
+    with replacing(target, durable=True) as temporary, pq.ParquetWriter(temporary, schema, **_layout(schema)) as writer:
+        for begin in range(0, len(runs), _RUNS_PER_GROUP):
+            rows = [_row(run, sizes, names) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def _schema(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Any:

@@ -1,28 +1,11 @@
 """One writer a file: an exclusive lock that dies with its process."""
 
 import os
-import sys
 from io import FileIO
 from pathlib import Path
 
+from sandmask._locking import lock
 from sandmask.errors import SandmaskError
-
-
-def lock(file: FileIO) -> bool:
-    """Take the exclusive lock of an open file; False when another writer has it.
-
-    `flock`, not `lockf`: it also holds against a second writer in the same process, and reading the file
-    elsewhere in the process does not release it. Systems without it (Windows) go unguarded.
-    """
-    if sys.platform == "win32":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def open_locked(path: Path) -> FileIO:

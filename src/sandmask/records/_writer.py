@@ -4,16 +4,19 @@ import json
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from sandmask._locking import lock
+from sandmask._replacing import replacing, sync
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_names, check_run
 from sandmask.records._lines import checksum, decode, end_line, eval_line, run_line, with_checksum
-from sandmask.records._lock import lock, open_locked
+from sandmask.records._lock import open_locked
 from sandmask.records._types import RunSpec, Status
 
 _open: "weakref.WeakSet[RecordWriter]" = weakref.WeakSet()
@@ -107,7 +110,7 @@ class RecordWriter:
         """Return once everything written so far is on the disk."""
         os.fsync(self._file.fileno())
         if self._entry_is_new:
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)
             self._entry_is_new = False
 
     def last_step(self, run_id: str) -> int | None:
@@ -128,19 +131,13 @@ class RecordWriter:
         names = {name for name in wanted if name in self._runs and self._reaches_beyond(name, step)}
         if not names:
             return
-        temporary = self.path.with_name(self.path.name + ".rewinding")
-        replacement = FileIO(temporary, "w+")
-        try:
+        with ExitStack() as undo, replacing(self.path, durable=True) as temporary:
+            replacement = undo.enter_context(FileIO(temporary, "w+"))
             lock(replacement)
             for raw in self._lines():
                 if not _is_after(json.loads(raw), names, step):
                     _write_all(replacement, raw)
-            os.fsync(replacement.fileno())
-            temporary.replace(self.path)
-        except BaseException:
-            replacement.close()
-            temporary.unlink(missing_ok=True)
-            raise
+            undo.pop_all()
         self._file.close()
         self._file = replacement
         self._file.seek(0, os.SEEK_END)
@@ -223,16 +220,6 @@ def _is_after(line: dict[str, Any], names: set[str], step: int) -> bool:
     if line["run"] not in names:
         return False
     return line["kind"] == "end" or (line["kind"] == "eval" and int(line["step"]) > step)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a new or replaced file's name on the disk too, where folders can be synced."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

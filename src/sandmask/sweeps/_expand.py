@@ -16,6 +16,7 @@ from sandmask.sweeps._spec import ALL, SweepSpec
 from sandmask.training import PRECISIONS, make_spec, parse_averages
 
 MIN_TRAINING_ENVS = 2
+MOST_RUNS = 1_000_000  # each takes about two kilobytes of memory, and about a kilobyte of disk
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,16 @@ def expand(sweep: SweepSpec) -> Expansion:
     sweep = normalized(sweep)
     entries = {name: dataset_entry(name) for name in sweep.datasets}
     _check_overrides(sweep, list(entries.values()))
+    _check_size(sweep, list(entries.values()))
     runs: dict[str, RunSpec] = {}
     notes = []
     for entry in entries.values():
-        held_out = test_environments(sweep, entry)
-        sets: list[tuple[int, ...]] = [(env,) for env in held_out]
-        if any(RULES[rule].needs_pairs for rule in sweep.selection):
-            if len(entry.environments) - 2 < MIN_TRAINING_ENVS:
-                notes.append(
-                    f"{entry.name}: holding out two of its {len(entry.environments)} environments leaves too few "
-                    "to train on; no runs for leave-one-domain-out."
-                )
-            else:
-                sets += _pairs(held_out, len(entry.environments))
+        sets = _held_out_sets(sweep, entry)
+        if _needs_pairs(sweep) and not _has_pairs(entry):
+            notes.append(
+                f"{entry.name}: holding out two of its {len(entry.environments)} environments leaves too few "
+                "to train on; no runs for leave-one-domain-out."
+            )
         for algorithm in sweep.algorithms:
             for spec in _draws(sweep, entry, algorithm, sets):
                 runs[spec.id] = spec
@@ -76,6 +74,32 @@ def expand(sweep: SweepSpec) -> Expansion:
     if len(sources) != len(entries):
         raise SandmaskError("Two of the datasets are the same: folders of one name that hold the same images.")
     return Expansion(tuple(runs.values()), sources, tuple(notes))
+
+
+def _needs_pairs(sweep: SweepSpec) -> bool:
+    return any(RULES[rule].needs_pairs for rule in sweep.selection)
+
+
+def _has_pairs(entry: DatasetEntry) -> bool:
+    return len(entry.environments) - 2 >= MIN_TRAINING_ENVS
+
+
+def _held_out_sets(sweep: SweepSpec, entry: DatasetEntry) -> list[tuple[int, ...]]:
+    """The sets of environments that runs on a dataset hold out."""
+    held_out = test_environments(sweep, entry)
+    pairs = _pairs(held_out, len(entry.environments)) if _needs_pairs(sweep) and _has_pairs(entry) else ()
+    return [*((env,) for env in held_out), *pairs]
+
+
+def _check_size(sweep: SweepSpec, entries: list[DatasetEntry]) -> None:
+    """Refuse what could not be held in memory, before any run is made."""
+    sets = sum(len(_held_out_sets(sweep, entry)) for entry in entries)
+    runs = sets * len(sweep.algorithms) * sweep.n_hparams * sweep.n_trials
+    if runs > MOST_RUNS:
+        raise SandmaskError(
+            f"The sweep has {runs:,} runs ({sweep.n_hparams:,} draws, {sweep.n_trials:,} trials); a sweep has "
+            f"{MOST_RUNS:,} at most. Ask for fewer draws or trials, or split it over several folders."
+        )
 
 
 def test_environments(sweep: SweepSpec, entry: DatasetEntry) -> list[int]:

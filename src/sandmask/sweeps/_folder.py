@@ -8,6 +8,7 @@ stacks/<id>.lock                    held while a process trains it
 """
 
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from sandmask.records._archive import ARCHIVE_SUFFIX, read_statuses
 from sandmask.sweeps._locks import turn
 from sandmask.sweeps._spec import SweepSpec, refused_changes
 from sandmask.sweeps._toml import read_sweep, write_sweep
+
+_CHECKSUM = "crc32"
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class SweepFolder:
         """The sweep that this folder holds; None when it holds none yet."""
         if not self.request.exists():
             return None
-        fields = read_sweep(self.request)
+        fields = read_sweep(self.request, verify=True)
         if missing := [name for name in ("datasets", "algorithms") if name not in fields]:
             raise SandmaskError(
                 f"{self.request} should say which sweep this is, but has no {' and no '.join(missing)}. Put back what "
@@ -118,15 +121,23 @@ def _read_finished(file: Path) -> list[str]:
     return [run for run, status in statuses.items() if status != "running"]
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON; the file appears whole or not at all."""
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object with a checksum; the file appears whole or not at all."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value), encoding="utf-8")
+        temporary.write_text(json.dumps({**value, _CHECKSUM: _checksum(value)}), encoding="utf-8")
 
 
-def read_json(path: Path) -> Any:
-    """What `write_json` wrote; None where there is no such file, or a damaged one."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What `write_json` wrote; None where there is no such file, or where it is damaged or cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            return None
+        checksum = value.pop(_CHECKSUM, None)  # files of earlier versions have none
+        return value if checksum in (None, _checksum(value)) else None
+    except (OSError, ValueError, RecursionError):
         return None
+
+
+def _checksum(value: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(value).encode())

@@ -1,8 +1,10 @@
 """One stack, trained wherever an executor puts it. Plain data goes in and comes out; records go to the folder."""
 
+import errno
 import gc
+import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from sandmask._replacing import replacing
+from sandmask._signals import deferred, stop_requested
 from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
@@ -18,9 +21,10 @@ from sandmask.records import RunRecord, RunSpec, write_archive
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
 from sandmask.sweeps._progress import StackProgress
-from sandmask.sweeps._resume import split_into
+from sandmask.sweeps._resume import split_or_remove
 from sandmask.sweeps._stacks import STACKED_NETWORKS, PlannedStack, stack_id
 from sandmask.training import Stack, Trainer, choose_device, log_record, stack_key, train_stack
+from sandmask.training.checkpoint import DamagedFileError
 
 State = Literal["done", "taken", "memory", "failed", "stopped"]
 
@@ -112,43 +116,59 @@ def run_job(job: Job) -> Outcome:
     stack = PlannedStack(tuple(specs)).id
     folder = SweepFolder(Path(options.folder))
     folder.stacks.mkdir(parents=True, exist_ok=True)
-    if stop_file(folder, options.session).exists():
+
+    def asked_to_stop() -> bool:
+        return stop_requested() or stop_file(folder, options.session).exists()
+
+    if asked_to_stop():
         return Outcome("stopped", stack)
-    with claim(folder.stacks, stack, ids) as mine:
-        # Looked at after the claim: whoever had the runs before has either finished them or let go of them.
-        if not mine or folder.finished() & set(ids):
-            return Outcome("taken", stack)
-        try:
-            return _Training(job, folder, stack).train(specs)
-        except KeyboardInterrupt:
-            if not stop_file(folder, options.session).exists():
-                raise
-            return Outcome("stopped", stack)
-        except SandmaskError as error:
-            return Outcome("failed", stack, tuple(ids), str(error))
-        except Exception as error:  # noqa: BLE001 - one stack's failure is not the others'
-            said, where = f"{type(error).__name__}: {error}", folder.stacks / f"{stack}.error.txt"
+    try:
+        # The signal is delivered after the locks are released: it ends a worker process, and interrupts a driver.
+        with deferred(signal.SIGTERM), claim(folder.stacks, stack, ids) as mine:
+            # Looked at after the claim: whoever had the runs before has either finished them or let go of them.
+            if not mine or folder.finished() & set(ids):
+                return Outcome("taken", stack)
             try:
-                with replacing(where) as temporary:
-                    temporary.write_text(traceback.format_exc(), encoding="utf-8")
-            except OSError:  # a full disk, which may be all that is wrong
-                return Outcome("failed", stack, tuple(ids), said)
-            return Outcome("failed", stack, tuple(ids), f"{said}; see {where}")
+                return _Training(job, folder, stack, asked_to_stop).train(specs)
+            except KeyboardInterrupt:
+                if not asked_to_stop():
+                    raise
+                return Outcome("stopped", stack)
+            except SandmaskError as error:
+                return Outcome("failed", stack, tuple(ids), str(error))
+    except SandmaskError:  # of the whole folder, and not of this stack: the driver reports it
+        raise
+    except Exception as error:  # noqa: BLE001 - one stack's failure is not the others'
+        return Outcome("failed", stack, tuple(ids), _explained(error, folder.stacks / f"{stack}.error.txt"))
+
+
+def _explained(error: Exception, log: Path) -> str:
+    """A line for the user. A full or read-only disk needs no more; of anything else, `log` gets the traceback."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        # Of a disk, and not of the file: the same line for every stack.
+        of_disk = error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+        return f"{Path(error.filename).parent if of_disk else error.filename}: {error.strerror}"
+    said = f"{type(error).__name__}: {error}"
+    try:
+        with replacing(log) as temporary:
+            temporary.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except OSError:
+        return said
+    return f"{said}; see {log}"
 
 
 class _Training:
     """A job at work: the stack as a whole, or in parts where memory does not hold it."""
 
-    def __init__(self, job: Job, folder: SweepFolder, stack: str) -> None:
-        self.options, self.folder, self.stack, self.source = job.options, folder, stack, job.source
+    def __init__(self, job: Job, folder: SweepFolder, stack: str, stop: Callable[[], bool]) -> None:
+        self.options, self.folder, self.stack, self.source, self.stop = job.options, folder, stack, job.source, stop
         self.device = choose_device(job.options.device or _worker.get("device"))
         self.archives: dict[str, bytes] = {}
 
     def train(self, specs: Sequence[RunSpec]) -> Outcome:
         options = self.options
-        stop = stop_file(self.folder, options.session)
-        progress = StackProgress(self.folder, self.stack, specs, device=str(self.device), stop=stop.exists)
-        progress.write("running", done=0, rate=0.0)
+        progress = StackProgress(self.folder, self.stack, specs, device=str(self.device), stop=self.stop)
+        progress.start()
         dataset = _dataset(self.source, options.data_dir, options.allowances)
         _check_same(self.source, dataset, specs[0])
         waiting, too_large = [tuple(specs)], []
@@ -184,6 +204,13 @@ class _Training:
         return Outcome("done", self.stack, archives=self.archives)
 
     def _train(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
+        try:
+            return self._resume(part, dataset, progress)
+        except DamagedFileError:  # its stack starts anew; this process holds the lock of these runs
+            self.folder.checkpoint(stack_id(spec.id for spec in part)).unlink(missing_ok=True)
+            return self._resume(part, dataset, progress)
+
+    def _resume(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
         options, checkpoint = self.options, self.folder.checkpoint(stack_id(spec.id for spec in part))
         compiled = options.compiled and part[0].network not in STACKED_NETWORKS
         if options.states:
@@ -228,7 +255,7 @@ class _Training:
         halves = [tuple(part[:middle]), tuple(part[middle:])]
         checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
         if checkpoint.exists():
-            split_into(self.folder, checkpoint, halves)
+            split_or_remove(self.folder, checkpoint, halves)
         return halves
 
     @staticmethod

@@ -6,13 +6,12 @@ more lock, held for a moment only, so that two programs whose stacks merely over
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from sandmask.records._lock import lock
+from sandmask._locking import lock
 
 _SUFFIX = ".lock"
 _TURN = ".turn"
@@ -22,10 +21,7 @@ _TURN = ".turn"
 def turn(folder: Path) -> Iterator[None]:
     """Wait for, and hold, the folder's one lock over all locks. For a moment: never train under it."""
     with _opened(folder / _TURN, "a+") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file, wait=True)
         yield
 
 
@@ -49,8 +45,12 @@ def claim(folder: Path, stack: str, run_ids: Sequence[str]) -> Iterator[bool]:
         yield file is not None
     finally:
         if file is not None:
-            with turn(folder):
-                path.unlink(missing_ok=True)
+            try:
+                # The lock must not outlive the claim where the disk has become read-only: its process would wait for
+                # itself. A lock file that stays is free, and the next holder takes it.
+                with suppress(OSError), turn(folder):
+                    path.unlink(missing_ok=True)
+            finally:
                 file.close()
 
 
@@ -59,8 +59,13 @@ def _taken(path: Path, run_ids: Sequence[str]) -> FileIO | None:
     if not lock(file):
         file.close()
         return None
-    os.ftruncate(file.fileno(), 0)
-    file.write(json.dumps(list(run_ids)).encode())
+    try:
+        os.ftruncate(file.fileno(), 0)
+        file.write(json.dumps(list(run_ids)).encode())
+    except OSError as error:
+        file.close()
+        error.filename = str(path)
+        raise
     return file
 
 
@@ -76,7 +81,16 @@ def claims(folder: Path) -> dict[str, list[str]]:
         try:
             with _opened(path, "r+") as file:
                 if not lock(file):
-                    found[path.name.removesuffix(_SUFFIX)] = json.loads(file.readall() or b"[]")
+                    found[path.name.removesuffix(_SUFFIX)] = _runs(file.readall())
         except FileNotFoundError:
             continue
     return found
+
+
+def _runs(content: bytes | None) -> list[str]:
+    """The runs that a lock file names; none where a disk has damaged it. Its stack is locked all the same."""
+    try:
+        runs = json.loads(content or b"[]")
+    except ValueError:
+        return []
+    return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else []

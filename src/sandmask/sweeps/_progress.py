@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,16 @@ class StackProgress:
                 self.cells.pop(record.spec.id, None)
                 self._keep(record.spec, choice.value[0], float(held_out))
 
+    def start(self) -> None:
+        """Write the first file. On a full or read-only disk this fails, before time is spent on training."""
+        self._write("running", done=0, rate=0.0)
+
     def write(self, state: str, **more: Any) -> None:
-        """Write the file now."""
+        """Write the file now. It only informs: training goes on where it cannot be written."""
+        with suppress(OSError):
+            self._write(state, **more)
+
+    def _write(self, state: str, **more: Any) -> None:
         cells = list(self.cells.values())
         write_json(
             self.folder.progress(self.stack),

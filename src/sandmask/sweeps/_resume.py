@@ -1,56 +1,76 @@
 """Stacks that an earlier, interrupted run left half-trained."""
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from sandmask.errors import SandmaskError
+from sandmask._replacing import remove_abandoned
 from sandmask.records import RunSpec
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._stacks import Cap, PlannedStack, equal_parts, stack_id
 from sandmask.training import split_checkpoint
-from sandmask.training.checkpoint import load_checked
+from sandmask.training.checkpoint import DamagedFileError, load_metadata
+
+STOPPED_SECONDS = 3600.0  # after which a request to stop is forgotten, where its program was killed
 
 
 def unfinished_stacks(
-    folder: SweepFolder, missing: Sequence[RunSpec], finished: set[str], cap: Cap
+    folder: SweepFolder, missing: Sequence[RunSpec], finished: set[str], cap: Cap, *, idle: bool = False
 ) -> list[PlannedStack]:
     """The stacks whose checkpoints are in the folder, as far as their runs are missing.
 
     They go on as they were; in parts where `cap` is smaller now, and without the runs that are finished. A checkpoint
     that overlaps a larger one (a split was cut short) is removed: the larger one is as far. One that holds other runs
-    is left alone: it is of a stack under way, or was asked for once. Call it while holding the folder's turn.
+    is left alone: it is of a stack under way, or was asked for once. Only metadata are read: tensors are checked by the
+    job that resumes. Call it while holding the folder's turn.
+
+    :param idle: nobody trains in the folder, so that damaged checkpoints belong to nobody and are removed.
     """
     specs = {run.id: run for run in missing}
     found: list[PlannedStack] = []
     taken: set[str] = set()
-    for path, ids in sorted(_checkpoints(folder), key=lambda item: (-len(item[1]), item[1])):
+    for path, ids in sorted(_checkpoints(folder, idle=idle), key=lambda item: (-len(item[1]), item[1])):
         wanted = [specs[run] for run in ids if run in specs and run not in taken]
         if not set(ids) <= (finished | specs.keys()):
             continue
         parts = equal_parts(wanted, max(1, cap(wanted))) if wanted else []
-        split_into(folder, path, parts)
+        split_or_remove(folder, path, parts)
         taken.update(ids)
         found += [PlannedStack(part) for part in parts]
     return found
 
 
 def remove_leftovers(folder: SweepFolder) -> None:
-    """Remove what killed processes were writing. Call it in one's turn, when nobody trains."""
-    for pattern in (".*.tmp", "*.lock"):
+    """Remove what killed processes left behind. Call it in one's turn, when nobody trains."""
+    remove_abandoned(folder.path)
+    for pattern in (".*.tmp", "*.lock", "*.stop"):
         for path in folder.stacks.glob(pattern):
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # its program removed it
+                if pattern != "*.stop" or time.time() - path.stat().st_mtime > STOPPED_SECONDS:
+                    path.unlink()
 
 
-def _checkpoints(folder: SweepFolder) -> list[tuple[Path, tuple[str, ...]]]:
-    """Each checkpoint and its runs. One that cannot be read, or is damaged, is removed: its stack starts anew."""
+def _checkpoints(folder: SweepFolder, *, idle: bool) -> list[tuple[Path, tuple[str, ...]]]:
+    """Each checkpoint and its runs. Damaged ones are removed where the folder is idle: their stacks start anew."""
     found = []
     for path in folder.stacks.glob("[!.]*.checkpoint.safetensors"):
         try:
-            metadata, _ = load_checked(path)
-            found.append((path, tuple(metadata["runs"])))
-        except (SandmaskError, KeyError):
-            path.unlink(missing_ok=True)
+            found.append((path, tuple(load_metadata(path)["runs"])))
+        except (DamagedFileError, KeyError):
+            if idle:
+                path.unlink(missing_ok=True)
     return found
+
+
+def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Sequence[RunSpec]]) -> None:
+    """Like `split_into`; a damaged checkpoint is removed, and its runs start anew. Its runs must be claimed by nobody
+    else.
+    """
+    try:
+        split_into(folder, checkpoint, parts)
+    except DamagedFileError:
+        checkpoint.unlink(missing_ok=True)
 
 
 def split_into(folder: SweepFolder, checkpoint: Path, parts: Sequence[Sequence[RunSpec]]) -> None:

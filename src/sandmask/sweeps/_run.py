@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sandmask._replacing import replacing
+from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
@@ -18,6 +19,7 @@ from sandmask.sweeps._stacks import Cap, PlannedStack, group
 
 POLL_SECONDS = 0.3
 LOSSES = 20  # of workers in a row, without a run finished in between, before stacks are given up
+LONGEST = 400  # characters of an error in a message
 
 
 @dataclass
@@ -87,7 +89,7 @@ class _Driver:
             if not busy:
                 remove_leftovers(self.folder)
             free = [run for run in missing if run.id not in busy | finished]
-            begun = unfinished_stacks(self.folder, free, finished, self.cap)
+            begun = unfinished_stacks(self.folder, free, finished, self.cap, idle=not busy)
         taken = {run.id for stack in begun for run in stack.specs}
         return begun + group([run for run in free if run.id not in taken], self.cap)
 
@@ -108,6 +110,8 @@ class _Driver:
                 elif isinstance(error, BrokenExecutor):
                     broken.append(futures[future])
                     death = error
+                elif isinstance(error, SandmaskError):  # the executor cannot be used: the user has to correct it
+                    raise error
                 else:
                     self._lost([futures[future]], error)
             if broken:  # one worker died, and the executor gave up all that was waiting for it
@@ -117,12 +121,14 @@ class _Driver:
             stop = stop_file(self.folder, self.options.session)
             try:
                 if not clean:  # interrupted, or worse: ask the jobs to save and stop
-                    stop.touch()
-            finally:  # also where the disk has no room for that, or at a second interrupt
+                    with suppress(OSError):  # a full disk must not hide the first error
+                        stop.touch()
+            finally:  # also at a second interrupt
                 try:
                     executor.shutdown(wait=True, cancel_futures=not clean)
                 finally:
-                    stop.unlink(missing_ok=True)
+                    with suppress(OSError):
+                        stop.unlink(missing_ok=True)
 
     def _job(self, stack: PlannedStack) -> Job:
         source = self.expansion.sources[stack.specs[0].dataset]
@@ -141,16 +147,18 @@ class _Driver:
         target = self.folder.records(name)
         with turn(self.folder.stacks):
             if not target.exists():
-                with replacing(target) as temporary:
+                with replacing(target, durable=True) as temporary:
                     temporary.write_bytes(content)
 
     def _lost(self, stacks: Sequence[PlannedStack], error: BaseException) -> None:
         """A worker died. What waited for it is planned again, unless that keeps happening while nothing gets done."""
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[-LONGEST:]}"  # some have a whole traceback
         runs = [run.id for stack in stacks for run in stack.specs]
         done = len(self.folder.finished())
-        self.notice(f"a worker was lost ({type(error).__name__}: {error}); {len(runs)} runs are planned again")
         self.losses = self.losses + 1 if done == self.done_at_loss else 1
         self.done_at_loss = done
+        if self.losses == 1:  # further losses in a row are counted, and reported if they do not end
+            self.notice(f"a worker was lost ({said}); {len(runs)} runs are planned again")
         if self.losses > LOSSES:
-            reason = f"workers were lost {self.losses} times in a row, at last by {type(error).__name__}: {error}"
+            reason = f"workers were lost {self.losses} times in a row, at last by {said}"
             self.result.failed.update(dict.fromkeys(runs, reason))

@@ -1,13 +1,15 @@
 """Where a sweep stands, from its folder alone: any process may look."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sandmask.records import RunSpec
 from sandmask.sweeps._folder import SweepFolder, read_json
 from sandmask.sweeps._locks import claims, turn
+
+_CELL = {"env": int, "trial": int, "draw": int, "value": float, "held_out": float}
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,27 @@ def _live(folder: SweepFolder) -> set[str]:
 
 
 def _progress(folder: SweepFolder) -> list[dict[str, Any]]:
-    """What stacks said of themselves; a file that says something else is passed over."""
-    needed = {*StackStatus.__dataclass_fields__, "state", "cells"}
+    """What stacks said of themselves; a file that says something else is ignored."""
     found = (read_json(path) for path in sorted(folder.stacks.glob("[!.]*.progress.json")))
-    return [each for each in found if isinstance(each, dict) and needed <= each.keys()]
+    return [each for each in found if each is not None and _is_progress(each)]
+
+
+def _is_progress(data: dict[str, Any]) -> bool:
+    cells = data.get("cells")
+    return (
+        _fits(data, {**{name: each.type for name, each in StackStatus.__dataclass_fields__.items()}, "state": str})
+        and data["steps"] > 0
+        and isinstance(cells, list)
+        and all(isinstance(cell, dict) and _fits(cell, _CELL) for cell in cells)
+    )
+
+
+def _fits(data: dict[str, Any], kinds: Mapping[str, Any]) -> bool:
+    """Whether every name is there with a value of its kind; a whole number is a number too."""
+    return all(
+        isinstance(data.get(name), int | float if kind is float else kind) and data[name] == data[name]
+        for name, kind in kinds.items()
+    )
 
 
 def _stack_status(data: dict[str, Any]) -> StackStatus:

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -12,19 +13,28 @@ from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 from sandmask.sweeps._spec import SweepSpec
 
+_CHECKSUM = "# crc32 = "  # at the top, so that a file that was cut short still has it
 _LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages")
 _COUNTS = ("n_hparams", "n_trials", "steps", "checkpoint_every", "seed")
 _WORDS = ("space", "network", "weights", "precision")
 
 
-def read_sweep(path: Path) -> dict[str, Any]:
-    """The fields that a file sets, checked one by one; `SweepSpec(**fields)` is the sweep."""
+def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
+    """The fields that a file sets, checked one by one; `SweepSpec(**fields)` is the sweep.
+
+    :param verify: compare the content with the checksum in the first line, where there is one.
+    """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes().decode("utf-8")
+        if verify:
+            _verify(path, text)
+        data = tomllib.loads(text)
     except FileNotFoundError as error:
         raise SandmaskError(f"There is no file {path}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SandmaskError(f"{path} is no TOML: {error}") from error
+        raise SandmaskError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise SandmaskError(f"{path} is not valid TOML: its values are nested too deeply.") from error
     names = [each.name for each in fields(SweepSpec)]
     problems = [f"{path}: unknown key {key!r}. {closest(key, names)}" for key in data if key not in names]
     if problems:
@@ -49,11 +59,25 @@ def _checked(path: Path, key: str, value: Any) -> Any:
     return dict(value) if key == "hparams" else value
 
 
+def _verify(path: Path, text: str) -> None:
+    first, _, rest = text.partition("\n")
+    if first.startswith(_CHECKSUM) and first != _checksum(rest):
+        raise SandmaskError(
+            f"{path} is not what was written: it is damaged, or it was edited. Put back what was there. If you "
+            "edited it, remove its first line, which is a checksum."
+        )
+
+
+def _checksum(text: str) -> str:
+    return f"{_CHECKSUM}{zlib.crc32(text.encode()):08x}"
+
+
 def write_sweep(sweep: SweepSpec, path: Path) -> None:
-    """Write a sweep; the file appears whole or not at all."""
+    """Write a sweep, with a checksum in the first line. The file appears whole or not at all, and is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(to_toml(sweep), encoding="utf-8")
+    text = to_toml(sweep)
+    with replacing(path, durable=True) as temporary:
+        temporary.write_text(f"{_checksum(text)}\n{text}", encoding="utf-8", newline="\n")
 
 
 def to_toml(sweep: SweepSpec) -> str:

@@ -1,7 +1,6 @@
 """Trees of tensors on disk: written whole or not at all, read back into the same structure."""
 
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ def _named_leaves(tree: Any) -> dict[str, Tensor]:
 
 
 def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Of all that a file says: a disk may flip a bit, and a wrong number would go on being trained."""
+    """CRC32 of metadata and tensors: a disk may flip a bit, and training would go on with a wrong number."""
     checksum = zlib.crc32(json.dumps(metadata).encode())
     for name in sorted(tensors):
         checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
@@ -43,32 +42,36 @@ def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in _named_leaves(tree).items()}
     # One entry: several come in any order, and the same tree is to make the same file.
     text = json.dumps({**metadata, _CHECKSUM: _checksum(metadata, tensors)})
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(save(tensors, {"sandmask": text}))
-        file.flush()
-        os.fsync(file.fileno())
+    with replacing(path, durable=True) as temporary:
+        temporary.write_bytes(save(tensors, {"sandmask": text}))
+
+
+class DamagedFileError(SandmaskError):
+    """The content of a file is not what was written. A file that could not be read is not damaged by that."""
 
 
 def _damaged(path: Path) -> SandmaskError:
-    return SandmaskError(f"{path} is damaged: it is not what was written. Delete it to start the run anew.")
+    return DamagedFileError(f"{path} is damaged: it is not what was written. Delete it to start the run anew.")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
+        path.open("rb").close()  # too many open files, or no permission: safetensors has the same error for damage
         with safe_open(path, framework="pt") as file:
             yield file
-    except (OSError, SafetensorError) as error:
-        raise SandmaskError(
-            f"{path} cannot be read as a checkpoint: {error}. Delete it to start the run anew."
-        ) from error
+    except OSError as error:
+        raise SandmaskError(f"{path} cannot be read as a checkpoint: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        kind = SandmaskError if "os error" in str(error) else DamagedFileError
+        raise kind(f"{path} cannot be read as a checkpoint: {error}. Delete it to start the run anew.") from error
 
 
 def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
     """The metadata of an open file, and its checksum: None in files of an earlier version."""
     text = (file.metadata() or {}).get("sandmask")
     if text is None:
-        raise SandmaskError(f"{path} was not written by sandmask: it has no run description.")
+        raise DamagedFileError(f"{path} was not written by sandmask: it has no run description.")
     try:
         metadata: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:

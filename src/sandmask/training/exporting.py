@@ -8,7 +8,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 from sandmask.training.trained import TrainedRun
@@ -62,19 +63,12 @@ def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str]
         what = "a folder" if path.is_dir() else "a device"
         raise SandmaskError(f"{path} is {what}. Name the file to write, such as model{chosen.suffix}.")
     module = run.module().cpu().requires_grad_(False)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{chosen.suffix}")
-    try:
-        with _quiet(), _explained(run, chosen.name, path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+    with _quiet(), _explained(run, chosen.name, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=True, suffix=chosen.suffix) as temporary:
             example = torch.zeros(2, *run.input_shape)
             chosen.write(module, example, json.dumps(run.info.to_json()), temporary)
             difference = _compare(module, chosen.read(temporary), run)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-    finally:
-        with suppress(OSError):  # there is none, or its folder is no folder
-            temporary.unlink()
     return Exported(path, difference)
 
 

@@ -5,7 +5,6 @@ pooch checks files but starts every download anew, so this part is our own.
 
 import http.client
 import json
-import os
 import re
 import time
 import urllib.error
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sandmask._replacing import replacing
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 
@@ -182,6 +182,5 @@ def _read_origin(part: Path) -> _Origin | None:
 
 
 def _write_origin(part: Path, origin: _Origin) -> None:
-    temporary = _origin_file(part).with_suffix(".tmp")
-    temporary.write_text(json.dumps(asdict(origin)), encoding="utf-8")
-    os.replace(temporary, _origin_file(part))  # noqa: PTH105 - what it is called everywhere
+    with replacing(_origin_file(part)) as temporary:
+        temporary.write_text(json.dumps(asdict(origin)), encoding="utf-8")

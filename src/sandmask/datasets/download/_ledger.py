@@ -1,12 +1,14 @@
 """What was first seen in a data folder: checksums of archives, and of the folders made from them."""
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from sandmask._locking import lock
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 
 NAME = "sandmask-data.json"
@@ -51,11 +53,10 @@ class Ledger:
         return content
 
     def _write(self, content: dict[str, dict[str, dict[str, Any]]]) -> None:
-        temporary = self.path.with_name(f".{NAME}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            temporary.replace(self.path)
+            with replacing(self.path) as temporary:
+                temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         except OSError as error:
             raise SandmaskError(f"{self.path} cannot be written ({error.strerror}).") from error
 
@@ -65,19 +66,13 @@ def sole_user(data_dir: Path) -> Iterator[None]:
     """Hold the data folder's lock, so that two downloads do not write the same files."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        lock = (data_dir / LOCK).open("a")
+        file = FileIO(data_dir / LOCK, "a")
     except OSError as error:
         raise SandmaskError(f"{data_dir} cannot be written to ({error.strerror}).") from error
-    with lock as file:
-        try:
-            import fcntl
-        except ImportError:  # no such locks here
-            yield
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SandmaskError(f"Another `sandmask data` is at work in {data_dir}. Wait for it.") from error
-        except OSError:  # a file system without locks: better to go on than not
-            pass
+    with file:
+        taken = False
+        with suppress(SandmaskError):  # a file system without locks: downloading unguarded is better than not at all
+            taken = not lock(file)
+        if taken:
+            raise SandmaskError(f"Another `sandmask data` is at work in {data_dir}. Wait for it.")
         yield

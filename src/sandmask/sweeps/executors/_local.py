@@ -33,7 +33,8 @@ class WorkerExecutor(ProcessPoolExecutor):
     """Fresh worker processes (not forked: a GPU does not survive that), each with a device of its own.
 
     They leave Ctrl-C to the process that started them, which asks them to save and stop, and they end with it. A second
-    Ctrl-C, while that one waits for them, kills them.
+    Ctrl-C, while that one waits for them, kills them. SIGTERM, which a batch system sends to all processes at once, is
+    deferred by `run_job` until the stack has been saved.
     """
 
     def __init__(self, workers: int, devices: tuple[str, ...] = ()) -> None:
@@ -42,7 +43,7 @@ class WorkerExecutor(ProcessPoolExecutor):
         super().__init__(workers, mp_context=context, initializer=_prepare, initargs=arguments)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As always; a worker that this starts is born deaf to Ctrl-C, which may come while it imports."""
+        """As always; a worker that this starts has SIGINT blocked, which may come while it imports."""
         with _interrupts_wait():
             return super().submit(fn, *args, **kwargs)
 

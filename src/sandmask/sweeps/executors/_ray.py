@@ -1,8 +1,13 @@
 """On a Ray cluster: one that runs already, or one started here for the while."""
 
-from collections.abc import Callable
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from sandmask.errors import SandmaskError
@@ -12,6 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 RETRIES = 5  # of a job whose worker or machine was lost
+CONNECT_SECONDS = 10.0
 
 
 class RayExecutor(Executor):
@@ -35,11 +41,13 @@ class RayExecutor(Executor):
     def _connect(self, address: str | None, cpus: int | None) -> None:
         here = {} if address else {"num_cpus": cpus, "include_dashboard": False}
         try:
-            self._ray.init(address=address or "local", log_to_driver=False, logging_level="error", **here)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+            _check_reachable(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
+            with _own_sigterm():
+                self._ray.init(address=address or "local", log_to_driver=False, logging_level="error", **here)
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise SandmaskError(
-                f"Ray cannot be reached or started (address {address!r}): {error} "
-                "Start a cluster with `ray start --head`, or leave --ray-address away to have one here."
+                f"Ray cannot be reached or started (address {address!r}): {str(error).rstrip('.')}. "
+                "Start a cluster with `ray start --head`, or omit --ray-address to start one here."
             ) from error
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -70,6 +78,26 @@ class RayExecutor(Executor):
             wait_for(pending)
         if self._started:
             self._ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Connect to the address once. Ray itself tries for more than ten minutes where nothing answers."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the program's handler of SIGTERM: Ray installs one that exits at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if former is None else former)
 
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:

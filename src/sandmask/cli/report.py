@@ -24,6 +24,7 @@ from sandmask.reports import FORMATS, build_report, render
 from sandmask.selection import RULES
 
 _PAPER = ("training-domain", "oracle")
+MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 
 
 def report(
@@ -61,9 +62,11 @@ def report(
     ] = "ERM",
     statistics: Annotated[bool, typer.Option(help="Whether to compare with the baseline.")] = True,
     draws: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Hyperparameter draws that a complete cell has.")
+        int | None, typer.Option(metavar="N", min=1, max=MOST, help="Hyperparameter draws that a complete cell has.")
     ] = None,
-    trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Trials that a complete cell has.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=MOST, help="Trials that a complete cell has.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE|-", help="Write to this file instead of the screen.")
     ] = None,

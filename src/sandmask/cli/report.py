@@ -11,6 +11,7 @@ from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.cli._options import JsonOption
 from sandmask.cli._page import (
     check_format,
+    check_is_no_record,
     check_open,
     check_two_files,
     open_page,
@@ -97,6 +98,7 @@ def report(
     check_format(format_name)
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
     check_two_files(html, tables)
+    check_is_no_record(html, tables)
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))
     runs = read_with_patience(directory) if html else read_runs(directory)
     settings: dict[str, Any] = {

@@ -185,3 +185,17 @@ def test_the_format_is_checked_before_anything_is_read(tmp_path: Path) -> None:
     assert "--html FILE, such as --html report.html" in str(result.exception)
     result = run(report, tmp_path / "nowhere", "--format", "markdwon")
     assert "Did you mean 'markdown'" in str(result.exception)
+
+
+@pytest.mark.parametrize("option", ["--output", "--html"])
+def test_records_are_not_overwritten_by_their_tables(store: Path, option: str) -> None:
+    (archive,) = store.glob("*.parquet")
+    before = archive.read_bytes()
+    result = run(report, store, option, archive)
+    assert isinstance(result.exception, SandmaskError)
+    assert "named like a file of records" in str(result.exception)
+    assert archive.read_bytes() == before
+
+
+def test_absurd_numbers_of_draws_are_refused(store: Path) -> None:
+    assert run(report, store, "--draws", 10**9).exit_code == 2

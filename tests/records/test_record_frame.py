@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sandmask.errors import SandmaskError
 from sandmask.records import frame, load_records, write_archive
 from sandmask.records.testing import made_up_run, made_up_sweep
 
@@ -106,3 +107,21 @@ def test_a_frame_takes_no_more_memory_than_its_columns() -> None:
     tracemalloc.stop()
     assert len(found) == 10 * 2 * 5 * 2 * 10 * 200
     assert peak < 1.6 * found.memory_usage().sum()
+
+
+def test_the_longer_of_two_records_of_a_run_is_taken_and_contradictions_are_named(tmp_path: Path) -> None:
+    run = made_up_run([[0.5, 0.5], [0.6, 0.6]])
+    short = replace(
+        run,
+        steps=run.steps[:1],
+        accuracy_in=run.accuracy_in[:1],
+        accuracy_out=run.accuracy_out[:1],
+        metrics={},
+        status="running",
+    )
+    write_archive([short], tmp_path / "a.records.parquet")
+    write_archive([run], tmp_path / "b.records.parquet")
+    assert len(load_records(tmp_path)) == 4
+    write_archive([replace(run, accuracy_in=1 - run.accuracy_in)], tmp_path / "c.records.parquet")
+    with pytest.raises(SandmaskError, match="has different records"):
+        load_records(tmp_path)

@@ -1,6 +1,7 @@
 """Reading: files, folders and archives as runs, and what is wrong is named."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -257,3 +258,22 @@ def test_reading_an_archive_does_not_load_pandas(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     count, loaded = result.stdout.split()
     assert (int(count) > 0, loaded) == (True, "False")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs links and pipes")
+def test_folders_and_pipes_named_like_records_are_passed_over(tmp_path: Path) -> None:
+    save(tmp_path / "a.jsonl", made_up_run([[0.5, 0.5]]))
+    (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert len(read_runs(tmp_path)) == 1
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"gone\.jsonl"):
+        read_runs(tmp_path)
+
+
+def test_changed_line_endings_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    save(path, made_up_run([[0.5, 0.5]]))
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(SandmaskError, match=r":1 .*became CRLF"):
+        read_runs(path)

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
@@ -101,3 +102,26 @@ def test_a_huge_name_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(SandmaskError, match=r"records\.jsonl:1 .*has 5,000,000 characters, and at most 1,000"):
         read_runs(tmp_path)
     assert time.monotonic() - begin < 20
+
+
+def test_extreme_metrics_and_any_hyperparameters_make_a_page() -> None:
+    run = made_up_run([[0.5, 0.5]] * 3, hparams={"lr": 0.1, "layers": [1, 2], "flag": True, "none": None})
+    extreme = replace(run, metrics={"huge": np.array([1e308, -1e308, 1.0]), "tiny": np.array([5e-324, 0.0, np.inf])})
+    assert "<html" in render_html([extreme], ["training-domain"])
+
+
+def test_a_run_that_holds_out_everything_is_not_selected() -> None:
+    cell = build_report([made_up_run([[0.5]], test_envs=[0])]).rules[0].datasets["Toy"].cells["ERM", "0"]
+    assert cell.mean is None
+
+
+@pytest.mark.parametrize("name", ["Avg", "all", "Averages", "", "-", "__proto__"])
+def test_names_that_the_report_uses_itself_are_only_names(name: str) -> None:
+    runs = [replace(run, env_names=(name, "b", "c")) for run in made_up_sweep(["ERM", "IRM"], dataset=name)]
+    report = build_report([*runs, *made_up_sweep(["ERM", "IRM"], dataset="other")])
+    for format_name in FORMATS:
+        render(report, format_name)
+    statistics = report.rules[0].statistics
+    assert statistics is not None
+    found = [item for item in statistics.comparisons if item.method == "IRM" and item.against_baseline is not None]
+    assert sorted(item.against_baseline.pairs for item in found if item.against_baseline) == [6, 6, 12]

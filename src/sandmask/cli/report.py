@@ -11,6 +11,7 @@ from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.cli._options import JsonOption
 from sandmask.cli._page import (
     check_format,
+    check_is_no_record,
     check_open,
     check_two_files,
     open_page,
@@ -24,6 +25,7 @@ from sandmask.reports import FORMATS, build_report, render
 from sandmask.selection import RULES
 
 _PAPER = ("training-domain", "oracle")
+MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 
 
 def report(
@@ -61,9 +63,11 @@ def report(
     ] = "ERM",
     statistics: Annotated[bool, typer.Option(help="Whether to compare with the baseline.")] = True,
     draws: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Hyperparameter draws that a complete cell has.")
+        int | None, typer.Option(metavar="N", min=1, max=MOST, help="Hyperparameter draws that a complete cell has.")
     ] = None,
-    trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Trials that a complete cell has.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=MOST, help="Trials that a complete cell has.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE|-", help="Write to this file instead of the screen.")
     ] = None,
@@ -94,6 +98,7 @@ def report(
     check_format(format_name)
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
     check_two_files(html, tables)
+    check_is_no_record(html, tables)
     names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))
     runs = read_with_patience(directory) if html else read_runs(directory)
     settings: dict[str, Any] = {

@@ -24,6 +24,8 @@ def check_run(run_id: str, spec: RunSpec, env_names: Sequence[Any], classes: Seq
     check_names("class", classes)
     if len(set(env_names)) != len(env_names):
         raise ValueError(f"two environments have the same name: {list(env_names)}")
+    if not env_names:
+        raise ValueError("no environment is named")
     outside = [env for env in spec.test_envs if env >= len(env_names)]
     if outside:
         raise ValueError(f"environment {outside[0]} is held out where {len(env_names)} are named")
@@ -78,6 +80,8 @@ def check_values(kind: str, value: Any) -> None:
         check_names(kind, [value])
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{kind} hold {value}, which is not a finite number")
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ValueError(f"{kind} hold an integer of more than 64 bits")
 
 
 def check_accuracies(values: Any, environments: int) -> None:

@@ -34,10 +34,14 @@ def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.D
     that most rows lack is a sparse column; `frame.sparse.to_dense()` makes an ordinary one of it.
     """
     curves = Curves()
-    for run in split_averages(iterate_runs(path)):
-        if run.spec.id in curves.specs:  # the same run in two files: which one counts is known when all are read
+    seen: set[str] = set()
+    for run in iterate_runs(path):
+        if run.spec.id in seen:  # the same run in two files: which one counts is known when all are read
             return frame(read_runs(path), hparams=hparams)
-        curves.add(run)
+        seen.add(run.spec.id)
+        for record in split_averages([run]):
+            if record.spec.id not in curves.specs:
+                curves.add(record)
     return _frame(curves, hparams)
 
 

@@ -45,7 +45,8 @@ def checksum(raw: bytes, before: int, *, required: bool) -> tuple[int, bool]:
     stated = _CRC.search(raw, max(0, len(raw) - _CRC_LENGTH))
     if stated is None:
         if required:
-            raise ValueError("its checksum is missing")
+            crlf = "; its line ending became CRLF, which an editor may have done" if raw.endswith(b"\r\n") else ""
+            raise ValueError(f"its checksum is missing{crlf}")
         return zlib.crc32(raw[:-1], before), False
     crc = zlib.crc32(raw[:-_CRC_LENGTH] + b"}", before)
     if crc != int(stated[1], 16):

@@ -36,9 +36,11 @@ def _files(path: str | os.PathLike[str]) -> list[Path]:
     root = Path(path)
     if not root.exists():
         raise SandmaskError(f"{root} does not exist. Name a folder of records, a .jsonl file or an archive.")
-    if root.is_file():
+    if not root.is_dir():
         return [root]
-    return sorted([*root.rglob("*.jsonl"), *root.rglob(f"*{ARCHIVE_SUFFIX}")])
+    found = sorted([*root.rglob("*.jsonl"), *root.rglob(f"*{ARCHIVE_SUFFIX}")])
+    # Folders and pipes of such a name hold no records. A broken link should: opening it says so.
+    return [file for file in found if file.is_file() or not file.exists()]
 
 
 def _read(file: Path) -> list[RunRecord]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 
-from sandmask.printed import AVERAGE
 from sandmask.reports._data import Cell, Table
 
 BEST_NOTE = (
@@ -11,15 +10,15 @@ BEST_NOTE = (
 )
 
 
-def best_cells(table: Table) -> set[tuple[str, str]]:
-    """The (method, column) of each column's best cell; "Avg" is the column of averages."""
-    found = set()
+def best_cells(table: Table) -> set[tuple[str, str | None]]:
+    """The (method, column) of each column's best cell; None is the column of averages."""
+    found: set[tuple[str | None, str | None]] = set()
     for column in table.columns:
         best = best_method({m: table.cells[m, column] for m in table.methods}, table.chances.get(column))
         found.add((best, column))
     known = [table.chances[column] for column in table.columns if column in table.chances]
     chance = sum(known) / len(known) if known and len(known) == len(table.columns) else None
-    found.add((best_method(table.averages, chance), AVERAGE))
+    found.add((best_method(table.averages, chance), None))
     return {(method, column) for method, column in found if method is not None}
 
 

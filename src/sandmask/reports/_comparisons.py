@@ -26,7 +26,7 @@ def compare(trials: Mapping[str, Trials], baseline: str) -> Statistics | None:
         return None
     scopes = {dataset: [dataset] for dataset in trials}
     if len(trials) > 1:
-        scopes[ALL] = list(trials)
+        scopes[ALL if ALL not in trials else f"{ALL} datasets"] = list(trials)
     comparisons: list[Comparison] = []
     critical = {}
     for scope, datasets in scopes.items():

@@ -30,16 +30,20 @@ class Trial:
 
 @dataclass(frozen=True)
 class Parts:
-    """What an average is over: `found` of `of` columns, which are of this kind ("environments", "datasets")."""
+    """What an average is over: `found` of `of` columns, which are of this kind ("environments", "datasets").
+
+    `in_part` says that some of those columns are averages over fewer columns than they should be.
+    """
 
     found: int
     of: int
     kind: str
+    in_part: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether no column is missing."""
-        return self.found == self.of
+        """Whether nothing is missing."""
+        return self.found == self.of and not self.in_part
 
 
 @dataclass(frozen=True)

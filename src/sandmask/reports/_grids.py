@@ -97,8 +97,9 @@ def cell_text(cell: Cell) -> str:
 
 def _partial(cell: Cell) -> Iterator[str]:
     """What a number lacks: columns, runs."""
-    if cell.parts is not None and not cell.parts.complete:
-        yield f"{cell.parts.found}/{cell.parts.of} {cell.parts.kind}"
+    parts = cell.parts
+    if parts is not None and not parts.complete:
+        yield f"{parts.found}/{parts.of} {parts.kind}" if parts.found < parts.of else "in part"
     if cell.have != cell.expected:
         yield f"{cell.have}/{cell.expected} runs"
 

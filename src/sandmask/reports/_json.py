@@ -5,7 +5,6 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from sandmask.printed import AVERAGE
 from sandmask.reports._best import best_cells
 from sandmask.reports._data import Cell, Report, RuleReport, Statistics, Table, Trial
 
@@ -56,7 +55,7 @@ def _table(table: Table) -> dict[str, Any]:
                 "cells": {
                     column: _cell(table.cells[method, column], (method, column) in best) for column in table.columns
                 },
-                "average": _cell(table.averages[method], (method, AVERAGE) in best),
+                "average": _cell(table.averages[method], (method, None) in best),
             }
             for method in table.methods
         ],
@@ -88,7 +87,7 @@ def _cell(cell: Cell, best: bool) -> dict[str, Any]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    content: dict[str, Any] = {"trial_seed": trial.trial_seed, "missing": [asdict(gap) for gap in trial.gaps]}
+    content: dict[str, Any] = {"trial_seed": trial.trial_seed, "missing": [dict(vars(gap)) for gap in trial.gaps]}
     if trial.selected is not None:
         content |= {
             "run": trial.selected.run.spec.id,

@@ -62,13 +62,13 @@ def _mean_of(cells: Sequence[Cell], of: int, kind: str) -> Cell:
     :param of: how many columns of this `kind` a complete average is over.
     """
     means = [cell.mean for cell in cells if cell.mean is not None]
-    found = sum(cell.parts.complete if cell.parts else True for cell in cells if cell.mean is not None)
+    in_part = any(cell.parts is not None and not cell.parts.complete for cell in cells if cell.mean is not None)
     return Cell(
         mean=sum(means) / len(means) if means else None,
         have=sum(cell.have for cell in cells),
         expected=sum(cell.expected for cell in cells),
         diverged=sum(cell.diverged for cell in cells),
-        parts=Parts(found, of, kind),
+        parts=Parts(len(means), of, kind, in_part),
     )
 
 

@@ -1,5 +1,6 @@
 """One trial of one cell: what a rule chose, and what is missing."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,10 +55,12 @@ def settle_trial(
 ) -> Trial:
     """Apply a rule to one trial's runs of a cell and take stock of what it had to choose from."""
     alone = [run for run in runs if run.spec.test_envs == (test_env,)]
+    of_draw: defaultdict[int, list[RunRecord]] = defaultdict(list)
+    for run in alone:
+        of_draw[run.spec.hparams_seed].append(run)
     gaps = []
     for draw in draws:
-        drawn = [run for run in alone if run.spec.hparams_seed == draw]
-        why = _why_missing(rule, drawn, runs)
+        why = _why_missing(rule, of_draw.get(draw, []), runs)
         if why is not None:
             gaps.append(Gap(trial_seed, draw, why))
     considered = [run for run in runs if rule.needs_pairs or len(run.spec.test_envs) == 1]

@@ -28,10 +28,10 @@ def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) ->
     """What each run offers under a rule, in the order of `hparams_seed`.
 
     `runs` are those of one dataset, algorithm and trial; the ones that hold out `test_env` alone are judged.
-    Runs that are not finished, and those that the rule cannot judge, offer nothing.
+    Runs that are not finished, that hold out every environment, or that the rule cannot judge offer nothing.
     """
     settled = [run for run in runs if is_settled(run) and len(run.steps)]
-    judged = [run for run in settled if run.spec.test_envs == (test_env,)]
+    judged = [run for run in settled if run.spec.test_envs == (test_env,) and run.train_envs]
     judged.sort(key=lambda run: (run.spec.hparams_seed, run.spec.seed, run.spec.id))
     offers = []
     for run in judged:

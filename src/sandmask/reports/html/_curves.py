@@ -13,6 +13,7 @@ from sandmask.reports.html._detail import Detail, kept_metrics
 from sandmask.reports.html._offers import Offers
 
 RUNS_PER_CHUNK = 128
+_LARGEST = 1e300  # what is beyond has no differences that a float can hold, and is drawn as missing
 _WIDE = 100  # a metric that spans more than this factor is divided on a logarithmic scale
 
 _Floats = NDArray[np.float64]
@@ -90,6 +91,7 @@ def run_curves(run: RunRecord, kept: NDArray[np.int64], detail: Detail) -> list[
 
 
 def _metric(name: str, values: _Floats, levels: int) -> Curve:
+    values = np.where(np.abs(values) < _LARGEST, values, np.nan)
     finite = values[np.isfinite(values)]
     if not len(finite):
         return Curve(name, values, 0.0, 1.0, levels)

@@ -1,5 +1,6 @@
 """What a page knows of every run without its curves: columns, one entry a run."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,11 +42,11 @@ def run_columns(runs: Sequence[RunRecord], methods: Sequence[str], offers: Offer
         "checkpoints": [len(run.steps) for run in runs],
         "steps": [run.spec.steps for run in runs],
     }
-    columns["hparams"] = [hparams.of(tuple(sorted(run.spec.hparams.items()))) for run in runs]
+    columns["hparams"] = [hparams.of(json.dumps(run.spec.hparams, sort_keys=True)) for run in runs]
     columns["settings"] = [settings.of(_settings(run)) for run in runs]
     return {
         "columns": columns,
-        "hparams": [dict(items) for items in hparams.found],
+        "hparams": [json.loads(text) for text in hparams.found],
         "settings": [dict(items) for items in settings.found],
         "offers": {rule: _offer_columns(len(runs), offers[rule]) for rule in offers},
     }

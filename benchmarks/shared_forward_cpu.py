@@ -14,7 +14,7 @@ from benchmarks.mask_step_cpu import ENVS, mlp
 from sandmask import SANDMask, backward, record
 
 MASK = SANDMask(tau=0.8)
-SIZES = {512: 5, 64: 30}  # batch per environment: readings
+SIZES = {512: 5, 256: 10, 64: 30}  # batch per environment: readings
 
 
 def split_losses(logits: Tensor, y: Tensor) -> list[Tensor]:

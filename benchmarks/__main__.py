@@ -4,6 +4,7 @@ import importlib
 
 NAMES = (
     "mask_step_cpu",
+    "shared_forward_cpu",
     "diagnostics_cost",
     "start_up",
     "mask_step_gpu",

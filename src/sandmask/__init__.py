@@ -23,6 +23,7 @@ tensor([[-1.,  0.]])
 - `backward`: losses in, `.grad` filled, a `MaskReport` back. Works with a generator of losses, mixed
   precision and gradient accumulation.
 - `environment_gradients`, `environment_moments`, `set_gradients`: from a model and one batch an environment.
+- `record`: one forward pass over all environments, and one backward pass for all of their losses.
 - `find_leaks`, `freeze_batchnorm`: keep environments from seeing each other.
 - `sandmask.distributed`: environments that live in several processes.
 - `sandmask.diagnostics`: what the mask does, step by step, for TensorBoard or as a table.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         environment_moments,
         find_leaks,
         freeze_batchnorm,
+        record,
         set_gradients,
     )
     from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, MaskWarning, SANDMask
@@ -73,6 +75,7 @@ __all__ = [
     "freeze_batchnorm",
     "load_records",
     "load_run",
+    "record",
     "set_gradients",
 ]
 
@@ -81,7 +84,7 @@ _HOMES = {
     "sandmask": ["diagnostics", "distributed"],
     "sandmask.gradients": [
         *("Leak", "MaskReport", "MaskSummary", "backward", "environment_gradients", "environment_moments"),
-        *("find_leaks", "freeze_batchnorm", "set_gradients"),
+        *("find_leaks", "freeze_batchnorm", "record", "set_gradients"),
     ],
     "sandmask.masks": [
         *("ANDMask", "GeometricMean", "GradientMoments", "Mask", "MaskError", "MaskWarning", "SANDMask"),

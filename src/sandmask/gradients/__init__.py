@@ -4,6 +4,7 @@ from sandmask.gradients._backward import backward
 from sandmask.gradients._environments import environment_gradients, environment_moments, set_gradients
 from sandmask.gradients._layers import UnsupportedError
 from sandmask.gradients._one_pass import OnePass
+from sandmask.gradients._recording import Recording, record
 from sandmask.gradients._report import MaskReport, MaskSummary
 from sandmask.gradients._validator import Leak, find_leaks, freeze_batchnorm
 
@@ -12,11 +13,13 @@ __all__ = [
     "MaskReport",
     "MaskSummary",
     "OnePass",
+    "Recording",
     "UnsupportedError",
     "backward",
     "environment_gradients",
     "environment_moments",
     "find_leaks",
     "freeze_batchnorm",
+    "record",
     "set_gradients",
 ]

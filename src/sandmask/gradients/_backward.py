@@ -95,9 +95,23 @@ def backward(
     >>> report.dead_fraction
     0.5
     """
-    how = resolve_processes(processes, group)
     scaling = Scaling(scaler)
     collect = partial(collect_moments, scaling=scaling, retain_graph=retain_graph, check_finite=check_finite)
+    return masked_backward(losses, params, mask, collect, scaling, processes, group, on_report)
+
+
+def masked_backward(
+    losses: Losses,
+    params: Params,
+    mask: Mask,
+    collect: Callable[..., GradientMoments],
+    scaling: Scaling,
+    processes: Processes | None,
+    group: dist.ProcessGroup | None,
+    on_report: Callable[[MaskReport], object] | None,
+) -> MaskReport:
+    """Fill `.grad`, with `collect` to fold the losses' gradients into moments."""
+    how = resolve_processes(processes, group)
     if how == "alone":
         named = _checked(params, mask)
         if isinstance(losses, Collection) and not (isinstance(losses, Tensor) and losses.ndim != 1):

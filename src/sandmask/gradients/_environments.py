@@ -1,7 +1,6 @@
 """Per-environment gradients of a model: one environment after the other, or many at once. The numbers are the same."""
 
 from collections.abc import Callable, Iterable, Iterator
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,7 @@ from sandmask.gradients._backward import fill_gradients
 from sandmask.gradients._layers import UnsupportedError
 from sandmask.gradients._losses import scalar_loss
 from sandmask.gradients._merging import merge
-from sandmask.gradients._one_pass import NoParameters, OnePass
+from sandmask.gradients._one_pass import NoParameters, OnePass, known_cases
 from sandmask.gradients._params import check_mask, trainable_parameters
 from sandmask.gradients._processes import Message, Processes, describe_mask, parameter_norms, resolve_processes
 from sandmask.gradients._report import MaskReport
@@ -26,9 +25,6 @@ NamedGradients = dict[str, Tensor]
 # What fails in these ways may well work in a loop (`vmap` takes no branch on a value, and has not every rule); if not,
 # that has the plainer error.
 _REFUSED = (UnsupportedError, RuntimeError)
-
-# Models, and the sizes and shapes with which their examples were seen to be independent of each other.
-_independent: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
 
 
 @torch.enable_grad()
@@ -200,7 +196,7 @@ def _one_pass(
     alike = {(x.shape[1:], x.dtype, x.device) for x, _ in batches}
     if len(alike) > 1:
         raise UnsupportedError("the environments' examples differ in shape or type")
-    known, case = _independent.setdefault(model, set()), (*sizes, *alike, model.training)
+    known, case = known_cases(model), (*sizes, *alike, model.training)
     tape = OnePass(params, sizes, fold=fold, traces=case not in known)
     with tape:
         output = model(tape.trace(torch.cat([x for x, _ in batches])))

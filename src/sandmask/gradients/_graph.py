@@ -39,7 +39,7 @@ def check_graph(loss: Tensor, model_key: Tensor) -> None:
             "together (and, where environments share a forward pass, the environments), and its running "
             "averages mix all environments. Call `sandmask.freeze_batchnorm(model)`; "
             "`sandmask.find_leaks(model)` lists the layers.",
-            stacklevel=8,  # the caller of `backward`
+            stacklevel=9,  # the caller of `backward`
         )
 
 

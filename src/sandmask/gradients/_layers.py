@@ -84,6 +84,27 @@ class _Conv2d(torch.autograd.Function):
         return None, of_x, None, None, None, None, None, None
 
 
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tape: "OnePass", ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
+        ctx.tape, ctx.param, ctx.padding = tape, weight, padding
+        ctx.save_for_backward(ids)
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        weight, padding = ctx.param, -1 if ctx.padding is None else ctx.padding
+        of_rows = torch.ops.aten.embedding_dense_backward
+
+        def of_weight(g: Tensor, i: Tensor) -> Tensor:
+            of_one: Tensor = of_rows(g, i, len(weight), padding, False)
+            return of_one
+
+        ctx.tape.add(weight, lambda: ctx.tape.by_environment(of_weight, grad.contiguous(), ids))
+        return None, None, None, None
+
+
 class _FrozenBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, *own: Any) -> Tensor:
@@ -165,6 +186,27 @@ def _conv2d(
     return _Conv2d.apply(tape, input, weight, bias, *how, groups)  # type: ignore[no-untyped-call]
 
 
+def _embedding(
+    tape: "OnePass",
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,  # noqa: ARG001 - of `max_norm`
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        raise UnsupportedError("an embedding has max_norm, scale_grad_by_freq or sparse")
+    if input.ndim > 1 and input.shape[0] == 1:  # positions that all examples share
+        input = input.expand(sum(tape.rows), *input.shape[1:])  # noqa: A001
+    if input.shape[:1] != (sum(tape.rows),):
+        raise UnsupportedError(f"an embedding's input has the shape {tuple(input.shape)}")
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += len(weight)
+    return _Embedding.apply(tape, input, weight, padding_idx)  # type: ignore[no-untyped-call]
+
+
 def _batch_norm(
     tape: "OnePass",
     input: Tensor,  # noqa: A002
@@ -213,6 +255,7 @@ def _group_norm(
 LAYERS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
     torch.conv2d: _conv2d,
+    F.embedding: _embedding,
     F.batch_norm: _batch_norm,
     F.layer_norm: _layer_norm,
     F.group_norm: _group_norm,

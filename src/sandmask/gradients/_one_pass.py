@@ -9,17 +9,26 @@ A parameter that is used in any other way raises `UnsupportedError`, and the cal
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sandmask.gradients._layers import LAYERS, UnsupportedError
-from sandmask.masks import TensorMoments, stack_moments
+from sandmask.masks import MaskError, TensorMoments, stack_moments
 
 Rows = Sequence[int]  # examples of each environment, in the order of the concatenated batch
+
+# Models, and the sizes and shapes with which their examples were seen to be independent of each other.
+_independent: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
+
+
+def known_cases(model: nn.Module) -> set[object]:
+    """The cases in which the model's examples were seen to be independent of each other, to be added to."""
+    return _independent.setdefault(model, set())
 
 
 class NoParameters(TorchFunctionMode):
@@ -53,11 +62,14 @@ class OnePass(TorchFunctionMode):
         self.folds = fold
         self._traced: list[Tensor] | None = [] if traces else None
         self._records = True
+        self._running = False
         self._moments: dict[str, TensorMoments] = {}
         self.rows = list(rows)
         self._names = {id(param): name for name, param in params.items()}
         self._params = params
         self._stacks: dict[str, Tensor] = {}
+        self._used: set[int] = set()
+        self.shares = False  # whether a parameter was used twice
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -66,10 +78,13 @@ class OnePass(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs):  # whether its parameters are watched or not
             raise UnsupportedError("batch-norm in training mode mixes environments")
-        if not any(id(leaf) in self._names for leaf in pytree.tree_leaves((args, kwargs))):
+        own = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self._names}
+        if not own:
             return func(*args, **kwargs)
         layer = LAYERS.get(func)
         if layer is not None:
+            self.shares = self.shares or not own.isdisjoint(self._used)
+            self._used |= own
             output: Tensor = layer(self, *args, **kwargs)
             if self._traced is not None and output.requires_grad:
                 self._traced.append(output)
@@ -87,6 +102,11 @@ class OnePass(TorchFunctionMode):
 
     def add(self, param: Tensor | None, stack: Callable[[], Tensor]) -> None:
         """Add gradients `[E, *shape]` of a parameter; a shared one is added to."""
+        if not self._running:
+            raise MaskError(
+                "This forward pass was recorded, and its weights have no gradient in an ordinary backward pass. Call "
+                "`recording.backward(losses, mask)`, or compute the loss outside of `sandmask.record`."
+            )
         if param is None or id(param) not in self._names or not self._records:
             return
         name = self._names[id(param)]
@@ -124,7 +144,7 @@ class OnePass(TorchFunctionMode):
         if not self._traced:
             return
         self._records = False
-        gradients = torch.autograd.grad(loss, self._traced, retain_graph=True, allow_unused=True)
+        gradients = self._differentiate(loss, self._traced, retain_graph=True)
         self._records, self._traced = True, None
         if any(gradient is not None and bool(gradient[self.rows[0] :].any()) for gradient in gradients):
             raise UnsupportedError("examples do not pass through the model independently of each other")
@@ -135,16 +155,29 @@ class OnePass(TorchFunctionMode):
         Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
         `autograd.Function`.
         """
-        if any(grad is not None for grad in torch.autograd.grad(losses, leaves, allow_unused=True)):
+        if any(grad is not None for grad in self._differentiate(losses, leaves)):
             raise UnsupportedError("a parameter is used by a function that cannot be watched")
+
+    def _differentiate(
+        self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        self._running = True
+        try:
+            return torch.autograd.grad(losses, inputs, allow_unused=True, retain_graph=retain_graph)
+        finally:
+            self._running = False
 
     def moments(self) -> dict[str, TensorMoments]:
         """Name -> moments, of those parameters that were used."""
         return self._moments
 
+    def used(self) -> dict[str, Tensor]:
+        """Name -> `[E, *shape]`, of those parameters that were used."""
+        return {name: stack.detach() for name, stack in self._stacks.items()}
+
     def gradients(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`; zeros for parameters that were not used."""
-        found = {name: stack.detach() for name, stack in self._stacks.items()}
+        found = self.used()
         return {
             name: found[name] if name in found else param.new_zeros(len(self.rows), *param.shape)
             for name, param in self._params.items()

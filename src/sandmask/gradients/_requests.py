@@ -59,14 +59,14 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 def choose_method(method: Method, model: nn.Module, params: Mapping[str, Tensor], at_once: int) -> Method:
     """ "loop" where environments have to be taken one after the other, or are better; `at_once` are kept if not."""
-    reason = None if method == "loop" else _apart(model, params)
+    reason = None if method == "loop" else why_apart(model, params)
     if reason is not None and method == "batched":
         raise MaskError(f'The environments cannot be batched: {reason}. Use method="loop".')
     too_many = at_once * sum(p.numel() for p in params.values()) > STACK_LIMIT
     return "loop" if reason is not None or (method == "auto" and too_many) else method
 
 
-def _apart(model: nn.Module, params: Mapping[str, Tensor]) -> str | None:
+def why_apart(model: nn.Module, params: Mapping[str, Tensor]) -> str | None:
     """Why every environment needs a pass of its own: what would else go unnoticed, or be noticed too late."""
     for name, module in model.named_modules():
         if isinstance(module, _NormBase) and module.training and module.running_mean is not None:

@@ -77,12 +77,16 @@ class GradientMoments:
     def of_named(
         cls, named: Mapping[str, TensorMoments], like: Mapping[str, Tensor], *, check_finite: bool = True
     ) -> "GradientMoments":
-        """Moments that are there already, of gradients with the dtype of `like`; of finite ones if `check_finite`."""
+        """Moments that are there already, of gradients with the dtypes of `like`, whose other tensors have none.
+
+        With `check_finite` they should be of finite gradients.
+        """
         self = cls(check_finite=check_finite)
-        self.layout = Layout.of({name: moments.mean for name, moments in named.items()})
+        self.layout = Layout.of(like)
         self.count = next(iter(named.values())).count
-        for i, (name, moments) in enumerate(named.items()):
-            self._append(i, moments, like[name].dtype)
+        for i, (name, tensor) in enumerate(like.items()):
+            if name in named:
+                self._append(i, named[name], tensor.dtype)
         return self
 
     @property

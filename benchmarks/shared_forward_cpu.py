@@ -1,0 +1,78 @@
+"""What a mask costs where all environments share a forward pass: the Spirals MLP, 16 environments, on the CPU.
+
+`recorded` is `sandmask.record`; `a list of losses` takes a backward pass for each loss through the shared graph.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks._measure import Action, alternate, print_rows
+from benchmarks.mask_step_cpu import ENVS, mlp
+from sandmask import SANDMask, backward, record
+
+MASK = SANDMask(tau=0.8)
+SIZES = {512: 5, 256: 10, 64: 30}  # batch per environment: readings
+
+
+def split_losses(logits: Tensor, y: Tensor) -> list[Tensor]:
+    return [F.cross_entropy(rows, of) for rows, of in zip(logits.chunk(ENVS), y, strict=True)]
+
+
+def erm(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    F.cross_entropy(model(x.flatten(0, 1)), y.flatten()).backward()  # type: ignore[no-untyped-call]
+
+
+def recorded(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    with record(model, [y.shape[1]] * ENVS) as recording:
+        logits = model(x.flatten(0, 1))
+    recording.backward(split_losses(logits, y), MASK)
+
+
+def shared(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    backward(split_losses(model(x.flatten(0, 1)), y), model.named_parameters(), MASK)
+
+
+def generated(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    backward((F.cross_entropy(model(a), b) for a, b in zip(x, y, strict=True)), model.named_parameters(), MASK)
+
+
+WAYS = {
+    "ERM": erm,
+    "recorded": recorded,
+    "a list of losses": shared,
+    "separate passes, a generator": generated,
+}
+
+
+def measure(batch_size: int, repeats: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    x, y = torch.randn(ENVS, batch_size, 18), torch.randint(0, 2, (ENVS, batch_size))
+
+    def step(way: Callable[[nn.Module, Tensor, Tensor], None]) -> Action:
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def act() -> None:
+            optimizer.zero_grad()
+            way(model, x, y)
+            optimizer.step()
+
+        return act
+
+    return alternate({name: step(way) for name, way in WAYS.items()}, repeats)
+
+
+def main() -> None:
+    rows: list[tuple[str, ...]] = [("batch per environment", *(f"{name}, ms" for name in WAYS), "recorded / ERM")]
+    for batch_size, repeats in SIZES.items():
+        times = measure(batch_size, repeats)
+        ratio = f"{times['recorded'] / times['ERM']:.2f}"
+        rows.append((str(batch_size), *(f"{1e3 * times[name]:.1f}" for name in WAYS), ratio))
+    print_rows("Spirals MLP, 16 environments that share a forward pass: SAND-mask step over ERM step", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""`sandmask.record`: one forward pass over all environments, and one backward pass for all of their losses."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from sandmask.gradients._backward import masked_backward
+from sandmask.gradients._layers import UnsupportedError
+from sandmask.gradients._losses import EnvironmentGradients, scalar_loss
+from sandmask.gradients._one_pass import OnePass, known_cases
+from sandmask.gradients._processes import Processes
+from sandmask.gradients._report import MaskReport
+from sandmask.gradients._requests import trainable, why_apart
+from sandmask.gradients._scaling import Scaling
+from sandmask.masks import GradientMoments, Mask, MaskError
+
+_INSTEAD = "Compute the losses in separate forward passes, and pass them to `sandmask.backward`."
+
+
+def record(model: nn.Module, sizes: Sequence[int]) -> "Recording":
+    """Record one forward pass of `model` over the examples of all environments.
+
+    Losses that share a forward pass take a backward pass each in `sandmask.backward`. A recorded forward pass takes
+    one for all of them, in which linear, convolution, embedding and normalization layers keep the gradients of their
+    weights apart by environment. The numbers are the same to rounding.
+
+    Call the model once inside of the `with` block, on the environments' examples one after the other. The first
+    dimension of its input is that of the examples, and examples must not depend on each other. A model that uses
+    parameters in other ways, or has batch-norm in training mode, raises a `MaskError`.
+
+    :param model: whose parameters that require gradients are to be filled.
+    :param sizes: the number of examples of each environment, in the order of the input's rows.
+
+    >>> import torch, sandmask
+    >>> model = torch.nn.Linear(2, 1)
+    >>> x, y, sizes = torch.randn(7, 2), torch.randn(7, 1), [4, 3]  # two environments
+    >>> with sandmask.record(model, sizes) as recording:
+    ...     errors = (model(x) - y).square()
+    >>> losses = [part.mean() for part in errors.split(sizes)]
+    >>> report = recording.backward(losses, sandmask.ANDMask(tau=1.0))
+    >>> model.weight.grad.shape
+    torch.Size([1, 2])
+    """
+    return Recording(model, sizes)
+
+
+class Recording:
+    """A recorded forward pass; made by `sandmask.record`."""
+
+    def __init__(self, model: nn.Module, sizes: Sequence[int]) -> None:
+        if not isinstance(model, nn.Module):
+            raise MaskError(f"Parameter `model` should be a `torch.nn.Module`. Found {type(model).__name__}.")
+        self._sizes = [int(size) for size in sizes]
+        if len(self._sizes) < 2 or min(self._sizes) < 1:
+            raise MaskError(
+                "Parameter `sizes` should hold the number of examples of each of at least two environments, each at "
+                f"least 1. Found `sizes` = {self._sizes}."
+            )
+        self._params = trainable(model)
+        if (reason := why_apart(model, self._params)) is not None:
+            raise MaskError(f"The forward pass cannot be recorded: {reason}. {_INSTEAD}")
+        self._known = known_cases(model)
+        # Sizes may change from step to step; looking again at each would cost a second backward pass.
+        self._case = ("recorded", sum(self._sizes), model.training)
+        self._tape: OnePass | None = OnePass(self._params, self._sizes, traces=self._case not in self._known)
+        self._active = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._tape is None:
+            raise MaskError("A recording is used once. Call `sandmask.record` again for the next step.")
+        self._active.enter_context(self._tape)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._active.close()
+        if isinstance(error, UnsupportedError):
+            raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
+
+    def backward(
+        self,
+        losses: Sequence[Tensor] | Tensor,
+        mask: Mask,
+        *,
+        processes: Processes | None = None,
+        group: dist.ProcessGroup | None = None,
+        scaler: GradScaler | None = None,
+        check_finite: bool = True,
+        on_report: Callable[[MaskReport], object] | None = None,
+    ) -> MaskReport:
+        """Fill `.grad` of the model's parameters with the masked mean gradient, as `sandmask.backward` does.
+
+        :param losses: one scalar loss for each environment, computed from the recorded forward pass, each from its
+            own examples.
+        :param mask: for example `SANDMask(tau=0.8)`.
+
+        The other parameters are those of `sandmask.backward`.
+        """
+        scaling = Scaling(scaler)
+        collect = partial(self._collect, scaling=scaling, check_finite=check_finite)
+        named = self._params.items()
+        return masked_backward(losses, named, mask, collect, scaling, processes, group, on_report)
+
+    @torch.enable_grad()
+    def _collect(
+        self,
+        losses: Sequence[Tensor] | Tensor,
+        named: Mapping[str, Tensor],
+        mask: Mask,
+        *,
+        scaling: Scaling,
+        check_finite: bool,
+        transform: Callable[[Iterator[EnvironmentGradients]], Iterator[EnvironmentGradients]] | None = None,
+    ) -> GradientMoments:
+        checked = [scalar_loss(loss, e) for e, loss in enumerate(losses)]
+        if len(checked) != len(self._sizes):
+            raise MaskError(
+                f"Parameter `losses` should hold a loss for each of the {len(self._sizes)} environments in `sizes`. "
+                f"Found {len(checked)}."
+            )
+        scaling.check_unscaled(checked[0])
+        tape = self._taken()
+        on_cpu = all(param.device.type == "cpu" for param in named.values())
+        tape.folds = on_cpu and not (scaling.active or transform or mask.needs_log_magnitude or tape.shares)
+        self._run(tape, checked, [scaling.scale_loss(loss) for loss in checked])
+        check_finite = check_finite and not scaling.active
+        if tape.folds:
+            return _folded(tape, named, checked, check_finite=check_finite)
+        used = tape.used()
+        stacks = dict(zip(named, scaling.unscale([used.get(name) for name in named]), strict=True))
+        if transform is None:
+            return GradientMoments.of_stack(stacks, log_magnitude=mask.needs_log_magnitude, check_finite=check_finite)
+        moments = mask.new_moments(check_finite=check_finite)
+        for gradients in transform(_unstacked(list(stacks.values()), len(checked))):
+            moments.update(dict(zip(named, gradients, strict=True)))
+        return moments
+
+    def _taken(self) -> OnePass:
+        if self._tape is None:
+            raise MaskError("The graph of a recorded forward pass is freed by `backward`. Record another one.")
+        tape, self._tape = self._tape, None
+        return tape
+
+    def _run(self, tape: OnePass, losses: Sequence[Tensor], scaled: Sequence[Tensor]) -> None:
+        try:
+            if self._case not in self._known:
+                tape.check_independence(losses[0])
+                self._known.add(self._case)
+            tape.run(scaled, list(self._params.values()))
+        except UnsupportedError as error:
+            raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
+
+
+def _unstacked(stacks: Sequence[Tensor | None], count: int) -> Iterator[EnvironmentGradients]:
+    return ([None if stack is None else stack[e] for stack in stacks] for e in range(count))
+
+
+def _folded(
+    tape: OnePass, named: Mapping[str, Tensor], losses: Sequence[Tensor], *, check_finite: bool
+) -> GradientMoments:
+    found = tape.moments()
+    if not found:
+        raise MaskError("No loss depends on a recorded layer. Was the model called inside of the `with` block?")
+    if check_finite:
+        for name, moments in found.items():
+            if not bool(moments.mean.isfinite().all()):
+                bad = [e for e, loss in enumerate(losses) if not bool(loss.isfinite())]
+                where = f"The loss of environment {bad[0]} is not finite either." if bad else "All losses are finite."
+                raise MaskError(f"The gradient of `{name}` should be finite. Found inf or NaN. {where}")
+    return GradientMoments.of_named(found, named, check_finite=check_finite)

@@ -1,0 +1,182 @@
+"""A recorded forward pass gives what separate forward passes give, and mistakes in its use are named."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import functional as F
+
+import sandmask
+from sandmask.masks import ANDMask, GeometricMean, Mask, MaskError, SANDMask
+
+MASKS = [ANDMask(0.6), SANDMask(0.1, rescale="sparsity"), GeometricMean(0.6)]
+
+
+class Sentences(nn.Module):
+    """Token and position embeddings, and a head that is used twice; `unused` is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(9, 8, padding_idx=0), nn.Embedding(5, 8)
+        self.head, self.unused = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.words(ids) + self.places(torch.arange(ids.shape[1])[None])
+        x = x + self.head(x).mean(2, keepdim=True)
+        logits: Tensor = self.head(F.layer_norm(x, (8,)).mean(1))
+        return logits
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def convnet() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "mlp": (mlp, lambda n: torch.randn(n, 4)),
+    "convnet": (convnet, lambda n: torch.randn(n, 1, 4, 4)),
+    "sentences": (Sentences, lambda n: torch.randint(0, 9, (n, 5))),
+}
+
+
+def make(case: str, sizes: list[int]) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    build, draw = CASES[case]
+    return build(), draw(sum(sizes)), torch.randint(0, 3, (sum(sizes),))
+
+
+def losses_of(logits: Tensor, y: Tensor, sizes: list[int]) -> list[Tensor]:
+    return [F.cross_entropy(rows, of) for rows, of in zip(logits.split(sizes), y.split(sizes), strict=True)]  # type: ignore[no-untyped-call]
+
+
+def recorded(case: str, sizes: list[int], mask: Mask, **options: Any) -> tuple[nn.Module, sandmask.MaskReport]:
+    model, x, y = make(case, sizes)
+    with sandmask.record(model, sizes) as recording:
+        logits = model(x)
+    return model, recording.backward(losses_of(logits, y, sizes), mask, **options)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("sizes", [[6, 6, 6], [5, 2, 7, 4]])
+@pytest.mark.parametrize("mask", MASKS, ids=repr)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_separate_passes(case: str, mask: Mask, sizes: list[int]) -> None:
+    model, report = recorded(case, sizes, mask)
+    twin, x, y = make(case, sizes)
+    losses = (F.cross_entropy(twin(rows), of) for rows, of in zip(x.split(sizes), y.split(sizes), strict=True))  # type: ignore[no-untyped-call]
+    expected = sandmask.backward(losses, twin.named_parameters(), mask)
+    torch.testing.assert_close(gradients(model), gradients(twin), rtol=1e-3, atol=1e-6)
+    assert report.environments == expected.environments == len(sizes)
+    assert list(report.per_tensor) == list(expected.per_tensor)
+
+
+def test_a_scaler_changes_nothing() -> None:
+    plain, _ = recorded("mlp", [6, 6, 6], SANDMask(0.1))
+    model, _ = recorded("mlp", [6, 6, 6], SANDMask(0.1), scaler=GradScaler("cpu", init_scale=64.0))
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        torch.testing.assert_close(p.grad / 64, q.grad)
+
+
+def test_sizes_may_change_from_step_to_step() -> None:
+    model, x, y = make("mlp", [6, 6, 6])
+    for sizes in ([6, 6, 6], [10, 2, 6], [6, 12]):
+        with sandmask.record(model, sizes) as recording:
+            logits = model(x)
+        assert recording.backward(losses_of(logits, y, sizes), ANDMask(0.6)).environments == len(sizes)
+
+
+def test_reports_are_handed_over() -> None:
+    reports: list[sandmask.MaskReport] = []
+    _, report = recorded("mlp", [4, 4], ANDMask(1.0), on_report=reports.append)
+    assert reports == [report]
+
+
+@pytest.mark.parametrize("sizes", [[], [4], [4, 0]])
+def test_sizes_are_checked(sizes: list[int]) -> None:
+    with pytest.raises(MaskError, match="`sizes`"):
+        sandmask.record(mlp(), sizes)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [(Scaled(), "a parameter is used by mul"), (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "statistics")],
+)
+def test_models_that_cannot_be_recorded_are_refused(model: nn.Module, reason: str) -> None:
+    message = rf"cannot be recorded: .*{reason}.*separate forward passes"
+    with pytest.raises(MaskError, match=message), sandmask.record(model, [2, 2]):
+        model(torch.randn(4, 4))
+    assert torch.ones(2).sum() == 2  # nothing is recorded any more
+
+
+def test_mistakes_are_named() -> None:
+    sizes = [4, 4, 4]
+    model, x, y = make("mlp", sizes)
+    with sandmask.record(model, sizes) as recording:
+        logits = model(x)
+    losses = losses_of(logits, y, sizes)
+    with pytest.raises(MaskError, match=r"3 environments.*Found 2"):
+        recording.backward(losses[:2], ANDMask(1.0))
+    recording.backward(losses, ANDMask(1.0))
+    with pytest.raises(MaskError, match="Record another one"):
+        recording.backward(losses, ANDMask(1.0))
+    with pytest.raises(MaskError, match="used once"), recording:
+        pass
+
+
+def test_losses_that_mix_environments_are_an_error() -> None:
+    sizes = [4, 4]
+    model, x, y = make("mlp", sizes)
+    with sandmask.record(model, sizes) as recording:
+        logits = model(x)
+    losses = [F.cross_entropy(logits[rows], y[rows]) for rows in (slice(0, None, 2), slice(1, None, 2))]
+    with pytest.raises(MaskError, match="independently"):
+        recording.backward(losses, ANDMask(1.0))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_gradients_that_are_not_finite_are_an_error() -> None:
+    sizes = [4, 4]
+    model, x, y = make("mlp", sizes)
+    with sandmask.record(model, sizes) as recording:
+        logits = model(x)
+    first, second = losses_of(logits, y, sizes)
+    with pytest.raises(MaskError, match=r"should be finite.*environment 1"):
+        recording.backward([first, second * float("inf")], ANDMask(1.0))
+
+
+def test_a_model_outside_of_the_block_is_an_error() -> None:
+    sizes = [4, 4]
+    model, x, y = make("mlp", sizes)
+    with sandmask.record(model, sizes) as recording:
+        pass
+    with pytest.raises(MaskError, match="cannot be watched"):
+        recording.backward(losses_of(model(x), y, sizes), ANDMask(1.0))
+
+
+def test_an_ordinary_backward_pass_through_a_recording_is_an_error() -> None:
+    model, x, _ = make("mlp", [4, 4])
+    with sandmask.record(model, [4, 4]):
+        output = model(x).sum()
+    with pytest.raises(MaskError, match=r"recording\.backward"):
+        output.backward()
+    assert all(p.grad is None for p in model.parameters())

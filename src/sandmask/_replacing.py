@@ -1,9 +1,12 @@
 """Files that appear whole or not at all."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -21,8 +24,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(target)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename in (temporary, str(temporary)):
-            error.filename = str(path)  # the name that its reader knows
+        if isinstance(error, OSError) and (error.filename in (temporary, str(temporary)) or error.errno in _FULL):
+            error.filename = str(path)  # the name that its reader knows; an error of a full disk has none
         with suppress(OSError):  # the folder may be read-only, or gone: what went wrong first is what to hear of
             temporary.unlink(missing_ok=True)
         raise

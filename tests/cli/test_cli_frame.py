@@ -227,6 +227,17 @@ def test_closed_output_is_no_reason_to_stop(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").exists()
 
 
+def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = f"train DebugVector SANDMask --test-env a --steps 1 --hparam batch_size=4 --device cpu --out {tmp_path}"
+    command = [sys.executable, "-m", "sandmask", *words.split()]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, env=ENV, timeout=60)
+    os.close(writer)
+    assert result.returncode == 0
+    assert b"records and model" in result.stdout
+
+
 def test_a_module_with_an_app_is_a_group_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     app = typer.Typer(help="Look after data.")
 

@@ -87,7 +87,7 @@ def train(
     ] = False,
     diagnostics: DiagnosticsOption = False,
     tensorboard: TensorBoardOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/DATASET-ALGORITHM-ID")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME-ID")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:

@@ -110,6 +110,16 @@ def test_a_misspelled_name_is_refused_without_torch(line: str, said: str, tmp_pa
     assert result.stderr.startswith(said)
 
 
+def test_names_that_exist_pass_the_check_without_torch() -> None:
+    code = (
+        "import sys\nfrom sandmask.cli._names import check_names, is_swapped\n"
+        "for dataset in ('Spirals', 'spirals:seed=1', './photos'):\n    check_names(dataset, 'and-mask')\n"
+        "print(is_swapped('ERM', 'Spirals:seed=1'), is_swapped('Spirals', 'ERM'), 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, timeout=60)
+    assert result.stdout == "True False False\n", result.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -52,4 +52,4 @@ def _without_parameters(dataset: str) -> str:
 
 
 def _may_be_folder(dataset: str) -> bool:
-    return any(separator in dataset for separator in {"/", os.sep}) or Path(dataset).is_dir()
+    return any(separator in dataset for separator in {"/", os.sep}) or (dataset != "" and Path(dataset).is_dir())

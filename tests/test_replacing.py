@@ -34,6 +34,13 @@ def test_what_was_not_written_to_its_end_leaves_nothing_behind(tmp_path: Path, e
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_full_disk_names_the_file_that_did_not_fit(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space left") as caught, replacing(tmp_path / "a.txt") as temporary:
+        _fail_halfway(temporary, full)
+    assert caught.value.filename == str(tmp_path / "a.txt")
+
+
 def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "a.txt"
     with pytest.raises(FileNotFoundError) as caught, replacing(path) as temporary:

@@ -110,6 +110,16 @@ def test_a_misspelled_name_is_refused_without_torch(line: str, said: str, tmp_pa
     assert result.stderr.startswith(said)
 
 
+def test_names_that_exist_pass_the_check_without_torch() -> None:
+    code = (
+        "import sys\nfrom sandmask.cli._names import check_names, is_swapped\n"
+        "for dataset in ('Spirals', 'spirals:seed=1', './photos'):\n    check_names(dataset, 'and-mask')\n"
+        "print(is_swapped('ERM', 'Spirals:seed=1'), is_swapped('Spirals', 'ERM'), 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, timeout=60)
+    assert result.stdout == "True False False\n", result.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -225,6 +235,17 @@ def test_closed_output_is_no_reason_to_stop(tmp_path: Path) -> None:
     )
     assert result.returncode == 0
     assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = f"train DebugVector SANDMask --test-env a --steps 1 --hparam batch_size=4 --device cpu --out {tmp_path}"
+    command = [sys.executable, "-m", "sandmask", *words.split()]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, env=ENV, timeout=60)
+    os.close(writer)
+    assert result.returncode == 0
+    assert b"records and model" in result.stdout
 
 
 def test_a_module_with_an_app_is_a_group_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:

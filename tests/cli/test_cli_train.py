@@ -115,6 +115,15 @@ def test_a_long_evaluation_shows_how_far_it_is(
         (("DebugVector", "ERM", "--test-env", "a", "--hparam", "lrr=1"), "Did you mean 'lr'?"),
         (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp8"), "Unknown precision 'fp8'"),
         (("DebugVector", "ERM", "--test-env", "a", "--device", "tpu9"), "Device 'tpu9' cannot be used here"),
+        (("DebugVector", "ERM", "--test-env", "a", "--device", "meta"), "Device 'meta' cannot be used here"),
+        (
+            ("DebugVector", "ERM", "--test-env", "a", "--steps", str(2**63)),
+            "steps should be at least 1 and less than 2^63",
+        ),
+        (
+            ("DebugVector", "ERM", "--test-env", "a", "--checkpoint-every", str(10**30)),
+            "checkpoint_every should be at least 1 and less than 2^63",
+        ),
         (("DebugVector", "ERM", "--test-env", "a", "--network", "resnet5000"), "Unknown network 'resnet5000'"),
         (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp16"), "fp16 is for gradient masks"),
         (

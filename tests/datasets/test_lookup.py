@@ -61,6 +61,8 @@ def test_an_unknown_environment_gets_a_suggestion() -> None:
 
 
 def test_unknown_names_and_options() -> None:
+    with pytest.raises(SandmaskError, match="Unknown dataset ''"):
+        load_dataset("")
     with pytest.raises(SandmaskError, match="Did you mean 'Spirals'"):
         load_dataset("Spiral")
     with pytest.raises(SandmaskError, match=r"Spirals has no option 'nois'. Did you mean 'noise'"):

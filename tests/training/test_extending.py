@@ -9,7 +9,7 @@ import torch
 
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RunSpec
+from sandmask.records import RecordWriter, RunSpec
 from sandmask.training import Progress, RunFolder
 
 Specs = Callable[..., RunSpec]
@@ -89,6 +89,17 @@ def test_what_depends_on_the_number_of_steps_is_refused(
     folder.train(spec_of(steps=12, **options), dataset, device, keep_checkpoint=True)
     with pytest.raises(SandmaskError, match=reason):
         folder.train(spec_of(steps=17, **options), dataset, device)
+
+
+def test_a_run_that_trains_in_another_process_is_left_alone(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.train(spec_of(), dataset, device, keep_checkpoint=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with RecordWriter(tmp_path / "records.jsonl"), pytest.raises(SandmaskError, match="another process"):
+        folder.train(spec_of(steps=17), dataset, device)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_kept_checkpoint_stays_when_the_command_is_repeated(

@@ -117,6 +117,17 @@ def test_a_finished_run_without_all_of_its_records_is_trained_again(
     assert records.read_bytes() == whole
 
 
+def test_a_finished_run_with_a_damaged_model_is_not_called_finished(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    RunFolder(tmp_path).train(spec_of(), dataset, device)
+    model = bytearray((tmp_path / "model.safetensors").read_bytes())
+    model[-8] ^= 0xFF
+    (tmp_path / "model.safetensors").write_bytes(model)
+    with pytest.raises(SandmaskError, match=r"model\.safetensors is damaged.*Delete it"):
+        RunFolder(tmp_path).train(spec_of(), dataset, device)
+
+
 def test_another_runs_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     RunFolder(tmp_path).train(spec_of(), dataset, device)
     for _ in range(2):

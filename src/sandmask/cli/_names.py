@@ -25,15 +25,17 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
     if "torch" in sys.modules or plugins or os.environ.get(VARIABLE) or entry_points(group=GROUP):
         return
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
-    if dataset not in datasets and not _may_be_folder(dataset):
-        datasets[dataset]
+    name = _without_parameters(dataset)
+    if name not in datasets and not _may_be_folder(dataset):
+        datasets[name]
     algorithms[algorithm]
 
 
 def is_swapped(dataset: str, algorithm: str) -> bool:
     """Whether these are an algorithm and a dataset, in that order: each is the name of the other kind alone."""
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
-    return dataset in algorithms and algorithm in datasets and dataset not in datasets and algorithm not in algorithms
+    is_dataset, is_algorithm = _without_parameters(algorithm) in datasets, dataset in algorithms
+    return is_dataset and is_algorithm and dataset not in datasets and algorithm not in algorithms
 
 
 def _catalogue(kind: str) -> Registry[_Name]:
@@ -44,5 +46,10 @@ def _catalogue(kind: str) -> Registry[_Name]:
     return catalogue
 
 
+def _without_parameters(dataset: str) -> str:
+    """The registered name of a dataset that may be a variant: "Spirals" of "Spirals:seed=1"."""
+    return dataset.partition(":")[0]
+
+
 def _may_be_folder(dataset: str) -> bool:
-    return any(separator in dataset for separator in {"/", os.sep}) or Path(dataset).is_dir()
+    return any(separator in dataset for separator in {"/", os.sep}) or (dataset != "" and Path(dataset).is_dir())

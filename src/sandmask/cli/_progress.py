@@ -6,7 +6,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,6 +18,8 @@ from rich.progress import (
 )
 from rich.table import Column
 from rich.text import Text
+
+from sandmask.cli._console import tell
 
 if TYPE_CHECKING:
     from sandmask.records import RunSpec
@@ -69,7 +70,7 @@ class TrainingBar:
         if self._bar:
             self._bar.stop()
         if isinstance(error, KeyboardInterrupt) and self._is_saved():
-            typer.echo(f"Stopped. The run is saved in {self.folder}. Rerun the same command to continue.", err=True)
+            tell(f"Stopped. The run is saved in {self.folder}. Rerun the same command to continue.")
 
     def update(self, report: "Report") -> None:
         """Show one more report."""
@@ -97,7 +98,7 @@ class TrainingBar:
             self._bar.update(self._task, completed=self._done, status=status)
         elif at_once or now - self._last_line > LINE_SECONDS:
             self._last_line = now
-            typer.echo(f"{self.spec.algorithm}: step {self._done}/{self.spec.steps}  {status}", err=True)
+            tell(f"{self.spec.algorithm}: step {self._done}/{self.spec.steps}  {status}")
 
     def _is_saved(self) -> bool:
         """Whether there is a checkpoint: before the first steps, there is nothing to save."""

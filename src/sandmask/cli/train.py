@@ -1,6 +1,5 @@
 """`sandmask train`: one run, from a spec to records and a model."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,7 @@ import typer
 from sandmask._signals import sigterm_raises
 from sandmask._text import printable
 from sandmask.cli import _completion
-from sandmask.cli._console import print_json, print_table
+from sandmask.cli._console import print_json, print_table, tell
 from sandmask.cli._inventory import announce, check_images
 from sandmask.cli._names import check_names
 from sandmask.cli._options import (
@@ -88,7 +87,7 @@ def train(
     ] = False,
     diagnostics: DiagnosticsOption = False,
     tensorboard: TensorBoardOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/DATASET-ALGORITHM-ID")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME-ID")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
@@ -139,11 +138,11 @@ def train(
         averages=listed(average),
     )
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
-        typer.echo(f"warning: {caution}", err=True)
+        tell(f"warning: {caution}")
     folder = RunFolder(out or Path("runs") / spec.folder_name)
     _say_what_is_there(folder, spec, extras=tensorboard is not None or diagnostics)
     if not json:
-        announce(data, partial(typer.echo, err=True))
+        announce(data, tell)
     if not folder.finished(spec):
         check_images(data, keep=True, quiet=json)
     with sigterm_raises(), TrainingBar(spec, folder.path, quiet=json) as bar:
@@ -176,12 +175,9 @@ def _say_what_is_there(folder: "RunFolder", spec: "RunSpec", *, extras: bool) ->
     if not folder.has_model(spec):
         return
     if not folder.finished(spec):
-        typer.echo(
-            f"note: {folder.path / RECORDS} is damaged: lines of this finished run are missing. Training it again.",
-            err=True,
-        )
+        tell(f"note: {folder.path / RECORDS} is damaged: lines of this finished run are missing. Training it again.")
     elif extras:
-        typer.echo("note: this run is finished and is not changed. To train it again, choose another --out.", err=True)
+        tell("note: this run is finished and is not changed. To train it again, choose another --out.")
 
 
 def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
@@ -205,10 +201,7 @@ def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
 def _print(record: "RunRecord", path: Path) -> None:
     spec = record.spec
     if record.status == "diverged":
-        typer.echo(
-            f"Diverged at step {record.diverged_at}: the loss is NaN or infinite. Try a smaller --hparam lr=...",
-            err=True,
-        )
+        tell(f"Diverged at step {record.diverged_at}: the loss is NaN or infinite. Try a smaller --hparam lr=...")
     if len(record.steps):
         rows = [
             (name, "held out" if e in spec.test_envs else "trained on", f"{i:.1%}", f"{o:.1%}")

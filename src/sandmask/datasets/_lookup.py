@@ -21,7 +21,7 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
     text = os.fspath(name_or_path)
     separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
     is_path = isinstance(name_or_path, Path) or any(separator in text for separator in separators) or text == "."
-    if is_path or (not is_registered(text) and Path(text).is_dir()):
+    if is_path or (text != "" and not is_registered(text) and Path(text).is_dir()):
         return image_folder.entry_of(Path(text))
     name, *parameters = text.split(":")
     return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]

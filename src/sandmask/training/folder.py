@@ -18,6 +18,7 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
+from sandmask.training.checkpoint import load_checked
 from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.extending import extend_checkpoint, is_longer
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
@@ -61,7 +62,9 @@ class RunFolder:
         of steps continues from there.
         """
         self._prepare(spec)
-        if not self.finished(spec):
+        if self.finished(spec):
+            load_checked(self.path / MODEL)  # refuses a model that is damaged
+        else:
             with temporary_precision(spec.precision), _out_of_memory_explained(device), ExitStack() as files:
                 # What may refuse comes before the first file: a mistake leaves nothing behind.
                 stack = Stack([spec], dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics)
@@ -135,10 +138,12 @@ class RunFolder:
                     f"{', '.join(_differences(other, spec))}. Choose another folder with --out, or delete that one."
                 )
         if others:
-            if any((self.path / name).exists() for name in (CHECKPOINT, MODEL)):  # otherwise, no step of it was saved
-                extend_checkpoint(self.path / CHECKPOINT, others[0], spec)
-            for name in (RECORDS, MODEL):  # those of the shorter run; the checkpoint holds its evaluations
-                (self.path / name).unlink(missing_ok=True)
+            is_saved = any((self.path / name).exists() for name in (CHECKPOINT, MODEL))
+            with RecordWriter(self.path / RECORDS):  # which refuses a folder where another process trains
+                if is_saved:
+                    extend_checkpoint(self.path / CHECKPOINT, others[0], spec)
+                for name in (RECORDS, MODEL):  # those of the shorter run; the checkpoint holds its evaluations
+                    (self.path / name).unlink(missing_ok=True)
 
 
 def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:

@@ -19,10 +19,10 @@ def choose_device(text: str | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(text)
-        torch.empty(0, device=device)
+        torch.zeros((), device=device).item()  # tensors on some devices, such as meta, have no values
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SandmaskError(f"Device {text!r} cannot be used here: {reason} Try --device cpu.") from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise SandmaskError(f"Device {text!r} cannot be used here: {reason}. Try --device cpu.") from error
     return device
 
 

@@ -43,8 +43,8 @@ def make_spec(
     steps = entry.steps_in(space) if steps is None else steps
     checkpoint_every = entry.checkpoint_every if checkpoint_every is None else checkpoint_every
     for name, value in (("steps", steps), ("checkpoint_every", checkpoint_every)):
-        if value < 1:
-            raise SandmaskError(f"{name} should be at least 1. Found {value}.")
+        if not 1 <= value < 2**63:
+            raise SandmaskError(f"{name} should be at least 1 and less than 2^63. Found {value}.")
     _check_evaluations(steps, checkpoint_every)
     if not 0 <= seed < 2**63:
         raise SandmaskError(f"seed should be from 0 to 2^63 - 1. Found {seed}.")

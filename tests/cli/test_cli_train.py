@@ -244,6 +244,15 @@ def test_a_moved_folder_is_the_same_run(photos: Path, tmp_path: Path, monkeypatc
     assert again == first
 
 
+def test_a_single_class_is_refused(photos: Path, tmp_path: Path) -> None:
+    for domain in ("a", "b", "c"):
+        (photos / domain / "dog").rename(tmp_path / f"{domain}-dog")
+        for number in range(3):
+            Image.new("RGB", (32, 32)).save(photos / domain / "cat" / f"more{number}.png")
+    result = run(str(photos), "ERM", "--test-env", "a", *IMAGES, code=2)
+    assert "has a single class, 'cat'" in result.stderr
+
+
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     result = run(str(tmp_path / "a\x1b[2Jb"), "ERM", "--test-env", "0", code=2)
     assert r"a\x1b[2Jb" in result.stderr

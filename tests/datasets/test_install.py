@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -283,3 +284,38 @@ def test_mnist_files_are_moved_as_they_are(tmp_path: Path) -> None:
 def test_the_paper_sets_load_through_the_registry(tmp_path: Path) -> None:
     with pytest.raises(SandmaskError, match="sandmask data download VLCS"):
         load_dataset("VLCS", tmp_path)
+
+
+def test_a_damaged_tar_leaves_what_was_there(make_folder: Callable[..., Path], tmp_path: Path) -> None:
+    home, packed = tmp_path / "home", io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tarred:
+        tarred.add(make_folder(), "set")
+    (home / "downloads").mkdir(parents=True)
+    (home / "downloads" / "tiny.zip").write_bytes(packed.getvalue())
+    install(tiny("http://127.0.0.1:1/x"), home, keep_archives=True)
+    before = {path: path.read_bytes() for path in (home / "tiny").rglob("*.png")}
+    flipped = bytearray(packed.getvalue())
+    flipped[-5] ^= 1  # in the checksum at the end, which only a reader of the whole file compares
+    (home / "downloads" / "tiny.zip").write_bytes(flipped)
+    Ledger(home).forget("archives", "by hand: tiny.zip")
+    with pytest.raises(SandmaskError, match="CRC check failed"):
+        install(tiny("http://127.0.0.1:1/x"), home, replace=True)
+    assert {path: path.read_bytes() for path in (home / "tiny").rglob("*.png")} == before
+
+
+def test_what_is_replaced_comes_back_if_that_fails(
+    server: FlakyServer, archive: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, home = tiny(server.serve("tiny.zip", archive)), tmp_path / "home"
+    install(source, home, patience=QUICK)
+    rename = Path.rename
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.name == "ready":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        install(source, home, replace=True, patience=QUICK)
+    assert names(home / "tiny") == ["art", "photo"]

@@ -110,6 +110,18 @@ def test_different_folders_of_one_name_are_different_datasets(
     assert dataset_entry(other).name != dataset_entry(root).name
 
 
+def test_environments_that_differ_in_case_or_spaces(make_folder: Callable[..., Path]) -> None:
+    entry = dataset_entry(make_folder(("Camera A", "camera a", "camera_b")))
+    assert [resolve_environment(entry, name) for name in ("Camera A", "camera a", "Camera B", "2")] == [0, 1, 2, 2]
+    with pytest.raises(SandmaskError, match="several environments like 'camera_a': 'Camera A', 'camera a'"):
+        resolve_environment(entry, "camera_a")
+
+
+def test_a_name_holds_nothing_that_acts_on_a_terminal(make_folder: Callable[..., Path], tmp_path: Path) -> None:
+    name = dataset_entry(make_folder(root=tmp_path / "my\x1b[2J\nphotos")).name
+    assert name.startswith("my_[2J_photos-")
+
+
 def test_a_dataset_goes_before_a_folder_of_its_name(
     make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

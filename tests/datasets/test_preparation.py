@@ -61,6 +61,20 @@ def test_terra_without_annotations(tmp_path: Path) -> None:
         terra_incognita.prepare(tmp_path / "x", tmp_path / "ready")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ('{"images": [{}], "annotations": [], "categories": []}', "not a file of annotations as published"),
+        ('{"images": 3, "annotations": [], "categories": []}', "not a file of annotations as published"),
+    ],
+)
+def test_terra_incognita_with_damaged_annotations(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(SandmaskError, match=rf"x\.json .*{message}"):
+        terra_incognita.prepare(tmp_path, tmp_path / "ready")
+
+
 def test_domain_net_drops_repeated_images_of_a_class(tmp_path: Path) -> None:
     extracted = tmp_path / "extracted"
     for domain in domain_net.DOMAIN_NET_IMAGES.domains:

@@ -123,7 +123,7 @@ def test_images_on_the_device_need_no_readers(make_folder: MakeFolder, monkeypat
     assert isinstance(data, ImageDataset)
     assert data.cached_in == "device"
     data.inputs(torch.tensor([0]))
-    assert data._feed.store._pixels is None  # not kept in memory a second time
+    assert data._feed.store._kept is None  # not kept in memory a second time
     data.close()
     for path in root.rglob("*.png"):
         path.unlink()

@@ -167,6 +167,37 @@ def test_a_state_dict_without_names_is_refused(tmp_path: Path) -> None:
     assert "holds no tensors by name" in refusal(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: torch.full_like(value, float("nan")), "contains NaN or inf"),
+        (lambda value: value.to(torch.complex64), "sparse, quantized, complex or empty"),
+        (lambda value: value.to_sparse(), "sparse, quantized, complex or empty"),
+        (lambda value: value.to("meta"), "sparse, quantized, complex or empty"),
+        (lambda value: value.to(torch.int8), "conv1.0.weight holds integers"),
+    ],
+)
+def test_tensors_that_are_no_weights(
+    change: Callable[[Tensor], Tensor], message: str, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.pth"
+    torch.save({**state, "conv1.0.weight": change(state["conv1.0.weight"])}, path)
+    assert message in refusal(path)
+
+
+def test_the_content_of_a_file_decides_how_it_is_read(state: dict[str, Tensor], tmp_path: Path) -> None:
+    save_file(state, tmp_path / "renamed.bin")
+    torch.save(state, tmp_path / "renamed.safetensors")
+    for name in ("renamed.bin", "renamed.safetensors"):
+        assert_same_body(build_featurizer("test_resnet", SHAPE, {}, tmp_path / name)(), state)
+
+
+@pytest.mark.parametrize("content", [b"hello world", b"\x80\x04\x95", b"\x1f\x8b000", b"PK\3\4"])
+def test_other_files(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(content)
+    assert "cannot be read as a PyTorch file" in refusal(tmp_path / "x.pth")
+
+
 class Opinion:
     """Something that is no tensor."""
 

@@ -27,7 +27,7 @@ class Inventory:
     def lines(self) -> list[str]:
         """The inventory in words: a line for all, one for each environment and one for each reason to leave out."""
         total = sum(map(sum, self.counts))
-        sizes = f"{len(self.environments)} environments, {len(self.classes)} classes"
+        sizes = f"{len(self.environments)} environments, {len(self.classes)} class{'es' * (len(self.classes) != 1)}"
         width = max(len(printable(name)) for name in self.environments)
         lines = [f"{printable(self.name)}: {total:,} images, {sizes}"]
         for name, counts in zip(self.environments, self.counts, strict=True):

@@ -65,14 +65,22 @@ def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None 
 def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int:
     """The number of an environment given by its name in the tables, its folder's name, or its number.
 
-    Names go first, in any case and with or without a percent sign: "15" is the second environment of
-    RotatedMNIST.
+    Names take precedence over numbers: "15" is the second environment of RotatedMNIST. Case, spaces and a percent sign
+    do not matter, unless they tell two environments apart.
     """
     wanted = _simplified(str(text))
     for names in (dataset.environments, dataset.domains):
-        simplified = [_simplified(name) for name in names]
-        if wanted in simplified:
-            return simplified.index(wanted)
+        if str(text) in names:
+            return names.index(str(text))
+    for names in (dataset.environments, dataset.domains):
+        matching = [number for number, name in enumerate(names) if _simplified(name) == wanted]
+        if len(matching) > 1:
+            spelled = ", ".join(repr(names[number]) for number in matching)
+            raise SandmaskError(
+                f"{dataset.name} has several environments like {str(text)!r}: {spelled}. Spell it exactly."
+            )
+        if matching:
+            return matching[0]
     n = len(dataset.environments)
     if wanted.isdecimal() and int(wanted) < n:
         return int(wanted)

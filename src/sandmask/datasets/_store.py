@@ -26,6 +26,14 @@ class Stored(NamedTuple):
         return Stored(self.pixels.to(device, non_blocking=True), self.aspects.to(device, non_blocking=True))
 
 
+class _Kept(NamedTuple):
+    """Decoded images by number, and which of them are there."""
+
+    pixels: Tensor  # [N, size, size, 3] uint8
+    aspects: Tensor  # [N] float32
+    filled: bytearray  # [N]
+
+
 class Reading:
     """A batch under way."""
 
@@ -64,10 +72,7 @@ class ImageStore:
         self.size = size
         self.workers = workers
         self.keep = keep
-        n = len(tree.paths)
-        self._pixels: Tensor | None = None
-        self._aspects = torch.ones(n)
-        self._kept = bytearray(n)
+        self._kept: _Kept | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._pool_process = 0
 
@@ -139,12 +144,13 @@ class ImageStore:
 
     def forget(self) -> None:
         """Free the kept images, which are elsewhere now."""
-        self._kept = bytearray(len(self._kept))
-        self._pixels = None
+        self._kept = None
 
     def _reserve(self) -> None:
-        if self._pixels is None:  # pages are taken from the system as images are written to them
-            self._pixels = torch.empty(len(self.tree.paths), self.size, self.size, 3, dtype=torch.uint8)
+        if self._kept is None:  # pages are taken from the system as images are written to them
+            n = len(self.tree.paths)
+            pixels = torch.empty(n, self.size, self.size, 3, dtype=torch.uint8)
+            self._kept = _Kept(pixels, torch.ones(n), bytearray(n))
 
     def _why_corrupt(self, index: int, keep: bool) -> CorruptImageError | None:
         try:
@@ -154,15 +160,15 @@ class ImageStore:
         return None
 
     def _image(self, index: int, keep: bool) -> tuple[Tensor, Tensor | float]:
-        kept = self._pixels
-        if kept is not None and self._kept[index]:
-            return kept[index], self._aspects[index]
+        kept = self._kept
+        if kept is not None and kept.filled[index]:
+            return kept.pixels[index], kept.aspects[index]
         pixels, aspect = decode(self.tree.path(index), self.size)
         if keep and kept is not None:
             # Two threads may write the same image at once: the same bytes, so no harm.
-            kept[index] = pixels
-            self._aspects[index] = aspect
-            self._kept[index] = 1
+            kept.pixels[index] = pixels
+            kept.aspects[index] = aspect
+            kept.filled[index] = 1
         return pixels, aspect
 
     def _threads(self) -> ThreadPoolExecutor:

@@ -29,7 +29,9 @@ def entry_of(root: Path) -> DatasetEntry:
     listing = list_files(root)
     images, _ = sort_images(listing)
     paths = [path for classes in images.values() for files in classes.values() for path in files]
-    name = f"{root.name or 'images'}-{_content_id(root, paths)}"
+    # Records hold the name: as text that any system can print.
+    plain = "".join(letter if letter.isprintable() else "_" for letter in root.name)
+    name = f"{plain or 'images'}-{_content_id(root, paths)}"
     found = ImageSet(name=name, folder=root.name, environments=domains, domains=domains, root=root, listing=listing)
     return found.entry("A folder of images")
 

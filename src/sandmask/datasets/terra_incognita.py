@@ -63,21 +63,38 @@ def prepare(extracted: Path, target: Path) -> str:
 def chosen_images(folder: Path) -> set[tuple[str, str, str]]:
     """(location, class, file name) of what the set uses, from the JSON files under `folder`."""
     chosen: set[tuple[str, str, str]] = set()
-    for annotations in _annotation_files(folder):
-        names = {each["id"]: each["name"] for each in annotations["categories"]}
-        classes = defaultdict(set)
-        for each in annotations["annotations"]:
-            classes[each["image_id"]].add(names[each["category_id"]])
-        for image in annotations["images"]:
-            location = str(image["location"])
-            if location in LOCATIONS:
-                wanted = classes[image["id"]].intersection(TERRA_INCOGNITA_IMAGES.classes)
-                chosen |= {(location, name, image["file_name"]) for name in wanted}
+    for path, annotations in _annotation_files(folder):
+        try:
+            chosen |= _chosen(annotations)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SandmaskError(
+                f"TerraIncognita: {path.name} is not a file of annotations as published "
+                f"({type(error).__name__}: {error}). Delete the archive and fetch it again."
+            ) from error
     return chosen
 
 
-def _annotation_files(folder: Path) -> Iterator[dict[str, list[dict[str, str]]]]:
+def _chosen(annotations: dict[str, list[dict[str, str]]]) -> set[tuple[str, str, str]]:
+    chosen: set[tuple[str, str, str]] = set()
+    names = {each["id"]: each["name"] for each in annotations["categories"]}
+    classes = defaultdict(set)
+    for each in annotations["annotations"]:
+        classes[each["image_id"]].add(names[each["category_id"]])
+    for image in annotations["images"]:
+        location = str(image["location"])
+        if location in LOCATIONS:
+            wanted = classes[image["id"]].intersection(TERRA_INCOGNITA_IMAGES.classes)
+            chosen |= {(location, name, image["file_name"]) for name in wanted}
+    return chosen
+
+
+def _annotation_files(folder: Path) -> Iterator[tuple[Path, dict[str, list[dict[str, str]]]]]:
     for path in sorted(folder.rglob("*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise SandmaskError(
+                f"TerraIncognita: {path.name} is not valid JSON ({error}). Delete the archive and fetch it again."
+            ) from error
         if isinstance(content, dict) and {"images", "annotations", "categories"} <= content.keys():
-            yield content
+            yield path, content

@@ -37,14 +37,21 @@ def load_weights(path: str | Path) -> StateDict:
     path = Path(path)
     if not path.is_file():
         raise SandmaskError(f"There is no weights file {path}. Give the path of a .safetensors or .pth file.")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    content = _read_safetensors(path) if _is_safetensors(path) else _read_torch(path)
     for wrapper in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
     tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
     if not tensors or not all(isinstance(name, str) for name in tensors):
         raise SandmaskError(f"{path} holds no tensors by name. Give a file that holds a model's state dict.")
-    return {name: _full_precision(value) for name, value in _strip_prefixes(tensors).items()}
+    return {name: _full_precision(value, name, path) for name, value in _strip_prefixes(tensors).items()}
+
+
+def _is_safetensors(path: Path) -> bool:
+    """By the content, as files get renamed: the length of a header in 8 bytes, and then JSON."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    return start[8:] == b"{" or (path.suffix.lower() == ".safetensors" and not start.startswith((b"PK", b"\x80")))
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -59,13 +66,15 @@ def _read_safetensors(path: Path) -> Any:
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's notes on the formats of old files
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise SandmaskError(
             f"{path} cannot be read as a PyTorch file of tensors. A file that also holds Python objects is "
             "refused, since its code would run: save the state dict alone, to .safetensors or .pth."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # of any type, if the file is not what it should be
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SandmaskError(f"{path} cannot be read as a PyTorch file: {reason}. Fetch the file again.") from error
 
@@ -81,8 +90,17 @@ def _strip_prefixes(tensors: StateDict) -> StateDict:
     return tensors
 
 
-def _full_precision(value: Tensor) -> Tensor:
-    return value.float() if value.is_floating_point() else value
+def _full_precision(value: Tensor, name: str, path: Path) -> Tensor:
+    """A tensor as float32, or as it is if it holds integers; an error if it is neither, or holds NaN or inf."""
+    unusual = value.layout is not torch.strided or value.is_quantized or value.is_complex() or value.is_meta
+    if unusual:
+        raise SandmaskError(f"{path}: the tensor {name} is sparse, quantized, complex or empty. Give a file of floats.")
+    if not value.is_floating_point():
+        return value
+    value = value.float()
+    if not value.isfinite().all():
+        raise SandmaskError(f"{path}: the tensor {name} contains NaN or inf. Give another file.")
+    return value
 
 
 def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, source: str) -> StateDict:
@@ -150,7 +168,12 @@ def _misfits(weights: StateDict, wanted: StateDict) -> str:
         for key in weights
         if key in wanted and weights[key].shape != wanted[key].shape
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
+    reshaped += [
+        f"{key} holds integers"
+        for key in weights
+        if key in wanted and wanted[key].is_floating_point() and not weights[key].is_floating_point()
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape or type", reshaped))
     return "; ".join(_some(items, kind) for kind, items in kinds if items)
 
 

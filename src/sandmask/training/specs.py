@@ -90,6 +90,8 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
     for env in spec.test_envs:
         if not 0 <= env < n_envs:
             raise SandmaskError(f"{dataset.name} has environments 0 to {n_envs - 1}. Found test environment {env}.")
+    if len(dataset.classes) < 2:
+        raise SandmaskError(f"{dataset.name} has a single class, {dataset.classes[0]!r}: there is nothing to learn.")
     n_train = n_envs - len(spec.test_envs)
     if n_train < 2:
         raise SandmaskError(

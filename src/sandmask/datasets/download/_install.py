@@ -145,13 +145,22 @@ def _prepare(source: Source, obtained: list[Obtained], data_dir: Path) -> str:
         for file, remote in zip(obtained, source.files, strict=True):
             _unpack(file, remote, extracted)
         note = source.prepare(extracted, ready)
-        target = data_dir / source.folder
-        if target.exists():
-            target.rename(workshop / "replaced")
-        ready.rename(target)
+        _put_in_place(ready, data_dir / source.folder, workshop / "replaced")
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
     return note
+
+
+def _put_in_place(ready: Path, target: Path, replaced: Path) -> None:
+    """Rename `ready` to `target`; what was there goes to `replaced`, and comes back if that fails."""
+    if target.exists():
+        target.rename(replaced)
+    try:
+        ready.rename(target)
+    except BaseException:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
 
 
 def _unpack(file: Obtained, remote: RemoteFile, folder: Path) -> None:

@@ -15,6 +15,8 @@ from sandmask.masks import Mask, MaskError, TensorMoments, rescale_by_sparsity
 class MaskedAlgorithm(Algorithm):
     """A method that masks the mean of the environments' gradients, element by element.
 
+    Where a run has the hyperparameter `rescale`, 1 divides the update by the mask's density, tensor by tensor.
+
     Networks whose layers fold their gradients into moments as they go sum no log-magnitudes: a mask that needs them is
     for a `LogMaskedAlgorithm`.
     """
@@ -51,6 +53,8 @@ class MaskedAlgorithm(Algorithm):
         weights, gradient = mask.weigh(moments)
         if mask.rescale == "sparsity":
             gradient = self._rescale(gradient, weights)
+        elif "rescale" in hparams:
+            gradient = torch.where(hparams["rescale"] > 0, self._rescale(gradient, weights), gradient)
         metrics = {"loss": risks.mean(), "mask_density": weights.mean()}
         if self.problem.diagnostics:
             metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)

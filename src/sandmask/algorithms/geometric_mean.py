@@ -2,7 +2,7 @@
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
 from sandmask.algorithms._masked import LogMaskedAlgorithm
-from sandmask.algorithms.and_mask import PAPER, TAU
+from sandmask.algorithms.and_mask import PAPER, RESCALE, TAU
 from sandmask.masks import GeometricMean, Mask
 
 
@@ -20,6 +20,6 @@ ALGORITHMS.register(
         summary="Update by the geometric mean of the environments' gradients where enough of them agree",
         paper=PAPER,
         build=GeometricMeanAlgorithm,
-        hparams=TAU,
+        hparams=(*TAU, RESCALE),
     )
 )

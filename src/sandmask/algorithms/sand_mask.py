@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
 from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.algorithms.and_mask import RESCALE
 from sandmask.hparams import FRACTION, POSITIVE, Hparam, LogUniform, Uniform
 from sandmask.masks import Mask, SANDMask
 
@@ -21,7 +22,7 @@ def caution(hparams: Mapping[str, float]) -> str | None:
         return None
     return (
         "SAND-mask with tau = 1, the default of the paper's table, is zero everywhere: nothing will train. "
-        "Set a lower one, such as --hparam tau=0.5."
+        "Set a lower one, such as --hparam tau=0.9, or use --space recipe."
     )
 
 
@@ -55,7 +56,7 @@ ALGORITHMS.register(
         summary="Weight every element by the agreement of its gradients in sign and size (as printed)",
         paper=PAPER,
         build=SANDMaskAlgorithm,
-        hparams=TAU,
+        hparams=(*TAU, RESCALE),
         caution=caution,
     )
 )

@@ -54,7 +54,7 @@ def _given(
     n_trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Repetitions. (default: 3)")] = None,
     space: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Where draws come from: recipe, paper (the default) or domainbed."),
+        typer.Option(metavar="NAME", help="Where draws come from: recipe (the default), paper or domainbed."),
     ] = None,
     selection: Annotated[
         list[str] | None,

@@ -16,7 +16,7 @@ from sandmask.cli._options import (
     SpaceOption,
     TrialSeedOption,
 )
-from sandmask.hparams import Space, parse_overrides, resolve, space_for
+from sandmask.hparams import DEFAULT_SPACE, Space, parse_overrides, resolve, space_for
 from sandmask.plugins import load_plugins
 
 
@@ -34,7 +34,7 @@ def hparams(
     ],
     hparams_seed: HparamsSeedOption = 0,
     trial_seed: TrialSeedOption = 0,
-    space: SpaceOption = "paper",
+    space: SpaceOption = DEFAULT_SPACE,
     hparam: HparamOption = None,
     json: JsonOption = False,
     plugin: PluginOption = None,

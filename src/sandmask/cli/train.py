@@ -38,6 +38,7 @@ from sandmask.cli._options import (
     listed,
 )
 from sandmask.cli._progress import TrainingBar
+from sandmask.hparams import DEFAULT_SPACE
 
 if TYPE_CHECKING:
     from sandmask.records import RunRecord, RunSpec
@@ -67,7 +68,7 @@ def train(
     hparams_seed: HparamsSeedOption = 0,
     trial_seed: TrialSeedOption = 0,
     seed: SeedOption = 0,
-    space: SpaceOption = "paper",
+    space: SpaceOption = DEFAULT_SPACE,
     network: NetworkOption = None,
     weights: WeightsOption = None,
     precision: PrecisionOption = "fp32",

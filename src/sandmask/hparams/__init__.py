@@ -11,7 +11,7 @@ An algorithm declares only what is its own; learning rate, batch size and the li
 
 from sandmask.hparams._bounds import ANY, BELOW_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, Bounds
 from sandmask.hparams._distributions import Choice, Constant, Distribution, IntLogUniform, LogUniform, Uniform
-from sandmask.hparams._hparam import SCOPES, SPACES, Hparam, Like, Scope, SpaceName
+from sandmask.hparams._hparam import DEFAULT_SPACE, SCOPES, SPACES, Hparam, Like, Scope, SpaceName
 from sandmask.hparams._seeds import seed_hash
 from sandmask.hparams._shared import OPTIONAL, SHARED
 from sandmask.hparams._space import Space, parse_overrides, resolve, space_for
@@ -20,6 +20,7 @@ __all__ = [
     "ANY",
     "BELOW_ONE",
     "COUNT",
+    "DEFAULT_SPACE",
     "FRACTION",
     "NON_NEGATIVE",
     "OPTIONAL",

@@ -14,6 +14,7 @@ Scope = Literal["spirals", "mnist", "image"]
 SpaceName = Literal["recipe", "paper", "domainbed"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 SPACES: tuple[SpaceName, ...] = get_args(SpaceName)
+DEFAULT_SPACE: SpaceName = "recipe"
 
 
 @dataclass(frozen=True)

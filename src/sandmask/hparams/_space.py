@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.hparams._hparam import SCOPES, SPACES, Hparam, Like
+from sandmask.hparams._hparam import DEFAULT_SPACE, SCOPES, SPACES, Hparam, Like
 from sandmask.hparams._seeds import seed_hash
 from sandmask.hparams._shared import OPTIONAL, SHARED
 from sandmask.registry import closest
@@ -47,7 +47,9 @@ class Space(Mapping[str, Hparam]):
         }
 
 
-def space_for(scope: str, dataset: str, algorithm: str, own: Sequence[Hparam | Like], space: str = "paper") -> Space:
+def space_for(
+    scope: str, dataset: str, algorithm: str, own: Sequence[Hparam | Like], space: str = DEFAULT_SPACE
+) -> Space:
     """The dataset's rows and the algorithm's `own`, which replace those of the same name, as they hold there.
 
     :param scope: the kind of dataset: "spirals", "mnist" or "image".

@@ -73,6 +73,7 @@ class Design:
             hparams_seed=draw,
             trial_seed=0 if seed >= SEARCH_SEED else seed,  # of which a draw is a function
             seed=seed,
+            space="paper",
             precision=self.precision,
         )
         momentum, noise, scale = condition

@@ -46,6 +46,7 @@ class TinySweep:
                     hparams_seed=draw,
                     trial_seed=trial,
                     seed=trial,
+                    space="paper",
                     network=self.network,
                     weights=SCRATCH,
                 ),

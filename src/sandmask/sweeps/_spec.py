@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from sandmask.errors import SandmaskError
+from sandmask.hparams import DEFAULT_SPACE
 
 ALL = "all"
 _GROWING_LISTS = ("datasets", "algorithms", "selection")
@@ -25,7 +26,7 @@ class SweepSpec:
     test_envs: tuple[str, ...] = (ALL,)
     n_hparams: int = 20
     n_trials: int = 3
-    space: str = "paper"
+    space: str = DEFAULT_SPACE
     selection: tuple[str, ...] = ("training-domain", "oracle")
     steps: int | None = None
     checkpoint_every: int | None = None

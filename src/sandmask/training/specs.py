@@ -8,7 +8,7 @@ import numpy as np
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
-from sandmask.hparams import resolve, space_for
+from sandmask.hparams import DEFAULT_SPACE, resolve, space_for
 from sandmask.records import RunSpec
 from sandmask.training.averaging import parse_averages
 from sandmask.training.splits import HOLDOUT_FRACTION
@@ -29,7 +29,7 @@ def make_spec(
     hparams_seed: int = 0,
     trial_seed: int = 0,
     seed: int = 0,
-    space: str = "paper",
+    space: str = DEFAULT_SPACE,
     network: str | None = None,
     weights: str | None = None,
     precision: str = "fp32",

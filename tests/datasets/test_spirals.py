@@ -6,8 +6,8 @@ import torch
 from numpy.random import RandomState
 from torch import Tensor
 
-from sandmask.datasets import load_dataset
-from sandmask.datasets.spirals import spiral_environment
+from sandmask.datasets import dataset_entry, load_dataset
+from sandmask.datasets.spirals import PUBLISHED, SpiralParameters, spiral_environment
 from sandmask.errors import SandmaskError
 
 
@@ -97,3 +97,56 @@ def test_noise_touches_the_mechanism_alone() -> None:
 def test_negative_noise_is_refused() -> None:
     with pytest.raises(SandmaskError, match="noise"):
         load_dataset("Spirals", noise=-1.0)
+
+
+def test_parameters_follow_the_name() -> None:
+    entry = dataset_entry("Spirals:signature=4:seed=3:environments=5:examples=40:revolutions=1")
+    assert entry.name == "Spirals:seed=3:environments=5:signature=4:examples=40:revolutions=1"
+    data = load_dataset(entry.name)
+    assert (data.name, data.environments, data.input_shape) == (entry.name, ("0", "1", "2", "3", "4", "5"), (6,))
+    assert np.diff(data.bounds).tolist() == [80, 40, 40, 40, 40, 40]
+    assert entry.report_envs == (0, 1, 2, 3, 4)
+
+
+def test_default_parameters_are_the_published_data() -> None:
+    assert dataset_entry("Spirals:seed=0:examples=1024") is dataset_entry("Spirals")
+    assert PUBLISHED.name == "Spirals"
+
+
+def test_another_seed_is_other_data_of_the_same_kind() -> None:
+    for e in (0, 1, 2):
+        (inputs, labels), (published, _) = (
+            spiral_environment(e, parameters=SpiralParameters(seed=1)),
+            spiral_environment(e),
+        )
+        assert inputs.shape == published.shape
+        assert not torch.equal(inputs, published)
+        signs = (2 * labels - 1)[:, None]
+        signature = inputs[:, 2:] * signs
+        assert torch.equal(signature, signature[:1].expand_as(signature)) == (e != 0)
+    other = spiral_environment(1, parameters=SpiralParameters(seed=2))[0]
+    assert not torch.equal(other, spiral_environment(1, parameters=SpiralParameters(seed=1))[0])
+
+
+def test_radii_carry_the_label_with_other_revolutions() -> None:
+    inputs, labels = spiral_environment(2, parameters=SpiralParameters(revolutions=1))
+    published, same_labels = spiral_environment(2)
+    assert torch.equal(labels, same_labels)
+    assert not torch.allclose(inputs[:, :2], published[:, :2])
+    assert torch.equal(inputs[:, 2:], published[:, 2:])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Spirals:sed=1", "Spirals has no parameter 'sed'. Did you mean 'seed'"),
+        ("Spirals:seed=x", "parameter 'seed' should be a whole number from 0 to a million. Found 'x'"),
+        ("Spirals:environments=1", "parameter 'environments' should be a whole number from 2"),
+        ("Spirals:seed", "should be name=value, each once"),
+        ("Spirals:seed=1:seed=2", "should be name=value, each once"),
+        ("PACS:seed=1", "PACS has no parameters"),
+    ],
+)
+def test_wrong_parameters_are_named(name: str, message: str) -> None:
+    with pytest.raises(SandmaskError, match=message):
+        dataset_entry(name)

@@ -141,3 +141,34 @@ def test_a_step_that_autograd_follows_is_plain() -> None:
     gradient = torch.randn(4, requires_grad=True)
     params, _ = adam_step(torch.zeros(4), gradient, adam_init(torch.zeros(4)), 0.1)
     assert params.requires_grad
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_decoupled_decay_is_the_one_of_torch_adamw(plain: bool) -> None:
+    start = torch.linspace(-1.0, 1.0, 5, dtype=torch.float64)
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.AdamW([parameter], lr=1e-2, weight_decay=0.3)
+    params, state = start, adam_init(start)
+    step = plain_adam_step if plain else adam_step
+    with torch.no_grad():
+        for gradient in gradients():
+            parameter.grad = gradient.double()
+            optimizer.step()
+            params, state = step(params, gradient.double(), state, 1e-2, 0.0, decoupled=0.3)
+    torch.testing.assert_close(params, parameter.detach())
+
+
+def test_runs_of_a_stack_have_their_own_decoupled_decay() -> None:
+    starts, decays = torch.randn(3, 5), torch.tensor([0.0, 0.1, 10.0])
+    steps = gradients()
+
+    def run(start: Tensor, decay: Tensor) -> Tensor:
+        params, state = start, adam_init(start)
+        for gradient in steps:
+            params, state = adam_step(params, gradient, state, 1e-2, 1e-3, decoupled=decay)
+        return params
+
+    with torch.no_grad():
+        together = vmap(run)(starts, decays)
+        alone = torch.stack([run(start, decay) for start, decay in zip(starts, decays, strict=True)])
+    torch.testing.assert_close(together, alone)

@@ -48,7 +48,7 @@ class Evaluator:
         self._trial_of_run = torch.tensor([trials.index(spec.trial_seed) for spec in specs], device=device)
         self._members = [[members.to(device) for members in trial] for trial in groups]
         self._sizes = np.array([[len(members) for members in groups[trials.index(s.trial_seed)]] for s in specs])
-        self._one_over_sizes = torch.from_numpy(1.0 / np.maximum(self._sizes, 1)).to(device)
+        self._divisors = torch.from_numpy(np.maximum(self._sizes, 1).astype(np.float64)).to(device)
         self._selects = torch.from_numpy(self._selection_weights(specs)).to(device)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
         self._belongs = torch.stack([self._membership(trial, len(dataset.labels)) for trial in groups], 1).to(device)
@@ -114,7 +114,7 @@ class Evaluator:
 
     def summary(self, tally: Tally) -> Tensor:
         """Accuracies "in", accuracies "out" and the validation loss of a tally: [K, G + 1], in float64."""
-        accuracies = tally.right.double() * self._one_over_sizes
+        accuracies = tally.right.double() / self._divisors
         columns = [accuracies[:, 0::2], accuracies[:, 1::2], self.validation_loss(tally).unsqueeze(1)]
         return torch.cat(columns, dim=1)
 

@@ -1,0 +1,83 @@
+"""Learning-rate schedules against torch's, and in stacks."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
+
+from sandmask.datasets import Dataset
+from sandmask.records import RunSpec
+from sandmask.training import train_stack
+from sandmask.training.schedule import lr_factor, scheduled
+
+Specs = Callable[..., RunSpec]
+STEPS = 40
+
+
+def factors(**hparams: float) -> list[float]:
+    tensors = {name: torch.tensor([value]) for name, value in hparams.items()}
+    return [float(lr_factor(tensors, torch.tensor([step]), STEPS)) for step in range(STEPS)]
+
+
+def of_torch(scheduler: Callable[[torch.optim.Optimizer], LRScheduler]) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule, found = scheduler(optimizer), []
+    for _ in range(STEPS):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+def test_cosine_is_the_one_of_torch(final: float) -> None:
+    expected = of_torch(lambda optimizer: CosineAnnealingLR(optimizer, STEPS, eta_min=final))
+    assert factors(lr_final=final) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("fraction", "steps"), [(0.75, 30), (0.25, 10), (0.1, 4)])
+def test_drops_are_the_ones_of_torch(fraction: float, steps: int) -> None:
+    expected = of_torch(lambda optimizer: StepLR(optimizer, steps, gamma=0.1))
+    assert factors(lr_drop=0.1, lr_drop_every=fraction) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_warm_up_rises_in_equal_steps_to_one() -> None:
+    found = factors(lr_warmup=0.25)
+    assert found[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert found[10:] == [1.0] * 30
+
+
+def test_parts_multiply() -> None:
+    found = factors(lr_final=0.0, lr_drop=0.5, lr_drop_every=0.5, lr_warmup=0.1)
+    parts = zip(factors(lr_final=0.0), factors(lr_drop=0.5, lr_drop_every=0.5), factors(lr_warmup=0.1), strict=True)
+    assert found == pytest.approx([math.prod(each) for each in parts])
+
+
+def test_only_learning_rates_are_scheduled() -> None:
+    hparams = {name: torch.ones(2) for name in ("lr", "lr_g", "lr_d", "weight_decay", "meta_lr")}
+    hparams["lr_final"] = torch.zeros(2)
+    found = scheduled(hparams, torch.tensor([20, 20]), STEPS)
+    assert {name for name, value in found.items() if not torch.equal(value, hparams[name])} == {"lr", "lr_g", "lr_d"}
+
+
+def test_without_a_schedule_nothing_is_computed() -> None:
+    hparams = {"lr": torch.ones(1)}
+    assert scheduled(hparams, torch.tensor([3]), STEPS) is hparams
+
+
+def test_runs_with_different_schedules_stack(
+    spec_of: Specs, dataset: Dataset, device: torch.device, tmp_path: Path
+) -> None:
+    schedules = ({"lr_final": 1.0, "lr_warmup": 0.0}, {"lr_final": 0.0, "lr_warmup": 0.5})
+    specs = [spec_of("ERM", seed=1, space="paper", hparams=schedule) for schedule in schedules]
+    together = train_stack(specs, dataset, device, tmp_path / "both.safetensors")
+    for spec, record in zip(specs, together, strict=True):
+        (alone,) = train_stack([spec], dataset, device, tmp_path / f"{spec.id}.safetensors")
+        assert record.metrics["loss"] == pytest.approx(alone.metrics["loss"], rel=1e-5)
+    plain = spec_of("ERM", seed=1, space="paper")
+    (constant,) = train_stack([plain], dataset, device, tmp_path / "plain.safetensors")
+    assert together[0].metrics["loss"] == pytest.approx(constant.metrics["loss"], rel=1e-5)
+    assert abs(together[1].metrics["loss"] - constant.metrics["loss"]).max() > 1e-3

@@ -36,16 +36,17 @@ def test_seed_zero_is_the_defaults() -> None:
     assert configuration("ANDMask", "ColoredMNIST") == configuration(
         "ANDMask", "ColoredMNIST", "--hparams-seed", "0", "--trial-seed", "2"
     )
-    assert configuration("ANDMask", "ColoredMNIST")["tau"] == 1.0
+    assert configuration("ANDMask", "ColoredMNIST")["tau"] == 0.9
+    assert configuration("ANDMask", "ColoredMNIST", "--space", "paper")["tau"] == 1.0
 
 
 def test_spaces_differ_where_they_should() -> None:
     args = ("ANDMask", "ColoredMNIST", "--hparams-seed", "5")
-    paper, domainbed = configuration(*args), configuration(*args, "--space", "domainbed")
+    paper, domainbed = (configuration(*args, "--space", space) for space in ("paper", "domainbed"))
     assert {name for name in paper if paper[name] != domainbed[name]} == {"lr", "tau"}
 
 
-@pytest.mark.parametrize("space", ["paper", "domainbed"])
+@pytest.mark.parametrize("space", ["recipe", "paper", "domainbed"])
 @pytest.mark.parametrize("dataset", ["Spirals", "ColoredMNIST", "PACS", "DomainNet"])
 def test_every_algorithm_has_a_space_on_every_kind_of_dataset(dataset: str, space: str) -> None:
     for entry in ALGORITHMS.values():
@@ -71,7 +72,7 @@ def test_values_can_be_set_by_hand() -> None:
 def test_the_table_shows_value_default_and_range() -> None:
     result = runner.invoke(app, ["hparams", "ANDMask", "PACS", "--hparam", "lr=0.002"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
-    assert "ANDMask on PACS, space 'paper'" in result.stdout
+    assert "ANDMask on PACS, space 'recipe'" in result.stdout
     (line,) = (line.split(maxsplit=3) for line in result.stdout.splitlines() if line.strip().startswith("lr "))
     assert [part.strip() for part in line] == ["lr", "0.002", "5e-05", "10^U(-5, -3.5)"]
 

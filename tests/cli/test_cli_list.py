@@ -42,7 +42,7 @@ def test_json_holds_every_entry_of_the_registries() -> None:
 
 def test_algorithms_are_described() -> None:
     rows = {row["name"]: row for row in json.loads(runner.invoke(app, ["list", "algorithms", "--json"]).stdout)}
-    assert rows["ANDMask"]["hparams"] == ["tau"]
+    assert rows["ANDMask"]["hparams"] == ["tau", "rescale"]
     assert rows["ERM"]["hparams"] == []
     assert all(row["summary"] and row["paper"] for row in rows.values())
     assert "build" not in rows["ERM"]

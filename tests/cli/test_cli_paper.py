@@ -75,7 +75,7 @@ def test_quick_makes_a_tiny_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = paper("table-3", "--quick", "--device", "cpu", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "A tiny sweep" in result.output
-    assert "8/64 runs" in result.output
+    assert "2/16 environments" in result.output
 
 
 def test_why_and_compact(spirals: Path, tmp_path: Path) -> None:

@@ -15,7 +15,18 @@ from sandmask.records import read_runs
 from sandmask.sweeps import SweepSpec, read_sweep
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
 
-ASKED = ("--datasets", "debugvector", "--algorithms", "erm,SANDMask", "--n-hparams", "2", "--n-trials", "1")
+ASKED = (
+    "--space",
+    "paper",
+    "--datasets",
+    "debugvector",
+    "--algorithms",
+    "erm,SANDMask",
+    "--n-hparams",
+    "2",
+    "--n-trials",
+    "1",
+)
 SMALL = ("--steps", "5", "--checkpoint-every", "2", "--hparam", "mlp_width=8", "--hparam", "batch_size=8")
 HERE = ("--device", "cpu")
 

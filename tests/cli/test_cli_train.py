@@ -56,8 +56,10 @@ def test_default_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_threshold_that_masks_everything_is_said_aloud(tmp_path: Path) -> None:
-    result = run("DebugVector", "SANDMask", "--test-env", "a", "--steps", "1", "--out", str(tmp_path), *SMALL)
+    asked = ("DebugVector", "SANDMask", "--test-env", "a", "--steps", "1", *SMALL)
+    result = run(*asked, "--space", "paper", "--out", str(tmp_path / "paper"))
     assert "warning: SAND-mask with tau = 1" in result.stderr
+    assert "warning" not in run(*asked, "--out", str(tmp_path / "recipe")).stderr
 
 
 def test_divergence_has_an_exit_status_of_its_own_and_one_line(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_the_examples_run() -> None:
 def test_the_table_of_datasets_agrees_with_the_code(row: tuple[str, ...]) -> None:
     where, name, default, draw = row
     for scope, dataset in PLACES[where]:
-        found = space_for(scope, dataset, "ERM", ())[name]
+        found = space_for(scope, dataset, "ERM", (), "paper")[name]
         assert (f"{found.default:g}", str(found.draw)) == (default, draw)
 
 
@@ -43,7 +43,7 @@ def test_the_table_of_datasets_is_complete() -> None:
     listed = {(where, name) for where, name, _, _ in rows("Ranges that come with the dataset")}
     for where, places in PLACES.items():
         for scope, dataset in places if where not in ("all", "DomainNet") else []:
-            for name in space_for(scope, dataset, "ERM", ()):
+            for name in space_for(scope, dataset, "ERM", (), "paper"):
                 assert (where, name) in listed or ("all", name) in listed
 
 
@@ -54,5 +54,5 @@ def test_the_table_of_algorithms_agrees_with_the_code(row: tuple[str, ...]) -> N
     where, name, default, draw = row
     for algorithm in where.split(", "):
         entry = ALGORITHMS[algorithm]
-        found = space_for("image", "PACS", entry.name, entry.hparams)[name]
+        found = space_for("image", "PACS", entry.name, entry.hparams, "paper")[name]
         assert (f"{found.default:g}", str(found.draw)) == (default, draw)

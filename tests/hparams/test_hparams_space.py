@@ -83,18 +83,18 @@ DANN_PACS: dict[str, tuple[str, Draw]] = {
     "weight_decay_g": ("weight_decay_g", lambda r: 10 ** r.uniform(-6, -2)),
 }
 CASES = {
-    "ERM on PACS": (space_for("image", "PACS", "ERM", ()), PACS),
-    "SAND on ColoredMNIST": (space_for("mnist", "ColoredMNIST", "SANDMask", SAND), COLORED | TAU),
+    "ERM on PACS": (space_for("image", "PACS", "ERM", (), "paper"), PACS),
+    "SAND on ColoredMNIST": (space_for("mnist", "ColoredMNIST", "SANDMask", SAND, "paper"), COLORED | TAU),
     "SAND on ColoredMNIST, DomainBed": (
         space_for("mnist", "ColoredMNIST", "SANDMask", SAND, "domainbed"),
         COLORED | BED_LR | TAU | K,
     ),
-    "AND on Spirals": (space_for("spirals", "Spirals", "ANDMask", AND), SPIRALS | TAU),
+    "AND on Spirals": (space_for("spirals", "Spirals", "ANDMask", AND, "paper"), SPIRALS | TAU),
     "AND on Spirals, DomainBed": (
         space_for("spirals", "Spirals", "ANDMask", AND, "domainbed"),
         SPIRALS | HALF_TAU,
     ),
-    "DANN on PACS": (space_for("image", "PACS", "DANN", DANN), PACS | DANN_PACS),
+    "DANN on PACS": (space_for("image", "PACS", "DANN", DANN, "paper"), PACS | DANN_PACS),
 }
 
 
@@ -117,7 +117,7 @@ def test_draws_equal_a_naive_twin_to_the_bit(case: str) -> None:
 )
 def test_draws_equal_those_in_domainbeds_published_logs(trial_seed: int, published: dict[str, float]) -> None:
     """Hyperparameters as recorded by DomainBed's own test sweep: ERM on VLCS, hparams_seed 1."""
-    assert resolve(space_for("image", "VLCS", "ERM", ()), 1, trial_seed) == {**published, "dropout": 0.5}
+    assert resolve(space_for("image", "VLCS", "ERM", (), "paper"), 1, trial_seed) == {**published, "dropout": 0.5}
 
 
 def test_seed_hash_equals_the_seeds_in_domainbeds_published_logs() -> None:
@@ -128,9 +128,9 @@ def test_seed_hash_equals_the_seeds_in_domainbeds_published_logs() -> None:
 
 def test_hparams_seed_zero_means_the_defaults_for_every_trial() -> None:
     expected = {"lr": 1e-3, "batch_size": 64, "weight_decay": 0.0, "dropout": 0.0, "tau": 1.0}
-    space = space_for("mnist", "RotatedMNIST", "ANDMask", AND)
+    space = space_for("mnist", "RotatedMNIST", "ANDMask", AND, "paper")
     assert [resolve(space, 0, trial) for trial in range(3)] == [expected] * 3
-    spirals = resolve(space_for("spirals", "Spirals", "ERM", ()))
+    spirals = resolve(space_for("spirals", "Spirals", "ERM", (), "paper"))
     assert spirals == {
         "lr": 0.01, "batch_size": 512, "weight_decay": 1e-3, "mlp_width": 256, "mlp_depth": 3, "dropout": 0.0
     }  # fmt: skip
@@ -147,37 +147,37 @@ def test_every_name_has_a_stream_of_its_own() -> None:
 
 
 def test_trials_and_seeds_give_different_draws() -> None:
-    space = space_for("image", "PACS", "ERM", ())
+    space = space_for("image", "PACS", "ERM", (), "paper")
     assert len({resolve(space, h, t)["lr"] for h in range(1, 21) for t in range(3)}) == 60
 
 
 def test_the_last_row_that_holds_counts() -> None:
-    assert str(space_for("mnist", "ColoredMNIST", "ERM", ())["lr"].draw) == "10^U(-4.5, -3.5)"
+    assert str(space_for("mnist", "ColoredMNIST", "ERM", (), "paper")["lr"].draw) == "10^U(-4.5, -3.5)"
     assert str(space_for("mnist", "ColoredMNIST", "ERM", (), "domainbed")["lr"].draw) == "10^U(-4.5, -2.5)"
-    assert str(space_for("image", "PACS", "ERM", ())["batch_size"].draw) == "int 2^U(3, 5.5)"
-    assert str(space_for("image", "DomainNet", "ERM", ())["batch_size"].draw) == "int 2^U(3, 5)"
-    assert "k" not in space_for("image", "PACS", "SANDMask", SAND)
+    assert str(space_for("image", "PACS", "ERM", (), "paper")["batch_size"].draw) == "int 2^U(3, 5.5)"
+    assert str(space_for("image", "DomainNet", "ERM", (), "paper")["batch_size"].draw) == "int 2^U(3, 5)"
+    assert "k" not in space_for("image", "PACS", "SANDMask", SAND, "paper")
     assert "k" in space_for("image", "PACS", "SANDMask", SAND, "domainbed")
 
 
 @pytest.mark.parametrize("dataset", ["PACS", "DomainNet"])
 def test_an_algorithms_row_replaces_the_datasets(dataset: str) -> None:
     for seed in (0, 5):
-        assert resolve(space_for("image", dataset, "ARM", ARM), seed)["batch_size"] == 8
-    assert resolve(space_for("mnist", "ColoredMNIST", "ARM", ARM))["batch_size"] == 64
+        assert resolve(space_for("image", dataset, "ARM", ARM, "paper"), seed)["batch_size"] == 8
+    assert resolve(space_for("mnist", "ColoredMNIST", "ARM", ARM, "paper"))["batch_size"] == 64
 
 
 def test_like_takes_over_everything_but_the_stream() -> None:
     for scope, dataset in (("mnist", "ColoredMNIST"), ("image", "PACS"), ("spirals", "Spirals")):
-        space = space_for(scope, dataset, "DANN", DANN)
+        space = space_for(scope, dataset, "DANN", DANN, "paper")
         assert (space["lr_g"].default, space["lr_g"].draw) == (space["lr"].default, space["lr"].draw)
         assert len({resolve(space, 1)[name] for name in ("lr", "lr_g", "lr_d")}) == 3
     with pytest.raises(SandmaskError, match=r"'lr_g' is said to be like 'learn'.*Choose from: lr, batch_size"):
-        space_for("image", "PACS", "DANN", [Like("lr_g", "learn")])
+        space_for("image", "PACS", "DANN", [Like("lr_g", "learn")], "paper")
 
 
 def test_a_space_prints_as_a_table() -> None:
-    assert str(space_for("image", "PACS", "ANDMask", AND)).splitlines() == [
+    assert str(space_for("image", "PACS", "ANDMask", AND, "paper")).splitlines() == [
         "ANDMask on PACS, space 'paper'",
         "  lr            5e-05     10^U(-5, -3.5)",
         "  batch_size    32        int 2^U(3, 5.5)",
@@ -188,7 +188,7 @@ def test_a_space_prints_as_a_table() -> None:
 
 
 def test_a_space_is_a_mapping() -> None:
-    space = space_for("image", "PACS", "ERM", ())
+    space = space_for("image", "PACS", "ERM", (), "paper")
     assert list(space) == ["lr", "batch_size", "weight_decay", "dropout"]
     assert len(space) == 4
     with pytest.raises(KeyError):
@@ -196,7 +196,7 @@ def test_a_space_is_a_mapping() -> None:
 
 
 def test_overrides_are_taken_as_text_or_number_and_come_out_plain() -> None:
-    space = space_for("image", "PACS", "ANDMask", AND)
+    space = space_for("image", "PACS", "ANDMask", AND, "paper")
     values = resolve(space, 3, 1, {"lr": "1e-3", "batch_size": "16", "tau": 1, "dropout": np.float64(0.25)})
     assert (values["lr"], values["batch_size"], values["tau"], values["dropout"]) == (1e-3, 16, 1.0, 0.25)
     assert [type(values[name]) for name in ("lr", "batch_size", "tau", "dropout")] == [
@@ -227,7 +227,7 @@ def test_overrides_are_taken_as_text_or_number_and_come_out_plain() -> None:
 )
 def test_a_wrong_override_is_named_with_the_remedy(overrides: dict[str, float], message: str) -> None:
     with pytest.raises(SandmaskError, match=message):
-        resolve(space_for("image", "PACS", "ERM", ()), overrides=overrides)
+        resolve(space_for("image", "PACS", "ERM", (), "paper"), overrides=overrides)
 
 
 def test_overrides_are_read_from_the_command_line() -> None:
@@ -242,14 +242,14 @@ def test_overrides_are_read_from_the_command_line() -> None:
 @pytest.mark.parametrize("seeds", [(-1, 0), (1, -1)])
 def test_negative_seeds_are_refused(seeds: tuple[int, int]) -> None:
     with pytest.raises(SandmaskError, match=r"_seed should be 0 or more\. Found -1"):
-        resolve(space_for("image", "PACS", "ERM", ()), *seeds)
+        resolve(space_for("image", "PACS", "ERM", (), "paper"), *seeds)
 
 
 def test_unknown_spaces_and_scopes_are_named() -> None:
     with pytest.raises(SandmaskError, match=r"Unknown hyperparameter space 'papers'\. Did you mean 'paper'"):
         space_for("image", "PACS", "ERM", (), "papers")
     with pytest.raises(SandmaskError, match=r"MySet: unknown scope 'images'\. Did you mean 'image'"):
-        space_for("images", "MySet", "ERM", ())
+        space_for("images", "MySet", "ERM", (), "paper")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_row_that_makes_no_sense_is_refused(make: Callable[[], Hparam], messag
 def test_shared_rows_hold_for_every_scope() -> None:
     assert {row.scope for row in SHARED} == {None, "mnist", "image", "spirals"}
     for scope in ("mnist", "image", "spirals"):
-        assert {"lr", "batch_size", "weight_decay", "dropout"} <= set(space_for(scope, "X", "ERM", ()))
+        assert {"lr", "batch_size", "weight_decay", "dropout"} <= set(space_for(scope, "X", "ERM", (), "paper"))
 
 
 def test_public_names_resolve() -> None:

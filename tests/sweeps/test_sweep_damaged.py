@@ -77,7 +77,7 @@ def test_planning_reads_only_the_descriptions_of_checkpoints(
     half_trained(folder, sweep)
     monkeypatch.setattr("sandmask.training.checkpoint.load_checked", lambda _: pytest.fail("reads the whole file"))
     found = unfinished_stacks(folder, expand(sweep).runs, set(), lambda _: 100)
-    assert [len(stack.specs) for stack in found] == [3]
+    assert [len(stack.specs) for stack in found] == [6]
 
 
 def test_every_damaged_byte_of_a_request_is_noticed_and_files_without_a_checksum_are_read(

@@ -24,7 +24,7 @@ def device() -> torch.device:
 def spec_of() -> Callable[..., RunSpec]:
     def make(algorithm: str = "ERM", test_envs: tuple[int, ...] = (0,), **options: object) -> RunSpec:
         hparams = {**SMALL, **options.pop("hparams", {})}  # type: ignore[dict-item]
-        settings = {"steps": 12, "checkpoint_every": 5, **options}
+        settings = {"steps": 12, "checkpoint_every": 5, "space": "paper", **options}
         return make_spec(DATASETS["DebugVector"], algorithm, test_envs, hparams=hparams, **settings)  # type: ignore[arg-type]
 
     return make

@@ -146,9 +146,9 @@ def test_half_precision_is_scaled_into_its_range(dataset: Dataset, spec_of: Spec
 def test_half_precision_keeps_the_signs_of_well_fitted_environments(device: torch.device) -> None:
     """Whose risk float32 cannot tell from 0, while others still have something to learn. Signs count the same."""
     spirals, entry = load_dataset("Spirals"), DATASETS["Spirals"]
-    hparams = {"batch_size": 16, "mlp_width": 64, "tau": 0.0}
+    how = {"steps": 13, "hparams": {"batch_size": 16, "mlp_width": 64, "tau": 0.0}, "space": "paper"}
     single, half = (
-        Stack([make_spec(entry, "ANDMask", [0], steps=13, hparams=hparams, precision=precision)], spirals, device)
+        Stack([make_spec(entry, "ANDMask", [0], precision=precision, **how)], spirals, device)  # type: ignore[arg-type]
         for precision in ("fp32", "fp16")
     )
     *earlier, batch = single.feed(0)

@@ -94,7 +94,8 @@ def ours_text(cell: Cell) -> str:
         return "-"
     progress = f"{cell.have}/{cell.expected} runs"
     if cell.mean is None:
-        return progress
+        parts = cell.parts
+        return progress if parts is None or parts.complete else f"{parts.found}/{parts.of} environments"
     text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + ("†" if cell.diverged else "")
     return text if cell.complete else f"{text} ({progress})"
 

@@ -1,0 +1,91 @@
+"""Draw the pictures of the page "Masks that work" from the records beside this file.
+
+python results/recipe/figures.py     writes docs/images/recipe-maps.png and docs/images/recipe-mechanism.png
+"""
+
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from sandmask.records import RunRecord, read_runs
+
+HERE = Path(__file__).parent
+IMAGES = HERE.parents[1] / "docs" / "images"
+TITLES = {"ANDMask-rescaled": "AND-mask", "SANDMask-rescaled": "SAND-mask", "ERM": "ERM"}
+COLORS = {"spiral": "#2a78b5", "signature": "#d1495b"}
+
+
+def runs(name: str) -> list[RunRecord]:
+    """The records of a map."""
+    return read_runs(HERE / "maps" / f"{name}.records.parquet")
+
+
+def heat(axes: Axes, found: list[RunRecord], algorithm: str, x: str, y: str) -> None:
+    """Accuracy on the held-out environment after the last step, a mean over environments, in percent."""
+    cells = defaultdict(list)
+    for run in found:
+        if run.spec.algorithm == algorithm:
+            cells[run.spec.hparams[y], run.spec.hparams[x]].append(run.accuracy_in[-1, run.spec.test_envs[0]])
+    rows, columns = (sorted({key[axis] for key in cells}) for axis in (0, 1))
+    values = 100 * np.array([[np.mean(cells[row, column]) for column in columns] for row in rows])
+    axes.imshow(values, cmap="RdYlBu", vmin=0, vmax=100, aspect="auto", origin="lower")
+    for i, j in np.ndindex(*values.shape):
+        dark = values[i, j] > 85 or values[i, j] < 15
+        axes.text(j, i, f"{values[i, j]:.0f}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    axes.set_xticks(range(len(columns)), [f"{value:.2g}" for value in columns], fontsize=7)
+    axes.set_yticks(range(len(rows)), [f"{value:.1g}" if value < 1 else f"{value:g}" for value in rows], fontsize=7)
+    axes.set_title(TITLES[algorithm], fontsize=10)
+    axes.set_xlabel(x.replace("_", " "), fontsize=8)
+    axes.set_ylabel(y.replace("_", " "), fontsize=8)
+
+
+def draw_maps() -> None:
+    """Weight decay x learning rate, batch size x tau."""
+    figure, grid = plt.subplots(1, 5, figsize=(17, 3.4), layout="constrained")
+    decay, batch = runs("decay-rate-1001"), runs("batch-tau")
+    for axes, algorithm in zip(grid[:3], TITLES, strict=True):
+        heat(axes, decay, algorithm, "lr", "weight_decay")
+    for axes, algorithm in zip(grid[3:], list(TITLES)[:2], strict=True):
+        heat(axes, batch, algorithm, "tau", "batch_size")
+    figure.savefig(IMAGES / "recipe-maps.png", dpi=110)
+
+
+def draw_mechanism() -> None:
+    """First-layer weights over training, with weight decay in Adam's gradient and without."""
+    table = pd.read_csv(HERE / "mechanism.csv")
+    shown = {
+        "L2 3e-4": "Adam, weight decay 3e-4",
+        "L2 1e-6": "Adam, weight decay 1e-6",
+        "none": "Adam, no decay",
+        "AdamW 0.1": "AdamW, weight decay 0.1",
+    }
+    figure, grid = plt.subplots(2, len(shown), figsize=(13, 4.6), layout="constrained", sharex=True, sharey="row")
+    for column, (variant, title) in enumerate(shown.items()):
+        own = table[table.variant == variant]
+        for weights, color in COLORS.items():
+            for _, run in own[own.weights == weights].groupby("held_out"):
+                grid[0, column].plot(run.step, run.rms, color=color, alpha=0.8, lw=1.2)
+        for _, run in own[own.weights == "spiral"].groupby("held_out"):
+            grid[1, column].plot(run.step, 100 * run.held_out_accuracy, color="#333333", alpha=0.8, lw=1.2)
+        grid[0, column].set_title(title, fontsize=10)
+        grid[0, column].set_yscale("log")
+        grid[1, column].axhline(50, color="#aaaaaa", lw=0.8, ls=":")
+        grid[1, column].set_xlabel("step", fontsize=9)
+    grid[0, 0].set_ylabel("RMS of first-layer weights", fontsize=9)
+    grid[1, 0].set_ylabel("accuracy held out, %", fontsize=9)
+    names = {"spiral": "two inputs of the spiral", "signature": "sixteen inputs of the signature"}
+    lines = [plt.Line2D([], [], color=color, label=names[weights]) for weights, color in COLORS.items()]
+    grid[0, 2].legend(handles=lines, fontsize=8, loc="center")
+    figure.savefig(IMAGES / "recipe-mechanism.png", dpi=110)
+
+
+if __name__ == "__main__":
+    draw_maps()
+    draw_mechanism()

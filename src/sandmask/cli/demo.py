@@ -40,10 +40,10 @@ def demo(
 ) -> None:
     """Compare ERM, AND-mask and SAND-mask on Spirals: a small sweep, a table, a picture.
 
-    In Spirals, two interleaved spirals carry the label in every domain. Each domain also has a shortcut of its own, which
-    is easier to learn and worthless elsewhere. One domain is held out. Each method trains with three hyperparameter
-    draws of the recipe, and the best one is chosen on the training domains alone. If it is stopped, the same --out
-    resumes it.
+    In Spirals, two interleaved spirals carry the label in every domain. Each domain also has a shortcut of its own,
+    which is easier to learn and worthless elsewhere. One domain is held out. Each method trains with three
+    hyperparameter draws of the recipe, and the best one is chosen on the training domains alone. If the demo is
+    stopped, the same --out resumes it.
 
     [bold]Examples[/bold]
 
@@ -111,8 +111,8 @@ def _show(folder: "SweepFolder", picture: Path) -> None:
     rows = [(TITLES[m], f"{100 * best.validation:.1f}", f"{100 * best.test_accuracy:.1f}") for m, best in found.items()]
     print_table("Accuracy in percent", ("method", "training domains", "unseen domain"), rows)
     typer.echo(
-        "Each run was chosen by its accuracy on held-back examples of the training domains; the unseen domain had no part "
-        "in it."
+        "Each run was chosen by its accuracy on held-back examples of the training domains. The unseen domain had no "
+        "part in this."
     )
     _draw(folder, found, picture)
 

@@ -71,8 +71,8 @@ def demo(
     folder, expansion = SweepFolder(out.absolute()), expand(sweep)
     folder.accept(sweep)
     typer.echo(
-        f"Spirals, trained on 16 domains, the one without a shortcut held out: {len(METHODS)} methods x {DRAWS} hyperparameter draws = "
-        f"{len(expansion.runs)} runs of {steps} steps."
+        f"Spirals, trained on 16 domains, the one without a shortcut held out: {len(METHODS)} methods x {DRAWS} "
+        f"hyperparameter draws = {len(expansion.runs)} runs of {steps} steps."
     )
     _train(folder, expansion, out)
     _show(folder, out / "demo.png")

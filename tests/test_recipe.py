@@ -1,0 +1,37 @@
+"""The page "Masks that work": its table is the one of the records, and the recipe trains out of the box."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from sandmask.algorithms import ALGORITHMS
+from sandmask.hparams import DEFAULT_SPACE, resolve, space_for
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "masks-that-work.md"
+
+
+def script(name: str) -> ModuleType:
+    """A script beside the records."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / "recipe" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_the_one_of_the_records() -> None:
+    shown = PAGE.read_text(encoding="utf-8").split("<!-- recipe table -->\n")[1].split("\n<!-- end -->")[0]
+    assert shown == script("table").table("training-domain")
+
+
+def test_no_mask_trains_nothing_by_default() -> None:
+    assert DEFAULT_SPACE == "recipe"
+    masks = [entry for entry in ALGORITHMS.values() if any(row.name == "tau" for row in entry.hparams)]
+    assert len(masks) >= 6
+    for entry in masks:
+        for scope, dataset in (("spirals", "Spirals"), ("mnist", "ColoredMNIST"), ("image", "PACS")):
+            values = resolve(space_for(scope, dataset, entry.name, entry.hparams))
+            assert values["tau"] == 0.9
+            assert entry.caution(values) is None

@@ -43,7 +43,7 @@ from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
     from sandmask import diagnostics, distributed
-    from sandmask.api import plan_sweep, predict, report, sweep, train
+    from sandmask.api import plan_sweep, predict, sweep, train
     from sandmask.gradients import (
         Leak,
         MaskReport,
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     )
     from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, MaskWarning, SANDMask
     from sandmask.records import load_records
+    from sandmask.reports import report
     from sandmask.training import load_run
 
 __all__ = [
@@ -94,7 +95,7 @@ __all__ = [
 # Names are imported at first use: `sandmask --help` answers without torch, and the masks load torch alone.
 _HOMES = {
     "sandmask": ["diagnostics", "distributed"],
-    "sandmask.api": ["plan_sweep", "predict", "report", "sweep", "train"],
+    "sandmask.api": ["plan_sweep", "predict", "sweep", "train"],
     "sandmask.gradients": [
         *("Leak", "MaskReport", "MaskSummary", "backward", "environment_gradients", "environment_moments"),
         *("find_leaks", "freeze_batchnorm", "record", "set_gradients"),
@@ -103,6 +104,7 @@ _HOMES = {
         *("ANDMask", "GeometricMean", "GradientMoments", "Mask", "MaskError", "MaskWarning", "SANDMask"),
     ],
     "sandmask.records": ["load_records"],
+    "sandmask.reports": ["report"],
     "sandmask.training": ["load_run"],
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,9 +11,8 @@ call and a command with the same arguments give the same records, to the bit on 
 """
 
 from sandmask.api._predict import predict
-from sandmask.api._report import report
 from sandmask.api._sweep import SweepRequest, plan_sweep, sweep
 from sandmask.api._swept import Sweep
 from sandmask.api._train import Run, train
 
-__all__ = ["Run", "Sweep", "SweepRequest", "plan_sweep", "predict", "report", "sweep", "train"]
+__all__ = ["Run", "Sweep", "SweepRequest", "plan_sweep", "predict", "sweep", "train"]

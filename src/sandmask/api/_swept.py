@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandmask.api._report import report
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, load_records, read_runs
-from sandmask.reports import Report, Table, cell_text
+from sandmask.reports import Report, Table, cell_text, report
 from sandmask.sweeps import SweepFolder, SweepSpec, SweepStatus, expand, sweep_status
 
 if TYPE_CHECKING:
@@ -86,6 +85,9 @@ class Sweep:
                     rows.setdefault((dataset, method), {})[rule.rule] = text
         index = pd.MultiIndex.from_tuples(list(rows), names=["dataset", "algorithm"])
         return pd.DataFrame(list(rows.values()), index=index, columns=[rule.rule for rule in built.rules]).fillna("-")
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.folder)!r}, {len(self.runs)} runs, {len(self.failed)} failed)"
 
     def _repr_html_(self) -> str:
         """The table that a notebook shows."""

@@ -165,6 +165,9 @@ class Report:
 
         return write_html(self.records, path, selection, title=title, statistics=statistics, **self.settings)
 
+    def __repr__(self) -> str:
+        return f"Report({self.runs} runs, {', '.join(rule.rule for rule in self.rules)})"
+
     def __str__(self) -> str:
         from sandmask.reports._render import render
 

@@ -1,5 +1,6 @@
 """What a sweep will take: runs, stacks, time, memory, disk."""
 
+import html
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -159,9 +160,14 @@ class Plan:
         ]
         return pd.DataFrame(rows, columns=columns)
 
+    def __repr__(self) -> str:
+        took = "not measured" if self.seconds is None else f"{self.seconds:.0f} s"
+        missing = self.runs - self.done
+        return f"Plan({self.runs} runs, {missing} missing in {len(self.stacks)} stacks, time: {took})"
+
     def _repr_html_(self) -> str:
         """The table that a notebook shows."""
-        said = f"{self.runs} runs: {self.done} done, {self.runs - self.done} missing, in {len(self.stacks)} stacks"
+        said = html.escape(" ".join([repr(self), *self.notes]))
         return f"<p>{said}</p>{self.frame().to_html(index=False, border=0)}"
 
 

@@ -1,13 +1,14 @@
-"""`sandmask.report`: tables from records."""
+"""`sandmask.report`: tables from files of records."""
 
 import os
 from collections.abc import Iterable, Sequence
 
 from sandmask.records import read_runs
-from sandmask.reports import Report, build_report
+from sandmask.reports._data import Report
+from sandmask.reports._report import build_report
 from sandmask.selection import RULES
 
-PAPER = ("training-domain", "oracle")  # the paper's rules
+PAPER_RULES = ("training-domain", "oracle")
 
 
 def report(
@@ -46,5 +47,5 @@ def report(
 
 def rule_names(selection: str | Sequence[str] | None) -> list[str]:
     """The selection rules that are meant."""
-    named = [selection] if isinstance(selection, str) else list(selection or PAPER)
+    named = [selection] if isinstance(selection, str) else list(selection or PAPER_RULES)
     return list(RULES) if "all" in named else named

@@ -24,7 +24,7 @@ from sandmask.datasets import load_dataset
 from sandmask.paper._select import every, thinned
 from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
 from sandmask.reports.statistics import paired_comparison
-from sandmask.sweeps._work import work_of
+from sandmask.sweeps._cost import work_of
 
 RECORDS, KEPT = "results/paper/spirals.records.parquet", Path("results/swept")
 DRAWS, STEPS, EVERY = 3, 1001, 50

@@ -27,6 +27,12 @@ tensor([[-1.,  0.]])
 - `find_leaks`, `freeze_batchnorm`: keep environments from seeing each other.
 - `sandmask.distributed`: environments that live in several processes.
 - `sandmask.diagnostics`: what the mask does, step by step, for TensorBoard or as a table.
+
+The benchmark, as the command line has it:
+
+- `train`, `sweep`, `plan_sweep`: one run, or many, from a few words to records.
+- `report`, `load_records`: tables, and every evaluation as a pandas frame.
+- `predict`, `load_run`: use a trained model.
 """
 
 from importlib import import_module
@@ -37,6 +43,7 @@ from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
     from sandmask import diagnostics, distributed
+    from sandmask.api import plan_sweep, predict, sweep, train
     from sandmask.gradients import (
         Leak,
         MaskReport,
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
     )
     from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, MaskWarning, SANDMask
     from sandmask.records import load_records
+    from sandmask.reports import report
     from sandmask.training import load_run
 
 __all__ = [
@@ -75,13 +83,19 @@ __all__ = [
     "freeze_batchnorm",
     "load_records",
     "load_run",
+    "plan_sweep",
+    "predict",
     "record",
+    "report",
     "set_gradients",
+    "sweep",
+    "train",
 ]
 
 # Names are imported at first use: `sandmask --help` answers without torch, and the masks load torch alone.
 _HOMES = {
     "sandmask": ["diagnostics", "distributed"],
+    "sandmask.api": ["plan_sweep", "predict", "sweep", "train"],
     "sandmask.gradients": [
         *("Leak", "MaskReport", "MaskSummary", "backward", "environment_gradients", "environment_moments"),
         *("find_leaks", "freeze_batchnorm", "record", "set_gradients"),
@@ -90,6 +104,7 @@ _HOMES = {
         *("ANDMask", "GeometricMean", "GradientMoments", "Mask", "MaskError", "MaskWarning", "SANDMask"),
     ],
     "sandmask.records": ["load_records"],
+    "sandmask.reports": ["report"],
     "sandmask.training": ["load_run"],
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,6 +1,9 @@
-"""Text from outside (names of files, folders, classes) made safe to print."""
+"""Text for people: names from outside (files, folders, classes) made safe to print, and lines on standard error."""
 
+import os
+import sys
 import unicodedata
+from pathlib import Path
 
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and format characters, lone surrogates, line separators
 
@@ -25,3 +28,15 @@ def _escaped(letter: str) -> str:
     if 0xDC80 <= ord(letter) <= 0xDCFF:  # how Python spells a byte that is not valid UTF-8
         return f"\\x{ord(letter) - 0xDC00:02x}"
     return letter.encode("unicode_escape").decode("ascii")
+
+
+def tell(text: str) -> None:
+    """Print a line on standard error. If nobody reads it any more, this and what follows is dropped.
+
+    A training that runs for hours should not end because the program that shows its progress did.
+    """
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the program

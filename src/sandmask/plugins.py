@@ -43,9 +43,18 @@ _RULES = (
         "a step must not change tensors in place. Return new ones",
     ),
 )
+_PREFIX = "sandmask_plugin_"  # of the module names of plugin files
 _sources: set[Path] = set()  # the files and package folders of loaded plugins
 
-__all__ = ["GROUP", "TRACEBACK", "VARIABLE", "load_plugins", "plugin_failure", "plugin_failures_named"]
+__all__ = [
+    "GROUP",
+    "TRACEBACK",
+    "VARIABLE",
+    "is_plugin_module",
+    "load_plugins",
+    "plugin_failure",
+    "plugin_failures_named",
+]
 
 
 def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
@@ -64,6 +73,12 @@ def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
         _load_file(Path(path).expanduser())
 
 
+def is_plugin_module(name: str) -> bool:
+    """Whether a module is a plugin, which `load_plugins` finds in any process: a plugin file, or part of a package."""
+    packages = {entry.module.partition(".")[0] for entry in entry_points(group=GROUP)}
+    return name.startswith(_PREFIX) or name.partition(".")[0] in packages
+
+
 def _load_file(path: Path) -> None:
     resolved = path.resolve()
     if not resolved.is_file():
@@ -71,7 +86,7 @@ def _load_file(path: Path) -> None:
     if resolved.suffix != ".py":
         raise SandmaskError(f"The plugin {path} should be a Python file, with a name that ends in .py.")
     # The name is a function of the path: the same file is loaded once, two files of one name are two modules.
-    name = f"sandmask_plugin_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
+    name = f"{_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
     _sources.add(resolved)
     if name in sys.modules:
         return

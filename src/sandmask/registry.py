@@ -1,6 +1,7 @@
 """Named things: algorithms, datasets, selection rules. Lists, help and error messages derive from here."""
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
@@ -55,6 +56,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
+        self._modules: dict[str, str] = {}
 
     def register(self, entry: T) -> T:
         """Add an entry; a name that is taken is an error."""
@@ -62,7 +64,12 @@ class Registry(Mapping[str, T], Generic[T]):
         if key in self._entries:
             raise SandmaskError(f"There is already {self.kind} named {self._entries[key].name!r}. Choose another name.")
         self._entries[key] = entry
+        self._modules[key] = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - as in the logging module
         return entry
+
+    def module_of(self, name: str) -> str:
+        """The name of the module that registered an entry, such as "__main__" for the program itself."""
+        return self._modules.get(simplified(name), "")
 
     def __getitem__(self, name: str) -> T:
         entry = self._entries.get(simplified(name))

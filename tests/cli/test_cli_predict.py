@@ -108,7 +108,7 @@ def test_more_classes_than_there_are(photos: Path) -> None:
 
 
 def test_more_files_than_are_read_at_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandmask.cli.predict.FILES_AT_ONCE", 4)
+    monkeypatch.setattr("sandmask.api._predict.FILES_AT_ONCE", 4)
     files = sorted((photos / "images").rglob("*.png"))
     found = answers(photos / "run", *files)
     assert [each["file"] for each in found] == [str(file) for file in files]
@@ -160,7 +160,7 @@ def test_files_of_small_images(digits: Path, tmp_path: Path) -> None:
 def test_all_files_are_one_environment_for_a_method_with_context(
     context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandmask.cli.predict.FILES_AT_ONCE", 2)
+    monkeypatch.setattr("sandmask.api._predict.FILES_AT_ONCE", 2)
     x = load_dataset("DebugVector").inputs(torch.arange(5)).numpy()
     for row in range(5):
         np.save(tmp_path / f"{row}.npy", x[row])

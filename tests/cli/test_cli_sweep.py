@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from sandmask.api._workers import slurm_parameters
 from sandmask.cli._app import app
-from sandmask.cli._sweep_run import _slurm_parameters
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.sweeps import SweepSpec, read_sweep
@@ -173,13 +173,13 @@ def test_diagnostics_of_every_run(tmp_path: Path) -> None:
 def test_options_for_slurm_replace_our_own_and_times_are_read_as_slurm_writes_them() -> None:
     asked = ["time=10", "cpus_per_task=3", "partition=gpu", "mem=16G"]
     expected = {"timeout_min": 10, "cpus_per_task": 3, "slurm_partition": "gpu", "slurm_mem": "16G"}
-    assert _slurm_parameters(asked) == expected
+    assert slurm_parameters(asked) == expected
     times = {"90": 90, "90:30": 91, "02:00:00": 120, "1-12": 2160, "1-12:30": 2190, "0-0:0:1": 1}
-    assert {each: _slurm_parameters([f"time={each}"])["timeout_min"] for each in times} == times
+    assert {each: slurm_parameters([f"time={each}"])["timeout_min"] for each in times} == times
     for wrong in ("time=soon", "nodes=two"):
         with pytest.raises(SandmaskError, match=f"{wrong.split('=')[0]}= should be"):
-            _slurm_parameters([wrong])
-    options = ExecutorOptions(cluster="local", slurm=_slurm_parameters(["time=10", "cpus_per_task=1"]))
+            slurm_parameters([wrong])
+    options = ExecutorOptions(cluster="local", slurm=slurm_parameters(["time=10", "cpus_per_task=1"]))
     EXECUTORS["slurm"].build(options).shutdown()
 
 

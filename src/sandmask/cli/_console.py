@@ -25,17 +25,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def tell(text: str) -> None:
-    """Print a line on standard error. If nobody reads it any more, this and what follows is dropped.
-
-    A training that runs for hours should not end because the program that shows its progress did.
-    """
-    try:
-        typer.echo(text, err=True)
-    except BrokenPipeError:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the program
-
-
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table, as wide as the terminal allows."""
     from rich import box

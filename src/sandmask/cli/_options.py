@@ -117,9 +117,3 @@ def listed(values: list[str] | None) -> tuple[str, ...]:
     """The words of an option that may be repeated, or have several words with commas between."""
     words = [word.strip() for value in values or () for word in value.split(",")]
     return tuple(word for word in words if word)
-
-
-def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> tuple[str, ...]:
-    """What a dataset of images is to put up with, as its loader names it; other datasets know none of it."""
-    given = {"skip_corrupt": skip_corrupt, "allow_missing_classes": allow_missing_classes}
-    return tuple(name for name, wanted in given.items() if wanted)

@@ -1,33 +1,18 @@
 """A plan in words."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sandmask.api._sweep_progress import duration
 from sandmask.cli._console import counted, print_table
-from sandmask.cli._sweep_progress import duration
 
 if TYPE_CHECKING:
     from sandmask.sweeps import Plan, StackEstimate
 
 LONGEST = 40  # rows of the table
-
-
-def shape_of(stack: "StackEstimate") -> str:
-    """What decides a stack's shape: batch 64, width 256, depth 3."""
-    from sandmask.training.specs import SHAPE_HPARAMS
-
-    hparams = stack.stack.specs[0].hparams
-    words = [
-        f"{name.removeprefix('mlp_').removesuffix('_size')} {hparams[name]:g}"
-        for name in SHAPE_HPARAMS
-        if name in hparams
-    ]
-    held_out = len(stack.stack.specs[0].test_envs)
-    return ", ".join([*words, *(["two held out"] if held_out == 2 else [])])
 
 
 def size(n_bytes: float) -> str:
@@ -39,12 +24,12 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.1f} GB"
 
 
-def print_plan(plan: "Plan", notes: Sequence[str], folder: Path) -> None:
+def print_plan(plan: "Plan", folder: Path) -> None:
     """The stacks in order, then what they take."""
     grouped: defaultdict[tuple[str, ...], list[StackEstimate]] = defaultdict(list)
     for each in plan.stacks:
         first = each.stack.specs[0]
-        grouped[first.dataset, first.algorithm, shape_of(each)].append(each)
+        grouped[first.dataset, first.algorithm, each.shape].append(each)
     rows = []
     for key, stacks in list(grouped.items())[:LONGEST]:
         runs = [len(each.stack.specs) for each in stacks]
@@ -59,7 +44,7 @@ def print_plan(plan: "Plan", notes: Sequence[str], folder: Path) -> None:
         )
     if len(grouped) > LONGEST:
         typer.echo(f"and {len(grouped) - LONGEST} more shapes (--json lists them all)")
-    for note in notes:
+    for note in plan.notes:
         typer.echo(f"note: {note}")
     missing = plan.runs - plan.done
     all_runs, all_stacks = counted(plan.runs, "run"), counted(len(plan.stacks), "stack")
@@ -72,14 +57,14 @@ def print_plan(plan: "Plan", notes: Sequence[str], folder: Path) -> None:
         typer.echo(f"Nothing to do. Tables: sandmask report {folder}")
 
 
-def plan_json(plan: "Plan", notes: Sequence[str]) -> dict[str, Any]:
+def plan_json(plan: "Plan") -> dict[str, Any]:
     """Everything, for scripts."""
     stacks = [
         {
             "stack": each.stack.id,
             "dataset": each.stack.specs[0].dataset,
             "algorithm": each.stack.specs[0].algorithm,
-            "shape": shape_of(each),
+            "shape": each.shape,
             "runs": [spec.id for spec in each.stack.specs],
             "seconds": each.seconds,
             "memory_bytes": round(each.memory_bytes),
@@ -95,6 +80,6 @@ def plan_json(plan: "Plan", notes: Sequence[str]) -> dict[str, Any]:
         "memory_bytes": round(plan.memory_bytes),
         "disk_bytes": round(plan.disk_bytes),
         "workers": plan.workers,
-        "notes": list(notes),
+        "notes": list(plan.notes),
         "stacks": stacks,
     }

@@ -2,9 +2,8 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,16 +15,12 @@ from sandmask.cli._options import (
     PluginOption,
     StepsOption,
     WeightsOption,
-    listed,
 )
-from sandmask.errors import SandmaskError
-
-if TYPE_CHECKING:
-    from sandmask.sweeps import SweepFolder, SweepSpec
+from sandmask.hparams import parse_overrides
 
 DEFAULT_FOLDER = Path("runs/sweep")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's folder.")]
-_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages")
+Request = dict[str, Any]
 
 
 def _given(
@@ -84,45 +79,20 @@ def _given(
     """The signature of a request."""
 
 
-class Request:
-    """What the command line said about a sweep; None is what it did not mention."""
-
-    def __init__(self, config: Path | None, hparam: list[str] | None, plugin: list[Path] | None, **fields: Any) -> None:
-        from sandmask.hparams import parse_overrides
-        from sandmask.plugins import load_plugins
-
-        self.config = config
-        self.plugins = tuple(str(path.expanduser().resolve()) for path in plugin or ())
-        load_plugins(self.plugins)
-        self.fields = {name: value for name, value in fields.items() if value is not None}
-        for name in _LISTS:
-            if name in self.fields:
-                self.fields[name] = listed(self.fields[name])
-        if hparam:
-            self.fields["hparams"] = parse_overrides(hparam)
-
-    def sweep(self, folder: "SweepFolder") -> "SweepSpec":
-        """The sweep: what the folder holds or the file says, with what the command line says over it."""
-        from sandmask.sweeps import SweepSpec, normalized, read_sweep
-
-        stored = folder.asked()
-        if self.config is None and stored is not None:
-            return normalized(replace(stored, **self.fields))
-        fields = {**(read_sweep(self.config) if self.config else {}), **self.fields}
-        for name in ("datasets", "algorithms"):
-            if name not in fields:
-                raise SandmaskError(f"{folder.path} holds no sweep yet: say which {name} with --{name} or --config.")
-        return normalized(SweepSpec(**fields))
-
-
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Request`, as one that has a request's options instead."""
+    """A command whose first parameter is a request, as one that has a request's options instead.
+
+    The request is the arguments of `sandmask.sweep` that say which runs there are, and the plugins.
+    """
     options = inspect.signature(_given).parameters
     own = [each for name, each in inspect.signature(command).parameters.items() if name != "request"]
 
     def wrapper(**values: Any) -> None:
-        request = Request(**{name: values.pop(name) for name in options})
-        command(request=request, **values)
+        request = {name: values.pop(name) for name in options}
+        hparam, plugins = request.pop("hparam"), request.pop("plugin")
+        command(
+            request={**request, "hparams": parse_overrides(hparam or []) or None, "plugins": plugins or ()}, **values
+        )
 
     folder, *others = own
     parameters = [folder, *options.values(), *others]

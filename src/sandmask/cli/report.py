@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+import sandmask
 from sandmask._replacing import replacing
 from sandmask.cli import _completion
 from sandmask.cli._console import STANDARD_OUTPUT
@@ -20,11 +21,10 @@ from sandmask.cli._page import (
     write_page,
 )
 from sandmask.errors import SandmaskError
-from sandmask.records import read_runs
-from sandmask.reports import FORMATS, build_report, render
+from sandmask.reports import FORMATS, render
+from sandmask.reports._from_records import PAPER_RULES, rule_names
 from sandmask.selection import RULES
 
-_PAPER = ("training-domain", "oracle")
 MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 
 
@@ -35,7 +35,7 @@ def report(
         typer.Option(
             metavar="RULE",
             help=f"A selection rule: {', '.join(RULES)}; or all. May be given several times. "
-            f"(default: the paper's, {' and '.join(_PAPER)})",
+            f"(default: the paper's, {' and '.join(PAPER_RULES)})",
             show_default=False,
             autocompletion=_completion.rule,
         ),
@@ -99,21 +99,21 @@ def report(
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
     check_two_files(html, tables)
     check_is_no_record(html, tables)
-    names = list(RULES) if selection and "all" in selection else (selection or list(_PAPER))
-    runs = read_with_patience(directory) if html else read_runs(directory)
+    names = rule_names(selection)
     settings: dict[str, Any] = {
         "against_paper": against_paper,
         "baseline": baseline,
         "draws": draws,
         "trials": trials,
     }
+    built = None if tables is None else sandmask.report(directory, names, **settings)
     if html is not None:
+        runs = read_with_patience(directory) if built is None else built.records
         title = page_title(directory)
         write_page(runs, html, names if selection else None, title=title, statistics=statistics, **settings)
         if open_browser:
             open_page(html)
-    if tables is not None:
-        built = build_report(runs, names, **settings)
+    if built is not None and tables is not None:
         _put(render(built, format_name or "text", statistics=statistics), tables)
 
 

@@ -2,17 +2,14 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandmask._signals import exit_status, sigterm_raises
-from sandmask._text import printable
+import sandmask
+from sandmask._signals import exit_status
 from sandmask.cli import _completion
 from sandmask.cli._console import counted, print_json, print_table
-from sandmask.cli._inventory import announce_sources
 from sandmask.cli._options import (
     CheckpointSecondsOption,
     CompileOption,
@@ -24,15 +21,13 @@ from sandmask.cli._options import (
     PluginOption,
     SkipCorruptOption,
     TensorBoardOption,
-    allowances,
 )
 from sandmask.cli._sweep_plan import plan_json, print_plan
-from sandmask.cli._sweep_progress import SweepDisplay, headline, result_rows, view
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, with_request
-from sandmask.cli._sweep_run import build_executor, device_list, estimator_for, share_of
 
 if TYPE_CHECKING:
-    from sandmask.sweeps import Expansion, SweepResult, SweepSpec, SweepStatus
+    from sandmask.api import Sweep
+    from sandmask.sweeps import SweepStatus
 
 app = typer.Typer(help="Train many: plan, run, status.", no_args_is_help=True)
 
@@ -78,36 +73,23 @@ def plan(
 
     sandmask sweep plan runs/spirals --config sweep.toml --no-calibrate --json
     """
-    from sandmask.sweeps import JobOptions, SweepFolder, expand, make_plan, refused_changes
-
-    target = SweepFolder(folder)
-    sweep = request.sweep(target)
-    expansion = expand(sweep)
-    stored = target.asked()
-    refused = refused_changes(stored, sweep) if stored else []
-    devices, workers = device_list(device, workers)
-    finished = target.finished() if folder.exists() else set()
-    missing = [run for run in expansion.runs if run.id not in finished]
-    options = JobOptions(
-        str(folder),
-        data_dir=None if data_dir is None else str(data_dir),
-        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
-        weights=sweep.weights,
+    made = sandmask.plan_sweep(
+        folder,
+        workers=workers,
+        device=device,
+        max_stack=max_stack,
+        calibrate=calibrate,
         fast=fast,
+        data_dir=data_dir,
+        skip_corrupt=skip_corrupt,
+        allow_missing_classes=allow_missing_classes,
+        progress=False if json else "lines",
+        **request,
     )
-
-    def say(text: str) -> None:
-        if not json:
-            typer.echo(text, err=True)
-
-    estimator = estimator_for(expansion, missing, options, devices[0], measure=calibrate, say=say)
-    cap = estimator.cap(share_of(len(missing), workers, max_stack))
-    made = make_plan(expansion.runs, finished, estimator, cap, workers)
-    notes = [*expansion.notes, *(f"{folder} holds another sweep: {reason}." for reason in refused)]
     if json:
-        print_json(plan_json(made, notes))
+        print_json(plan_json(made))
     else:
-        print_plan(made, notes, folder)
+        print_plan(made, folder)
 
 
 @app.command()
@@ -161,79 +143,50 @@ def run(
 
     sandmask sweep run runs/spirals --executor ray --ray-address auto --gpus-per-worker 0.5
     """
-    from sandmask.selection import RULES
-    from sandmask.sweeps import JobOptions, SweepFolder, expand, run_sweep, sweep_status
-
-    target = SweepFolder(folder.absolute())
-    sweep = request.sweep(target)
-    expansion = expand(sweep)
-    devices, count = device_list(device, workers)
-    make, remote = build_executor(
-        executor,
-        target,
-        workers=count if executor == "local" else workers,
-        devices=devices,
-        gpus=gpus_per_worker,
-        cpus=cpus_per_worker,
-        address=ray_address,
-        slurm=slurm or [],
-    )
-    target.accept(sweep)
-    options = JobOptions(
-        folder=str(target.path),
-        data_dir=None if data_dir is None else str(data_dir.absolute()),
-        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
-        weights=sweep.weights,
-        device=devices[0] if executor == "local" and len(devices) == 1 else device,
-        fast=fast,
-        compiled=compiled,
-        checkpoint_seconds=checkpoint_seconds,
-        plugins=request.plugins,
-        carry=remote,
-        diagnostics=diagnostics,
-        tensorboard=None if tensorboard is None else str(tensorboard.absolute()),
-    )
-    finished = target.finished()
-    missing = [run.dataset for run in expansion.runs if run.id not in finished]
-    announce_sources(expansion, options, missing, quiet=json)
-    look = partial(sweep_status, target, expansion.runs)
-    with sigterm_raises(), SweepDisplay(look, quiet=json) as display:
-        for note in expansion.notes:
-            display.say(f"note: {note}")
-        needy = [name for name in sweep.selection if RULES[name].needs_metrics]
-        if needy and not diagnostics:
-            display.say(f"note: {', '.join(needy)} can judge only runs that are trained with --diagnostics.")
-        before = look()
-        display.say(f"{headline(before)}; records in {folder}")
-        estimator = estimator_for(expansion, expansion.runs, options, devices[0], measure=calibrate, say=display.say)
-        cap = estimator.cap(share_of(before.planned - before.done, count, max_stack))
-        try:
-            result = run_sweep(target, expansion, options, make, cap, display.say)
-        except KeyboardInterrupt as error:
-            display.say(f"stopped; {headline(look())}. The same command goes on from what was saved.")
-            raise typer.Exit(exit_status(error)) from None
-    if before.done == before.planned and not json:
-        typer.echo(f"Nothing to do: all {counted(before.planned, 'run')} are done. Tables: sandmask report {folder}")
-        return
-    _conclude(folder, sweep, expansion, result, json=json)
-
-
-def _conclude(folder: Path, sweep: "SweepSpec", expansion: "Expansion", result: "SweepResult", *, json: bool) -> None:
-    """Say what came out; exit status 1 where runs could not be trained."""
-    if json:
-        print_json({"folder": str(folder), "runs": len(expansion.runs), "done": result.done, "failed": result.failed})
-    elif result.done:
-        columns = ("dataset", "algorithm", *sweep.selection)
-        print_table(
-            "Held-out accuracy in percent, mean over environments", columns, result_rows(folder, sweep.selection)
+    try:
+        swept = sandmask.sweep(
+            folder,
+            executor=executor,
+            workers=workers,
+            device=device,
+            gpus_per_worker=gpus_per_worker,
+            cpus_per_worker=cpus_per_worker,
+            ray_address=ray_address,
+            slurm=slurm or (),
+            max_stack=max_stack,
+            calibrate=calibrate,
+            fast=fast,
+            compiled=compiled,
+            data_dir=data_dir,
+            skip_corrupt=skip_corrupt,
+            allow_missing_classes=allow_missing_classes,
+            checkpoint_seconds=checkpoint_seconds,
+            diagnostics=diagnostics,
+            tensorboard=tensorboard,
+            progress=False if json else "lines",
+            **request,
         )
-        typer.echo(f"{result.done}/{len(expansion.runs)} runs done. Tables: sandmask report {folder}")
-    if result.failed:
-        for reason in sorted(set(result.failed.values())):
-            count = sum(each == reason for each in result.failed.values())
-            typer.echo(f"{count} runs were not trained: {printable(reason)}", err=True)
-        typer.echo("Fix this and rerun: finished runs are kept.", err=True)
+    except KeyboardInterrupt as error:
+        if not getattr(error, "__notes__", None):  # interrupted before the first run
+            raise
+        raise typer.Exit(exit_status(error)) from None
+    _print(swept, json=json)
+    if swept.failed:
         raise typer.Exit(1)
+
+
+def _print(swept: "Sweep", *, json: bool) -> None:
+    planned, failed = len(swept.runs), dict(swept.failed)
+    if json:
+        print_json({"folder": str(swept.folder), "runs": planned, "done": planned - len(failed), "failed": failed})
+    elif not swept.trained and not failed:
+        typer.echo(f"Nothing to do: all {counted(planned, 'run')} are done. Tables: sandmask report {swept.folder}")
+    elif planned > len(failed):
+        table = swept.table()
+        rows = [(*key, *cells) for key, cells in zip(table.index, table.to_numpy().tolist(), strict=True)]
+        title = "Held-out accuracy in percent, mean over environments"
+        print_table(title, ("dataset", "algorithm", *table.columns), rows)
+        typer.echo(f"{planned - len(failed)}/{planned} runs done. Tables: sandmask report {swept.folder}")
 
 
 @app.command()
@@ -251,16 +204,10 @@ def status(
     """
     from rich.console import Console
 
-    from sandmask.errors import SandmaskError
-    from sandmask.plugins import load_plugins
-    from sandmask.sweeps import SweepFolder, expand, sweep_status
+    from sandmask.api import Sweep
+    from sandmask.api._sweep_progress import view
 
-    load_plugins(plugin)
-    target = SweepFolder(folder)
-    sweep = target.asked()
-    if sweep is None:
-        raise SandmaskError(f"{folder} holds no sweep. Start one with: sandmask sweep run {folder} --datasets ...")
-    look = partial(sweep_status, target, expand(sweep).runs)
+    look = Sweep.read(folder, plugin or ()).status
     if json:
         print_json(look().to_json())
     elif watch:
@@ -271,6 +218,8 @@ def status(
 
 def _watch(look: Callable[[], "SweepStatus"]) -> None:
     from rich.live import Live
+
+    from sandmask.api._sweep_progress import view
 
     with Live(auto_refresh=False) as live:
         while True:

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandmask._signals import sigterm_raises
-from sandmask._text import printable
+import sandmask
+from sandmask._text import printable, tell
 from sandmask.cli import _completion
-from sandmask.cli._console import print_json, print_table, tell
-from sandmask.cli._inventory import announce, check_images
+from sandmask.cli._console import print_json, print_table
 from sandmask.cli._names import check_names
 from sandmask.cli._options import (
     AverageOption,
@@ -34,15 +33,12 @@ from sandmask.cli._options import (
     TensorBoardOption,
     TrialSeedOption,
     WeightsOption,
-    allowances,
     listed,
 )
-from sandmask.cli._progress import TrainingBar
-from sandmask.hparams import DEFAULT_SPACE
+from sandmask.hparams import DEFAULT_SPACE, parse_overrides
 
 if TYPE_CHECKING:
-    from sandmask.records import RunRecord, RunSpec
-    from sandmask.training import RunFolder
+    from sandmask.api import Run
 
 DIVERGED = 3  # the exit status of a run whose loss became NaN or infinite
 
@@ -112,20 +108,10 @@ def train(
     sandmask train ./my_images ERM --test-env hospital_3 --network resnet18 --weights resnet18.safetensors
     """
     check_names(dataset, algorithm, plugin)
-    from sandmask.algorithms import ALGORITHMS
-    from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
-    from sandmask.hparams import parse_overrides
-    from sandmask.plugins import load_plugins
-    from sandmask.training import RunFolder, choose_device, make_spec
-
-    load_plugins(plugin)
-    entry = dataset_entry(dataset)
-    allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
-    data = load_dataset(entry, data_dir, **dict.fromkeys(allowed, True))
-    spec = make_spec(
-        entry,
+    run = sandmask.train(
+        dataset,
         algorithm,
-        [resolve_environment(data, env) for env in test_env],
+        test_env,
         steps=steps,
         checkpoint_every=checkpoint_every,
         hparams=parse_overrides(hparam or []),
@@ -137,79 +123,54 @@ def train(
         weights=weights,
         precision=precision,
         averages=listed(average),
+        compiled=compiled,
+        fast=fast,
+        device=device,
+        data_dir=data_dir,
+        skip_corrupt=skip_corrupt,
+        allow_missing_classes=allow_missing_classes,
+        checkpoint_seconds=checkpoint_seconds,
+        keep_checkpoint=keep_checkpoint,
+        diagnostics=diagnostics,
+        tensorboard=tensorboard,
+        out=out,
+        plugins=plugin or (),
+        progress=False if json else "lines",
     )
-    if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
-        tell(f"warning: {caution}")
-    folder = RunFolder(out or Path("runs") / spec.folder_name)
-    _say_what_is_there(folder, spec, extras=tensorboard is not None or diagnostics)
-    if not json:
-        announce(data, tell)
-    if not folder.finished(spec):
-        check_images(data, keep=True, quiet=json)
-    with sigterm_raises(), TrainingBar(spec, folder.path, quiet=json) as bar:
-        record = folder.train(
-            spec,
-            data,
-            choose_device(device),
-            weights=weights,
-            compiled=compiled,
-            fast=fast,
-            diagnostics=diagnostics,
-            tensorboard=tensorboard,
-            report=bar.update,
-            evaluating=bar.evaluating,
-            keep_checkpoint=keep_checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-        )
     if json:
-        print_json(_summary(record, folder.path))
+        print_json(_summary(run))
     else:
-        _print(record, folder.path)
-    if record.status == "diverged":
+        _print(run)
+    if run.record.status == "diverged":
         raise typer.Exit(DIVERGED)
 
 
-def _say_what_is_there(folder: "RunFolder", spec: "RunSpec", *, extras: bool) -> None:
-    """Print a note if the run was trained before and is not simply finished."""
-    from sandmask.training.folder import RECORDS
-
-    if not folder.has_model(spec):
-        return
-    if not folder.finished(spec):
-        tell(f"note: {folder.path / RECORDS} is damaged: lines of this finished run are missing. Training it again.")
-    elif extras:
-        tell("note: this run is finished and is not changed. To train it again, choose another --out.")
-
-
-def _summary(record: "RunRecord", path: Path) -> dict[str, object]:
-    summary: dict[str, object] = {
-        "run": record.spec.id,
-        "folder": str(path),
+def _summary(run: "Run") -> dict[str, object]:
+    record = run.record
+    accuracy = {
+        name: {"in": row["in"], "out": row["out"], "held_out": row["held_out"]}
+        for name, row in run.accuracy.to_dict("index").items()
+    }
+    return {
+        "run": run.spec.id,
+        "folder": str(run.folder),
         "status": record.status,
         "diverged_at": record.diverged_at,
-        "spec": record.spec.to_json(),
+        "spec": run.spec.to_json(),
+        "step": int(record.steps[-1]) if len(record.steps) else None,  # None: diverged before the first evaluation
+        "accuracy": accuracy,
     }
-    if not len(record.steps):  # diverged before the first evaluation
-        return {**summary, "step": None, "accuracy": {}}
-    last = record.accuracy_in[-1], record.accuracy_out[-1]
-    accuracy = {
-        name: {"in": float(i), "out": float(o), "held_out": e in record.spec.test_envs}
-        for e, (name, i, o) in enumerate(zip(record.env_names, *last, strict=True))
-    }
-    return {**summary, "step": int(record.steps[-1]), "accuracy": accuracy}
 
 
-def _print(record: "RunRecord", path: Path) -> None:
-    spec = record.spec
+def _print(run: "Run") -> None:
+    record, spec = run.record, run.spec
     if record.status == "diverged":
         tell(f"Diverged at step {record.diverged_at}: the loss is NaN or infinite. Try a smaller --hparam lr=...")
-    if len(record.steps):
-        rows = [
-            (name, "held out" if e in spec.test_envs else "trained on", f"{i:.1%}", f"{o:.1%}")
-            for e, (name, i, o) in enumerate(
-                zip(record.env_names, record.accuracy_in[-1], record.accuracy_out[-1], strict=True)
-            )
-        ]
+    rows = [
+        (str(name), "held out" if row["held_out"] else "trained on", f"{row['in']:.1%}", f"{row['out']:.1%}")
+        for name, row in run.accuracy.to_dict("index").items()
+    ]
+    if rows:
         title = f"{spec.algorithm} on {spec.dataset}, after step {record.steps[-1]}"
         print_table(title, ("environment", "", "in (80%)", "out (20%)"), rows)
-    typer.echo(f"records and model: {printable(str(path))}")
+    typer.echo(f"records and model: {printable(str(run.folder))}")

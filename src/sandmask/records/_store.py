@@ -12,14 +12,16 @@ from sandmask.records._reader import read_file
 from sandmask.records._types import RunRecord
 
 
-def read_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
+def read_runs(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> list[RunRecord]:
     """The runs in a record file, in an archive, or anywhere below a folder; files in order of their paths.
+
+    Several files and folders can be given.
 
     The same run in two files counts once, as the longer of the two; where they contradict each other, that
     is an error. Runs that are still being written are read as far as they have come, with status "running".
     """
     runs: dict[str, tuple[RunRecord, Path]] = {}
-    for file in _files(path):
+    for file in (file for each in (path, *more) for file in _files(each)):
         for run in _read(file):
             known = runs.get(run.spec.id)
             runs[run.spec.id] = (run, file) if known is None else _merge(known, (run, file))

@@ -1,14 +1,17 @@
 """Tables from records: the data first, then a format.
 
-    from sandmask.reports import build_report, render
-    report = build_report(read_runs("runs"), ["training-domain", "oracle"], against_paper=True)
-    print(render(report, "markdown"))
+    import sandmask
+    from sandmask.reports import render
+    tables = sandmask.report("runs", against_paper=True)
+    print(render(tables, "markdown"))
 
-`report.rules[0].datasets["PACS"].cells["SANDMask", "A"]` is a cell with its trials, interval and gaps.
+`build_report` does the same for runs in memory.
+`tables.rules[0].datasets["PACS"].cells["SANDMask", "A"]` is a cell with its trials, interval and gaps.
 """
 
 from sandmask.reports._data import Cell, Comparison, Gap, Report, RuleReport, Statistics, Table, Trial
 from sandmask.reports._formats import latex, markdown, text
+from sandmask.reports._from_records import report
 from sandmask.reports._grids import Grid, cell_text, grids
 from sandmask.reports._render import FORMATS, Format, render
 from sandmask.reports._report import build_report
@@ -31,5 +34,6 @@ __all__ = [
     "latex",
     "markdown",
     "render",
+    "report",
     "text",
 ]

@@ -5,10 +5,14 @@ import io
 import math
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from sandmask._text import printable
 from sandmask.printed import AVERAGE
 from sandmask.reports._data import Cell, Report, RuleReport
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HEADER = (
     "selection",
@@ -41,6 +45,20 @@ def to_csv(report: Report) -> str:
         for dataset, method, environment, cell in _cells(rule):
             writer.writerow([*map(csv_word, (rule.rule, dataset, method, environment)), *_numbers(cell)])
     return target.getvalue()
+
+
+def to_frame(report: Report) -> "pd.DataFrame":
+    """The same cells as a pandas frame, with names as they are and NaN where there is no number."""
+    import pandas as pd
+
+    rows = [
+        (rule.rule, dataset, method, environment, *_numbers(cell))
+        for rule in report.rules
+        for dataset, method, environment, cell in _cells(rule)
+    ]
+    found = pd.DataFrame(rows, columns=list(HEADER))
+    numbers = list(HEADER[4:])
+    return found.astype(dict.fromkeys(numbers, float))
 
 
 def csv_word(word: str) -> str:

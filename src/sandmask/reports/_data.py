@@ -1,11 +1,18 @@
 """The data of a report: what is computed before anything is drawn."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sandmask.printed import PrintedCell
+from sandmask.records import RunRecord
 from sandmask.reports.statistics import PairedComparison
 from sandmask.selection import Selected
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,52 @@ class RuleReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All tables of a set of runs."""
+    """All tables of a set of runs. Printed, it is text; a notebook shows its tables.
+
+    `records` are the runs, and `settings` the arguments of `build_report` beside the rules: `to_html` needs both.
+    """
 
     runs: int
     rules: tuple[RuleReport, ...]
+    records: Sequence[RunRecord] = field(default=(), repr=False, compare=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each cell, unrounded: the columns of the format csv."""
+        from sandmask.reports._csv import to_frame
+
+        return to_frame(self)
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        selection: Sequence[str] | None = None,
+        *,
+        title: str = "sandmask report",
+        statistics: bool = True,
+    ) -> Path:
+        """Write the page: one file with tables, figures and every run's curves.
+
+        :param path: the file to write.
+        :param selection: the selection rules on the page; every rule if not given.
+        :param title: the title of the page.
+        :param statistics: whether to compare with the baseline.
+        """
+        from sandmask.reports.html import write_html
+
+        return write_html(self.records, path, selection, title=title, statistics=statistics, **self.settings)
+
+    def __repr__(self) -> str:
+        return f"Report({self.runs} runs, {', '.join(rule.rule for rule in self.rules)})"
+
+    def __str__(self) -> str:
+        from sandmask.reports._render import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        """The tables that a notebook shows."""
+        from sandmask.reports._formats import html_tables
+        from sandmask.reports._grids import grids
+
+        return html_tables(grids(self))

@@ -1,5 +1,6 @@
-"""Grids set in a format: plain text, Markdown, LaTeX."""
+"""Grids set in a format: plain text, Markdown, LaTeX, HTML for a notebook."""
 
+import html
 import re
 import textwrap
 from collections.abc import Sequence
@@ -113,3 +114,19 @@ def latex(grids: Sequence[Grid]) -> str:
             )
         )
     return "\n\n".join(blocks) + "\n"
+
+
+def html_tables(grids: Sequence[Grid]) -> str:
+    """HTML tables under headings, for a notebook. The page is made by `sandmask.reports.html`."""
+    blocks = []
+    for grid in grids:
+        blocks.append(f"<h4>{html.escape(grid.title)}</h4>")
+        if grid.header:
+            rows = [_html_row("th", grid.header), *(_html_row("td", row) for row in grid.rows)]
+            blocks.append(f"<table>{''.join(rows)}</table>")
+        blocks += [f"<p><small>{html.escape(note)}</small></p>" for note in grid.notes]
+    return "\n".join(blocks)
+
+
+def _html_row(tag: str, words: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(word)}</{tag}>' for word in words)}</tr>"

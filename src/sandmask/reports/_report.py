@@ -35,7 +35,7 @@ def build_report(
     """
     if not runs:
         raise SandmaskError("There are no runs to report. Name a folder that has records in it.")
-    runs = list(split_averages(runs))
+    given, runs = runs, list(split_averages(runs))
     chosen = [RULES[name] for name in rules]
     of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
@@ -46,7 +46,8 @@ def build_report(
     if baseline != BASELINE and not any(is_of(method, baseline) for method in methods):
         raise SandmaskError(f"No run is of the baseline {baseline!r}. {closest(baseline, list(methods))}")
     reports = [_rule_report(rule, groups, expected, baseline, against_paper) for rule in chosen]
-    return Report(len(runs), tuple(reports))
+    settings = {"against_paper": against_paper, "baseline": baseline, "draws": draws, "trials": trials}
+    return Report(len(runs), tuple(reports), given, settings)
 
 
 def _dataset_order(names: Iterable[str]) -> list[str]:

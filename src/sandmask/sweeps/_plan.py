@@ -1,19 +1,24 @@
 """What a sweep will take: runs, stacks, time, memory, disk."""
 
+import html
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
-
-from sandmask.datasets import Dataset
+from sandmask.datasets import Dataset, load_dataset
 from sandmask.records import RunSpec
-from sandmask.sweeps._calibrate import calibrate
-from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, disk, largest_stack, memory
+from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, disk, largest_stack, memory, work_of
+from sandmask.sweeps._expand import Expansion
+from sandmask.sweeps._job import JobOptions
+from sandmask.sweeps._measure import calibrate
 from sandmask.sweeps._stacks import STACKED_NETWORKS, Cap, PlannedStack, group
-from sandmask.sweeps._work import Work, work_of
-from sandmask.training import stack_key
+from sandmask.training import choose_device, stack_key
+from sandmask.training.specs import SHAPE_HPARAMS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Kind = tuple[str, str, str, str]
 
@@ -31,26 +36,37 @@ class StackEstimate:
     memory_bytes: float
     disk_bytes: float
 
+    @property
+    def shape(self) -> str:
+        """What decides the shape of the stack: batch 64, width 256, depth 3."""
+        first = self.stack.specs[0]
+        words = [
+            f"{name.removeprefix('mlp_').removesuffix('_size')} {first.hparams[name]:g}"
+            for name in SHAPE_HPARAMS
+            if name in first.hparams
+        ]
+        return ", ".join([*words, *(["two held out"] if len(first.test_envs) == 2 else [])])
+
 
 class Estimator:
     """Knows what stacks cost on a device. Kinds of runs (dataset, algorithm, network) are measured when asked for."""
 
     def __init__(
         self,
-        runs: Sequence[RunSpec],
-        load: Callable[[str], Dataset],
-        device: torch.device,
+        expansion: Expansion,
+        options: JobOptions,
+        device: str,
         *,
-        fast: bool = True,
-        weights: str | None = None,
+        runs: Iterable[RunSpec] | None = None,
         measure: bool = True,
-        notice: Callable[[str], None] = lambda _: None,
+        notice: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.device, self.measure = device, measure
+        self.device, self.measure, self.options, self._notice = choose_device(device), measure, options, notice
         self._runs: defaultdict[Kind, list[RunSpec]] = defaultdict(list)
-        for run in runs:
+        for run in expansion.runs if runs is None else runs:
             self._runs[_kind(run)].append(run)
-        self._load, self._fast, self._weights, self._notice = cache(load), fast, weights, notice
+        allowed = dict.fromkeys(options.allowances, True)
+        self._load = cache(lambda name: load_dataset(expansion.sources[name], options.data_dir, **allowed))
         self._models: dict[Kind, CostModel] = {}
         self._works: dict[tuple[object, ...], Work] = {}
 
@@ -64,7 +80,8 @@ class Estimator:
         if self.measure and kind not in self._models:
             self._notice(f"measuring a few steps of {spec.algorithm} on {spec.dataset}")
             dataset = self.dataset(spec.dataset)
-            measured = calibrate(self._runs[kind], dataset, self.device, fast=self._fast, weights=self._weights)
+            fast, weights = self.options.fast, self.options.weights
+            measured = calibrate(self._runs[kind], dataset, self.device, fast=fast, weights=weights)
             self._models[kind] = CostModel.fitted(measured)
         return self._models.get(kind)
 
@@ -101,12 +118,16 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep's missing runs in stacks, and what they take with `workers` of them at a time."""
+    """A sweep's missing runs in stacks, and what they take with `workers` of them at a time.
+
+    `notes` say what cannot be trained, or what the folder already holds.
+    """
 
     runs: int
     done: int
     stacks: tuple[StackEstimate, ...]
     workers: int = 1
+    notes: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -125,9 +146,52 @@ class Plan:
         """Of all records."""
         return sum(each.disk_bytes for each in self.stacks)
 
+    def frame(self) -> "pd.DataFrame":
+        """A row for each stack, in the order of training: dataset, algorithm, shape, runs, seconds, bytes."""
+        import pandas as pd
 
-def make_plan(runs: Sequence[RunSpec], finished: set[str], estimator: Estimator, cap: Cap, workers: int = 1) -> Plan:
+        columns = ["stack", "dataset", "algorithm", "shape", "runs", "seconds", "memory_bytes", "disk_bytes"]
+        rows = [
+            (
+                *(each.stack.id, each.stack.specs[0].dataset, each.stack.specs[0].algorithm, each.shape),
+                *(len(each.stack.specs), each.seconds, each.memory_bytes, each.disk_bytes),
+            )
+            for each in self.stacks
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def __repr__(self) -> str:
+        took = "not measured" if self.seconds is None else f"{self.seconds:.0f} s"
+        missing = self.runs - self.done
+        return f"Plan({self.runs} runs, {missing} missing in {len(self.stacks)} stacks, time: {took})"
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        said = html.escape(" ".join([repr(self), *self.notes]))
+        return f"<p>{said}</p>{self.frame().to_html(index=False, border=0)}"
+
+
+def make_plan(
+    runs: Sequence[RunSpec],
+    finished: set[str],
+    estimator: Estimator,
+    cap: Cap,
+    workers: int = 1,
+    notes: Sequence[str] = (),
+) -> Plan:
     """Plan the runs that are not finished."""
     missing = [run for run in runs if run.id not in finished]
     stacks = [estimator.estimate(stack) for stack in group(missing, cap)]
-    return Plan(len(runs), len(runs) - len(missing), tuple(stacks), workers)
+    return Plan(len(runs), len(runs) - len(missing), tuple(stacks), workers, tuple(notes))
+
+
+def fair_share(runs: int, workers: int, most: int | None) -> int | None:
+    """The most runs of a stack such that every worker gets some; None where nothing limits it.
+
+    :param runs: runs that are missing.
+    :param workers: stacks that train at a time.
+    :param most: the user's own limit.
+    """
+    fair = -(-runs // workers) if workers > 1 else None
+    limits = [limit for limit in (most, fair) if limit is not None]
+    return max(1, min(limits)) if limits else None

@@ -73,9 +73,22 @@ def _contains(name: str, was: object, asked: object) -> bool:
         return isinstance(was, int) and isinstance(asked, int) and asked >= was
     if name == "test_envs" and asked == (ALL,):
         return True
+    if name == "hparams" and isinstance(was, Mapping) and isinstance(asked, Mapping):
+        return _numbers(was) == _numbers(asked)
     if name in (*_GROWING_LISTS, "test_envs") and isinstance(was, tuple) and isinstance(asked, tuple):
         return ALL not in was and set(was) <= set(asked)
     return False
+
+
+def _numbers(hparams: Mapping[str, str | float]) -> dict[str, str | float]:
+    """The values as numbers: the command line writes "8" where a program says 8."""
+    numbers: dict[str, str | float] = {}
+    for name, value in hparams.items():
+        try:
+            numbers[name] = float(value)
+        except ValueError:
+            numbers[name] = value
+    return numbers
 
 
 def _shown(value: object) -> str:

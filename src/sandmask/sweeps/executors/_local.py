@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
@@ -35,6 +36,9 @@ class WorkerExecutor(ProcessPoolExecutor):
     They leave Ctrl-C to the process that started them, which asks them to save and stop, and they end with it. A second
     Ctrl-C, while that one waits for them, kills them. SIGTERM, which a batch system sends to all processes at once, is
     deferred by `run_job` until the stack has been saved.
+
+    They do not import the program that started them. A script needs no `if __name__ == "__main__":`, and a notebook can
+    use them; what they run has to be importable from a module.
     """
 
     def __init__(self, workers: int, devices: tuple[str, ...] = ()) -> None:
@@ -44,7 +48,7 @@ class WorkerExecutor(ProcessPoolExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As always; a worker that this starts has SIGINT blocked, which may come while it imports."""
-        with _interrupts_wait():
+        with _interrupts_wait(), _main_hidden():
             return super().submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -70,6 +74,17 @@ def _interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Keep processes that are started meanwhile from importing the main module, which would run a script once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _prepare(counter: Any, devices: tuple[str, ...], threads: int) -> None:

@@ -2,20 +2,20 @@
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from sandmask._memory import free_memory, read_accounts
+from sandmask._memory import read_accounts
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
-from sandmask.sweeps._sample import Sample
+from sandmask.sweeps._cost import Measured, work_of
 from sandmask.sweeps._stacks import STACKED_NETWORKS
-from sandmask.sweeps._work import Work, work_of
 from sandmask.training import Progress, stack_key, train_stack
 
 SECONDS = 2.0  # of steps, at one size
@@ -25,23 +25,44 @@ SMALL_STACK, LARGER_STACK = 2, 6
 _STATUS = Path("/proc/self/status")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One stack of `runs`, measured."""
+class Sample(Dataset):
+    """A dataset cut down to at most `most` examples of each environment; otherwise the dataset itself."""
 
-    runs: int
-    work: Work
-    step_seconds: float
-    evaluation_seconds: float
-    bytes: float
+    def __init__(self, base: Dataset, most: int) -> None:
+        self.base, self.most = base, most
+        self.name, self.environments, self.classes = base.name, base.environments, base.classes
+        self.input_shape, self.domains = base.input_shape, base.domains
+        starts = base.bounds[:-1]
+        sizes = [min(most, stop - start) for start, stop in zip(starts, base.bounds[1:], strict=True)]
+        self.bounds = tuple(torch.tensor([0, *sizes]).cumsum(0).tolist())
+        kept = [torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+        self._numbers = torch.cat(kept).to(base.labels.device)
+        self.labels = base.labels[self._numbers]
 
+    @property
+    def resident(self) -> bool:
+        """As the dataset is."""
+        return self.base.resident
 
-def available_memory(device: torch.device) -> float:
-    """Bytes that are free now, within the limits of a container; infinite where the system does not say."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    free = free_memory()
-    return float("inf") if free is None else float(free)
+    def inputs(self, indices: Tensor) -> Tensor:
+        """The examples with these numbers."""
+        return self.base.inputs(self._numbers[indices])
+
+    def to(self, device: torch.device) -> "Sample":
+        """The same on `device`."""
+        return Sample(self.base.to(device), self.most)
+
+    def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
+        """The examples as a training step sees them."""
+        return self.base.training_inputs(self._numbers[indices], key)
+
+    def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:
+        """`inputs` of each element in turn."""
+        return self.base.batches((self._numbers[some] for some in indices), depth)
+
+    def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
+        """`training_inputs` of each (indices, key) in turn."""
+        return self.base.training_batches(((self._numbers[some], key) for some, key in requests), depth)
 
 
 def _reset_peak(device: torch.device) -> float:

@@ -1,6 +1,5 @@
-"""Progress of a training run: a bar in a terminal, a line now and then elsewhere."""
+"""Progress of a training run: a bar in a terminal, a line that is replaced in a notebook, lines of a log elsewhere."""
 
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +18,15 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from sandmask.cli._console import tell
+from sandmask._text import tell
+from sandmask.api._screen import NotebookText, ShowProgress, choose_screen, say_on
 
 if TYPE_CHECKING:
     from sandmask.records import RunSpec
     from sandmask.training import Progress as Report
 
-LINE_SECONDS = 10.0  # between lines where there is no terminal
+LINE_SECONDS = 10.0  # between lines of a log
+NOTEBOOK_SECONDS = 0.25  # between updates of a notebook, where each is a message to the browser
 EVALUATION_SECONDS = 1.0  # after which an evaluation is long enough to show how far it is
 
 
@@ -37,18 +38,18 @@ class _Status(ProgressColumn):
 
 
 class TrainingBar:
-    """Shows a run's steps, loss, accuracies and rate on standard error; `update` takes the loop's reports."""
+    """Shows a run's steps, loss, accuracies and rate; `update` takes the loop's reports."""
 
-    def __init__(self, spec: "RunSpec", folder: Path, *, quiet: bool = False) -> None:
+    def __init__(self, spec: "RunSpec", folder: Path, progress: ShowProgress) -> None:
         self.spec = spec
         self.folder = folder
-        self.quiet = quiet
+        self.screen = choose_screen(progress)
         self.status = ""
         self._first: tuple[float, int] | None = None
         self._last_line = time.monotonic()
         self._done = 0
         self._evaluation = (0.0, 0)  # when the present one began, and how many examples are done
-        live = sys.stderr.isatty() and not quiet
+        self._text = NotebookText()
         columns = (
             TextColumn(spec.algorithm),
             BarColumn(bar_width=10),
@@ -56,7 +57,9 @@ class TrainingBar:
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
             _Status(),
         )
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True) if live else None
+        self._bar = (
+            Progress(*columns, console=Console(stderr=True), transient=True) if self.screen == "terminal" else None
+        )
         self._task = self._bar.add_task("train", total=spec.steps, status="") if self._bar else None
 
     def __enter__(self) -> Self:
@@ -74,7 +77,7 @@ class TrainingBar:
 
     def update(self, report: "Report") -> None:
         """Show one more report."""
-        if self.quiet:
+        if self.screen == "none":
             return
         now = time.monotonic()
         self._first = self._first or (now, report.done)
@@ -90,15 +93,21 @@ class TrainingBar:
         began, before = self._evaluation
         began = began if done > before else now
         self._evaluation = (began, done)
-        if not self.quiet and now - began > EVALUATION_SECONDS:
+        if self.screen != "none" and now - began > EVALUATION_SECONDS:
             self._show(f"evaluating {done:,}/{total:,}", now)
 
     def _show(self, status: str, now: float, *, at_once: bool = False) -> None:
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done, status=status)
-        elif at_once or now - self._last_line > LINE_SECONDS:
+            return
+        seconds = NOTEBOOK_SECONDS if self.screen == "notebook" else LINE_SECONDS
+        if at_once or now - self._last_line > seconds:
             self._last_line = now
-            tell(f"{self.spec.algorithm}: step {self._done}/{self.spec.steps}  {status}")
+            line = f"{self.spec.algorithm}: step {self._done}/{self.spec.steps}  {status}"
+            if self.screen == "notebook":
+                self._text.show(line)
+            else:
+                say_on(self.screen, line)
 
     def _is_saved(self) -> bool:
         """Whether there is a checkpoint: before the first steps, there is nothing to save."""

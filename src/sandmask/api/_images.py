@@ -1,0 +1,48 @@
+"""What a dataset of images holds, said before training; and all its images decoded, so that training does not fail."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from sandmask.api._screen import Screen, say_on
+from sandmask.datasets import Dataset, ImageDataset, dataset_entry, load_dataset, take_inventory
+
+if TYPE_CHECKING:
+    from sandmask.sweeps import Expansion, JobOptions
+
+
+def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> tuple[str, ...]:
+    """The options that a dataset of images is loaded with; other datasets have none of them."""
+    given = {"skip_corrupt": skip_corrupt, "allow_missing_classes": allow_missing_classes}
+    return tuple(name for name, wanted in given.items() if wanted)
+
+
+def announce(dataset: Dataset, screen: Screen) -> None:
+    """Say how many images there are of each environment and class, and which files are not used."""
+    if isinstance(dataset, ImageDataset) and screen != "none":
+        for line in take_inventory(dataset).lines():
+            say_on(screen, line)
+
+
+def check_images(dataset: Dataset, screen: Screen, *, keep: bool) -> None:
+    """Decode every image, with a bar in a terminal; a corrupt one is an error."""
+    if not isinstance(dataset, ImageDataset):
+        return
+    if screen != "terminal":
+        dataset.check(keep=keep)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("reading images", total=None)
+        dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep)
+
+
+def check_sources(expansion: "Expansion", options: "JobOptions", names: Iterable[str], screen: Screen) -> None:
+    """Announce and check those datasets of a sweep that are images. Its workers load them for themselves."""
+    for name in dict.fromkeys(names):
+        entry = dataset_entry(expansion.sources[name])
+        if entry.scope == "image":
+            dataset = load_dataset(entry, options.data_dir, **dict.fromkeys(options.allowances, True))
+            announce(dataset, screen)
+            check_images(dataset, screen, keep=False)

@@ -1,0 +1,142 @@
+"""`sandmask.predict`: classify files with a trained model."""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sandmask.api._examples import ARRAYS, Example, read_examples
+from sandmask.datasets._scan import SUFFIXES
+from sandmask.datasets._walk import list_files
+from sandmask.errors import SandmaskError
+from sandmask.training import TrainedRun, choose_device, load_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILES_AT_ONCE = 64
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass
+class Predictions:
+    """The examples of some files with their likeliest classes, and the files that could not be used.
+
+    Each of `examples` is a dictionary with the file, the row if the file holds several examples, the likeliest class
+    with its probability, and the `top` classes. `left_out` counts the files of other types in each folder.
+    """
+
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def predict(
+    run: PathLike | TrainedRun,
+    files: PathLike | Sequence[PathLike],
+    *,
+    top: int = 1,
+    device: "str | torch.device | None" = None,
+) -> "pd.DataFrame":
+    """Classify files with a trained model; the dataset is not needed. For tensors and arrays, see `sandmask.load_run`.
+
+        sandmask.predict("runs/pacs", ["photo.jpg", "drawings/"], top=3)
+
+    :param run: folder of a trained run, its model.safetensors, or what `load_run` returned.
+    :param files: images; arrays as .npy, .npz or .csv; or folders with them.
+    :param top: number of classes for each example, the likeliest first.
+    :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
+    :return: a row for each example and class, with the columns file, row (missing if the file holds one example), rank
+        (from 1), class and probability.
+    """
+    import pandas as pd
+
+    if top < 1:
+        raise SandmaskError(f"top should be at least 1. Found {top}.")
+    given = [files] if isinstance(files, str | os.PathLike) else files
+    trained = run if isinstance(run, TrainedRun) else _loaded(run, device)
+    found = predict_files(trained, [Path(file) for file in given], top)
+    if found.failures:
+        raise SandmaskError(" ".join(found.failures))
+    rows = [
+        (each["file"], each.get("row"), rank, ranked["class"], ranked["probability"])
+        for each in found.examples
+        for rank, ranked in enumerate(each["top"], start=1)
+    ]
+    frame = pd.DataFrame(rows, columns=["file", "row", "rank", "class", "probability"])
+    return frame.astype({"row": "Int64"})
+
+
+def _loaded(run: PathLike, device: "str | torch.device | None") -> TrainedRun:
+    return load_run(run, choose_device(None if device is None else str(device)))
+
+
+def predict_files(run: TrainedRun, files: Sequence[Path], top: int) -> Predictions:
+    """Classify the files that can be used, and name the others.
+
+    :param run: the trained model.
+    :param files: files and folders.
+    :param top: number of classes for each example.
+    """
+    found = Predictions()
+    for examples in _batches(run, list(_expanded(run, files, found)), found.failures):
+        found.examples += _ranked(run, examples, top)
+    return found
+
+
+def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Iterator[Path]:
+    """The files, and in place of folders what the model takes of the files in them."""
+    endings = SUFFIXES if run.info.preprocessing.kind == "image" else ARRAYS
+    for path in files:
+        if not path.is_dir():
+            yield path
+            continue
+        there = list_files(path).files
+        taken = [name for name in there if name.lower().endswith(endings)]
+        if not taken:
+            found.failures.append(f"{path} holds no files of type {', '.join(endings)}.")
+        elif len(taken) < len(there):
+            found.left_out[str(path)] = len(there) - len(taken)
+        yield from (path / name for name in taken)
+
+
+def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Iterator[list[Example]]:
+    """The files' examples, some files at a time; all at once for a method that looks at the whole batch."""
+
+    def read(path: Path) -> list[Example] | SandmaskError:
+        try:
+            return read_examples(run, path)
+        except SandmaskError as error:
+            return error
+
+    everything: list[Example] = []
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        for begin in range(0, len(files), FILES_AT_ONCE):
+            found: list[Example] = []
+            for result in pool.map(read, files[begin : begin + FILES_AT_ONCE]):
+                if isinstance(result, SandmaskError):
+                    failures.append(str(result))
+                else:
+                    found += result
+            if run.uses_context:
+                everything += found
+            elif found:
+                yield found
+    if everything:
+        yield everything
+
+
+def _ranked(run: TrainedRun, examples: list[Example], top: int) -> Iterator[dict[str, Any]]:
+    probabilities = run.predict(torch.stack([example.x for example in examples]))
+    values, numbers = probabilities.topk(min(top, len(run.classes)))
+    for example, shares, classes in zip(examples, values.tolist(), numbers.tolist(), strict=True):
+        ranked = [
+            {"class": run.classes[number], "probability": share} for number, share in zip(classes, shares, strict=True)
+        ]
+        row = {} if example.row is None else {"row": example.row}
+        yield {"file": example.file, **row, **ranked[0], "top": ranked}

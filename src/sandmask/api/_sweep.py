@@ -1,0 +1,318 @@
+"""`sandmask.sweep` and `sandmask.plan_sweep`: many runs, from a few words to records and tables."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from sandmask._signals import sigterm_raises
+from sandmask._text import printable, tell
+from sandmask.api._images import allowances, check_sources
+from sandmask.api._request import Names, requested_sweep
+from sandmask.api._screen import ShowProgress, choose_screen, say_on
+from sandmask.api._sweep_progress import SweepDisplay, headline
+from sandmask.api._swept import Sweep
+from sandmask.api._workers import Workers, choose_workers, device_list
+from sandmask.plugins import load_plugins
+from sandmask.selection import RULES
+from sandmask.sweeps import (
+    Estimator,
+    Expansion,
+    JobOptions,
+    Plan,
+    SweepFolder,
+    SweepResult,
+    SweepSpec,
+    expand,
+    fair_share,
+    make_plan,
+    refused_changes,
+    run_sweep,
+    sweep_status,
+)
+from sandmask.training.loop import CHECKPOINT_SECONDS
+
+PathLike = str | os.PathLike[str]
+
+
+class SweepRequest(TypedDict, total=False):
+    """The arguments that say which runs a sweep has. What is missing or None is as the folder, the file or the default
+    has it; `sweep` describes each."""
+
+    config: PathLike | None
+    datasets: Names | None
+    algorithms: Names | None
+    test_envs: Names | None
+    n_hparams: int | None
+    n_trials: int | None
+    space: str | None
+    selection: Names | None
+    steps: int | None
+    checkpoint_every: int | None
+    hparams: Mapping[str, str | float] | None
+    network: str | None
+    weights: str | None
+    precision: str | None
+    averages: Names | None
+    seed: int | None
+
+
+def sweep(
+    folder: PathLike,
+    datasets: Names | None = None,
+    algorithms: Names | None = None,
+    *,
+    test_envs: Names | None = None,
+    n_hparams: int | None = None,
+    n_trials: int | None = None,
+    space: str | None = None,
+    selection: Names | None = None,
+    steps: int | None = None,
+    checkpoint_every: int | None = None,
+    hparams: Mapping[str, str | float] | None = None,
+    network: str | None = None,
+    weights: str | None = None,
+    precision: str | None = None,
+    averages: Names | None = None,
+    seed: int | None = None,
+    config: PathLike | None = None,
+    executor: str = "local",
+    workers: int | None = None,
+    device: str | None = None,
+    gpus_per_worker: float = 0.0,
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    slurm: Mapping[str, str | int] | Sequence[str] = (),
+    max_stack: int | None = None,
+    calibrate: bool = True,
+    fast: bool = True,
+    compiled: bool = False,
+    data_dir: PathLike | None = None,
+    skip_corrupt: bool = False,
+    allow_missing_classes: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    diagnostics: bool = False,
+    tensorboard: PathLike | None = None,
+    plugins: Iterable[PathLike] = (),
+    progress: ShowProgress = True,
+) -> Sweep:
+    """Train the missing runs of a sweep in a folder. The same call resumes it; asking for more extends it.
+
+    A sweep has a run for each dataset, algorithm, held-out environment, hyperparameter draw and trial. Arguments that
+    are None are as the folder's earlier sweep has them, or the default. An interrupt saves what is under way and raises
+    `KeyboardInterrupt`.
+
+        swept = sandmask.sweep("runs/spirals", "Spirals", ["ERM", "SANDMask"], test_envs=[0], n_hparams=4, n_trials=1)
+        swept.frame()      # every evaluation of every run
+        swept.report()     # tables
+
+    On a GPU, stacks of runs train in this process; on a CPU, in a process for each core. Those processes do not import
+    the calling program, so a script needs no `if __name__ == "__main__":`.
+
+    :param folder: the sweep's folder.
+    :param datasets: names of datasets, or folders of images: one, several with commas, or a list.
+    :param algorithms: names of algorithms.
+    :param test_envs: environments to hold out, one at a time, by name or number; by default those that tables report.
+    :param n_hparams: hyperparameter draws, of which number 0 is the defaults; 20 by default.
+    :param n_trials: repetitions; 3 by default.
+    :param space: where draws come from: "recipe" (the default), "paper" or "domainbed".
+    :param selection: selection rules to train enough runs for, or "all".
+    :param steps: training steps; the dataset's protocol if not given.
+    :param checkpoint_every: steps between evaluations; the dataset's protocol if not given.
+    :param hparams: values of hyperparameters that are fixed in every draw of the algorithms that have them.
+    :param network: "mlp", "mnist-convnet" or a timm name; the dataset's protocol if not given.
+    :param weights: file with pretrained weights of a timm network, or "none".
+    :param precision: compute precision: "fp32" (the default), "tf32", "bf16" or "fp16".
+    :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
+    :param seed: changes the seed of every run; 0 by default.
+    :param config: TOML file with these arguments as keys; arguments take precedence over it.
+    :param executor: where to train: "local", "ray" or "slurm".
+    :param workers: stacks that train at a time; one for each GPU or core if not given.
+    :param device: "cpu", "cuda", or several for local workers, "cuda:0,cuda:1"; all GPUs if not given.
+    :param gpus_per_worker: for Ray, where it may be a fraction, and Slurm.
+    :param cpus_per_worker: for Ray and Slurm.
+    :param ray_address: address of a Ray cluster, or "auto"; one is started if not given.
+    :param slurm: options of Slurm, such as {"partition": "gpu", "time": 120}.
+    :param max_stack: runs that train as one program at most; as memory allows if not given.
+    :param calibrate: measure a few steps where memory may be short, to choose the size of stacks.
+    :param fast: use CUDA graphs on a GPU.
+    :param compiled: compile the network, for timm networks.
+    :param data_dir: folder of the datasets.
+    :param skip_corrupt: skip images that cannot be read.
+    :param allow_missing_classes: allow image domains that lack some of the classes.
+    :param checkpoint_seconds: seconds between checkpoints.
+    :param diagnostics: also record statistics of the mask and the agreement of held-out gradients.
+    :param tensorboard: folder for event files of TensorBoard.
+    :param plugins: Python files that register algorithms or datasets.
+    :param progress: show progress in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
+    :return: the sweep. Runs that could not be trained are in its `failed`, and named on standard error.
+    """
+    asked = SweepRequest(
+        config=config,
+        datasets=datasets,
+        algorithms=algorithms,
+        test_envs=test_envs,
+        n_hparams=n_hparams,
+        n_trials=n_trials,
+        space=space,
+        selection=selection,
+        steps=steps,
+        checkpoint_every=checkpoint_every,
+        hparams=hparams,
+        network=network,
+        weights=weights,
+        precision=precision,
+        averages=averages,
+        seed=seed,
+    )
+    choose_screen(progress)  # a wrong value is refused before anything is written
+    files = tuple(str(Path(path).expanduser().resolve()) for path in plugins)
+    load_plugins(files)
+    target = SweepFolder(Path(folder).absolute())
+    spec = requested_sweep(target, **asked)
+    expansion = expand(spec)
+    crew = choose_workers(
+        target,
+        spec,
+        executor=executor,
+        workers=workers,
+        device=device,
+        gpus_per_worker=gpus_per_worker,
+        cpus_per_worker=cpus_per_worker,
+        ray_address=ray_address,
+        slurm=slurm,
+    )
+    target.accept(spec)
+    options = JobOptions(
+        folder=str(target.path),
+        data_dir=_absolute(data_dir),
+        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
+        weights=spec.weights,
+        device=crew.device,
+        fast=fast,
+        compiled=compiled,
+        checkpoint_seconds=checkpoint_seconds,
+        plugins=files,
+        carry=crew.remote,
+        diagnostics=diagnostics,
+        tensorboard=_absolute(tensorboard),
+    )
+    driver = _Driver(Path(folder), target, spec, expansion, crew, options)
+    return driver.run(max_stack, progress, measure=calibrate)
+
+
+class _Driver:
+    """Trains the missing runs of an accepted sweep, and shows how far it is."""
+
+    def __init__(
+        self,
+        folder: Path,
+        target: SweepFolder,
+        spec: SweepSpec,
+        expansion: Expansion,
+        workers: Workers,
+        options: JobOptions,
+    ) -> None:
+        self.folder, self.target, self.spec = folder, target, spec
+        self.expansion, self.workers, self.options = expansion, workers, options
+
+    def run(self, max_stack: int | None, progress: ShowProgress, *, measure: bool) -> Sweep:
+        expansion, workers, options = self.expansion, self.workers, self.options
+        finished = self.target.finished()
+        missing = [run.dataset for run in expansion.runs if run.id not in finished]
+        check_sources(expansion, options, missing, choose_screen(progress))
+        look = partial(sweep_status, self.target, expansion.runs)
+        with sigterm_raises(), SweepDisplay(look, progress) as display:
+            for note in self._notes():
+                display.say(f"note: {note}")
+            before = look()
+            display.say(f"{headline(before)}; records in {self.folder}")
+            estimator = Estimator(expansion, options, workers.devices[0], measure=measure, notice=display.say)
+            cap = estimator.cap(fair_share(before.planned - before.done, workers.count, max_stack))
+            try:
+                result = run_sweep(self.target, expansion, options, workers.executor, cap, display.say)
+            except KeyboardInterrupt as error:
+                error.add_note(f"stopped; {headline(look())}. The same command goes on from what was saved.")
+                display.say(error.__notes__[-1])
+                raise
+        _say_failures(result)
+        return Sweep(self.folder, self.spec, expansion.runs, result.done - before.done, result.failed)
+
+    def _notes(self) -> list[str]:
+        notes = [*self.expansion.notes, *self.workers.notes]
+        needy = [name for name in self.spec.selection if RULES[name].needs_metrics]
+        if needy and not self.options.diagnostics:
+            notes.append(f"{', '.join(needy)} can judge only runs that are trained with --diagnostics.")
+        return notes
+
+
+def _say_failures(result: SweepResult) -> None:
+    for reason in sorted(set(result.failed.values())):
+        count = sum(each == reason for each in result.failed.values())
+        tell(f"{count} runs were not trained: {printable(reason)}")
+    if result.failed:
+        tell("Fix this and rerun: finished runs are kept.")
+
+
+def plan_sweep(
+    folder: PathLike,
+    *,
+    workers: int | None = None,
+    device: str | None = None,
+    max_stack: int | None = None,
+    calibrate: bool = True,
+    fast: bool = True,
+    data_dir: PathLike | None = None,
+    skip_corrupt: bool = False,
+    allow_missing_classes: bool = False,
+    plugins: Iterable[PathLike] = (),
+    progress: ShowProgress = True,
+    **request: Unpack[SweepRequest],
+) -> Plan:
+    """Estimate what a sweep takes: runs, stacks, time, memory and disk. Nothing is written.
+
+        plan = sandmask.plan_sweep("runs/spirals", datasets="Spirals", algorithms=["ERM", "SANDMask"])
+        plan.seconds, plan.memory_bytes, plan.disk_bytes
+        plan.frame()       # stack by stack
+
+    :param folder: the sweep's folder, whose finished runs are not counted.
+    :param workers: stacks that train at a time.
+    :param device: "cpu", "cuda", or several.
+    :param max_stack: runs that train as one program at most.
+    :param calibrate: measure a few steps of each method; without, there is no estimate of the time.
+    :param fast: use CUDA graphs on a GPU.
+    :param data_dir: folder of the datasets.
+    :param skip_corrupt: skip images that cannot be read.
+    :param allow_missing_classes: allow image domains that lack some of the classes.
+    :param plugins: Python files that register algorithms or datasets.
+    :param progress: say what is being measured, in a terminal or a notebook.
+    :param request: the arguments of `sweep` that say which runs there are, from `datasets` to `config`.
+    """
+    screen = choose_screen(progress)
+    load_plugins(map(Path, plugins))
+    target = SweepFolder(Path(folder))
+    spec = requested_sweep(target, **request)
+    expansion = expand(spec)
+    stored = target.asked()
+    devices, count = device_list(device, workers)
+    finished = target.finished() if target.path.exists() else set()
+    options = JobOptions(
+        str(folder),
+        data_dir=_absolute(data_dir),
+        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
+        weights=spec.weights,
+        fast=fast,
+    )
+    missing = tuple(run for run in expansion.runs if run.id not in finished)
+    estimator = Estimator(
+        expansion, options, devices[0], runs=missing, measure=calibrate, notice=partial(say_on, screen)
+    )
+    cap = estimator.cap(fair_share(len(missing), count, max_stack))
+    refused = refused_changes(stored, spec) if stored else []
+    notes = (*expansion.notes, *(f"{folder} holds another sweep: {reason}." for reason in refused))
+    return make_plan(expansion.runs, finished, estimator, cap, count, notes)
+
+
+def _absolute(path: PathLike | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())

@@ -1,0 +1,104 @@
+"""A sweep that has been trained, or is being trained: its records, its tables, how far it is."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandmask.errors import SandmaskError
+from sandmask.plugins import load_plugins
+from sandmask.records import RunRecord, RunSpec, load_records, read_runs
+from sandmask.reports import Report, Table, cell_text, report
+from sandmask.sweeps import SweepFolder, SweepSpec, SweepStatus, expand, sweep_status
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep in a folder. A notebook shows its table.
+
+    `spec` is what was asked for and `runs` are all runs of it. `trained` counts those that the call trained, or waited
+    for, and `failed` has the runs that could not be trained, with the reason.
+    """
+
+    folder: Path
+    spec: SweepSpec
+    runs: tuple[RunSpec, ...] = field(repr=False)
+    trained: int = 0
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: "str | os.PathLike[str]", plugins: Iterable["str | os.PathLike[str]"] = ()) -> "Sweep":
+        """The sweep that a folder holds, which may be under way in another process; nothing is trained.
+
+        :param folder: the sweep's folder.
+        :param plugins: Python files that register its algorithms or datasets.
+        """
+        load_plugins(map(Path, plugins))
+        spec = SweepFolder(Path(folder)).asked()
+        if spec is None:
+            raise SandmaskError(f"{folder} holds no sweep. Start one with: sandmask sweep run {folder} --datasets ...")
+        return cls(Path(folder), spec, expand(spec).runs)
+
+    def status(self) -> SweepStatus:
+        """How far the sweep is now."""
+        return sweep_status(SweepFolder(self.folder), self.runs)
+
+    def records(self) -> list[RunRecord]:
+        """The records of the runs that are done."""
+        return read_runs(self.folder)
+
+    def frame(self, *, hparams: bool = True) -> "pd.DataFrame":
+        """Every evaluation of every run: the frame of `sandmask.load_records`.
+
+        :param hparams: include the hyperparameters, which repeat on every row.
+        """
+        return load_records(self.folder, hparams=hparams)
+
+    def report(self, selection: str | Sequence[str] | None = None, **settings: Any) -> Report:
+        """The tables of the sweep.
+
+        :param selection: selection rules; those of the sweep if not given.
+        :param settings: other arguments of `sandmask.report`.
+        """
+        return report(self.folder, selection or self.spec.selection, **settings)
+
+    def table(self) -> "pd.DataFrame":
+        """The accuracy on held-out environments in percent, as text: a row for each dataset and algorithm.
+
+        There is a column for each selection rule. A number is the mean over environments and trials, with its standard
+        error; where some environments were not held out, it says how many were.
+        """
+        import pandas as pd
+
+        built = self.report()
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for rule in built.rules:
+            for dataset, table in rule.datasets.items():
+                for method in table.methods:
+                    average = table.averages[method]
+                    text = cell_text(average) if average.complete else _of_some(table, method)
+                    rows.setdefault((dataset, method), {})[rule.rule] = text
+        index = pd.MultiIndex.from_tuples(list(rows), names=["dataset", "algorithm"])
+        return pd.DataFrame(list(rows.values()), index=index, columns=[rule.rule for rule in built.rules]).fillna("-")
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.folder)!r}, {len(self.runs)} runs, {len(self.failed)} failed)"
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        status = self.status()
+        said = f"<p>{status.done}/{status.planned} runs done. Held-out accuracy in percent, mean over environments:</p>"
+        failed = f"<p>{len(self.failed)} runs were not trained; see <code>failed</code>.</p>" if self.failed else ""
+        return said + (self.table().to_html(border=0) if status.done else "") + failed
+
+
+def _of_some(table: Table, method: str) -> str:
+    """The mean over those held-out environments that a sweep was asked for, with their number."""
+    found = [table.cells[method, column].mean for column in table.columns]
+    means = [mean for mean in found if mean is not None]
+    return f"{sum(means) / len(means):.1f} (of {len(means)})" if means else "-"

@@ -1,0 +1,141 @@
+"""Where the stacks of a sweep train: devices, worker processes, Ray, Slurm."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import torch
+
+from sandmask.algorithms import ALGORITHMS
+from sandmask.datasets import DATASETS
+from sandmask.errors import SandmaskError
+from sandmask.plugins import is_plugin_module
+from sandmask.sweeps import SweepFolder, SweepSpec
+from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
+from sandmask.training import choose_device
+
+MOST_CORES = 8  # workers on a CPU, unless more are asked for: each takes half a gigabyte
+
+_SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and submitit's
+_GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """What trains the stacks of a sweep.
+
+    `devices` are those of this machine, `count` is the number of stacks at a time, and `device` the device that every
+    job is told, if they share one. `executor` builds the executor when there is work. The workers of a `remote` one may
+    see another disk. `notes` are for the user.
+    """
+
+    devices: tuple[str, ...]
+    count: int
+    device: str | None
+    executor: Callable[[], Executor]
+    remote: bool
+    notes: tuple[str, ...] = ()
+
+
+def choose_workers(
+    folder: SweepFolder,
+    sweep: SweepSpec,
+    *,
+    executor: str,
+    workers: int | None,
+    device: str | None,
+    gpus_per_worker: float,
+    cpus_per_worker: int,
+    ray_address: str | None,
+    slurm: Mapping[str, str | int] | Sequence[str],
+) -> Workers:
+    """The workers that the options of a sweep describe."""
+    devices, count = device_list(device, workers)
+    entry = EXECUTORS[executor]
+    parameters = slurm_parameters(slurm)
+    if slurm and entry.name != "slurm":
+        raise SandmaskError("--slurm is for --executor slurm.")
+    local, notes = entry.name == "local", []
+    if local and count > 1 and (own := _own_names(sweep)):
+        count = 1
+        notes.append(
+            f"{', '.join(own)}: registered by this program, which worker processes do not import. Training in this "
+            "process. To use several, move the registration to a file and name it as a plugin."
+        )
+    options = ExecutorOptions(
+        workers=count if local else workers,
+        devices=devices,
+        gpus_per_worker=gpus_per_worker,
+        cpus_per_worker=cpus_per_worker,
+        ray_address=ray_address,
+        log_folder=str(folder.path / "slurm"),
+        cluster=str(parameters.pop("cluster", "slurm")),
+        slurm=parameters,
+    )
+    shared = devices[0] if local and len(devices) == 1 else device
+    return Workers(devices, count, shared, lambda: entry.build(options), entry.remote, tuple(notes))
+
+
+def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
+    """The devices of local workers, and the number of workers: one for each GPU or core, unless `workers` is given.
+
+    Small products of matrices do not fill several cores: a process with one thread on each does more.
+    """
+    if workers is not None and workers < 1:
+        raise SandmaskError(f"workers should be at least 1. Found {workers}.")
+    if device is not None:
+        devices = tuple(word.strip() for word in device.split(",") if word.strip())
+        for each in devices:
+            choose_device(each)
+    else:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        devices = tuple(f"cuda:{number}" for number in range(gpus)) or ("cpu",)
+    cores = min(torch.get_num_threads(), MOST_CORES) if devices == ("cpu",) else len(devices)
+    return devices, workers or cores
+
+
+def _own_names(sweep: SweepSpec) -> list[str]:
+    """The algorithms and datasets of a sweep that a new process would not find: the calling program registered them."""
+    named = [
+        *((name, ALGORITHMS.module_of(name)) for name in sweep.algorithms),
+        *((name, DATASETS.module_of(name.partition(":")[0])) for name in sweep.datasets),
+    ]
+    known = ("", "sandmask")
+    return [name for name, module in named if module.partition(".")[0] not in known and not is_plugin_module(module)]
+
+
+def slurm_parameters(given: Mapping[str, str | int] | Sequence[str]) -> dict[str, str | int]:
+    """The parameters of Slurm as submitit names them: `partition=gpu`, or {"partition": "gpu"}, is slurm_partition."""
+    items = [f"{name}={value}" for name, value in given.items()] if isinstance(given, Mapping) else given
+    parameters: dict[str, str | int] = {}
+    for item in items:
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not (name and equals and value):
+            raise SandmaskError(f"--slurm should look like NAME=VALUE, such as partition=gpu. Found {item!r}.")
+        short = name.removeprefix("slurm_")
+        full = _SHORT.get(short, short)
+        if full == "mem_gb" and not value.isdecimal():
+            full = "mem"  # Slurm's own notation, such as 16G
+        if full in _GENERAL and full != "timeout_min" and not value.isdecimal():
+            raise SandmaskError(f"--slurm {short}= should be a whole number. Found {value!r}.")
+        number = int(value) if value.isdecimal() else value
+        known = full in _GENERAL or full == "cluster"
+        parameters[full if known else f"slurm_{full}"] = _minutes(value) if full == "timeout_min" else number
+    return parameters
+
+
+def _minutes(value: str) -> int:
+    """Slurm's notations of a time limit: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes]."""
+    days, dash, rest = value.rpartition("-")
+    parts = rest.split(":")
+    if len(parts) > 3 or not all(part.isdecimal() for part in (*parts, *([days] if dash else []))):
+        raise SandmaskError(
+            f"--slurm time= should be minutes, hours:minutes:seconds or days-hours:minutes. Found {value!r}."
+        )
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        hours += 24 * int(days)
+    else:
+        hours, minutes, seconds = (0, *numbers, 0)[:3] if len(numbers) < 3 else numbers
+    return max(1, 60 * hours + minutes + (seconds > 0))

@@ -1,0 +1,61 @@
+"""Progress in a notebook, and the example notebook itself where Jupyter is installed."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sandmask
+from sandmask.api import _screen
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebooks" / "first_sweep.ipynb"
+HAS_JUPYTER = all(importlib.util.find_spec(name) for name in ("nbclient", "nbformat", "ipykernel"))
+SMALL: dict[str, Any] = {"steps": 3, "hparams": {"mlp_width": 8, "batch_size": 8}, "device": "cpu"}
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a notebook would show: this process looks like one."""
+    texts: list[str] = []
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        assert raw
+        assert display_id
+        texts.append(data["text/plain"])
+        return SimpleNamespace(update=lambda new, raw: texts.append(new["text/plain"]))
+
+    module = ModuleType("IPython.display")
+    module.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setattr(_screen, "Console", lambda: SimpleNamespace(is_jupyter=True))
+    return texts
+
+
+def test_a_run_shows_a_line_that_is_replaced(shown: list[str], tmp_path: Path) -> None:
+    sandmask.train("DebugVector", "ERM", "a", out=tmp_path, **SMALL)
+    assert shown[-1].startswith("ERM: step 3/3  loss")
+
+
+def test_a_sweep_shows_how_far_it_is(shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {"test_envs": "a", "n_hparams": 1, "n_trials": 1, "workers": 1, "calibrate": False}
+    sandmask.sweep(tmp_path, "DebugVector", "ERM", **asked, **SMALL)
+    assert "1/1 runs done" in shown[-1]
+    said = capsys.readouterr()
+    assert "0/1 runs done; records in" in said.out
+    assert not said.err
+
+
+@pytest.mark.skipif(not HAS_JUPYTER, reason="needs nbclient, nbformat and ipykernel")
+def test_the_example_notebook_runs(tmp_path: Path) -> None:
+    nbclient, nbformat = importlib.import_module("nbclient"), importlib.import_module("nbformat")
+    notebook = nbformat.read(NOTEBOOK, 4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output for output in shown if output.output_type == "error"]
+    assert any("4/4 runs done" in str(output) for output in shown)
+    assert (tmp_path / "runs" / "notebook.html").exists()

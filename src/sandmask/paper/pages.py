@@ -12,7 +12,12 @@
     <!-- picture figure-1: what it shows -->      docs/images/paper-figure-1.png, copied from results if it is there
     <!-- end -->
 
-A heading is given by its beginning. Everything else on a page is written by hand. A block without results says so.
+    <data value="paper/table-3 / Table 3 / ERM / oracle">84.5 ± 0.7</data>      a cell: file / heading / row / column
+    <data value="paper/numbers / ERM on environment 0">61.5</data>              file / row: the last cell of the row
+
+A heading is given by its beginning, a row by one of its cells or several, joined by "; ". Of a cell, what precedes its
+first bracket is shown; a column "oracle, paper" names what is within square brackets. Everything else on a page is
+written by hand. A block without results says so; a cell without results is an error.
 """
 
 import re
@@ -24,6 +29,8 @@ from sandmask.errors import SandmaskError
 
 MISSING = "*There are no results of this yet.*"
 _BLOCK = re.compile(r"<!-- (table|picture) ([\w/-]+)(?:: ([^>]*?))? -->\n(.*?)<!-- end -->", re.DOTALL)
+_VALUE = re.compile(r'<data value="([^"]+)">[^<]*</data>')
+_PAPER = ", paper"
 
 
 def fill_page(text: str, results: Path, images: Path) -> str:
@@ -40,7 +47,41 @@ def fill_page(text: str, results: Path, images: Path) -> str:
         content = _table(path, words) if kind == "table" else _picture(name, words, images)
         return f"{opening}\n{content}\n<!-- end -->"
 
-    return _BLOCK.sub(block, text)
+    def value(found: re.Match[str]) -> str:
+        return f'<data value="{found[1]}">{look_up(results.parent, " ".join(found[1].split()))}</data>'
+
+    return _VALUE.sub(value, _BLOCK.sub(block, text))
+
+
+def look_up(root: Path, reference: str) -> str:
+    """The cell that a `<data>` element refers to.
+
+    :param root: the folder of all results.
+    :param reference: "file / row" or "file / heading / row / column", as the module's docstring describes.
+    """
+    parts = reference.split(" / ")
+    path = root / f"{parts[0]}.md"
+    if len(parts) not in (2, 4) or not path.is_file():
+        raise SandmaskError(
+            f"{reference!r} does not name a cell: write `file / row` or `file / heading / row / column`."
+        )
+    text = path.read_text(encoding="utf-8")
+    heading, wanted, *rest = parts[1:] if len(parts) == 4 else ("", parts[1])
+    rows = _rows(_section(text, heading, path) if heading else text)
+    found = [row for row in rows if set(wanted.split("; ")) <= set(row)]
+    column = rest[0].removesuffix(_PAPER) if rest else rows[0][-1] if rows else ""
+    if len(found) != 1 or column not in rows[0]:
+        raise SandmaskError(f"{path} has {len(found)} rows {wanted!r} with a column {column!r}. Name exactly one cell.")
+    cell = found[0][rows[0].index(column)]
+    if rest and rest[0].endswith(_PAPER):
+        return cell.partition("[")[2].partition("]")[0]
+    return re.split(r" [\[(]", cell)[0]
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of a Markdown text's table rows, the heading first."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and not re.match(r"\|\s*:?-", line)]
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
 
 
 def _table(path: Path, heading: str) -> str:

@@ -13,13 +13,14 @@
     <!-- end -->
 
     <data value="paper/table-3 / Table 3 / ERM / oracle">84.5 ± 0.7</data>      a cell: file / heading / row / column
-    <data value="paper/numbers / ERM on environment 0">61.5</data>              file / row: the last cell of the row
+    <data value="paper/quoted / ERM on environment 0">61.5</data>              file / row: the last cell of the row
 
 A heading is given by its beginning, a row by one of its cells or several, joined by "; ". Of a cell, what precedes its
 first bracket is shown; a column "oracle, paper" names what is within square brackets. Everything else on a page is
 written by hand. A block without results says so; a cell without results is an error.
 """
 
+import html
 import re
 import shutil
 from pathlib import Path
@@ -48,7 +49,7 @@ def fill_page(text: str, results: Path, images: Path) -> str:
         return f"{opening}\n{content}\n<!-- end -->"
 
     def value(found: re.Match[str]) -> str:
-        return f'<data value="{found[1]}">{look_up(results.parent, " ".join(found[1].split()))}</data>'
+        return f'<data value="{found[1]}">{look_up(results.parent, html.unescape(" ".join(found[1].split())))}</data>'
 
     return _VALUE.sub(value, _BLOCK.sub(block, text))
 
@@ -62,9 +63,7 @@ def look_up(root: Path, reference: str) -> str:
     parts = reference.split(" / ")
     path = root / f"{parts[0]}.md"
     if len(parts) not in (2, 4) or not path.is_file():
-        raise SandmaskError(
-            f"{reference!r} does not name a cell: write `file / row` or `file / heading / row / column`."
-        )
+        raise SandmaskError(f"{reference!r} names no cell. Write `file / row` or `file / heading / row / column`.")
     text = path.read_text(encoding="utf-8")
     heading, wanted, *rest = parts[1:] if len(parts) == 4 else ("", parts[1])
     rows = _rows(_section(text, heading, path) if heading else text)

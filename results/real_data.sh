@@ -32,5 +32,5 @@ commands() {
   esac
 }
 
-commands | sed "s|\$| --steps $steps --data-dir $data --json|" |
+commands | sed "s|\$| --space paper --steps $steps --data-dir $data --json|" |
   xargs -P "$jobs" -I{} sh -c "$sandmask {} > /dev/null && echo done: {}"

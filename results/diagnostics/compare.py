@@ -1,6 +1,7 @@
 """Compare selection rules on records: python results/diagnostics/compare.py FILE.records.parquet [--figure OUT.png].
 
-Prints the tables and figures that docs/diagnostics.md quotes. Nothing here chooses anything: rules are in the package.
+Prints the tables and numbers of docs/diagnostics.md and results/diagnostics/README.md. `--tables` writes tables to a
+file; `sandmask paper pages` copies them from results/diagnostics/tables.md into the page. The rules are in the package.
 """
 
 import argparse
@@ -35,6 +36,16 @@ def table(trials: Trials, names: Sequence[str]) -> Iterator[str]:
     for env, method in sorted({(key.test_env, key.method) for key in trials}):
         rows = [row for key, row in trials.items() if (key.test_env, key.method) == (env, method)]
         yield f"| {names[env]} | {method} | " + " | ".join(_cell([row[rule] for row in rows]) for rule in rules) + " |"
+
+
+def tables(files: Iterable[Path]) -> str:
+    """The tables of several files, each below a heading with its name."""
+    parts = ["# Selection rules, compared\n\nMade by `python results/diagnostics/compare.py FILES --tables`."]
+    for file in files:
+        runs = read_runs(file)
+        lines = "\n".join(table(choose(runs), runs[0].env_names))
+        parts.append(f"## {file.name.removesuffix('.records.parquet')}\n\n{lines}")
+    return "\n\n".join(parts) + "\n"
 
 
 def _cell(chosen: Sequence[Selected | None]) -> str:
@@ -136,7 +147,10 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--held-out", metavar="=A,B", default="", help="only these environments in the picture")
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--tables", type=Path, help="write the tables to this file")
     options = parser.parse_args()
+    if options.tables:
+        options.tables.write_text(tables(options.files), encoding="utf-8")
     panels: dict[str, list[RunRecord]] = {}
     for file in options.files:
         runs = read_runs(file)

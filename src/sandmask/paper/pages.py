@@ -1,14 +1,26 @@
 """The generated parts of the documentation: tables and pictures between two comments, filled from results.
 
-    <!-- table table-3 -->        the words of results/paper/table-3.md
+    <!-- table table-3 -->                        results/paper/table-3.md, whole
     <!-- end -->
 
-    <!-- picture figure-1: what it shows -->      docs/images/paper-figure-1.png, taken over from results if it is there
+    <!-- table table-3: Table 3: Spirals -->      the section of that file with this heading, without the heading
     <!-- end -->
 
-Everything else on a page is written by hand. What has no results yet says so.
+    <!-- table h200/stacked: Spirals -->          a name with a slash is a path from results/
+    <!-- end -->
+
+    <!-- picture figure-1: what it shows -->      docs/images/paper-figure-1.png, copied from results if it is there
+    <!-- end -->
+
+    <data value="paper/table-3 / Table 3 / ERM / oracle">84.5 ± 0.7</data>      a cell: file / heading / row / column
+    <data value="paper/quoted / ERM on environment 0">61.5</data>              file / row: the last cell of the row
+
+A heading is given by its beginning, a row by one of its cells or several, joined by "; ". Of a cell, what precedes its
+first bracket is shown; a column "oracle, paper" names what is within square brackets. Everything else on a page is
+written by hand. A block without results says so; a cell without results is an error.
 """
 
+import html
 import re
 import shutil
 from pathlib import Path
@@ -17,23 +29,74 @@ from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 
 MISSING = "*There are no results of this yet.*"
-_BLOCK = re.compile(r"<!-- (table|picture) ([\w-]+)(?:: ([^>]*?))? -->\n(.*?)<!-- end -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- (table|picture) ([\w/-]+)(?:: ([^>]*?))? -->\n(.*?)<!-- end -->", re.DOTALL)
+_VALUE = re.compile(r'<data value="([^"]+)">[^<]*</data>')
+_PAPER = ", paper"
 
 
 def fill_page(text: str, results: Path, images: Path) -> str:
-    """A page with its generated parts made anew."""
+    """Fill the generated blocks of a page.
+
+    :param results: the folder of the paper's results; names with a slash start from the folder above it.
+    :param images: the folder of the documentation's pictures.
+    """
 
     def block(found: re.Match[str]) -> str:
         kind, name, words = found[1], found[2], found[3] or ""
         opening = f"<!-- {kind} {name}{': ' + words if words else ''} -->"
-        content = _table(results / f"{name}.md") if kind == "table" else _picture(name, words, images)
+        path = (results.parent if "/" in name else results) / f"{name}.md"
+        content = _table(path, words) if kind == "table" else _picture(name, words, images)
         return f"{opening}\n{content}\n<!-- end -->"
 
-    return _BLOCK.sub(block, text)
+    def value(found: re.Match[str]) -> str:
+        return f'<data value="{found[1]}">{look_up(results.parent, html.unescape(" ".join(found[1].split())))}</data>'
+
+    return _VALUE.sub(value, _BLOCK.sub(block, text))
 
 
-def _table(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else MISSING
+def look_up(root: Path, reference: str) -> str:
+    """The cell that a `<data>` element refers to.
+
+    :param root: the folder of all results.
+    :param reference: "file / row" or "file / heading / row / column", as the module's docstring describes.
+    """
+    parts = reference.split(" / ")
+    path = root / f"{parts[0]}.md"
+    if len(parts) not in (2, 4) or not path.is_file():
+        raise SandmaskError(f"{reference!r} names no cell. Write `file / row` or `file / heading / row / column`.")
+    text = path.read_text(encoding="utf-8")
+    heading, wanted, *rest = parts[1:] if len(parts) == 4 else ("", parts[1])
+    rows = _rows(_section(text, heading, path) if heading else text)
+    found = [row for row in rows if set(wanted.split("; ")) <= set(row)]
+    column = rest[0].removesuffix(_PAPER) if rest else rows[0][-1] if rows else ""
+    if len(found) != 1 or column not in rows[0]:
+        raise SandmaskError(f"{path} has {len(found)} rows {wanted!r} with a column {column!r}. Name exactly one cell.")
+    cell = found[0][rows[0].index(column)]
+    if rest and rest[0].endswith(_PAPER):
+        return cell.partition("[")[2].partition("]")[0]
+    return re.split(r" [\[(]", cell)[0]
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of a Markdown text's table rows, the heading first."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and not re.match(r"\|\s*:?-", line)]
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
+
+
+def _table(path: Path, heading: str) -> str:
+    if not path.is_file():
+        return MISSING
+    text = path.read_text(encoding="utf-8").strip()
+    return _section(text, heading, path) if heading else text
+
+
+def _section(text: str, heading: str, path: Path) -> str:
+    """What is below the one heading that begins with `heading`, up to the next heading."""
+    found = re.findall(rf"^#+ {re.escape(heading)}[^\n]*\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL)
+    if len(found) != 1:
+        raise SandmaskError(f"{path} has {len(found)} headings that begin with {heading!r}. Name exactly one.")
+    section: str = found[0]
+    return section.strip()
 
 
 def _picture(name: str, words: str, images: Path) -> str:
@@ -42,15 +105,14 @@ def _picture(name: str, words: str, images: Path) -> str:
 
 
 def fill_pages(results: Path, docs: Path) -> list[Path]:
-    """Take pictures over from `results`, fill every page in docs/paper, and return those that changed."""
-    pages = sorted((docs / "paper").glob("*.md"))
-    if not pages:
+    """Copy pictures from `results`, fill the blocks of every page in `docs`, and return the pages that changed."""
+    if not any((docs / "paper").glob("*.md")):
         raise SandmaskError(f"{docs / 'paper'} has no pages. Name the documentation's folder with --docs.")
     images = docs / "images"
     for picture in sorted(results.glob("*.png")):
         shutil.copyfile(picture, images / f"paper-{picture.name}")
     changed = []
-    for page in pages:
+    for page in sorted(docs.rglob("*.md")):
         old = page.read_text(encoding="utf-8")
         new = fill_page(old, results, images)
         if new != old:

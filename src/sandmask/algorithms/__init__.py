@@ -27,19 +27,25 @@ from sandmask.algorithms._held_out import HeldOutProbe
 from sandmask.algorithms._masked import LogMaskedAlgorithm, MaskedAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
 from sandmask.algorithms.arm import ARM
+from sandmask.algorithms.causirl import CausIRLCORAL, CausIRLMMD
 from sandmask.algorithms.cdann import CDANN
 from sandmask.algorithms.coral import CORAL
 from sandmask.algorithms.dann import DANN
+from sandmask.algorithms.eqrm import EQRM
 from sandmask.algorithms.erm import ERM
 from sandmask.algorithms.fish import Fish
+from sandmask.algorithms.fishr import Fishr
 from sandmask.algorithms.geometric_mean import GeometricMeanAlgorithm
 from sandmask.algorithms.group_dro import GroupDRO
+from sandmask.algorithms.ib_erm import IBERM
+from sandmask.algorithms.ib_irm import IBIRM
 from sandmask.algorithms.iga import IGA
 from sandmask.algorithms.irm import IRM
 from sandmask.algorithms.mixup import Mixup
 from sandmask.algorithms.mldg import MLDG
 from sandmask.algorithms.mmd import MMD
 from sandmask.algorithms.mtl import MTL
+from sandmask.algorithms.rdm import RDM
 from sandmask.algorithms.rsc import RSC
 from sandmask.algorithms.sagnet import SagNet
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
@@ -53,18 +59,25 @@ __all__ = [
     "CORAL",
     "DANN",
     "DIAGNOSTICS",
+    "EQRM",
     "ERM",
+    "IBERM",
+    "IBIRM",
     "IGA",
     "IRM",
     "MLDG",
     "MMD",
     "MTL",
+    "RDM",
     "RSC",
     "SD",
     "ANDMaskAlgorithm",
     "Algorithm",
     "AlgorithmEntry",
+    "CausIRLCORAL",
+    "CausIRLMMD",
     "Fish",
+    "Fishr",
     "GeometricMeanAlgorithm",
     "GroupDRO",
     "HeldOutProbe",

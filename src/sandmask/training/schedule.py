@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sandmask.algorithms import Hparams
 
-RATES = ("lr", "lr_g", "lr_d")  # the hyperparameters that a schedule multiplies
+RATES = ("lr", "lr_g", "lr_d", "eqrm_lr", "rdm_lr")  # the hyperparameters that a schedule multiplies
 SCHEDULE = ("lr_final", "lr_drop", "lr_drop_every", "lr_warmup")
 
 

@@ -245,6 +245,7 @@ SOLVING = {
     "IGA": {"penalty": 1.0},
     "MMD": {"mmd_gamma": 0.1},
     "CausIRL_MMD": {"mmd_gamma": 0.1},
+    "GENIE": {"convergence_rate": 0.3},
 }
 
 

@@ -25,7 +25,9 @@ from sandmask.algorithms._base import (
 from sandmask.algorithms._diagnostics import DIAGNOSTICS, diagnostic_names, mask_diagnostics
 from sandmask.algorithms._held_out import HeldOutProbe
 from sandmask.algorithms._masked import LogMaskedAlgorithm, MaskedAlgorithm
+from sandmask.algorithms.agr import AgrRandAlgorithm, AgrSumAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
+from sandmask.algorithms.arith import Arith
 from sandmask.algorithms.arm import ARM
 from sandmask.algorithms.causirl import CausIRLCORAL, CausIRLMMD
 from sandmask.algorithms.cdann import CDANN
@@ -35,8 +37,11 @@ from sandmask.algorithms.eqrm import EQRM
 from sandmask.algorithms.erm import ERM
 from sandmask.algorithms.fish import Fish
 from sandmask.algorithms.fishr import Fishr
+from sandmask.algorithms.genie import GENIE
 from sandmask.algorithms.geometric_mean import GeometricMeanAlgorithm
+from sandmask.algorithms.gga_l import GGAL
 from sandmask.algorithms.group_dro import GroupDRO
+from sandmask.algorithms.gsam import GSAM
 from sandmask.algorithms.ib_erm import IBERM
 from sandmask.algorithms.ib_irm import IBIRM
 from sandmask.algorithms.iga import IGA
@@ -45,9 +50,12 @@ from sandmask.algorithms.mixup import Mixup
 from sandmask.algorithms.mldg import MLDG
 from sandmask.algorithms.mmd import MMD
 from sandmask.algorithms.mtl import MTL
+from sandmask.algorithms.pcgrad import PCGrad
 from sandmask.algorithms.rdm import RDM
 from sandmask.algorithms.rsc import RSC
+from sandmask.algorithms.sagm import SAGM
 from sandmask.algorithms.sagnet import SagNet
+from sandmask.algorithms.sam import SAM
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
 from sandmask.algorithms.sd import SD
 from sandmask.algorithms.vrex import VREx
@@ -61,6 +69,9 @@ __all__ = [
     "DIAGNOSTICS",
     "EQRM",
     "ERM",
+    "GENIE",
+    "GGAL",
+    "GSAM",
     "IBERM",
     "IBIRM",
     "IGA",
@@ -70,10 +81,15 @@ __all__ = [
     "MTL",
     "RDM",
     "RSC",
+    "SAGM",
+    "SAM",
     "SD",
     "ANDMaskAlgorithm",
+    "AgrRandAlgorithm",
+    "AgrSumAlgorithm",
     "Algorithm",
     "AlgorithmEntry",
+    "Arith",
     "CausIRLCORAL",
     "CausIRLMMD",
     "Fish",
@@ -87,6 +103,7 @@ __all__ = [
     "Metrics",
     "Mixup",
     "ObjectiveAlgorithm",
+    "PCGrad",
     "Problem",
     "SANDMaskAlgorithm",
     "SagNet",

@@ -1,5 +1,6 @@
 """EQRM against a fine grid and finite differences."""
 
+import math
 from collections.abc import Callable
 from statistics import NormalDist
 
@@ -18,7 +19,7 @@ MakeHparams = Callable[..., dict[str, Tensor]]
 
 def naive_quantile(risks: list[float], alpha: float) -> float:
     """By halving an interval that surely has it, in plain Python."""
-    width = 1.06 * float(np.std(risks, ddof=1)) / len(risks) ** 0.2
+    width = 1.06 * float(np.std(risks, ddof=1)) / math.pow(len(risks), 0.2)
     low, high = min(risks) - 9 * width, max(risks) + 9 * width
     for _ in range(80):
         middle = (low + high) / 2

@@ -29,12 +29,14 @@ from sandmask.algorithms.agr import AgrRandAlgorithm, AgrSumAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
 from sandmask.algorithms.arith import Arith
 from sandmask.algorithms.arm import ARM
+from sandmask.algorithms.cad import CAD, CondCAD
 from sandmask.algorithms.causirl import CausIRLCORAL, CausIRLMMD
 from sandmask.algorithms.cdann import CDANN
 from sandmask.algorithms.coral import CORAL
 from sandmask.algorithms.dann import DANN
 from sandmask.algorithms.eqrm import EQRM
 from sandmask.algorithms.erm import ERM
+from sandmask.algorithms.erm_plus_plus import ERMPlusPlus
 from sandmask.algorithms.fish import Fish
 from sandmask.algorithms.fishr import Fishr
 from sandmask.algorithms.genie import GENIE
@@ -58,11 +60,14 @@ from sandmask.algorithms.sagnet import SagNet
 from sandmask.algorithms.sam import SAM
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
 from sandmask.algorithms.sd import SD
+from sandmask.algorithms.selfreg import SelfReg
+from sandmask.algorithms.urm import URM
 from sandmask.algorithms.vrex import VREx
 
 __all__ = [
     "ALGORITHMS",
     "ARM",
+    "CAD",
     "CDANN",
     "CORAL",
     "DANN",
@@ -84,6 +89,7 @@ __all__ = [
     "SAGM",
     "SAM",
     "SD",
+    "URM",
     "ANDMaskAlgorithm",
     "AgrRandAlgorithm",
     "AgrSumAlgorithm",
@@ -92,6 +98,8 @@ __all__ = [
     "Arith",
     "CausIRLCORAL",
     "CausIRLMMD",
+    "CondCAD",
+    "ERMPlusPlus",
     "Fish",
     "Fishr",
     "GeometricMeanAlgorithm",
@@ -107,6 +115,7 @@ __all__ = [
     "Problem",
     "SANDMaskAlgorithm",
     "SagNet",
+    "SelfReg",
     "State",
     "VREx",
     "adam_update",

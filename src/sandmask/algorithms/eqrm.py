@@ -88,7 +88,8 @@ def _bisection(risks: Tensor, width: Tensor, alpha: Tensor) -> Tensor:
         middle = 0.5 * (low + high)
         above = torch.special.ndtr((middle - risks) / width).mean() > alpha
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    return 0.5 * (low + high)
+    middle: Tensor = 0.5 * (low + high)
+    return middle
 
 
 ALGORITHMS.register(

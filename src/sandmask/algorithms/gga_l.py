@@ -30,7 +30,8 @@ def mean_cosine(gradients: Tensor) -> Tensor:
         return torch.ones_like(gradients[0, 0])
     units = gradients / torch.linalg.vector_norm(gradients, dim=-1, keepdim=True).clamp_min(_SMALLEST)
     cosines = units @ units.T
-    return (cosines.sum() - cosines.diagonal().sum()) / (n_envs * (n_envs - 1))
+    off_diagonal: Tensor = cosines.sum() - cosines.diagonal().sum()
+    return off_diagonal / (n_envs * (n_envs - 1))
 
 
 ALGORITHMS.register(

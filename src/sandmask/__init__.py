@@ -17,8 +17,8 @@ tensor([[-1.,  0.]])
 >>> report.dead_fraction
 0.5
 
-- `ANDMask`, `SANDMask`, `GeometricMean`: the masks. Called on stacked gradients `[E, *shape]`, each returns
-  the masked mean gradient; on `GradientMoments`, which take gradients as they come, the same without
+- `ANDMask`, `SANDMask`, `GeometricMean`, `AgrSum`, `AgrRand`: the masks. Called on stacked gradients `[E, *shape]`,
+  each returns the masked mean gradient; on `GradientMoments`, which take gradients as they come, the same without
   holding all of them.
 - `backward`: losses in, `.grad` filled, a `MaskReport` back. Works with a generator of losses, mixed
   precision and gradient accumulation.
@@ -56,13 +56,25 @@ if TYPE_CHECKING:
         record,
         set_gradients,
     )
-    from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, MaskWarning, SANDMask
+    from sandmask.masks import (
+        AgrRand,
+        AgrSum,
+        ANDMask,
+        GeometricMean,
+        GradientMoments,
+        Mask,
+        MaskError,
+        MaskWarning,
+        SANDMask,
+    )
     from sandmask.records import load_records
     from sandmask.reports import report
     from sandmask.training import load_run
 
 __all__ = [
     "ANDMask",
+    "AgrRand",
+    "AgrSum",
     "GeometricMean",
     "GradientMoments",
     "Leak",
@@ -101,7 +113,8 @@ _HOMES = {
         *("find_leaks", "freeze_batchnorm", "record", "set_gradients"),
     ],
     "sandmask.masks": [
-        *("ANDMask", "GeometricMean", "GradientMoments", "Mask", "MaskError", "MaskWarning", "SANDMask"),
+        *("ANDMask", "AgrRand", "AgrSum", "GeometricMean", "GradientMoments", "Mask", "MaskError", "MaskWarning"),
+        "SANDMask",
     ],
     "sandmask.records": ["load_records"],
     "sandmask.reports": ["report"],

@@ -88,16 +88,25 @@ def assert_minimizes(
 ) -> Callable[..., None]:
     """Assert that an algorithm trains as PyTorch's modules, autograd and Adam do on a naive objective.
 
-    The objective gets a model with a "featurizer" and a "classifier", a list of (x, y), and the step.
+    The objective gets a model with a "featurizer" and a "classifier", a list of (x, y), and the step. Adam starts
+    afresh at the steps `reset_at`, with the learning rate `later_lr` if it is given.
     """
 
-    def check(name: str, hparams: dict[str, Tensor], naive: NaiveObjective, reset_at: int | None = None) -> None:
+    def check(
+        name: str,
+        hparams: dict[str, Tensor],
+        naive: NaiveObjective,
+        reset_at: int | Sequence[int] = (),
+        later_lr: float | None = None,
+    ) -> None:
+        resets = [reset_at] if isinstance(reset_at, int) else reset_at
         losses, state = train(name, batches, hparams)
         model = nn.ModuleDict({"featurizer": featurizer(), "classifier": nn.Linear(WIDTH, N_CLASSES)}).double()
         vector_to_parameters(ALGORITHMS[name].build(problem).init(5)["params"].double(), model.parameters())
         lr, weight_decay = hparams["lr"].item(), hparams["weight_decay"].item()
         for step, batch in enumerate(batches):
-            if step in (0, reset_at):
+            if step in (0, *resets):
+                lr = lr if later_lr is None or step not in resets else later_lr
                 optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
             loss = naive(model, list(zip(batch.x, batch.y, strict=True)), step)
             optimizer.zero_grad()

@@ -72,7 +72,7 @@ def build(
 def hparams_of(name: str, run: int, **values: float) -> Hparams:
     """Run's draw of the algorithm's space, but that everything happens within a few steps."""
     space = space_for("spirals", "Spirals", name, ENTRIES[name].hparams)
-    early = {row: float(1 + run) for row in space if row.endswith("_anneal_iters")}
+    early = {row: float(1 + run) for row in space if row.endswith(("iters", "linear_steps"))}
     alternating = {"d_steps_per_g_step": float(1 + run % 2)} if "d_steps_per_g_step" in space else {}
     dropout = {row: (0.0, 0.1, 0.5)[run] for row in ("dropout", "mlp_dropout") if row in space}
     drawn = {**resolve(space, hparams_seed=1 + run), **early, **alternating, **dropout, **values}
@@ -244,6 +244,9 @@ SOLVING = {
     "SANDMask-released": {"tau": 0.5},
     "IGA": {"penalty": 1.0},
     "MMD": {"mmd_gamma": 0.1},
+    "CausIRL_MMD": {"mmd_gamma": 0.1},
+    "ERMPlusPlus": {"linear_steps": 10},
+    "GENIE": {"convergence_rate": 0.3},
 }
 
 

@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sandmask.masks import ANDMask, GeometricMean, Mask, SANDMask, TensorMoments, testing
+from sandmask.masks import AgrSum, ANDMask, GeometricMean, Mask, SANDMask, TensorMoments, testing
 
 MASKS: list[Mask] = [
     *(ANDMask(tau) for tau in (0.0, 1 / 3, 0.5, 1.0)),
     *(SANDMask(tau) for tau in (-1.0, -0.2, 0.0, 1 / 3, 0.8)),
     *(SANDMask(tau, dispersion="absolute", gain=gain) for tau in (0.0, 0.8) for gain in (1e-3, 10.0, 1e5)),
     *(GeometricMean(tau) for tau in (0.0, 0.7, 1.0)),
+    AgrSum(),
 ]
 RESCALED: list[Mask] = [
     ANDMask(0.6, rescale="sparsity"),
@@ -20,7 +21,7 @@ RESCALED: list[Mask] = [
     SANDMask(0.2, rescale="sparsity", dispersion="absolute"),
     GeometricMean(0.6, rescale="sparsity"),
 ]
-OF_MEAN = [mask for mask in MASKS if not isinstance(mask, GeometricMean)]
+OF_MEAN = [mask for mask in MASKS if not isinstance(mask, GeometricMean | AgrSum)]
 SCALE_FREE = [m for m in [*MASKS, *RESCALED] if isinstance(m, ANDMask) or getattr(m, "dispersion", "") == "relative"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

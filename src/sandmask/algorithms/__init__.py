@@ -25,46 +25,83 @@ from sandmask.algorithms._base import (
 from sandmask.algorithms._diagnostics import DIAGNOSTICS, diagnostic_names, mask_diagnostics
 from sandmask.algorithms._held_out import HeldOutProbe
 from sandmask.algorithms._masked import LogMaskedAlgorithm, MaskedAlgorithm
+from sandmask.algorithms.agr import AgrRandAlgorithm, AgrSumAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
+from sandmask.algorithms.arith import Arith
 from sandmask.algorithms.arm import ARM
+from sandmask.algorithms.cad import CAD, CondCAD
+from sandmask.algorithms.causirl import CausIRLCORAL, CausIRLMMD
 from sandmask.algorithms.cdann import CDANN
 from sandmask.algorithms.coral import CORAL
 from sandmask.algorithms.dann import DANN
+from sandmask.algorithms.eqrm import EQRM
 from sandmask.algorithms.erm import ERM
+from sandmask.algorithms.erm_plus_plus import ERMPlusPlus
 from sandmask.algorithms.fish import Fish
+from sandmask.algorithms.fishr import Fishr
+from sandmask.algorithms.genie import GENIE
 from sandmask.algorithms.geometric_mean import GeometricMeanAlgorithm
+from sandmask.algorithms.gga_l import GGAL
 from sandmask.algorithms.group_dro import GroupDRO
+from sandmask.algorithms.gsam import GSAM
+from sandmask.algorithms.ib_erm import IBERM
+from sandmask.algorithms.ib_irm import IBIRM
 from sandmask.algorithms.iga import IGA
 from sandmask.algorithms.irm import IRM
 from sandmask.algorithms.mixup import Mixup
 from sandmask.algorithms.mldg import MLDG
 from sandmask.algorithms.mmd import MMD
 from sandmask.algorithms.mtl import MTL
+from sandmask.algorithms.pcgrad import PCGrad
+from sandmask.algorithms.rdm import RDM
 from sandmask.algorithms.rsc import RSC
+from sandmask.algorithms.sagm import SAGM
 from sandmask.algorithms.sagnet import SagNet
+from sandmask.algorithms.sam import SAM
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
 from sandmask.algorithms.sd import SD
+from sandmask.algorithms.selfreg import SelfReg
+from sandmask.algorithms.urm import URM
 from sandmask.algorithms.vrex import VREx
 
 __all__ = [
     "ALGORITHMS",
     "ARM",
+    "CAD",
     "CDANN",
     "CORAL",
     "DANN",
     "DIAGNOSTICS",
+    "EQRM",
     "ERM",
+    "GENIE",
+    "GGAL",
+    "GSAM",
+    "IBERM",
+    "IBIRM",
     "IGA",
     "IRM",
     "MLDG",
     "MMD",
     "MTL",
+    "RDM",
     "RSC",
+    "SAGM",
+    "SAM",
     "SD",
+    "URM",
     "ANDMaskAlgorithm",
+    "AgrRandAlgorithm",
+    "AgrSumAlgorithm",
     "Algorithm",
     "AlgorithmEntry",
+    "Arith",
+    "CausIRLCORAL",
+    "CausIRLMMD",
+    "CondCAD",
+    "ERMPlusPlus",
     "Fish",
+    "Fishr",
     "GeometricMeanAlgorithm",
     "GroupDRO",
     "HeldOutProbe",
@@ -74,9 +111,11 @@ __all__ = [
     "Metrics",
     "Mixup",
     "ObjectiveAlgorithm",
+    "PCGrad",
     "Problem",
     "SANDMaskAlgorithm",
     "SagNet",
+    "SelfReg",
     "State",
     "VREx",
     "adam_update",

@@ -104,6 +104,16 @@ class Algorithm(ABC):
         """Training-time features [E, B, n_features] of a batch, in one forward pass."""
         return batch.split(self.network.features(params, batch.inputs, self.dropout(batch, hparams)))
 
+    def risk_gradient(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
+        """The gradient of mean_e R_e at these parameters, and its value."""
+
+        def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
+            logits = self.logits(self.network.unflatten(vector), batch, hparams)
+            return environment_risks(logits, batch).mean(), ()
+
+        gradient, value, _ = self.problem.differentiate.gradient(risk, vector)
+        return gradient, value
+
 
 class ObjectiveAlgorithm(Algorithm):
     """A method that is one objective, minimized by one Adam."""

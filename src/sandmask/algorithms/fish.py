@@ -11,7 +11,6 @@ from sandmask.algorithms._base import (
     Metrics,
     State,
     adam_update,
-    environment_risks,
 )
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch
@@ -31,20 +30,12 @@ class Fish(Algorithm):
         losses = []
         shuffled = batch.take(random.permutation(key, batch.n_envs))
         for e in range(batch.n_envs):
-            gradient, loss = self._gradient(inner, shuffled.environment(e), hparams)
+            gradient, loss = self.risk_gradient(inner, shuffled.environment(e), hparams)
             inner, adam = adam_update(inner, gradient, adam, hparams)
             losses.append(loss)
         params = state["params"] + hparams["meta_lr"] * (inner - state["params"])
         changes = {"params": params, "adam": adam, "step": state["step"] + 1}
         return {**state, **changes}, {"loss": torch.stack(losses).mean()}
-
-    def _gradient(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
-        def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
-            logits = self.logits(self.network.unflatten(vector), batch, hparams)
-            return environment_risks(logits, batch)[0], ()
-
-        gradient, loss, _ = self.problem.differentiate.gradient(risk, vector)
-        return gradient, loss
 
 
 ALGORITHMS.register(

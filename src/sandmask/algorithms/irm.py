@@ -17,6 +17,11 @@ from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
+PENALTY = (
+    Hparam("irm_lambda", 100.0, LogUniform(10, -1, 5), NON_NEGATIVE),
+    Hparam("irm_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE),
+)
+
 
 class IRM(ObjectiveAlgorithm):
     """min mean_e R_e + lambda mean_e (dR_e(s f) / ds at s = 1)^2: IRMv1, the square estimated without bias.
@@ -29,13 +34,17 @@ class IRM(ObjectiveAlgorithm):
     ) -> tuple[Tensor, State]:
         """The mean risk plus the weighted penalty."""
         logits = self.logits(params, batch, hparams)
-        annealed = state["step"] >= hparams["irm_penalty_anneal_iters"]
-        weight = torch.where(annealed, hparams["irm_lambda"], 1.0)
-        return environment_risks(logits, batch).mean() + weight * irm_penalty(logits, batch).mean(), {}
+        penalty = irm_penalty(logits, batch).mean()
+        return environment_risks(logits, batch).mean() + irm_weight(state, hparams) * penalty, {}
 
     def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
         """At the step where the weight jumps."""
         return step == hparams["irm_penalty_anneal_iters"]
+
+
+def irm_weight(state: State, hparams: Hparams) -> Tensor:
+    """The weight of the penalty at this step."""
+    return torch.where(state["step"] >= hparams["irm_penalty_anneal_iters"], hparams["irm_lambda"], 1.0)
 
 
 def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
@@ -66,9 +75,6 @@ ALGORITHMS.register(
         summary="Ask that one classifier be the best one in every environment at once",
         paper="Arjovsky et al., Invariant risk minimization, 2019",
         build=IRM,
-        hparams=(
-            Hparam("irm_lambda", 100.0, LogUniform(10, -1, 5), NON_NEGATIVE),
-            Hparam("irm_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE),
-        ),
+        hparams=PENALTY,
     )
 )

@@ -10,7 +10,15 @@ An algorithm declares only what is its own; learning rate, batch size and the li
 """
 
 from sandmask.hparams._bounds import ANY, BELOW_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, Bounds
-from sandmask.hparams._distributions import Choice, Constant, Distribution, IntLogUniform, LogUniform, Uniform
+from sandmask.hparams._distributions import (
+    Choice,
+    Constant,
+    Distribution,
+    IntLogUniform,
+    IntUniform,
+    LogUniform,
+    Uniform,
+)
 from sandmask.hparams._hparam import DEFAULT_SPACE, SCOPES, SPACES, Hparam, Like, Scope, SpaceName
 from sandmask.hparams._seeds import seed_hash
 from sandmask.hparams._shared import OPTIONAL, SHARED
@@ -34,6 +42,7 @@ __all__ = [
     "Distribution",
     "Hparam",
     "IntLogUniform",
+    "IntUniform",
     "Like",
     "LogUniform",
     "Scope",

@@ -71,6 +71,23 @@ class Uniform(Distribution):
 
 
 @dataclass(frozen=True)
+class IntUniform(Uniform):
+    """U(low, high), rounded down."""
+
+    @property
+    def integer(self) -> bool:
+        """Always."""
+        return True
+
+    def draw(self, random: np.random.RandomState) -> float:
+        """The whole part of a value in [low, high)."""
+        return int(super().draw(random))
+
+    def __str__(self) -> str:
+        return f"int {super().__str__()}"
+
+
+@dataclass(frozen=True)
 class LogUniform(Distribution):
     """base^U(low, high): `low` and `high` are exponents."""
 

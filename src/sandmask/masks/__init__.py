@@ -18,6 +18,7 @@ Gradients need not be there all at once. Moments take them as they come, and kee
 tensor([2., 0.])
 """
 
+from sandmask.masks._agr import AgrRand, AgrSum
 from sandmask.masks._and import ANDMask
 from sandmask.masks._base import Mask, Rescale
 from sandmask.masks._errors import MaskError, MaskWarning
@@ -39,6 +40,8 @@ from sandmask.masks._stack import fold_stacks, stack_moments
 
 __all__ = [
     "ANDMask",
+    "AgrRand",
+    "AgrSum",
     "GeometricMean",
     "GradientMoments",
     "Gradients",

@@ -63,6 +63,10 @@ class Mask(ABC):
         """What the mask is multiplied with."""
         return moments.mean
 
+    def complete(self, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002
+        """The masked gradients of all tensors, given their masks; for a mask that looks at all of them together."""
+        return masked
+
     def weigh(self, moments: TensorMoments) -> tuple[Tensor, Tensor]:
         """The mask and the masked gradient of one tensor, not rescaled; works under `torch.func.vmap`."""
         if has_kernels(moments.mean) and (found := weigh_by_kernel(self, moments)) is not None:

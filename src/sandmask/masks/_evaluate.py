@@ -50,6 +50,7 @@ def moments_of_stacks(mask: "Mask", grads: Gradients, *, check_finite: bool) -> 
 def masked_mean(mask: "Mask", moments: GradientMoments) -> Any:
     """The masked mean gradient, in the form and dtype of the gradients."""
     weights, masked = evaluate(mask, moments)
+    masked = [*mask.complete(weights, masked)]
     if mask.rescale == "sparsity":
         masked = [rescale_by_sparsity(m, w) for m, w in zip(masked, weights, strict=True)]
         masked = [finite(tensor, dtype) for tensor, dtype in zip(masked, moments.dtypes, strict=True)]

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from sandmask.algorithms import Hparams
 
-RATES = ("lr", "lr_g", "lr_d")  # the hyperparameters that a schedule multiplies
+# The hyperparameters that a schedule multiplies.
+RATES = ("lr", "lr_g", "lr_d", "eqrm_lr", "rdm_lr", "urm_discriminator_lr", "linear_lr", "convergence_rate")
 SCHEDULE = ("lr_final", "lr_drop", "lr_drop_every", "lr_warmup")
 
 

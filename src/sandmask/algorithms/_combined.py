@@ -1,0 +1,27 @@
+"""What methods share that combine the environments' whole gradients, such as by the angles between them."""
+
+from abc import abstractmethod
+
+from torch import Tensor
+
+from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend, environment_risks
+from sandmask.functional.batch import EnvBatch
+
+
+class CombinedGradients(Algorithm):
+    """A method whose update is a function of all environments' gradients, which are kept at once."""
+
+    @abstractmethod
+    def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:
+        """The update's gradient [P], of the environments' [E, P]."""
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update."""
+
+        def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
+            return environment_risks(self.logits(self.network.unflatten(vector), batch, hparams), batch)
+
+        vectors = state["params"].expand(batch.n_envs, -1)
+        gradients, values = self.problem.differentiate.environment_gradients(risks, vectors, batch)
+        gradient = self.combine(gradients, hparams, key)
+        return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": values.mean()}

@@ -1,0 +1,36 @@
+"""What SAM, GSAM and SAGM share: a second gradient, taken where a step uphill leads."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend
+from sandmask.functional.batch import EnvBatch
+from sandmask.hparams import NON_NEGATIVE, Choice, Hparam
+
+RHO = Hparam("rho", 0.05, Choice(0.01, 0.02, 0.05, 0.1), NON_NEGATIVE)
+_EPSILON = 1e-12
+
+
+class SharpnessAware(Algorithm):
+    """g = grad R(w), g_p = grad R(w + reach g), R = mean_e R_e; Adam takes a combination of both.
+
+    Both gradients are of the same minibatch and the same dropout. A step costs two of ERM's.
+    """
+
+    def reach(self, norm: Tensor, hparams: Hparams) -> Tensor:
+        """How far to go along a gradient of this norm: rho / |g|."""
+        return hparams["rho"] / (norm + _EPSILON)
+
+    @abstractmethod
+    def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
+        """The update's gradient, of g and g_p."""
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+        """One update."""
+        here, loss = self.risk_gradient(state["params"], batch, hparams)
+        norm = torch.linalg.vector_norm(here)
+        there, _ = self.risk_gradient(state["params"] + self.reach(norm, hparams) * here, batch, hparams)
+        gradient = self.combine(here, there, hparams)
+        return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": loss}

@@ -1,0 +1,61 @@
+"""Gradient surgery by agreement of signs (Mansilla et al., ICCV 2021)."""
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, Metrics, State, descend
+from sandmask.algorithms._diagnostics import DIAGNOSTICS, mask_diagnostics
+from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.functional import random
+from sandmask.functional.batch import EnvBatch
+from sandmask.masks import AgrSum, Mask
+
+PAPER = "Mansilla et al., Domain generalization via gradient surgery, ICCV 2021"
+
+
+class AgrSumAlgorithm(MaskedAlgorithm):
+    """u = sum_e g_e where all environments' gradients have one sign, and 0 elsewhere.
+
+    It is E times the AND-mask with tau = 1: with Adam, all that differs is the share of the weight decay.
+    """
+
+    def mask(self, hparams: Hparams) -> Mask:  # noqa: ARG002
+        """The mask, which has no parameters."""
+        return AgrSum()
+
+
+class AgrRandAlgorithm(AgrSumAlgorithm):
+    """u = sum_e g_e where all signs are equal; elsewhere u ~ N(0, s^2), s the mean |u| over what agrees."""
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update."""
+
+        def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
+            return self.risks(self.network.unflatten(vector), batch, hparams)
+
+        moments, values = self.problem.differentiate.environment_moments(risks, state["params"], batch)
+        weights, agreed = self.mask(hparams).weigh(moments)
+        size = agreed.abs().sum() / weights.sum().clamp_min(1.0)
+        gradient = torch.where(weights > 0, agreed, size * random.normal(key, agreed.shape[-1]))
+        metrics = {"loss": values.mean(), "mask_density": weights.mean()}
+        if self.problem.diagnostics:
+            metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)
+        return {**state, **descend(state, gradient, state["adam"], hparams)}, metrics
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="AgrSum",
+        summary="Update by the sum of the gradients where all environments agree on the sign",
+        paper=PAPER,
+        build=AgrSumAlgorithm,
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="AgrRand",
+        summary="AgrSum, with random steps where environments disagree",
+        paper=PAPER,
+        build=AgrRandAlgorithm,
+    )
+)

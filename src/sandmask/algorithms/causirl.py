@@ -1,0 +1,120 @@
+"""Invariance to mixtures of the environments (Chevalley et al., 2022), with CORAL's and MMD's distance."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.algorithms._matching import GAMMA
+from sandmask.algorithms.coral import feature_moments, mean_pairwise_square
+from sandmask.algorithms.mmd import kernel_and_slope, squared_distances
+from sandmask.functional import random
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+
+PAPER = "Chevalley et al., Invariant causal mechanisms through distribution matching, 2022"
+
+
+class CausIRL(ObjectiveAlgorithm):
+    """min mean_e R_e + gamma D(P, Q), for two random mixtures P and Q of the environments' features.
+
+    P has the first s_e examples of every environment e and Q the others, with s_e drawn uniformly from 0 to B - 1 at
+    every step. There is no penalty where P or Q has fewer than two examples.
+    """
+
+    @abstractmethod
+    def distance(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """D, of features [E, B, F]; the members [E, B] of P and of Q have weight 1, all others 0."""
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk plus the weighted distance."""
+        features = self.features(params, batch, hparams)
+        risks = environment_risks(self.network.classify(params, features), batch)
+        first = random_part(batch, key)
+        second = batch.weight - first
+        enough = torch.logical_and(first.sum() >= 2, second.sum() >= 2)
+        # Where there are too few, both are all examples: a distance without NaN, in value and gradient.
+        parts = (torch.where(enough, part, batch.weight) for part in (first, second))
+        penalty = torch.where(enough, self.distance(features, *parts), 0.0)
+        return risks.mean() + hparams["mmd_gamma"] * penalty, {}
+
+
+class CausIRLCORAL(CausIRL):
+    """CausIRL with D = mean (mu_P - mu_Q)^2 + mean (C_P - C_Q)^2: the distance of CORAL."""
+
+    def distance(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """The squared differences of means and of covariances."""
+        both = features.flatten(0, 1).expand(2, -1, -1)
+        means, covariances = feature_moments(both, torch.stack([first.flatten(), second.flatten()]))
+        return mean_pairwise_square(means) + mean_pairwise_square(covariances)
+
+
+class CausIRLMMD(CausIRL):
+    """CausIRL with D = K_PP + K_QQ - 2 K_PQ: the distance of MMD, with its kernels."""
+
+    def distance(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """The squared discrepancy, with its gradient attached rather than recorded, as in MMD."""
+        known = features.detach()
+        value, gradient = discrepancy_of_parts(known, first.to(known.dtype), second.to(known.dtype))
+        return value + ((features - known) * gradient).sum()
+
+
+def random_part(batch: EnvBatch, key: Tensor) -> Tensor:
+    """The weights [E, B] of P: 1 for the first s_e true examples of environment e."""
+    counts = batch.weight.to(torch.int64).sum(-1)
+    cuts = random.integers(key, counts, batch.n_envs)
+    places = batch.weight.to(torch.int64).cumsum(-1) - 1
+    return batch.weight * (places < cuts.unsqueeze(-1))
+
+
+def discrepancy_of_parts(features: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """K_PP + K_QQ - 2 K_PQ, and its gradient by the features [E, B, F], one environment's rows at a time.
+
+    It is sum_ij c_i c_j k(x_i, x_j) with c_i = 1 / |P| in P and -1 / |Q| in Q.
+    """
+    signed = first / first.sum() - second / second.sum()
+    true = first + second
+    points = features - (true.unsqueeze(-1) * features).sum((0, 1)) / true.sum()
+    everyone, of_everyone = points.flatten(0, 1), signed.flatten()
+    numbers = torch.arange(len(everyone), device=features.device).view(signed.shape)
+    values, gradients = [], []
+    for e in range(len(points)):
+        kernel, slope = kernel_and_slope(squared_distances(points[e], everyone))
+        values.append(signed[e] @ kernel @ of_everyone)
+        itself = numbers.flatten() == numbers[e].unsqueeze(-1)
+        pull = torch.where(itself, 0.0, slope * of_everyone)
+        gradient = pull.sum(-1, keepdim=True) * points[e] - pull @ everyone
+        gradients.append(4.0 * signed[e].unsqueeze(-1) * gradient)
+    return torch.stack(values).sum(), torch.stack(gradients)
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="CausIRL_CORAL",
+        summary="Match the means and covariances of two random mixtures of the environments",
+        paper=PAPER,
+        build=CausIRLCORAL,
+        hparams=(GAMMA,),
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="CausIRL_MMD",
+        summary="Match the distributions of two random mixtures of the environments, by Gaussian kernels",
+        paper=PAPER,
+        build=CausIRLMMD,
+        hparams=(GAMMA,),
+    )
+)

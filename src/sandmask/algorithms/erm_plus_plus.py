@@ -1,0 +1,72 @@
+"""ERM++'s warm start of the classifier (Teterwak et al., WACV 2025)."""
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    Problem,
+    State,
+    adam_update,
+)
+from sandmask.functional.adam import AdamState, adam_init
+from sandmask.functional.batch import EnvBatch
+from sandmask.hparams import NON_NEGATIVE, Constant, Hparam, LogUniform
+
+
+class ERMPlusPlus(Algorithm):
+    """ERM whose first `linear_steps` steps train the classifier alone, by an Adam of its own with `linear_lr`.
+
+    Of the method's other parts, averaged weights are an option of every run (`--average sma`, with `sma_start=600`),
+    and so is the initialization (`--network resnet50.ram_in1k`). Batch-norm stays frozen, and training on all data with
+    the learning rates of a first run is not included.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        # The classifier comes last in the network's vector.
+        assert [slot.name for slot in self.network.slots[-2:]] == ["classifier.weight", "classifier.bias"]
+        n_head = sum(slot.numel for slot in self.network.slots[-2:])
+        self._parts = [self.network.numel - n_head, n_head]
+
+    def extra_state(self, seed: int) -> State:
+        """The optimizer of the first steps."""
+        return {"linear_adam": adam_init(self.network.init(seed)[-self._parts[1] :])}
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+        """One update, of the classifier or of everything."""
+        gradient, loss = self.risk_gradient(state["params"], batch, hparams)
+        featurizer, head = torch.split(state["params"], self._parts)
+        of_head = torch.split(gradient, self._parts)[1]
+        linear = {**hparams, "lr": hparams["linear_lr"]}
+        head, linear_adam = adam_update(head, of_head, state["linear_adam"], linear)
+        params, adam = adam_update(state["params"], gradient, state["adam"], hparams)
+        warms = state["step"] < hparams["linear_steps"]
+        changes = {
+            "params": torch.where(warms, torch.cat([featurizer, head]), params),
+            "adam": _choose(warms, state["adam"], adam),
+            "linear_adam": _choose(warms, linear_adam, state["linear_adam"]),
+        }
+        return {**state, **changes, "step": state["step"] + 1}, {"loss": loss}
+
+
+def _choose(first: Tensor, one: AdamState, other: AdamState) -> AdamState:
+    return AdamState(*(torch.where(first, a, b) for a, b in zip(one, other, strict=True)))
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="ERMPlusPlus",
+        summary="ERM that trains the classifier alone at first",
+        paper="Teterwak et al., ERM++: an improved baseline for domain generalization, WACV 2025",
+        build=ERMPlusPlus,
+        hparams=(
+            Hparam("linear_lr", 5e-5, LogUniform(10, -5, -3.5), NON_NEGATIVE),
+            Hparam("linear_steps", 500, Constant(500), NON_NEGATIVE),
+        ),
+    )
+)

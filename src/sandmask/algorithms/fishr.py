@@ -1,0 +1,79 @@
+"""Fishr: match the variances of the classifier's gradients between environments (Rame et al., ICML 2022)."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Hparam, IntUniform, LogUniform, Uniform
+
+
+class Fishr(ObjectiveAlgorithm):
+    """min mean_e R_e + lambda mean_e mean_k (v_ek - mean_e' v_e'k)^2.
+
+    v_ek is the variance over environment e's examples (divided by B) of the loss's derivative by parameter k of the
+    classifier, smoothed over steps: s_e <- ema s_e + (1 - ema) var_e, from s_e = 0, and v_e = s_e / (1 - ema), so that
+    the gradient that reaches var_e does not depend on ema. lambda is 0 before step `penalty_anneal_iters`, `lambda`
+    from there on; Adam starts afresh there. The averages are kept from the first step on.
+    """
+
+    def extra_state(self, seed: int) -> State:
+        """The moving averages of the variances, weights and bias side by side."""
+        return {"variances": torch.zeros(self.problem.n_envs, self.problem.n_classes, self.network.n_features + 1)}
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk plus the weighted scatter of the variances."""
+        features = self.features(params, batch, hparams)
+        logits = self.network.classify(params, features)
+        now, ema = gradient_variances(features, logits, batch), hparams["ema"]
+        smooth = now + ema / (1.0 - ema) * state["variances"]
+        penalty = (smooth - smooth.mean(0)).square().mean()
+        weight = torch.where(state["step"] >= hparams["penalty_anneal_iters"], hparams["lambda"], 0.0)
+        changes = {"variances": (1.0 - ema) * smooth.detach()}
+        return environment_risks(logits, batch).mean() + weight * penalty, changes
+
+    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
+        """At the step where the weight jumps."""
+        return step == hparams["penalty_anneal_iters"]
+
+
+def gradient_variances(features: Tensor, logits: Tensor, batch: EnvBatch) -> Tensor:
+    """The variance over examples of the gradients by the linear classifier: [E, C, F + 1], the bias last.
+
+    An example's gradient is (p - y) z^T with p = softmax(logits), y one-hot and z the features followed by a 1, so
+    that two products of matrices give the moments.
+    """
+    onehot = batch.y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=batch.y.device)
+    errors = (logits.softmax(-1) - onehot.to(logits.dtype)).transpose(1, 2)
+    inputs = torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)
+    weight = batch.weight.to(errors.dtype).unsqueeze(1)
+    share = weight / weight.sum(-1, keepdim=True)
+    mean = (errors * share) @ inputs
+    return (errors.square() * share) @ inputs.square() - mean.square()
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="Fishr",
+        summary="Match the variances of the classifier's gradients between environments",
+        paper="Rame et al., Fishr: invariant gradient variances for out-of-distribution generalization, ICML 2022",
+        build=Fishr,
+        hparams=(
+            Hparam("lambda", 1000.0, LogUniform(10, 1, 4), NON_NEGATIVE),
+            Hparam("penalty_anneal_iters", 1500, IntUniform(0, 5000), NON_NEGATIVE),
+            Hparam("ema", 0.95, Uniform(0.90, 0.99), BELOW_ONE),
+        ),
+    )
+)

@@ -1,0 +1,92 @@
+"""GENIE: steps weighted by the signal-to-noise ratio of each parameter's gradient over time (Cho et al., ICML 2025)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State
+from sandmask.functional import random
+from sandmask.functional.adam import AdamState
+from sandmask.functional.batch import EnvBatch
+from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Choice, Hparam, LogUniform
+
+BETA = 0.95
+_EPSILON = 1e-8
+
+
+class GENIE(Algorithm):
+    """w <- w - a u / (1 - p) for a random share 1 - p of the parameters, u = k q m + (1 - k) n. There is no Adam.
+
+    With moving averages (beta = 0.95, corrected by c = 1 - beta^t) m of the gradient, weight decay included, and v of
+    its square:
+
+    - s2 = (v - m^2) / (1 - r), the variance over time, r = (1 - beta) (2 - c) / ((1 + beta) c); at least 1e-8;
+    - q = 1 / (1 + r s2 / (m^2 + 1e-8)), the share of m^2 that is signal;
+    - k = tanh(min(1 / s2, 10)), which depends on the scale of the gradients, like the released SAND-mask;
+    - n ~ N(0, b^2), b = sum k q |m| / sum k in each tensor.
+
+    a is `convergence_rate`, in place of `lr`, and p is `update_drop`. As in the released code; the draws are ours.
+    """
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update."""
+        gradient, loss = self.risk_gradient(state["params"], batch, hparams)
+        averages = averaged(state["adam"], gradient + hparams["weight_decay"] * state["params"])
+        update = self._update(signal(averages), random.fold(key, 0))
+        drop = hparams["update_drop"]
+        kept = random.uniform(random.fold(key, 1), update.shape[-1]) >= drop
+        params = state["params"] - hparams["convergence_rate"] / (1.0 - drop) * torch.where(kept, update, 0.0)
+        return {**state, "params": params, "adam": averages, "step": state["step"] + 1}, {"loss": loss}
+
+    def _update(self, found: "Signal", key: Tensor) -> Tensor:
+        noise = random.normal(key, found.mean.shape[-1])
+        sizes = [slot.numel for slot in self.network.slots]
+        pieces = zip(*(torch.split(each, sizes) for each in (*found, noise)), strict=True)
+        return torch.cat([_with_noise(mean, trust, normal) for mean, trust, normal in pieces])
+
+
+class Signal(NamedTuple):
+    """What the averages say of every parameter."""
+
+    mean: Tensor  # q m
+    trust: Tensor  # k
+
+
+def averaged(averages: AdamState, gradient: Tensor) -> AdamState:
+    """The moving averages after one more gradient."""
+    mean = BETA * averages.mean + (1.0 - BETA) * gradient
+    square = BETA * averages.square + (1.0 - BETA) * gradient.square()
+    return AdamState(mean, square, averages.count + 1.0)
+
+
+def signal(averages: AdamState) -> Signal:
+    """q m and k."""
+    correction = 1.0 - BETA**averages.count
+    mean, square = averages.mean / correction, averages.square / correction
+    left = (1.0 - BETA) * (2.0 - correction) / ((1.0 + BETA) * correction)  # of the variance, in the average
+    several = averages.count > 1.5  # a single gradient has no variance, and `left` is 1
+    scatter = (square - mean.square()) / torch.where(several, 1.0 - left, 1.0)
+    variance = torch.where(several & (scatter > 0), scatter, _EPSILON)
+    trust = torch.tanh((1.0 / variance).clamp_max(10.0))
+    return Signal(mean / (1.0 + left * variance / (mean.square() + _EPSILON)), trust)
+
+
+def _with_noise(mean: Tensor, trust: Tensor, normal: Tensor) -> Tensor:
+    """k q m + (1 - k) n, of one tensor."""
+    size = (trust * mean.abs()).sum() / trust.sum().clamp_min(_EPSILON)
+    return trust * mean + (1.0 - trust) * size * normal
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="GENIE",
+        summary="Weight each parameter's step by the signal-to-noise ratio of its gradient over time",
+        paper="Cho et al., One-step generalization ratio guided optimization for domain generalization, ICML 2025",
+        build=GENIE,
+        hparams=(
+            Hparam("convergence_rate", 0.015, LogUniform(10, -2.5, -1.5), NON_NEGATIVE),
+            Hparam("update_drop", 0.4, Choice(0.0, 0.2, 0.4), BELOW_ONE),
+        ),
+    )
+)

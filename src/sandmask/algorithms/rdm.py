@@ -1,0 +1,112 @@
+"""Risk distribution matching (Nguyen et al., WACV 2024)."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    ObjectiveAlgorithm,
+    State,
+    cross_entropy,
+)
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
+from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, IntUniform, Uniform
+
+SCALES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
+
+
+class RDM(ObjectiveAlgorithm):
+    """min mean_e R_e + lambda MMD2(r_k, r) + mu [var(r) + var(r_k)], k = argmax_e R_e.
+
+    r are the losses of all examples and r_k those of the worst environment. MMD2 is the biased estimate of the squared
+    discrepancy, with the kernel sum_s exp(-s (a - b)^2) and s in SCALES; the variances are unbiased. lambda and mu are
+    0 before step `rdm_penalty_anneal_iters`, `rdm_lambda` and `variance_weight` from there on; there Adam starts
+    afresh, and `rdm_lr` takes the place of `lr`.
+    """
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk, plus what sets the worst environment's losses apart."""
+        losses = cross_entropy(self.logits(params, batch, hparams), batch.y)
+        risks = batch.mean(losses)
+        worst = (torch.arange(batch.n_envs, device=losses.device) == risks.detach().argmax()).to(losses.dtype)
+        weight = batch.weight.to(losses.dtype)
+        of_worst = weight * worst.unsqueeze(-1)
+        variances = variance(losses, weight) + variance(losses, of_worst)
+        penalty = hparams["rdm_lambda"] * discrepancy(losses, of_worst, weight)
+        penalty = penalty + hparams["variance_weight"] * variances
+        annealed = state["step"] >= hparams["rdm_penalty_anneal_iters"]
+        return risks.mean() + torch.where(annealed, penalty, 0.0), {}
+
+    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
+        """At the step where the penalty sets in."""
+        return step == hparams["rdm_penalty_anneal_iters"]
+
+    def update(
+        self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams
+    ) -> tuple[State, Metrics]:
+        """The second half of a step, with the learning rate of its phase."""
+        annealed = state["step"] >= hparams["rdm_penalty_anneal_iters"]
+        lr = torch.where(annealed, hparams["rdm_lr"], hparams["lr"])
+        return super().update(state, gradient, loss, changes, {**hparams, "lr": lr})
+
+
+def variance(values: Tensor, weight: Tensor) -> Tensor:
+    """The unbiased variance of the values of weight 1."""
+    count = weight.sum()
+    mean = (values * weight).sum() / count
+    return ((values - mean).square() * weight).sum() / (count - 1.0).clamp_min(1.0)
+
+
+def discrepancy(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """MMD2 of the numbers of weight 1 in `first` and of those in `second`; all are [E, B].
+
+    It is sum_ij c_i c_j k(v_i, v_j), with c_i the difference of i's shares. The gradient is attached rather than
+    recorded, as in MMD: autograd would keep eight kernels between all examples.
+    """
+    known = values.detach()
+    signed = first / first.sum() - second / second.sum()
+    total, gradients = [], []
+    for own, shares in zip(known, signed, strict=True):
+        gaps = own.unsqueeze(-1) - known.flatten()
+        kernel, slope = torch.zeros_like(gaps), torch.zeros_like(gaps)
+        for scale in SCALES:
+            term = torch.exp(-scale * gaps.square())
+            kernel, slope = kernel + term, slope - 2.0 * scale * gaps * term
+        total.append(shares @ kernel @ signed.flatten())
+        gradients.append(2.0 * shares * (slope @ signed.flatten()))
+    return torch.stack(total).sum() + ((values - known) * torch.stack(gradients)).sum()
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="RDM",
+        summary="Match the losses of the worst environment with those of all",
+        paper="Nguyen et al., Domain generalisation via risk distribution matching, WACV 2024",
+        build=RDM,
+        hparams=(
+            Hparam("rdm_lambda", 5.0, Uniform(0.1, 10), NON_NEGATIVE),
+            Hparam("rdm_lambda", 5.0, Uniform(1, 10), NON_NEGATIVE, dataset="PACS"),
+            Hparam("rdm_lambda", 5.0, Uniform(1, 10), NON_NEGATIVE, dataset="TerraIncognita"),
+            Hparam("rdm_lambda", 0.5, Uniform(0.1, 1), NON_NEGATIVE, dataset="DomainNet"),
+            Hparam("rdm_penalty_anneal_iters", 1500, IntUniform(800, 2700), NON_NEGATIVE),
+            Hparam("rdm_penalty_anneal_iters", 2400, IntUniform(1500, 3000), NON_NEGATIVE, dataset="DomainNet"),
+            Hparam("variance_weight", 0.004, Uniform(0.001, 0.007), NON_NEGATIVE),
+            *(
+                Hparam("variance_weight", 0.0, Constant(0.0), NON_NEGATIVE, dataset=dataset)
+                for dataset in ("TerraIncognita", "OfficeHome", "DomainNet")
+            ),
+            Hparam("rdm_lr", 1.5e-5, Uniform(8e-6, 2e-5), NON_NEGATIVE),
+            Hparam("batch_size", 88, IntUniform(70, 100), COUNT, scope="image"),
+            Hparam("batch_size", 40, IntUniform(30, 60), COUNT, dataset="DomainNet"),
+            Hparam("batch_size", 40, IntUniform(30, 60), COUNT, dataset="TerraIncognita"),
+        ),
+    )
+)

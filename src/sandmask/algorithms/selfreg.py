@@ -1,0 +1,127 @@
+"""SelfReg: self-supervised contrastive regularization (Kim et al., ICCV 2021)."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    Problem,
+    State,
+    adam_update,
+    environment_risks,
+)
+from sandmask.functional import random
+from sandmask.functional.adam import adam_init
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import FlatModule
+from sandmask.hparams import seed_hash
+
+_FEATURES = 0.3  # the weight of the features beside the logits
+_EPSILON = 1e-5
+
+
+class SelfReg(Algorithm):
+    """min R + min(R, 1) D, R = mean_e R_e, where min(R, 1) counts as a constant.
+
+    D = lam [MSE(o, o_a) + 0.3 MSE(z, p_a)] + (1 - lam) [MSE(o, o_ab) + 0.3 MSE(z, p_ab)], with logits o, features z and
+    their projections p = g(z). o_a and p_a are those of a partner a of the same class and any environment; o_ab = lam
+    o_a + (1 - lam) o_b for a second partner b, and likewise p_ab. Partners are random permutations within classes, and
+    lam ~ Beta(1/2, 1/2), one number a step.
+
+    g is Linear, batch-norm and ReLU twice, then Linear and batch-norm, with the statistics of the minibatch, and is
+    trained with the rest. (DomainBed makes it after the optimizer, and so never trains it.)
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        n_features = self.network.n_features
+        self.projection = FlatModule(lambda: Projection(n_features))
+
+    def extra_state(self, seed: int) -> State:
+        """The projection and its optimizer."""
+        vector = self.projection.init(seed_hash(seed, "projection"))
+        return {"projection": vector, "projection_adam": adam_init(vector)}
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update of the network and of the projection."""
+        sizes = [self.network.numel, self.projection.numel]
+
+        def objective(joint: Tensor) -> tuple[Tensor, tuple[()]]:
+            return self._objective(*torch.split(joint, sizes), batch, hparams, key), ()
+
+        joint = torch.cat([state["params"], state["projection"]])
+        gradient, loss, _ = self.problem.differentiate.gradient(objective, joint)
+        of_params, of_projection = torch.split(gradient, sizes)
+        params, adam = adam_update(state["params"], of_params, state["adam"], hparams)
+        projection, its_adam = adam_update(state["projection"], of_projection, state["projection_adam"], hparams)
+        changes = {"params": params, "adam": adam, "projection": projection, "projection_adam": its_adam}
+        return {**state, **changes, "step": state["step"] + 1}, {"loss": loss}
+
+    def _objective(self, vector: Tensor, projection: Tensor, batch: EnvBatch, hparams: Hparams, key: Tensor) -> Tensor:
+        params = self.network.unflatten(vector)
+        z = self.network.features(params, batch.inputs, self.dropout(batch, hparams))
+        o = self.network.classify(params, z)
+        risk = environment_risks(batch.split(o), batch).mean()
+        share = batch.weight.flatten().to(z.dtype)
+        share = share / share.sum()
+        p = self.projection(self.projection.unflatten(projection), z, share)
+        lam = random.symmetric_beta(random.fold(key, 0), torch.full((), 0.5, device=key.device))
+        first, second = (partners(batch, self.problem.n_classes, random.fold(key, turn)) for turn in (1, 2))
+
+        def distance(of_logits: Tensor, of_features: Tensor) -> Tensor:
+            each = (o - of_logits).square().mean(-1) + _FEATURES * (z - of_features).square().mean(-1)
+            return (share * each).sum()
+
+        nearer = distance(o[first], p[first])
+        mixed = distance(*(lam * values[first] + (1.0 - lam) * values[second] for values in (o, p)))
+        return risk + risk.detach().clamp_max(1.0) * (lam * nearer + (1.0 - lam) * mixed)
+
+
+class Projection(nn.Module):
+    """g: features [N, F] to as many numbers, with the shares of the examples in the statistics of batch-norm."""
+
+    def __init__(self, n_features: int) -> None:
+        super().__init__()
+        hidden = n_features if n_features == 2048 else 2 * n_features
+        sizes = [n_features, hidden, hidden, n_features]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.scales = nn.ParameterList(torch.ones(size) for size in sizes[1:])
+        self.offsets = nn.ParameterList(torch.zeros(size) for size in sizes[1:])
+
+    def forward(self, x: Tensor, share: Tensor) -> Tensor:
+        """The projections."""
+        for place, layer in enumerate(self.layers):
+            x = x.relu() if place else x
+            x = _normalized(layer(x), share.unsqueeze(-1)) * self.scales[place] + self.offsets[place]
+        return x
+
+
+def _normalized(x: Tensor, share: Tensor) -> Tensor:
+    mean = (share * x).sum(0)
+    variance = (share * (x - mean).square()).sum(0)
+    return (x - mean) / (variance + _EPSILON).sqrt()
+
+
+def partners(batch: EnvBatch, n_classes: int, key: Tensor) -> Tensor:
+    """For every example of `batch.inputs`, the number of one of its class: a random permutation within classes."""
+    true = batch.weight.flatten() > 0
+    classes = torch.where(true, batch.y.flatten(), n_classes).to(torch.float64)  # padding is a class of its own
+    noise = random.uniform(random.fold(batch.rows.flatten(), key)).to(torch.float64)
+    in_order, shuffled = classes.argsort(stable=True), (classes + noise).argsort(stable=True)
+    return shuffled[in_order.argsort(stable=True)]
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="SelfReg",
+        summary="Pull together the logits and features of examples of one class from any environment",
+        paper="Kim et al., SelfReg: self-supervised contrastive regularization for domain generalization, ICCV 2021",
+        build=SelfReg,
+    )
+)

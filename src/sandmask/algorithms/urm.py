@@ -1,0 +1,126 @@
+"""Uniformly distributed feature representations (Krishnamachari et al., TMLR 2024)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    Problem,
+    State,
+    adam_update,
+    environment_risks,
+)
+from sandmask.functional import random
+from sandmask.functional.adam import adam_init
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import FlatModule
+from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Hparam, LogUniform, Uniform, seed_hash
+
+WIDTH, MOST_LAYERS = 100, 3
+
+
+class URM(Algorithm):
+    """Features z = a(f(x)) that a discriminator d cannot tell from uniform noise n:
+
+    f and the classifier minimize R + lambda BCE(d(z), 1), then d minimizes BCE(d(n), 1) + lambda BCE(d(z), 0).
+
+    R = mean_e R_e, BCE is the binary cross-entropy and lambda `urm_adv_lambda`. Where `urm_generator_output` is 0, a is
+    tanh and n is uniform in (-1, 1); where it is 1, a is ReLU and n uniform in (0, 1). The activation is part of the
+    model. d sees the features of before the model's step, and has `urm_discriminator_hidden_layers` hidden layers of
+    100 after its first, with leaky ReLUs. Both have an Adam, d's with `urm_discriminator_lr`.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        n_features = self.network.n_features
+        self.discriminator = FlatModule(lambda: UniformDiscriminator(n_features))
+
+    def extra_state(self, seed: int) -> State:
+        """The discriminator, its optimizer, and which activation the model has: known from the first step on."""
+        vector = self.discriminator.init(seed_hash(seed, "discriminator"))
+        return {"discriminator": vector, "discriminator_adam": adam_init(vector), "activation": torch.zeros(())}
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update of the model, then one of the discriminator."""
+        differentiate, weight = self.problem.differentiate, hparams["urm_adv_lambda"]
+        activation = hparams["urm_generator_output"]
+        share = batch.weight.flatten().to(state["params"].dtype)
+        share = share / share.sum()
+
+        def judged(vector: Tensor, z: Tensor, real: bool) -> Tensor:
+            """BCE(d(z), real)."""
+            params = self.discriminator.unflatten(vector)
+            logits = self.discriminator(params, z, hparams["urm_discriminator_hidden_layers"])
+            return (share * F.softplus(-logits if real else logits)).sum()
+
+        def of_model(vector: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            params = self.network.unflatten(vector)
+            z = activated(self.network.features(params, batch.inputs, self.dropout(batch, hparams)), activation)
+            risk = environment_risks(batch.split(self.network.classify(params, z)), batch).mean()
+            return risk + weight * judged(state["discriminator"], z, real=True), (risk, z)
+
+        gradient, loss, (_, z) = differentiate.gradient(of_model, state["params"])
+        params, adam = adam_update(state["params"], gradient, state["adam"], hparams)
+        uniform = random.uniform(random.fold(batch.rows.flatten(), key), z.shape[-1]).to(z.dtype)
+        noise = torch.where(activation > 0, uniform, 2.0 * uniform - 1.0)
+
+        def of_discriminator(vector: Tensor) -> tuple[Tensor, tuple[()]]:
+            return judged(vector, noise, real=True) + weight * judged(vector, z, real=False), ()
+
+        gradient, d_loss, _ = differentiate.gradient(of_discriminator, state["discriminator"])
+        its_hparams = {**hparams, "lr": hparams["urm_discriminator_lr"]}
+        vector, d_adam = adam_update(state["discriminator"], gradient, state["discriminator_adam"], its_hparams)
+        changes = {"params": params, "adam": adam, "discriminator": vector, "discriminator_adam": d_adam}
+        changes["activation"] = activation.to(state["activation"].dtype)
+        return {**state, **changes, "step": state["step"] + 1}, {"loss": loss, "discriminator_loss": d_loss}
+
+    def predict(self, state: State, x: Tensor) -> Tensor:
+        """Logits of activated features."""
+        params = self.network.unflatten(state["params"])
+        return self.network.classify(params, activated(self.network.features(params, x), state["activation"]))
+
+
+def activated(features: Tensor, activation: Tensor) -> Tensor:
+    """tanh of the features where `activation` is 0, their positive part where it is 1."""
+    return torch.where(activation > 0, features.relu(), features.tanh())
+
+
+class UniformDiscriminator(nn.Module):
+    """One logit for each row of features; the number of hidden layers in use is a number, so that runs stack."""
+
+    def __init__(self, n_features: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(n_features, WIDTH)
+        self.hidden = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(MOST_LAYERS))
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, z: Tensor, n_hidden: Tensor) -> Tensor:
+        """Logits [N]."""
+        x = F.leaky_relu(self.first(z))
+        for place, layer in enumerate(self.hidden):
+            x = torch.where(place < n_hidden, F.leaky_relu(layer(x)), x)
+        logits: Tensor = self.last(x)
+        return logits.squeeze(-1)
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="URM",
+        summary="Learn features that a discriminator cannot tell from uniform noise",
+        paper="Krishnamachari et al., Uniformly distributed feature representations for fair and robust learning, "
+        "TMLR 2024",
+        build=URM,
+        hparams=(
+            Hparam("urm_adv_lambda", 0.1, Uniform(0, 0.2), NON_NEGATIVE),
+            Hparam("urm_discriminator_hidden_layers", 1, Choice(1, 2, 3), Bounds(0, MOST_LAYERS)),
+            Hparam("urm_generator_output", 0, Choice(0, 1), Bounds(0, 1)),
+            Hparam("urm_discriminator_lr", 1e-3, LogUniform(10, -5.5, -3.5), NON_NEGATIVE),
+            Hparam("urm_discriminator_lr", 5e-5, LogUniform(10, -6, -4.5), NON_NEGATIVE, scope="image"),
+        ),
+    )
+)

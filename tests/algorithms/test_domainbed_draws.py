@@ -1,0 +1,77 @@
+"""The hyperparameters of DomainBed's methods: defaults and draws, to the bit, beside plain NumPy calls."""
+
+import hashlib
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sandmask.algorithms import ALGORITHMS
+from sandmask.hparams import resolve, space_for
+
+Draw = Callable[[np.random.RandomState], float]
+Rows = dict[str, tuple[float, Draw]]
+
+BOTTLENECK: Rows = {
+    "ib_lambda": (1e2, lambda r: 10 ** r.uniform(-1, 5)),
+    "ib_penalty_anneal_iters": (500, lambda r: int(10 ** r.uniform(0, 4.0))),
+}
+IRM: Rows = {
+    "irm_lambda": (1e2, lambda r: 10 ** r.uniform(-1, 5)),
+    "irm_penalty_anneal_iters": (500, lambda r: int(10 ** r.uniform(0, 4.0))),
+}
+GAMMA: Rows = {"mmd_gamma": (1.0, lambda r: 10 ** r.uniform(-1, 1))}
+RDM: Rows = {
+    "rdm_lambda": (5.0, lambda r: r.uniform(0.1, 10.0)),
+    "rdm_penalty_anneal_iters": (1500, lambda r: int(r.uniform(800, 2700))),
+    "variance_weight": (0.004, lambda r: r.uniform(0.001, 0.007)),
+    "rdm_lr": (1.5e-5, lambda r: r.uniform(8e-6, 2e-5)),
+}
+RDM_BATCH: Rows = {"batch_size": (88, lambda r: int(r.uniform(70, 100)))}
+SMALL_BATCH: Rows = {"batch_size": (40, lambda r: int(r.uniform(30, 60)))}
+NO_VARIANCE: Rows = {"variance_weight": (0.0, lambda r: 0.0)}
+HIGHER: Rows = {"rdm_lambda": (5.0, lambda r: r.uniform(1.0, 10.0))}
+CASES: dict[tuple[str, str, str], Rows] = {
+    ("IB_ERM", "image", "PACS"): BOTTLENECK,
+    ("IB_IRM", "mnist", "ColoredMNIST"): IRM | BOTTLENECK,
+    ("Fishr", "image", "PACS"): {
+        "lambda": (1000.0, lambda r: 10 ** r.uniform(1.0, 4.0)),
+        "penalty_anneal_iters": (1500, lambda r: int(r.uniform(0.0, 5000.0))),
+        "ema": (0.95, lambda r: r.uniform(0.90, 0.99)),
+    },
+    ("CausIRL_CORAL", "image", "PACS"): GAMMA,
+    ("CausIRL_MMD", "image", "PACS"): GAMMA,
+    ("EQRM", "image", "PACS"): {
+        "eqrm_quantile": (0.75, lambda r: r.uniform(0.5, 0.99)),
+        "eqrm_burnin_iters": (2500, lambda r: 10 ** r.uniform(2.5, 3.5)),
+        "eqrm_lr": (1e-6, lambda r: 10 ** r.uniform(-7, -5)),
+    },
+    ("RDM", "mnist", "ColoredMNIST"): RDM,
+    ("RDM", "image", "VLCS"): RDM | RDM_BATCH,
+    ("RDM", "image", "PACS"): RDM | RDM_BATCH | HIGHER,
+    ("RDM", "image", "OfficeHome"): RDM | RDM_BATCH | NO_VARIANCE,
+    ("RDM", "image", "TerraIncognita"): RDM | SMALL_BATCH | HIGHER | NO_VARIANCE,
+    ("RDM", "image", "DomainNet"): RDM | SMALL_BATCH | NO_VARIANCE | {
+        "rdm_lambda": (0.5, lambda r: r.uniform(0.1, 1.0)),
+        "rdm_penalty_anneal_iters": (2400, lambda r: int(r.uniform(1500, 3000))),
+    },
+}  # fmt: skip
+
+
+def seed_of(*args: object) -> int:
+    return int(hashlib.md5(str(args).encode("utf-8")).hexdigest(), 16) % (2**31)
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_defaults_and_draws_are_domainbeds(case: tuple[str, str, str]) -> None:
+    (name, scope, dataset), rows = case, CASES[case]
+    space = space_for(scope, dataset, name, ALGORITHMS[name].hparams)
+    assert {row: space[row].default for row in rows} == {row: default for row, (default, _) in rows.items()}
+    shared = space_for(scope, dataset, "ERM", ())
+    assert set(space) == set(shared) | set(rows), "no hyperparameter is missing here"
+    for hparams_seed, trial_seed in itertools.product((1, 2, 19), (0, 1)):
+        drawn = resolve(space, hparams_seed, trial_seed)
+        seed = seed_of(hparams_seed, trial_seed)
+        expected = {row: draw(np.random.RandomState(seed_of(seed, row))) for row, (_, draw) in rows.items()}
+        assert {row: drawn[row] for row in rows} == expected

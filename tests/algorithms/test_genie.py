@@ -1,0 +1,61 @@
+"""GENIE against its rule, one parameter after the other in plain Python."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from sandmask.algorithms import ALGORITHMS, Problem, State
+from sandmask.functional import EnvBatch, random
+
+Train = Callable[..., tuple[list[float], State]]
+MakeHparams = Callable[..., dict[str, Tensor]]
+
+
+def naive_signal(history: list[float]) -> tuple[float, float]:
+    """q m and k of one parameter, of all its gradients so far."""
+    t, beta = len(history), 0.95
+    shares = [(1 - beta) * beta ** (t - 1 - i) / (1 - beta**t) for i in range(t)]
+    mean = sum(share * g for share, g in zip(shares, history, strict=True))
+    square = sum(share * g * g for share, g in zip(shares, history, strict=True))
+    left = sum(share * share for share in shares)  # the variance of an average of independent numbers
+    variance = (square - mean * mean) / (1 - left) if t > 1 else 0.0
+    variance = variance if variance > 0 else 1e-8
+    return mean / (1 + left * variance / (mean * mean + 1e-8)), math.tanh(min(1 / variance, 10.0))
+
+
+def test_trains_like_a_loop_over_parameters(
+    problem: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
+) -> None:
+    hparams = hparams_of("GENIE", convergence_rate=0.5, update_drop=0.25)
+    losses, state = train("GENIE", batches, hparams)
+
+    featurizer = problem.featurizer()
+    model = nn.Sequential(featurizer, nn.Linear(featurizer.n_features, problem.n_classes)).double()
+    weights: Tensor = train("GENIE", [], hparams)[1]["params"].clone()
+    sizes = [slot.numel for slot in ALGORITHMS["GENIE"].build(problem).network.slots]
+    history: list[Tensor] = []
+    for step, batch in enumerate(batches):
+        vector_to_parameters(weights.clone(), model.parameters())
+        loss = torch.stack([F.cross_entropy(model(x), y) for x, y in zip(batch.x, batch.y, strict=True)]).mean()
+        gradient = parameters_to_vector(torch.autograd.grad(loss, list(model.parameters())))
+        history.append(gradient + 1e-2 * weights)
+        found = [naive_signal([g[j].item() for g in history]) for j in range(len(weights))]
+        key = random.fold(random.key_of(5), step)
+        normal = random.normal(random.fold(key, 0), len(weights)).tolist()
+        kept = (random.uniform(random.fold(key, 1), len(weights)) >= 0.25).tolist()
+        moved, start = weights.tolist(), 0
+        for size in sizes:
+            part = range(start, start + size)
+            noise = sum(found[j][1] * abs(found[j][0]) for j in part) / sum(found[j][1] for j in part)
+            for j in part:
+                mean, trust = found[j]
+                moved[j] -= kept[j] * 0.5 / 0.75 * (trust * mean + (1 - trust) * noise * normal[j])
+            start += size
+        weights = torch.tensor(moved, dtype=torch.float64)
+        assert losses[step] == pytest.approx(loss.item(), rel=1e-9)
+    torch.testing.assert_close(state["params"], weights, rtol=1e-6, atol=1e-8)

@@ -11,7 +11,7 @@ from torch import Tensor
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, average_metrics, split_averages
-from sandmask.training import Stack, split_environment, train_stack
+from sandmask.training import RunFolder, Stack, load_run, split_environment, train_stack
 from sandmask.training.averaging import averaged_state, evaluate_swad, parse_averages, start_averages, step_averages
 
 Specs = Callable[..., RunSpec]
@@ -155,3 +155,19 @@ def test_the_validation_loss_is_the_mean_over_training_environments(
 def test_unknown_averages_are_refused() -> None:
     with pytest.raises(SandmaskError, match=r"Unknown average 'smaa'\. Did you mean 'sma'"):
         parse_averages(["smaa"])
+
+
+def test_a_run_keeps_the_models_of_its_averages(
+    spec_of: Specs, dataset: Dataset, device: torch.device, tmp_path: Path
+) -> None:
+    spec = spec_of("ERM", averages=("sma", "swad"), hparams={"sma_start": 4})
+    record = RunFolder(tmp_path).train(spec, dataset, device)
+    _, sma, swad = split_averages([record])
+    first = torch.arange(dataset.bounds[0], dataset.bounds[1])
+    for average, expected in (("sma", sma), ("swad", swad)):
+        trained = load_run(RunFolder(tmp_path).average_path(average))
+        right = trained.logits(dataset.inputs(first)).argmax(-1) == dataset.labels[first]
+        inside, outside = split_environment(dataset, 0, 0)
+        assert right[inside].double().mean().item() == pytest.approx(expected.accuracy_in[-1, 0])
+        assert right[outside].double().mean().item() == pytest.approx(expected.accuracy_out[-1, 0])
+    assert load_run(tmp_path).spec == spec

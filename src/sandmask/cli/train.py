@@ -39,6 +39,7 @@ from sandmask.hparams import DEFAULT_SPACE, parse_overrides
 
 if TYPE_CHECKING:
     from sandmask.api import Run
+    from sandmask.records import RunRecord
 
 DIVERGED = 3  # the exit status of a run whose loss became NaN or infinite
 
@@ -101,9 +102,9 @@ def train(
 
     [bold]Examples[/bold]
 
-    sandmask train Spirals ANDMask --test-env 0 --steps 300 --hparam tau=0.5
+    sandmask train Spirals ANDMask --test-env 5
 
-    sandmask train PACS SANDMask --test-env sketch --hparam tau=0.5 --precision bf16
+    sandmask train PACS SANDMask --test-env sketch --precision bf16 --average sma
 
     sandmask train ./my_images ERM --test-env hospital_3 --network resnet18 --weights resnet18.safetensors
     """
@@ -173,4 +174,15 @@ def _print(run: "Run") -> None:
     if rows:
         title = f"{spec.algorithm} on {spec.dataset}, after step {record.steps[-1]}"
         print_table(title, ("environment", "", "in (80%)", "out (20%)"), rows)
+    _print_averages(record)
     typer.echo(f"records and model: {printable(str(run.folder))}")
+
+
+def _print_averages(record: "RunRecord") -> None:
+    """What averaged weights achieve, for runs that keep them."""
+    from sandmask.records import split_averages
+
+    for run in split_averages([record]):
+        if (average := run.spec.options.get("average")) is not None and len(run.steps):
+            held_out = ", ".join(f"{run.env_names[e]} {run.accuracy_in[-1, e]:.1%}" for e in run.spec.test_envs)
+            typer.echo(f"weights averaged by {average.upper()}, held out: {printable(held_out)}")

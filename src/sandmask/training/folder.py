@@ -3,6 +3,7 @@
 records.jsonl            spec and evaluations
 checkpoint.safetensors   everything needed to continue; removed when the run is done, unless it is to be kept
 model.safetensors        the weights by name, with what is needed to use them
+model-sma.safetensors    the same for averaged weights, where the run keeps them
 """
 
 from collections.abc import Iterator
@@ -18,13 +19,14 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
+from sandmask.training.averaging import averaged_state
 from sandmask.training.checkpoint import load_checked
 from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.extending import extend_checkpoint, is_longer
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import load_info, save_model
 from sandmask.training.precision import temporary_precision
-from sandmask.training.stack import Stack
+from sandmask.training.stack import Stack, without_averages
 from sandmask.training.tensorboard import RunLog
 
 RECORDS, CHECKPOINT, MODEL = "records.jsonl", "checkpoint.safetensors", "model.safetensors"
@@ -89,16 +91,24 @@ class RunFolder:
     def _complete(self, trainer: Trainer, lines: "_Lines", *, keep_checkpoint: bool) -> None:
         """Train to the end and write the model."""
         stack = trainer.stack
-        state: State = pytree.tree_map(lambda t: t[0], trainer.run())
+        state, averages = without_averages(trainer.run())
         try:
             if keep_checkpoint:
                 trainer.save()
-            save_model(self.path / MODEL, stack.algorithm, state, stack.specs[0], lines.end(trainer), stack.dataset)
+            status = lines.end(trainer)
+            states = {self.average_path(name): averaged_state(state, average) for name, average in averages.items()}
+            for path, stacked in {**states, self.path / MODEL: state}.items():  # last the file that says: finished
+                one: State = pytree.tree_map(lambda t: t[0], stacked)
+                save_model(path, stack.algorithm, one, stack.specs[0], status, stack.dataset)
         except KeyboardInterrupt:
             trainer.save()
             raise
         if not keep_checkpoint:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
+
+    def average_path(self, average: str) -> Path:
+        """The file of the model with averaged weights, such as model-sma.safetensors."""
+        return (self.path / MODEL).with_stem(f"model-{average}")
 
     def finished(self, spec: RunSpec) -> bool:
         """Whether the folder holds this run, trained to its end, with its model and all of its records."""

@@ -23,7 +23,6 @@ from sandmask.cli._page import (
 from sandmask.errors import SandmaskError
 from sandmask.reports import FORMATS, render
 from sandmask.reports._from_records import PAPER_RULES, rule_names
-from sandmask.selection import RULES
 
 MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 
@@ -34,7 +33,7 @@ def report(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help=f"A selection rule: {', '.join(RULES)}; or all. May be given several times. "
+            help="A selection rule, as in: sandmask list rules; or all. May be given several times. "
             f"(default: the paper's, {' and '.join(PAPER_RULES)})",
             show_default=False,
             autocompletion=_completion.rule,

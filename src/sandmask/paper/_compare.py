@@ -24,7 +24,7 @@ RULES = ("training-domain", "oracle")
 MARKS = {"within": "=", "within two": "~", "beyond": "≠"}
 LEGEND = (
     "[the paper's number]; = within the joint standard error √(ours² + paper's²), ~ within two of them, ≠ beyond; "
-    "half a digit of the printed number is let pass."
+    "the rounding of the printed number is allowed for."
 )
 _ROUNDING = 0.05  # of a number printed with one digit after the point
 

@@ -41,8 +41,8 @@ def _untrained_notes(cells: Sequence[Compared]) -> list[str]:
                 words = f"{cell.environment} ({100 * trial.selected.test_accuracy:.1f})"
                 found.setdefault((cell.rule, cell.dataset, cell.method), []).append(words)
     return [
-        f"{method} on {dataset}, {rule}: the choice fell on networks that no gradient reached, the default τ = 1, "
-        f"with {', '.join(words)} held out."
+        f"{method} on {dataset}, {rule}: the selected networks are untrained, because the default τ = 1 lets no "
+        f"gradient through, with {', '.join(words)} held out."
         for (rule, dataset, method), words in found.items()
     ]
 

@@ -48,7 +48,7 @@ def momentum(runs: Sequence[RunRecord]) -> Grid | None:
         rows.append((LOOKS[method].label, *means, f"{test.difference:+.1f}", interval, f"{test.p_value:.3g}"))
     header = ("method", f"β₁ = {low:g}", f"β₁ = {high:g}", "gain", "95% interval", "p")
     return Grid(
-        "Reliance on momentum", header, tuple(rows), ("Accuracy on the unseen domain in percent, paired by seed.",)
+        "Reliance on momentum", header, tuple(rows), ("Accuracy on the unseen environment in percent, paired by seed.",)
     )
 
 
@@ -72,9 +72,7 @@ def noise(runs: Sequence[RunRecord]) -> Grid | None:
                     *(f"{100 * m:.1f} ({100 * k:.0f}%)" for m, k in zip(means[values], kept, strict=True)),
                 )
             )
-    note = (
-        "Accuracy in percent; in brackets, of what exceeds chance in the best possible classifier, how much is reached."
-    )
+    note = "Accuracy in percent; in brackets, the share of the best possible classifier's gain over chance."
     return Grid("Sensitivity to noise", ("noise", *(f"{value:g}" for value in values)), tuple(rows), (note,))
 
 
@@ -92,7 +90,7 @@ def initialization(runs: Sequence[RunRecord]) -> Grid | None:
             rows.append((LOOKS[method].label, str(len(accuracy)), *(f"{value:.1f}" for value in spread)))
     header = ("method", "seeds", "standard deviation", "least", "median", "greatest")
     return Grid(
-        "Dependence on the initialization", header, tuple(rows), ("Accuracy on the unseen domain, in percent.",)
+        "Dependence on the initialization", header, tuple(rows), ("Accuracy on the unseen environment, in percent.",)
     )
 
 
@@ -102,7 +100,7 @@ def _gains(runs: Sequence[RunRecord], dataset: str, title: str, pairs: Sequence[
     if not mine:
         return None
     rows = [row for one, other in pairs for row in _gain_rows(mine, dataset, one, other)]
-    notes = ["In percent, of the averages, over the draws that both methods have."]
+    notes = ["Differences of averages in percentage points, over the draws that both methods have."]
     if any("runs)" in row[2] for row in rows):
         notes.append("Where runs are missing, over the trials that have every environment.")
     return Grid(title, ("difference", "selection", "ours", "paper"), tuple(rows), tuple(notes))

@@ -93,7 +93,7 @@ def _grid(data: pd.DataFrame, steps: int) -> Grid:
         name = masking.label.replace("-mask", "").replace("sign → ", "")
         rows.append((name, *shares, *counts))
     header = ("mask", "dead", "partly dead", "slow", "shared", "spurious", "stopped", "elsewhere")
-    shares_note = "Shares of the plane: no update; one of its two elements is none; under 1% of the average gradient."
+    shares_note = "Shares of the plane: no update; one of two elements is zero; under 1% of the average gradient."
     ends_note = (
         f"Ends of gradient descent from {data.starts.iloc[0]} starts, {steps} steps, learning rate {LEARNING_RATE:g}, "
         "with momentum 0 and 0.9: at the shared minimum, at that of A alone, stopped in a dead zone, or neither."

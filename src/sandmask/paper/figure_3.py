@@ -119,7 +119,9 @@ def _numbers() -> Grid:
         reach = (1 - s2 * (ENVIRONMENTS - 1) / ENVIRONMENTS) / (1 + s2 * (ENVIRONMENTS - 1) / ENVIRONMENTS)
         rows.append((f"{s2:g}", f"{top:.3f}", *words, f"{reach:.4f}"))
     header = ("dispersion", "m at full agreement", "A where m = 0.5", "A where m = 0.9", "smallest A that can have it")
-    note = f"τ = {TAU:g}. Last column: {ENVIRONMENTS} non-zero gradients of a lower agreement are further apart."
+    note = (
+        f"τ = {TAU:g}. Last column: {ENVIRONMENTS} non-zero gradients with a lower agreement have a larger dispersion."
+    )
     return Grid(TITLE, header, tuple(rows), (note,))
 
 

@@ -71,7 +71,7 @@ def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
     columns = [(name, _averages(runs, dataset, pick_tied(*way))) for name, way in ways.items()]
     share = np.mean([len(tied(run)) > 1 for run in runs if is_settled(run) and len(run.steps)])
     note = f"Of all runs, {100 * share:.0f}% have more than one checkpoint at their highest validation accuracy."
-    limits = "Unluckiest and luckiest look at the test environment, which no rule may: ties leave that range open."
+    limits = "Unluckiest and luckiest use the test environment; they show the range that ties leave open."
     return _grid(f"{dataset}: how ties are broken", dataset, "training-domain", columns, (note, limits))
 
 

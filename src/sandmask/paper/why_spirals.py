@@ -89,12 +89,13 @@ def spiral_found(runs: Sequence[RunRecord], dataset: str) -> Grid:
         "with 0 held out",
     )
     what = (
-        f"Checkpoints with over {100 * FOUND:.0f}% on the examples of environment 0 that are not trained on; other "
-        "environments than 0 held out, but for the last column: runs at their best with 0 held out."
+        f"A checkpoint has found the spiral if it has over {100 * FOUND:.0f}% on the validation examples of "
+        "environment 0. The last column has runs at their best with environment 0 held out; the others have the "
+        "other environments."
     )
     which = (
-        "Best: by training-domain validation, within a run. Chosen: by the same, one for each environment and trial; "
-        "then by worst-training-domain."
+        "At their best: the checkpoint of a run with the highest training-domain validation accuracy. Chosen: one run "
+        "for each environment and trial, by training-domain and then by worst-training-domain."
     )
     return Grid(f"{dataset}: who finds the spiral", header, tuple(rows), (what, which))
 
@@ -144,8 +145,8 @@ def signatures(runs: Sequence[RunRecord], dataset: str) -> Grid:
     rows.append(("rank correlation", "", *(f"{_rank_correlation(cosine, means[method]):+.2f}" for method in methods)))
     agreement = "Agreement: the cosine between an environment's signature and the sum of the other fifteen's."
     accuracy = (
-        "Then the mean accuracy on that environment, held out, of all runs' last checkpoints, the ones that the oracle "
-        "chooses from; 50 is chance."
+        "Other columns: the mean accuracy of all runs' last checkpoints, from which the oracle chooses, on the "
+        "held-out environment; 50 is chance."
     )
     header = ("held out", "agreement", *methods)
     return Grid(f"{dataset}: what signatures decide", header, tuple(rows), (agreement, accuracy))

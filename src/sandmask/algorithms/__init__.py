@@ -61,6 +61,8 @@ from sandmask.algorithms.sam import SAM
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
 from sandmask.algorithms.sd import SD
 from sandmask.algorithms.selfreg import SelfReg
+from sandmask.algorithms.transfer import Transfer
+from sandmask.algorithms.trm import TRM
 from sandmask.algorithms.urm import URM
 from sandmask.algorithms.vrex import VREx
 
@@ -89,6 +91,7 @@ __all__ = [
     "SAGM",
     "SAM",
     "SD",
+    "TRM",
     "URM",
     "ANDMaskAlgorithm",
     "AgrRandAlgorithm",
@@ -117,6 +120,7 @@ __all__ = [
     "SagNet",
     "SelfReg",
     "State",
+    "Transfer",
     "VREx",
     "adam_update",
     "cross_entropy",

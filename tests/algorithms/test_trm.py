@@ -57,8 +57,8 @@ def test_trains_like_loops(
             (pull,) = torch.autograd.grad(transfer, weight, retain_graph=True)
             (own,) = torch.autograd.grad(others[q], weight, create_graph=True)
 
-            def of_weight(flat: Tensor, q: int = q, bias: Tensor = bias.detach()) -> Tensor:
-                return F.cross_entropy(F.linear(z[q].detach(), flat.view(4, 6), bias), y[q])
+            def of_weight(flat: Tensor, q: int = q, bias: Tensor = bias) -> Tensor:
+                return F.cross_entropy(F.linear(z[q].detach(), flat.view(4, 6), bias.detach()), y[q])
 
             along = naive_inverse(hessian(of_weight, weight.detach().flatten()), pull.flatten())  # type: ignore[no-untyped-call]
             penalty = penalty + transfer - 0.3 * along.detach().dot(own.flatten())

@@ -36,10 +36,8 @@ class TRM(ObjectiveAlgorithm):
 
     def extra_state(self, seed: int) -> State:
         """The environments' classifiers, and alpha."""
-        n_envs, head = (
-            self.problem.n_envs,
-            FlatModule(lambda: nn.Linear(self.network.n_features, self.network.n_classes)),
-        )
+        n_envs, sizes = self.problem.n_envs, (self.network.n_features, self.network.n_classes)
+        head = FlatModule(lambda: nn.Linear(*sizes))
         heads = [head.named(head.init(seed_hash(seed, "head", e))) for e in range(n_envs)]
         weights, biases = (torch.stack([named[part] for named in heads]) for part in ("weight", "bias"))
         return {"head_weights": weights, "head_biases": biases, "alpha": 1.0 - torch.eye(n_envs)}

@@ -43,6 +43,17 @@ URM: Rows = {
     "urm_discriminator_hidden_layers": (1, lambda r: int(r.choice([1, 2, 3]))),
     "urm_generator_output": (0, lambda r: ["tanh", "relu"].index(r.choice(["tanh", "relu"]))),
 }
+ADRMX: Rows = {
+    "cnt_lambda": (1.0, lambda r: 1.0),
+    "dclf_lambda": (1.0, lambda r: 1.0),
+    "disc_lambda": (0.75, lambda r: 0.75),
+    "rmxd_lambda": (1.0, lambda r: 1.0),
+    "d_steps_per_g_step": (2, lambda r: 2),
+    "beta1": (0.5, lambda r: 0.5),
+    "mlp_dropout": (0.0, lambda r: 0.0),
+    "mlp_width": (256, lambda r: 256),
+    "mlp_depth": (9, lambda r: int(r.choice([8, 9, 10]))),
+}
 CASES: dict[tuple[str, str, str], Rows] = {
     ("IB_ERM", "image", "PACS"): BOTTLENECK,
     ("IB_IRM", "mnist", "ColoredMNIST"): IRM | BOTTLENECK,
@@ -79,6 +90,8 @@ CASES: dict[tuple[str, str, str], Rows] = {
         "groupdro_eta": (1e-2, lambda r: 10 ** r.uniform(-3, -1)),
     },
     ("SelfReg", "image", "PACS"): {},
+    ("ADRMX", "mnist", "ColoredMNIST"): ADRMX | {"lr": (3e-3, lambda r: r.choice([5e-4, 1e-3, 2e-3, 3e-3]))},
+    ("ADRMX", "image", "PACS"): ADRMX | {"lr": (3e-5, lambda r: r.choice([2e-5, 3e-5, 4e-5, 5e-5]))},
     ("RDM", "mnist", "ColoredMNIST"): RDM,
     ("RDM", "image", "VLCS"): RDM | RDM_BATCH,
     ("RDM", "image", "PACS"): RDM | RDM_BATCH | HIGHER,

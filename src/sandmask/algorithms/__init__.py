@@ -25,6 +25,7 @@ from sandmask.algorithms._base import (
 from sandmask.algorithms._diagnostics import DIAGNOSTICS, diagnostic_names, mask_diagnostics
 from sandmask.algorithms._held_out import HeldOutProbe
 from sandmask.algorithms._masked import LogMaskedAlgorithm, MaskedAlgorithm
+from sandmask.algorithms.adrmx import ADRMX
 from sandmask.algorithms.agr import AgrRandAlgorithm, AgrSumAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
 from sandmask.algorithms.arith import Arith
@@ -67,6 +68,7 @@ from sandmask.algorithms.urm import URM
 from sandmask.algorithms.vrex import VREx
 
 __all__ = [
+    "ADRMX",
     "ALGORITHMS",
     "ARM",
     "CAD",

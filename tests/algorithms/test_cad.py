@@ -23,8 +23,8 @@ def naive_penalty(z: Tensor, y: list[int], d: list[int], temperature: float, fli
         among = alike if cond else others
         chosen = [j for j in among if (d[j] != d[i]) == flipped]
         if alike and chosen:
-            share = sum(torch.exp(z[i].dot(z[j]) / temperature) for j in chosen)
-            share = share / sum(torch.exp(z[i].dot(z[j]) / temperature) for j in among)
+            scores = {j: torch.exp(z[i].dot(z[j]) / temperature) for j in among}
+            share = torch.stack([scores[j] for j in chosen]).sum() / torch.stack([*scores.values()]).sum()
             losses.append((-1 if flipped else 1) * temperature / 0.07 * torch.log(share))
     return torch.stack(losses).mean()
 

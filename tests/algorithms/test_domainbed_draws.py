@@ -32,6 +32,28 @@ RDM_BATCH: Rows = {"batch_size": (88, lambda r: int(r.uniform(70, 100)))}
 SMALL_BATCH: Rows = {"batch_size": (40, lambda r: int(r.uniform(30, 60)))}
 NO_VARIANCE: Rows = {"variance_weight": (0.0, lambda r: 0.0)}
 HIGHER: Rows = {"rdm_lambda": (5.0, lambda r: r.uniform(1.0, 10.0))}
+CAD: Rows = {
+    "lmbda": (1e-1, lambda r: r.choice([1e-4, 1e-3, 1e-2, 1e-1, 1, 1e1, 1e2])),
+    "temperature": (0.1, lambda r: r.choice([0.05, 0.1])),
+    "is_normalized": (0, lambda r: 0),
+    "is_flipped": (1, lambda r: 1),
+}
+URM: Rows = {
+    "urm_adv_lambda": (0.1, lambda r: float(r.uniform(0, 0.2))),
+    "urm_discriminator_hidden_layers": (1, lambda r: int(r.choice([1, 2, 3]))),
+    "urm_generator_output": (0, lambda r: ["tanh", "relu"].index(r.choice(["tanh", "relu"]))),
+}
+ADRMX: Rows = {
+    "cnt_lambda": (1.0, lambda r: 1.0),
+    "dclf_lambda": (1.0, lambda r: 1.0),
+    "disc_lambda": (0.75, lambda r: 0.75),
+    "rmxd_lambda": (1.0, lambda r: 1.0),
+    "d_steps_per_g_step": (2, lambda r: 2),
+    "beta1": (0.5, lambda r: 0.5),
+    "mlp_dropout": (0.0, lambda r: 0.0),
+    "mlp_width": (256, lambda r: 256),
+    "mlp_depth": (9, lambda r: int(r.choice([8, 9, 10]))),
+}
 CASES: dict[tuple[str, str, str], Rows] = {
     ("IB_ERM", "image", "PACS"): BOTTLENECK,
     ("IB_IRM", "mnist", "ColoredMNIST"): IRM | BOTTLENECK,
@@ -47,6 +69,29 @@ CASES: dict[tuple[str, str, str], Rows] = {
         "eqrm_burnin_iters": (2500, lambda r: 10 ** r.uniform(2.5, 3.5)),
         "eqrm_lr": (1e-6, lambda r: 10 ** r.uniform(-7, -5)),
     },
+    ("CAD", "image", "PACS"): CAD,
+    ("CondCAD", "mnist", "ColoredMNIST"): CAD,
+    ("URM", "mnist", "ColoredMNIST"): URM | {"urm_discriminator_lr": (1e-3, lambda r: 10 ** r.uniform(-5.5, -3.5))},
+    ("URM", "image", "PACS"): URM | {"urm_discriminator_lr": (5e-5, lambda r: 10 ** r.uniform(-6, -4.5))},
+    ("ERMPlusPlus", "image", "PACS"): {
+        "linear_lr": (5e-5, lambda r: 10 ** r.uniform(-5, -3.5)),
+        "linear_steps": (500, lambda r: 500),
+    },
+    ("Transfer", "image", "PACS"): {
+        "t_lambda": (1.0, lambda r: 10 ** r.uniform(-2, 1)),
+        "delta": (2.0, lambda r: r.uniform(0.1, 3.0)),
+        "d_steps_per_g": (10, lambda r: int(r.choice([1, 2, 5]))),
+        "lr_d": (1e-3, lambda r: 10 ** r.uniform(-4.5, -2.5)),
+        "gda": (0, lambda r: 1),
+    },
+    ("TRM", "image", "PACS"): {
+        "cos_lambda": (1e-4, lambda r: 10 ** r.uniform(-5, 0)),
+        "iters": (200, lambda r: int(10 ** r.uniform(0, 4))),
+        "groupdro_eta": (1e-2, lambda r: 10 ** r.uniform(-3, -1)),
+    },
+    ("SelfReg", "image", "PACS"): {},
+    ("ADRMX", "mnist", "ColoredMNIST"): ADRMX | {"lr": (3e-3, lambda r: r.choice([5e-4, 1e-3, 2e-3, 3e-3]))},
+    ("ADRMX", "image", "PACS"): ADRMX | {"lr": (3e-5, lambda r: r.choice([2e-5, 3e-5, 4e-5, 5e-5]))},
     ("RDM", "mnist", "ColoredMNIST"): RDM,
     ("RDM", "image", "VLCS"): RDM | RDM_BATCH,
     ("RDM", "image", "PACS"): RDM | RDM_BATCH | HIGHER,

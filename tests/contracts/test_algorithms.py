@@ -246,6 +246,7 @@ SOLVING = {
     "MMD": {"mmd_gamma": 0.1},
     "CausIRL_MMD": {"mmd_gamma": 0.1},
     "ERMPlusPlus": {"linear_steps": 10},
+    "ADRMX": {"d_steps_per_g_step": 1},
     "GENIE": {"convergence_rate": 0.3},
 }
 

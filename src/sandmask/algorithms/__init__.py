@@ -25,6 +25,7 @@ from sandmask.algorithms._base import (
 from sandmask.algorithms._diagnostics import DIAGNOSTICS, diagnostic_names, mask_diagnostics
 from sandmask.algorithms._held_out import HeldOutProbe
 from sandmask.algorithms._masked import LogMaskedAlgorithm, MaskedAlgorithm
+from sandmask.algorithms.adrmx import ADRMX
 from sandmask.algorithms.agr import AgrRandAlgorithm, AgrSumAlgorithm
 from sandmask.algorithms.and_mask import ANDMaskAlgorithm
 from sandmask.algorithms.arith import Arith
@@ -61,10 +62,13 @@ from sandmask.algorithms.sam import SAM
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
 from sandmask.algorithms.sd import SD
 from sandmask.algorithms.selfreg import SelfReg
+from sandmask.algorithms.transfer import Transfer
+from sandmask.algorithms.trm import TRM
 from sandmask.algorithms.urm import URM
 from sandmask.algorithms.vrex import VREx
 
 __all__ = [
+    "ADRMX",
     "ALGORITHMS",
     "ARM",
     "CAD",
@@ -89,6 +93,7 @@ __all__ = [
     "SAGM",
     "SAM",
     "SD",
+    "TRM",
     "URM",
     "ANDMaskAlgorithm",
     "AgrRandAlgorithm",
@@ -117,6 +122,7 @@ __all__ = [
     "SagNet",
     "SelfReg",
     "State",
+    "Transfer",
     "VREx",
     "adam_update",
     "cross_entropy",

@@ -83,13 +83,13 @@ def quantile(risks: Tensor, alpha: Tensor) -> Tensor:
 
 def _bisection(risks: Tensor, width: Tensor, alpha: Tensor) -> Tensor:
     offset = width * torch.special.ndtri(alpha)
-    low, high = risks.amin() + offset, risks.amax() + offset
+    low: Tensor = risks.amin() + offset
+    high: Tensor = risks.amax() + offset
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         above = torch.special.ndtr((middle - risks) / width).mean() > alpha
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    middle: Tensor = 0.5 * (low + high)
-    return middle
+    return 0.5 * (low + high)
 
 
 ALGORITHMS.register(

@@ -13,6 +13,7 @@ from sandmask.algorithms._base import (
     State,
     adam_update,
 )
+from sandmask.algorithms._parts import Parts
 from sandmask.functional.adam import AdamState, adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import NON_NEGATIVE, Constant, Hparam, LogUniform
@@ -28,20 +29,17 @@ class ERMPlusPlus(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        # The classifier comes last in the network's vector.
-        assert [slot.name for slot in self.network.slots[-2:]] == ["classifier.weight", "classifier.bias"]
-        n_head = sum(slot.numel for slot in self.network.slots[-2:])
-        self._parts = [self.network.numel - n_head, n_head]
+        self.parts = Parts(self.network)
 
     def extra_state(self, seed: int) -> State:
         """The optimizer of the first steps."""
-        return {"linear_adam": adam_init(self.network.init(seed)[-self._parts[1] :])}
+        return {"linear_adam": adam_init(self.parts.split(self.network.init(seed))[1])}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
         """One update, of the classifier or of everything."""
         gradient, loss = self.risk_gradient(state["params"], batch, hparams)
-        featurizer, head = torch.split(state["params"], self._parts)
-        of_head = torch.split(gradient, self._parts)[1]
+        featurizer, head = self.parts.split(state["params"])
+        of_head = self.parts.split(gradient)[1]
         linear = {**hparams, "lr": hparams["linear_lr"]}
         head, linear_adam = adam_update(head, of_head, state["linear_adam"], linear)
         params, adam = adam_update(state["params"], gradient, state["adam"], hparams)

@@ -53,7 +53,8 @@ class SelfReg(Algorithm):
         sizes = [self.network.numel, self.projection.numel]
 
         def objective(joint: Tensor) -> tuple[Tensor, tuple[()]]:
-            return self._objective(*torch.split(joint, sizes), batch, hparams, key), ()
+            vector, projection = torch.split(joint, sizes)
+            return self._objective(vector, projection, batch, hparams, key), ()
 
         joint = torch.cat([state["params"], state["projection"]])
         gradient, loss, _ = self.problem.differentiate.gradient(objective, joint)

@@ -1,0 +1,123 @@
+"""Transfer: a classifier that stays good for the environments' worst neighbours (Zhang et al., NeurIPS 2021)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    Problem,
+    State,
+    adam_update,
+    environment_risks,
+)
+from sandmask.algorithms._parts import Parts
+from sandmask.functional.adam import AdamState, adam_init
+from sandmask.functional.batch import EnvBatch
+from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Constant, Hparam, LogUniform, Uniform
+
+MOST_STEPS = 10
+
+
+class Transfer(Algorithm):
+    """Featurizer f and classifier c, with an adversary a near c that sets the environments' risks apart.
+
+    gap(a, f) = max_e R_e(a, f) - min_e R_e(a, f). One update (the paper's algorithm 1):
+
+    1. (f, c) by mean_e R_e(c, f), then f by t_lambda gap(a, f);
+    2. a = c; then `d_steps_per_g` times: a <- a + lr_d t_lambda grad_a gap(a, f), and back into the ball |a - c| <=
+       delta.
+
+    f and c have an Adam each, or plain SGD where `gda` is 1. (In DomainBed's code `gda`, which all of its draws set,
+    leaves featurizer and classifier untrained. Its draws of `weight_decay_d` and `beta1` have no effect and are not
+    here.)
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.parts = Parts(self.network)
+
+    def extra_state(self, seed: int) -> State:
+        """The adversary, equal to the classifier at first, and an optimizer for each part."""
+        featurizer, head = self.parts.split(self.network.init(seed))
+        return {"adversary": head.clone(), "adam": adam_init(featurizer), "head_adam": adam_init(head)}
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+        """One update of each part."""
+        gradient, loss = self.risk_gradient(state["params"], batch, hparams)
+        both = zip(self.parts.split(state["params"]), self.parts.split(gradient), strict=True)
+        (old_featurizer, of_featurizer), (old_head, of_head) = both
+        featurizer = _optimized(Part(old_featurizer, state["adam"]), of_featurizer, hparams)
+        head = _optimized(Part(old_head, state["head_adam"]), of_head, hparams)
+        of_gap, gap = self._gap_gradient(featurizer.vector, head.vector, state["adversary"], batch, hparams)
+        featurizer = _optimized(featurizer, of_gap, hparams)
+        params = torch.cat([featurizer.vector, head.vector])
+        adversary = self._ascended(params, head.vector, batch, hparams)
+        changes = {"params": params, "adam": featurizer.adam, "head_adam": head.adam, "adversary": adversary}
+        return {**state, **changes, "step": state["step"] + 1}, {"loss": loss, "gap": gap}
+
+    def _gap_gradient(
+        self, featurizer: Tensor, head: Tensor, adversary: Tensor, batch: EnvBatch, hparams: Hparams
+    ) -> tuple[Tensor, Tensor]:
+        def gap(vector: Tensor) -> tuple[Tensor, tuple[()]]:
+            params = self.network.unflatten(torch.cat([vector, head]))
+            return self._gap(adversary, self.features(params, batch, hparams), batch, hparams), ()
+
+        gradient, value, _ = self.problem.differentiate.gradient(gap, featurizer)
+        return gradient, value
+
+    def _ascended(self, params: Tensor, head: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
+        """The next adversary: always the same number of steps, some of which go nowhere."""
+        features = self.features(self.network.unflatten(params), batch, hparams).detach()
+
+        def gap(vector: Tensor) -> tuple[Tensor, tuple[()]]:
+            return self._gap(vector, features, batch, hparams), ()
+
+        adversary = head
+        for turn in range(MOST_STEPS):
+            gradient, _, _ = self.problem.differentiate.gradient(gap, adversary)
+            moved = adversary + hparams["lr_d"] * gradient - head
+            distance = torch.linalg.vector_norm(moved)
+            near = moved * (hparams["delta"] / distance.clamp_min(1e-12)).clamp_max(1.0)
+            adversary = torch.where(turn < hparams["d_steps_per_g"], head + near, adversary)
+        return adversary
+
+    def _gap(self, adversary: Tensor, features: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
+        risks = environment_risks(self.parts.classify(adversary, features), batch)
+        return hparams["t_lambda"] * (risks.amax() - risks.amin())
+
+
+class Part(NamedTuple):
+    """A part of the model and its optimizer."""
+
+    vector: Tensor
+    adam: AdamState
+
+
+def _optimized(part: Part, gradient: Tensor, hparams: Hparams) -> Part:
+    """After one step of Adam, or of plain SGD where `gda` is 1."""
+    vector, adam = adam_update(part.vector, gradient, part.adam, hparams)
+    plain = part.vector - hparams["lr"] * (gradient + hparams["weight_decay"] * part.vector)
+    return Part(torch.where(hparams["gda"] > 0, plain, vector), adam)
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="Transfer",
+        summary="Learn features on which no classifier near the own one tells environments apart",
+        paper="Zhang et al., Quantifying and improving transferability in domain generalization, NeurIPS 2021",
+        build=Transfer,
+        hparams=(
+            Hparam("t_lambda", 1.0, LogUniform(10, -2, 1), NON_NEGATIVE),
+            Hparam("delta", 2.0, Uniform(0.1, 3), NON_NEGATIVE),
+            Hparam("d_steps_per_g", 10, Choice(1, 2, 5), Bounds(0, MOST_STEPS)),
+            Hparam("lr_d", 1e-3, LogUniform(10, -4.5, -2.5), NON_NEGATIVE),
+            Hparam("gda", 0, Constant(1), Bounds(0, 1)),
+        ),
+    )
+)

@@ -1,0 +1,91 @@
+"""Transfer risk minimization (Xu et al., 2021)."""
+
+# ruff: noqa: ARG002 - an objective is offered all that any of them needs
+
+import torch
+from torch import Tensor, nn
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+)
+from sandmask.algorithms._linear import Examples, Heads
+from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import FlatModule, Params
+from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform, seed_hash
+
+INNER_STEPS, INNER_RATE = 30, 0.1
+TERMS, LARGEST = 10, 10.0  # of the series for the inverse Hessian, and of an entry of its sum
+
+
+class TRM(ObjectiveAlgorithm):
+    """min mean_e R_e + mean_Q [T_Q - cos_lambda u_Q . g_Q] from step `iters` on; mean_e R_e before.
+
+    Environment Q has a linear classifier w_Q of its own, which 30 steps of SGD fit to its features at every step. T_Q =
+    sum_(i != Q) alpha_Qi R_i(w_Q) is its risk on the others, g_Q = grad_(w_Q) R_Q, and u_Q = H_Q^-1 grad_(w_Q) T_Q, a
+    constant, with H_Q the Hessian of R_Q. Gradients and Hessians are by the weights, without the bias. H^-1 v is the
+    series sum_k (I - H)^k v of k = 0 to 10, cut off once an entry of the sum exceeds 10. The rows of alpha are
+    normalized at every step, and then alpha_Qi grows by the factor exp(groupdro_eta alpha_Qi R_i(w_Q)).
+
+    (In DomainBed's code the series begins with 2 (I - H) v in place of v + (I - H) v.)
+    """
+
+    def extra_state(self, seed: int) -> State:
+        """The environments' classifiers, and alpha."""
+        n_envs, sizes = self.problem.n_envs, (self.network.n_features, self.network.n_classes)
+        head = FlatModule(lambda: nn.Linear(*sizes))
+        heads = [head.named(head.init(seed_hash(seed, "head", e))) for e in range(n_envs)]
+        weights, biases = (torch.stack([named[part] for named in heads]) for part in ("weight", "bias"))
+        return {"head_weights": weights, "head_biases": biases, "alpha": 1.0 - torch.eye(n_envs)}
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk, then also the transfer risks."""
+        features = self.features(params, batch, hparams)
+        risk = environment_risks(self.network.classify(params, features), batch).mean()
+        starts = state["step"] >= hparams["iters"]
+        alpha = state["alpha"] / state["alpha"].sum(1, keepdim=True).clamp_min(1e-12)
+        examples = Examples.of(features, batch, self.problem.n_classes)
+        known = examples.detach()
+        heads = known.fitted(Heads(state["head_weights"], state["head_biases"]), INNER_STEPS, INNER_RATE)
+        risks = examples.cross_risks(heads)  # [Q, i]
+        transfer = (alpha * risks).sum(1)
+        along = inverse_hessian(known, heads, known.cross_gradients(heads, alpha))
+        alignment = (along * examples.gradients(heads).weights).sum((1, 2))
+        penalty = (transfer - hparams["cos_lambda"] * alignment).mean()
+        grown = alpha * torch.exp(hparams["groupdro_eta"] * alpha * risks.detach())
+        changes = {"head_weights": heads.weights, "head_biases": heads.biases, "alpha": grown}
+        kept = {name: torch.where(starts, value, state[name]) for name, value in changes.items()}
+        return risk + torch.where(starts, penalty, 0.0), kept
+
+
+def inverse_hessian(examples: Examples, heads: Heads, vectors: Tensor) -> Tensor:
+    """H_Q^-1 v_Q for each environment Q and weights v [E, C, F], by the series."""
+    term, total = vectors, vectors
+    goes_on = torch.ones(len(vectors), 1, 1, dtype=torch.bool, device=vectors.device)
+    for _ in range(TERMS):
+        term = term - examples.hessian_products(heads, term)
+        total = torch.where(goes_on, total + term, total)
+        goes_on = goes_on & (total.abs().amax((1, 2), keepdim=True) <= LARGEST)
+    return total
+
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="TRM",
+        summary="Learn features on which one environment's best classifier also suits the others",
+        paper="Xu and Jaakkola, Learning representations that support robust transfer of predictors, "
+        "arXiv:2110.09940, 2021",
+        build=TRM,
+        hparams=(
+            Hparam("cos_lambda", 1e-4, LogUniform(10, -5, 0), NON_NEGATIVE),
+            Hparam("iters", 200, IntLogUniform(10, 0, 4), NON_NEGATIVE),
+            Hparam("groupdro_eta", 1e-2, LogUniform(10, -3, -1), NON_NEGATIVE),
+        ),
+    )
+)

@@ -138,8 +138,8 @@ def test_completion_is_looked_for_where_typer_installs_it(tmp_path: Path, monkey
 
 
 def test_versions_that_are_too_old_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine._torch_version("2.6.0+cu124").status == "ok"
-    assert machine._torch_version("2.5.1").status == "problem"
+    assert machine._torch_version("2.7.0+cu126").status == "ok"
+    assert machine._torch_version("2.6.1").status == "problem"
     assert machine._torch_version("10.0.0").status == "ok"
     assert machine._python().status == "ok"
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))

@@ -18,7 +18,7 @@ from sandmask.cli._finding import Finding, first_line, gibibytes, note, ok, prob
 if TYPE_CHECKING:
     import torch
 
-_OLDEST_TORCH = (2, 6)
+_OLDEST_TORCH = (2, 7)
 _PYTHONS = ((3, 11), (3, 13))
 _FOR_DEVELOPERS = "dev"
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from typing import Any
 
 import pytest
 import timm
@@ -122,7 +123,7 @@ def test_architectures_that_timm_cannot_build_on_the_meta_device_are_left_out(
     save_file(state, path)
     create = timm.create_model
 
-    def on_meta(name: str, **how: object) -> nn.Module:
+    def on_meta(name: str, **how: Any) -> nn.Module:
         if torch.get_default_device().type == "meta":
             raise NotImplementedError("aten::_unique2: attempted to run this operator with Meta tensors")
         return create(name, **how)

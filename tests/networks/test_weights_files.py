@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from typing import Any
 
 import pytest
 import timm

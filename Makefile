@@ -5,13 +5,14 @@ UV_VERSION := 0.13.7
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LOWEST := .venv-lowest
 SOURCES := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench docs wheel lock clean
+.PHONY: help setup demo test test-lowest coverage lint format bench docs wheel lock clean
 
 help:  ## List the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY)  ## Create .venv with everything pinned
 
@@ -28,6 +29,20 @@ demo: $(READY)  ## Train on the built-in Spirals data; prints a table, draws a p
 
 test: $(READY)  ## Run the test suite
 	$(BIN)/python -m pytest -q -n auto
+
+coverage: $(READY)  ## Measure test coverage; prints a table, writes htmlcov/
+	$(BIN)/python -m pytest -q -n auto --cov --cov-report=term:skip-covered --cov-report=html
+
+# Old packages together with new ones that they depend on give warnings that nobody can fix here.
+test-lowest: $(LOWEST)/.ready  ## Run the tests with the oldest supported packages, in an environment of its own
+	$(LOWEST)/bin/python -m pytest -q -n auto -W ignore::DeprecationWarning -W ignore::FutureWarning
+
+$(LOWEST)/.ready: pyproject.toml $(READY)
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+	  --editable '.[vision,report,export,ray,slurm,tensorboard]'
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python pytest pytest-xdist hypothesis
+	@touch $@
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -54,4 +69,4 @@ lock: $(READY)  ## Resolve requirements.lock anew from pyproject.toml and constr
 	  --output-file requirements.lock pyproject.toml
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) dist site build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) dist site build htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache

@@ -2,7 +2,10 @@
 
 import os
 import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,3 +18,30 @@ os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
 # How long an example takes says more about the machine's load than about the code.
 settings.register_profile("sandmask", deadline=None)
 settings.load_profile("sandmask")
+
+# What a skipped test lacks, by words of its reason, and how to run it.
+_REMEDIES = {
+    "Chromium": ("browser", "install Chromium (Debian: chromium), or name it in CHROMIUM"),
+    "SANDMASK_TEST_DATA": ("real data", "set SANDMASK_TEST_DATA to a folder with mnist/, pacs_webp70.zip and weights/"),
+    "CUDA": ("CUDA", "run on a machine with an NVIDIA GPU"),
+    "Slurm": ("Slurm", "install Slurm (Debian: slurm-wlm and munge)"),
+}
+
+
+def skip_summary(reasons: Iterable[str]) -> list[str]:
+    """One line for each kind of skipped tests: how many, and what to do."""
+    kinds = Counter(next((word for word in _REMEDIES if word in reason), "") for reason in reasons)
+    lines = [f"  {kind}: {kinds[word]} skipped; {remedy}" for word, (kind, remedy) in _REMEDIES.items() if kinds[word]]
+    return [*lines, f"  other: {kinds['']} skipped; reasons above"] if kinds[""] else lines
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """After everything else, say what was not tested here."""
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    lines = skip_summary(report.longrepr[2] if isinstance(report.longrepr, tuple) else "" for report in skipped)
+    if lines:
+        terminalreporter.write_line("Not tested on this machine:")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -12,10 +12,8 @@ import sandmask.masks
 
 HEAVY = [
     "PIL",
-    "jinja2",
     "matplotlib",
     "pandas",
-    "plotly",
     "pyarrow",
     "ray",
     "rich",

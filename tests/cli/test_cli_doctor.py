@@ -4,6 +4,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import sandmask
 from sandmask.cli import _app, doctor
 from sandmask.cli import _check_files as files
 from sandmask.cli import _check_machine as machine
+from sandmask.cli import _check_packages as packages
+from sandmask.cli import _check_sweeps as sweeps
 from sandmask.cli._finding import Finding, note, ok, problem
 from sandmask.datasets.sources import SOURCES
 
@@ -39,7 +42,7 @@ def test_json_has_every_topic_and_what_to_do(tmp_path: Path) -> None:
     answer = json.loads(result.stdout)
     sick = [line for line in answer["findings"] if line["status"] == "problem"]
     assert (answer["healthy"], result.exit_code) == (not sick, 1 if sick else 0), sick
-    topics = ["Installation", "Devices", "Extras", "Data", "Pretrained weights", "Disk", "Terminal"]
+    topics = ["Installation", "Devices", "Extras", "Sweeps", "Data", "Pretrained weights", "Disk", "Terminal"]
     assert list(dict.fromkeys(line["topic"] for line in answer["findings"])) == topics
     by_name = {line["name"]: line for line in answer["findings"]}
     assert by_name["torch"] == {
@@ -137,18 +140,23 @@ def test_completion_is_looked_for_where_typer_installs_it(tmp_path: Path, monkey
     assert status_of(files.completion()) == {"completion": "note"}
 
 
-def test_versions_that_are_too_old_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine._torch_version("2.6.0+cu124").status == "ok"
-    assert machine._torch_version("2.5.1").status == "problem"
-    assert machine._torch_version("10.0.0").status == "ok"
-    assert machine._python().status == "ok"
+def test_packages_that_are_missing_or_too_old_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packages._dependencies().status == "ok"
+    requires = ["numpy>=1.26", "pandas>=2.2,<4", "torch>=2.7", "typer", "submitit>=1.5.2; extra == 'slurm'"]
+    monkeypatch.setattr(metadata, "requires", lambda _: requires)
+    assert packages._required("") == {"numpy": "1.26", "pandas": "2.2", "torch": "2.7", "typer": "0"}
+    assert packages._required("slurm") == {"submitit": "1.5.2"}
+    versions = {"torch": "2.6.1+cu124", "pandas": None, "numpy": "10.0.0rc1"}
+    monkeypatch.setattr(packages, "_version", lambda name: versions.get(name, "1000"))
+    assert packages._dependencies().says == "pandas is not installed; torch 2.6.1+cu124 is older than 2.7"
+    assert packages._python().status == "ok"
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
-    assert machine._python().status == "problem"
+    assert packages._python().status == "problem"
 
 
 def test_masks_that_compute_something_else_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandmask, "ANDMask", lambda tau: lambda _: torch.zeros(2))
-    assert machine._masks().status == "problem"
+    assert packages._masks().status == "problem"
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,12 +209,50 @@ def test_compilation_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_extra_names_its_packages_or_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"vision", "report", "ray", "slurm", "tensorboard", "export"} <= set(status_of(machine.extras()))
-    assert "dev" not in status_of(machine.extras())
-    monkeypatch.setattr(machine, "_is_installed", lambda name: name != "timm")
-    found = {finding.name: finding for finding in machine.extras()}
-    assert found["vision"] == note("vision", "not installed (timm)", "pip install 'sandmask[vision]'")
-    assert found["report"].status == "ok"
+    assert {"vision", "report", "ray", "slurm", "tensorboard", "export"} == set(status_of(packages.extras()))
+    monkeypatch.setattr(packages, "_version", lambda name: None if name == "timm" else "1000")
+    found = {finding.name: finding for finding in packages.extras()}
+    assert found["vision"] == note("vision", "timm is not installed", "pip install --upgrade 'sandmask[vision]'")
+    assert found["slurm"] == ok("slurm", "submitit 1000")
+
+
+def test_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sweeps._slurm().status == "note"
+
+    def command(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    command("squeue", "echo 'squeue: error: cannot contact the controller' >&2; exit 1")
+    assert sweeps._slurm().says == "sbatch, scancel not found"
+    command("sbatch", "")
+    command("scancel", "")
+    assert "cannot contact the controller" in sweeps._slurm().says
+    command("squeue", "exit 0")
+    assert sweeps._slurm() == ok("Slurm", "answers")
+    monkeypatch.setattr(sweeps, "find_spec", lambda _: None)
+    assert sweeps._slurm().advice == "pip install 'sandmask[slurm]'"
+
+
+def test_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert "head:6379" in sweeps._ray().says
+    monkeypatch.setattr(sweeps, "find_spec", lambda _: None)
+    assert sweeps._ray().advice == "pip install 'sandmask[ray]'"
+
+
+def test_workers_that_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    assert sweeps._mps().advice == "nvidia-cuda-mps-control -d"
+    (tmp_path / "control").touch()
+    assert sweeps._mps().status == "ok"
+
+
+def test_the_gpu_of_a_mac_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert machine._no_gpu().advice == "try it with --device mps"
 
 
 @pytest.mark.gpu

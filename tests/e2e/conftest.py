@@ -53,7 +53,8 @@ def address(runs: list[RunRecord], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the dev extra")
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if chromium is None:
         pytest.skip("needs Chromium: install it, or name it in CHROMIUM")
     with sync_api.sync_playwright() as driver:

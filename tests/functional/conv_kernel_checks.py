@@ -90,9 +90,10 @@ def mend_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def patched(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)  # Triton 3.3 has no scope
+        set_attribute = scope[0].set_attr if scope else setattr
+        set_attribute(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def wide(handle: Any) -> Any:
         if handle.dtype.scalar != tl.bfloat16:
@@ -100,6 +101,7 @@ def mend_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "get_int1_ty", lambda _: tl.int1, raising=False)  # Triton 3.3
     monkeypatch.setattr(
         interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
     )

@@ -115,6 +115,24 @@ def test_weights_of_another_network_are_recognized(tmp_path: Path) -> None:
     assert "looks like weights for 'resnet18': choose --network resnet18" in refusal(path)
 
 
+def test_architectures_that_timm_cannot_build_on_the_meta_device_are_left_out(
+    state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "downloaded.safetensors"
+    save_file(state, path)
+    create = timm.create_model
+
+    def on_meta(name: str, **how: Any) -> nn.Module:
+        if torch.get_default_device().type == "meta":
+            raise NotImplementedError("aten::_unique2: attempted to run this operator with Meta tensors")
+        return create(name, **how)
+
+    monkeypatch.setattr(timm, "create_model", on_meta)
+    message = refusal(path, "test_vit")
+    assert "does not fit the network 'test_vit'" in message
+    assert "looks like" not in message
+
+
 def test_the_name_of_a_file_helps_to_recognize_it(state: dict[str, Tensor], tmp_path: Path) -> None:
     path = tmp_path / "test_resnet-v2.safetensors"
     save_file(state, path)

@@ -1,4 +1,4 @@
-"""The doctor's look at what lies on the disk: datasets, weights, plugins, room, rights, shell completion."""
+"""`sandmask doctor`: datasets, weights, disk space, plugins and shell completion."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
     if folder.is_dir():
         yield ok("folder", str(folder))
     else:
-        yield note("folder", f"{folder} is not there yet", "a download makes it; SANDMASK_DATA names another")
+        yield note("folder", f"{folder} does not exist yet", "downloads create it; SANDMASK_DATA sets another folder")
     yield ok("generated", ", ".join(row.name for row in overview(folder) if row.generated))
     for source in SOURCES.values():
         name = source.name if source.name in source.datasets else f"{source.name} sets"
@@ -37,7 +37,7 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
         if found is not None:
             yield ok(name, f"{found}; to check it: sandmask data verify {source.name}")
         else:
-            yield note(name, "not here", f"sandmask data download {source.name}")
+            yield note(name, "not found", f"sandmask data download {source.name}")
 
 
 def weights() -> Iterator[Finding]:
@@ -60,11 +60,17 @@ def _weights_of(name: str) -> Finding:
     if cached:
         return ok(name, "in the cache")
     fetch = f"python -c \"import timm; timm.create_model('{name}', pretrained=True)\""
-    return note(name, "not on this machine: image sets start from it", f"{fetch}, or train --weights FILE")
+    return note(name, "not in the cache; image datasets start from these weights", f"{fetch}, or train --weights FILE")
+
+
+def terminal() -> Iterator[Finding]:
+    """Plugins that every command loads, and shell completion."""
+    yield from plugins()
+    yield from completion()
 
 
 def plugins() -> Iterator[Finding]:
-    """Whether the plugins that are always loaded can be."""
+    """Whether the plugins that every command loads can be imported."""
     from importlib.metadata import entry_points
 
     from sandmask.plugins import GROUP, VARIABLE, load_plugins
@@ -74,7 +80,7 @@ def plugins() -> Iterator[Finding]:
     try:
         load_plugins()
     except SandmaskError as error:
-        yield problem("plugins", str(error), f"mend it, or take it out of {VARIABLE}")
+        yield problem("plugins", str(error), f"fix it, or remove it from {VARIABLE}")
     else:
         yield ok("plugins", ", ".join(found) if found else "none")
 
@@ -90,13 +96,15 @@ def disk(runs: Path, data_dir: Path | None) -> Iterator[Finding]:
 
 def _writable(folder: Path) -> Finding:
     nearest = _nearest(folder)
-    says = str(folder.resolve()) if nearest == folder else f"{folder.resolve()}, made when the first run starts"
+    says = str(folder.resolve()) if nearest == folder else f"{folder.resolve()}, created by the first run"
     try:
         with tempfile.NamedTemporaryFile(dir=nearest, prefix=".sandmask-doctor-"):
             return ok("runs", says)
     except OSError as error:
         return problem(
-            "runs", f"cannot write to {nearest.resolve()}: {first_line(error)}", "go elsewhere, or use --out"
+            "runs",
+            f"cannot write to {nearest.resolve()}: {first_line(error)}",
+            "change to another folder, or use --out",
         )
 
 
@@ -107,8 +115,8 @@ def _room(name: str, folder: Path) -> Finding:
         return note(name, f"unknown: {first_line(error)}")
     says = f"{gibibytes(free)} free"
     if free < _NO_ROOM:
-        return problem(name, says, "make room: records, checkpoints and models need it")
-    return note(name, says, "enough for records, not for image sets") if free < _LITTLE_ROOM else ok(name, says)
+        return problem(name, says, "free some space for records, checkpoints and models")
+    return note(name, says, "enough for records, but not for image datasets") if free < _LITTLE_ROOM else ok(name, says)
 
 
 def _nearest(folder: Path) -> Path:
@@ -121,7 +129,7 @@ def completion() -> Iterator[Finding]:
     shell = Path(os.environ.get("SHELL", "")).name
     file = _COMPLETIONS.get(shell)
     if file is None:
-        yield note("completion", f"not known for the shell {shell!r}" if shell else "the shell is not known")
+        yield note("completion", f"not available for the shell {shell!r}" if shell else "the shell is unknown")
     elif (Path.home() / file).is_file():
         yield ok("completion", f"installed for {shell}")
     else:

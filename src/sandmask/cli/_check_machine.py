@@ -1,14 +1,9 @@
-"""The doctor's look at the installation and the machine: versions, processors, GPUs, compilers, extras."""
+"""`sandmask doctor`: processor, memory, GPUs and compilers."""
 
 import logging
 import os
-import platform
-import re
 import shutil
-import sys
 from collections.abc import Iterator
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sandmask
@@ -18,54 +13,9 @@ from sandmask.cli._finding import Finding, first_line, gibibytes, note, ok, prob
 if TYPE_CHECKING:
     import torch
 
-_OLDEST_TORCH = (2, 6)
-_PYTHONS = ((3, 11), (3, 13))
-_FOR_DEVELOPERS = "dev"
-
-
-def installation() -> Iterator[Finding]:
-    """Versions, and whether a mask computes what it should."""
-    yield ok("sandmask", f"{sandmask.__version__}, in {Path(sandmask.__file__).parent}")
-    yield _python()
-    try:
-        import torch
-    except Exception as error:  # noqa: BLE001 - a broken installation fails in many ways
-        yield problem("torch", f"cannot be imported: {first_line(error)}", "pip install --force-reinstall torch")
-        return
-    yield _torch_version(torch.__version__)
-    yield _masks()
-
-
-def _python() -> Finding:
-    oldest, newest = _PYTHONS
-    if oldest <= sys.version_info[:2] <= newest:
-        return ok("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    wanted = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-    return problem("Python", f"{platform.python_version()}, tested are {wanted}", f"make an environment with {wanted}")
-
-
-def _torch_version(version: str) -> Finding:
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if numbers >= _OLDEST_TORCH:
-        return ok("torch", version)
-    return problem("torch", f"{version} is too old", "pip install 'torch>=" + ".".join(map(str, _OLDEST_TORCH)) + "'")
-
-
-def _masks() -> Finding:
-    """Two environments agree on the first element and not on the second."""
-    import torch
-
-    try:
-        update = sandmask.ANDMask(tau=1.0)(torch.tensor([[1.0, 1.0], [3.0, -1.0]])).tolist()
-    except Exception as error:  # noqa: BLE001
-        return problem("masks", f"fail: {first_line(error)}", "reinstall sandmask and torch")
-    if update != [2.0, 0.0]:
-        return problem("masks", f"compute {update} in place of [2, 0]", "reinstall sandmask and torch")
-    return ok("masks", "compute what they should")
-
 
 def devices(*, thorough: bool = False) -> Iterator[Finding]:
-    """Processor, memory, GPUs with a computation on each, and what compiles for them."""
+    """Processor, memory, GPUs with a computation on each, and torch.compile."""
     import torch
 
     yield _threads(torch.get_num_threads())
@@ -85,7 +35,7 @@ def _threads(used: int) -> Finding:
     says = f"{counted(used, 'thread')} on {counted(cores, 'core')}"
     variable = os.environ.get("OMP_NUM_THREADS")
     if used > cores:
-        return note("CPU", f"{says}: they get in each other's way", f"export OMP_NUM_THREADS={cores}")
+        return note("CPU", f"{says}: too many", f"export OMP_NUM_THREADS={cores}")
     if used < cores and variable:
         return note("CPU", f"{says}, because OMP_NUM_THREADS={variable}", "unset OMP_NUM_THREADS to use them all")
     return ok("CPU", says)
@@ -125,15 +75,17 @@ def _gpu(device: "torch.device") -> Finding:
 def _no_gpu() -> Finding:
     import torch
 
+    if torch.backends.mps.is_available():
+        return note("GPU", "Apple's GPU (MPS) is not used by default and not tested", "try it with --device mps")
     if torch.version.cuda is None and torch.version.hip is None:
         if shutil.which("nvidia-smi"):
             advice = "install a torch build with CUDA: pytorch.org/get-started"
-            return problem("GPU", "there is one, but this torch is built without CUDA", advice)
-        return note("GPU", "none; this torch is built for the CPU. Small datasets train well without")
+            return problem("GPU", "this machine has one, but this torch is built without CUDA", advice)
+        return note("GPU", "none; this torch is built for the CPU, which suffices for small datasets")
     if shutil.which("nvidia-smi"):
         advice = "compare the driver (nvidia-smi) with torch.version.cuda, and look at CUDA_VISIBLE_DEVICES"
-        return problem("GPU", f"there is one, but torch (CUDA {torch.version.cuda}) does not see it", advice)
-    return note("GPU", "none found. Small datasets train well without; image sets want one")
+        return problem("GPU", f"this machine has one, but torch (CUDA {torch.version.cuda}) does not find it", advice)
+    return note("GPU", "none found; the CPU suffices for small datasets, but not for large image datasets")
 
 
 def _kernels() -> Finding:
@@ -186,30 +138,3 @@ def _compile(device: "torch.device") -> Finding:
 
 def _small_function(x: "torch.Tensor") -> "torch.Tensor":
     return (x * 2).tanh()
-
-
-def extras() -> Iterator[Finding]:
-    """The optional parts, as the package's own metadata lists them."""
-    about = metadata.metadata("sandmask")
-    for extra in about.get_all("Provides-Extra") or []:
-        if extra == _FOR_DEVELOPERS:
-            continue
-        missing = [name for name in _packages_of(extra) if not _is_installed(name)]
-        if missing:
-            yield note(extra, f"not installed ({', '.join(missing)})", f"pip install 'sandmask[{extra}]'")
-        else:
-            yield ok(extra, ", ".join(f"{name} {metadata.version(name)}" for name in _packages_of(extra)))
-
-
-def _packages_of(extra: str) -> list[str]:
-    wanted = re.compile(rf"^([\w.-]+).*;.*extra == ['\"]{re.escape(extra)}['\"]")
-    found = (wanted.match(line) for line in metadata.requires("sandmask") or [])
-    return [match.group(1) for match in found if match]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -19,7 +19,7 @@ _MARKS: dict[Status, tuple[str, str]] = {
     "note": ("note", "yellow"),
     "problem": ("PROBLEM", "red"),
 }
-_INDENT = 29  # where what is said begins
+_INDENT = 29  # width of the mark and the name
 
 
 def doctor(
@@ -30,7 +30,7 @@ def doctor(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check the installation, devices, data, extras, weights, disk and shell completion, and suggest fixes.
+    """Check the installation, devices, extras, executors, data, weights, disk and shell, and suggest fixes.
 
     Each line is ok, a note (nothing is broken) or a problem. The exit status is 1 if there is a problem. The command
     downloads and changes nothing.
@@ -49,54 +49,50 @@ def doctor(
             typer.echo(styled(topic, bold=True))
         found[topic] = list(_shown(check, silent=json))
     findings = [finding for lines in found.values() for finding in lines]
-    sick = any(finding.status == "problem" for finding in findings)
+    unhealthy = any(finding.status == "problem" for finding in findings)
     if json:
         lines = [{"topic": topic, **asdict(finding)} for topic, several in found.items() for finding in several]
-        print_json({"healthy": not sick, "findings": lines})
+        print_json({"healthy": not unhealthy, "findings": lines})
     else:
         typer.echo(_verdict(findings))
-    if sick:
+    if unhealthy:
         raise typer.Exit(1)
 
 
 def _checks(runs: Path, data_dir: Path | None, *, thorough: bool) -> dict[str, Check]:
     from sandmask.cli import _check_files as files
     from sandmask.cli import _check_machine as machine
+    from sandmask.cli import _check_packages as packages
+    from sandmask.cli import _check_sweeps as sweeps
 
     return {
-        "Installation": machine.installation,
+        "Installation": packages.installation,
         "Devices": partial(machine.devices, thorough=thorough),
-        "Extras": machine.extras,
+        "Extras": packages.extras,
+        "Sweeps": sweeps.executors,
         "Data": partial(files.data, data_dir),
         "Pretrained weights": files.weights,
         "Disk": partial(files.disk, runs, data_dir),
-        "Terminal": partial(_chained, files.plugins, files.completion),
+        "Terminal": files.terminal,
     }
 
 
-def _chained(*checks: Check) -> Iterator[Finding]:
-    for check in checks:
-        yield from check()
-
-
 def _shown(check: Check, *, silent: bool) -> Iterator[Finding]:
-    """The findings of a check, each printed as soon as it is known."""
-    for finding in _survived(check):
-        if not silent:
-            _print(finding)
-        yield finding
-
-
-def _survived(check: Check) -> Iterator[Finding]:
-    """A check that fails is a finding, too: a doctor is called when things are broken."""
+    """The findings of a check, each printed as soon as it is known. A check that fails is a problem, too."""
     try:
-        yield from check()
-    except Exception as error:  # noqa: BLE001
-        yield problem("examination", f"stopped: {first_line(error)}", "fix the problems above first")
+        for finding in check():
+            if not silent:
+                _print(finding)
+            yield finding
+    except Exception as error:  # noqa: BLE001 - the command is run when things are broken
+        failed = problem("check", f"stopped: {first_line(error)}", "fix the problems above first")
+        if not silent:
+            _print(failed)
+        yield failed
 
 
 def _print(finding: Finding) -> None:
-    """A line; advice goes on it where there is room, and below where there is not."""
+    """Print a finding, with its advice on the same line if it fits."""
     mark, colour = _MARKS[finding.status]
     line = f"  {styled(f'{mark:<8}', fg=colour)}{finding.name:<18} {finding.says}"
     if finding.advice:

@@ -1,7 +1,4 @@
-"""Fetch a file over HTTP and carry on where a cut connection left off.
-
-pooch checks files but starts every download anew, so this part is our own.
-"""
+"""Fetch a file over HTTP, and resume where a broken connection left off."""
 
 import http.client
 import json

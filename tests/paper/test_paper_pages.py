@@ -40,17 +40,23 @@ def test_blocks_are_filled_and_filled_again(tmp_path: Path) -> None:
 def test_sections_and_cells_are_taken_from_results(tmp_path: Path) -> None:
     (tmp_path / "paper").mkdir()
     (tmp_path / "h200").mkdir()
+    two = "| what | value |\n| --- | ---: |\n| τ < 1 | 7 |\n| -90% | 8 |"
     (tmp_path / "h200" / "speed.md").write_text(
         "# All\n\n## One: more words\n\n| a | b, c |\n|---|---|\n| x | 1.0 ± 0.1 (2 runs) [3.0 ± 0.3] |\n\n"
-        "## Two\n\n| what | value |\n| --- | ---: |\n| p &lt | 7 |\n"
+        f"## Two\n\n{two}\n",
+        encoding="utf-8",
     )
-    page = "<!-- table h200/speed: Two -->\n<!-- end -->\n"
-    filled = fill_page(page, tmp_path / "paper", tmp_path)
-    assert filled == "<!-- table h200/speed: Two -->\n| what | value |\n| --- | ---: |\n| p &lt | 7 |\n<!-- end -->\n"
+
+    def filled(page: str) -> str:
+        return fill_page(page, tmp_path / "paper", tmp_path)
+
+    opening = "<!-- table h200/speed: Two -->\n"
+    assert filled(f"{opening}<!-- end -->\n") == f"{opening}{two}\n<!-- end -->\n"
     cell = '<data value="h200/speed / One /\n x / b, c">?</data>'
-    assert fill_page(cell, tmp_path / "paper", tmp_path) == cell.replace("?", "1.0 ± 0.1")
+    assert filled(cell) == cell.replace("?", "1.0 ± 0.1")
+    assert filled('<data value="h200/speed / τ &lt; 1">?</data>') == '<data value="h200/speed / τ &lt; 1">7</data>'
     assert look_up(tmp_path, "h200/speed / One / x / b, c, paper") == "3.0 ± 0.3"
-    assert look_up(tmp_path, "h200/speed / Two / p &lt; 7 / value") == "7"
+    assert look_up(tmp_path, "h200/speed / Two / -90%; 8 / value") == "8"
 
 
 @pytest.mark.parametrize(

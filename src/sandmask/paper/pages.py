@@ -79,7 +79,7 @@ def look_up(root: Path, reference: str) -> str:
 
 def _rows(text: str) -> list[list[str]]:
     """The cells of a Markdown text's table rows, the heading first."""
-    lines = [line for line in text.splitlines() if line.startswith("|") and not re.match(r"\|\s*:?-", line)]
+    lines = [line for line in text.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line)]
     return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
 
 

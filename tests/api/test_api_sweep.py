@@ -18,6 +18,7 @@ from sandmask.api import Sweep
 from sandmask.cli._app import app
 from sandmask.records import read_runs
 from sandmask.sweeps import _job as job_module
+from sandmask.training import train_stack
 
 ASKED: dict[str, Any] = {
     "datasets": "DebugVector",
@@ -80,7 +81,6 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandmask.sweep(tmp_path / "whole", **ASKED, **HERE)
-    train_stack = job_module.train_stack
 
     def interrupted(specs: Any, *arguments: Any, report: Any, **named: Any) -> Any:
         def stop(progress: Any) -> None:

@@ -100,7 +100,7 @@ def test_mistakes_are_the_messages_of_the_command(changes: dict[str, Any], messa
         **changes,
     }
     with pytest.raises(sandmask.SandmaskError) as caught:
-        sandmask.train(**given)
+        sandmask.train(**{**asked, "out": tmp_path / "run", **changes})
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 

@@ -91,14 +91,7 @@ def test_an_interrupted_run_continues_as_if_it_had_not_stopped(tmp_path: Path, m
     ],
 )
 def test_mistakes_are_the_messages_of_the_command(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    given: dict[str, Any] = {
-        "dataset": "DebugVector",
-        "algorithm": "ERM",
-        "test_env": "a",
-        **SMALL,
-        "out": tmp_path / "run",
-        **changes,
-    }
+    asked: dict[str, Any] = {"dataset": "DebugVector", "algorithm": "ERM", "test_env": "a", **SMALL}
     with pytest.raises(sandmask.SandmaskError) as caught:
         sandmask.train(**{**asked, "out": tmp_path / "run", **changes})
     assert message in str(caught.value)

@@ -198,12 +198,12 @@ def sweep(
         diagnostics=diagnostics,
         tensorboard=_absolute(tensorboard),
     )
-    driver = _Driver(Path(folder), target, spec, expansion, crew, options)
-    return driver.run(max_stack, progress, measure=calibrate)
+    accepted = _Accepted(Path(folder), target, spec, expansion, crew, options)
+    return accepted.train_missing(max_stack, progress, measure=calibrate)
 
 
-class _Driver:
-    """Trains the missing runs of an accepted sweep, and shows how far it is."""
+class _Accepted:
+    """A sweep that its folder has accepted, ready to be trained."""
 
     def __init__(
         self,
@@ -217,7 +217,8 @@ class _Driver:
         self.folder, self.target, self.spec = folder, target, spec
         self.expansion, self.workers, self.options = expansion, workers, options
 
-    def run(self, max_stack: int | None, progress: ShowProgress, *, measure: bool) -> Sweep:
+    def train_missing(self, max_stack: int | None, progress: ShowProgress, *, measure: bool) -> Sweep:
+        """Train what is missing, and show how far it is."""
         expansion, workers, options = self.expansion, self.workers, self.options
         finished = self.target.finished()
         missing = [run.dataset for run in expansion.runs if run.id not in finished]

@@ -1,5 +1,7 @@
 """Sweeps: a few words become thousands of runs, which train as stacks, wherever there is room.
 
+`sandmask.sweep` does all of it in one call. Its parts:
+
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, run_sweep
 from sandmask.sweeps.executors import InlineExecutor
 

@@ -14,7 +14,7 @@ from sandmask.algorithms import ALGORITHMS
 from sandmask.cli._app import app
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.plugins import GROUP, TRACEBACK, VARIABLE, load_plugins, plugin_failures_named
+from sandmask.plugins import GROUP, TRACEBACK, VARIABLE, is_plugin_module, load_plugins, plugin_failures_named
 from sandmask.training import make_spec, train_stack
 
 
@@ -42,6 +42,22 @@ def test_a_file_is_loaded_once_however_it_is_named(tmp_path: Path, monkeypatch: 
     load_plugins([path, str(path), Path("mine.py")])
     load_plugins(["./mine.py"])
     assert len(log.read_text().splitlines()) == 1
+
+
+def test_what_a_plugin_registers_is_told_from_what_a_program_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker processes load plugins, and not the program that starts them."""
+    for name in ("_entries", "_modules"):
+        monkeypatch.setattr(ALGORITHMS, name, dict(getattr(ALGORITHMS, name)))
+    lines = "from dataclasses import replace\nfrom sandmask.algorithms import ALGORITHMS\n"
+    register = "ALGORITHMS.register(replace(ALGORITHMS['ERM'], name={!r}))\n"
+    (tmp_path / "mine.py").write_text(lines + register.format("OfPlugin"))
+    load_plugins([tmp_path / "mine.py"])
+    exec(lines + register.format("OfProgram"), {"__name__": "__main__"})
+    assert is_plugin_module(ALGORITHMS.module_of("OfPlugin"))
+    assert ALGORITHMS.module_of("OfProgram") == "__main__"
+    assert not is_plugin_module("__main__")
 
 
 def test_two_files_of_one_name_are_two_plugins(tmp_path: Path) -> None:

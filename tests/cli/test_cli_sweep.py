@@ -75,6 +75,7 @@ def test_a_file_says_the_same_as_options(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text(
         textwrap.dedent("""
+        space = "paper"
         datasets = ["DebugVector"]
         algorithms = ["ERM", "SANDMask"]
         n_hparams = 2

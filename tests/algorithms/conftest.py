@@ -43,11 +43,13 @@ def batches() -> list[EnvBatch]:
 
 @pytest.fixture
 def hparams_of() -> Callable[..., dict[str, Tensor]]:
-    """The defaults of an algorithm as tensors, with the values given in their place."""
+    """The defaults of an algorithm that hold for every dataset, as tensors, with the values given in their place."""
 
     def build(name: str, **values: float) -> dict[str, Tensor]:
         shared = {"lr": 3e-3, "weight_decay": 1e-2, "dropout": 0.0}
-        own = {row.name: row.default for row in ALGORITHMS[name].hparams if isinstance(row, Hparam)}
+        rows = [row for row in ALGORITHMS[name].hparams if isinstance(row, Hparam)]
+        everywhere = [row for row in rows if (row.scope, row.dataset) == (None, None) and row.space in (None, "paper")]
+        own = {row.name: row.default for row in everywhere}
         merged = {**shared, **own, **values}
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in merged.items()}
 

@@ -71,14 +71,15 @@ def test_trains_like_modules(problem: Problem, batches: list[EnvBatch], hparams_
     rest = [*nets[0].parameters(), *nets[1].parameters(), *heads.parameters()]
     optimizer = torch.optim.Adam(rest, lr=3e-3, betas=(0.5, 0.9))
     its_optimizer = torch.optim.Adam(judge.parameters(), lr=3e-3, betas=(0.5, 0.9))
-    y, e = (lambda batch: batch.y.flatten()), torch.arange(3).repeat_interleave(7)
+    e = torch.arange(3).repeat_interleave(7)
     for step, batch in enumerate(batches):
         a, b = (net(batch.x.flatten(0, 1)) for net in nets)
         c = a - b
         confusion = F.cross_entropy(judge(c), e)
-        loss = F.cross_entropy(h1(a), y(batch)) + F.cross_entropy(h2(c), y(batch)) + 0.8 * F.cross_entropy(hd(b), e)
+        y = batch.y.flatten()
+        loss = F.cross_entropy(h1(a), y) + F.cross_entropy(h2(c), y) + 0.8 * F.cross_entropy(hd(b), e)
         loss = loss + 0.7 * naive_remix(h1, b, c, batch, random.fold(random.key_of(5), step))
-        labels = y(batch).tolist()
+        labels = y.tolist()
         loss = loss + 0.3 * (naive_contrast(a, labels) + naive_contrast(c, labels))
         for some in (optimizer, its_optimizer):
             some.zero_grad()
@@ -86,7 +87,7 @@ def test_trains_like_modules(problem: Problem, batches: list[EnvBatch], hparams_
             confusion.backward()  # type: ignore[no-untyped-call]
             its_optimizer.step()
         else:
-            (loss - 0.6 * confusion).backward()
+            (loss - 0.6 * confusion).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         assert losses[step] == pytest.approx(loss.item(), rel=1e-7), f"loss at step {step}"
     found = state["params"][: sum(p.numel() for p in nets[0].parameters())]

@@ -236,7 +236,7 @@ def test_seeds_decide_the_initial_state(name: str) -> None:
 
 
 # Where the defaults are for another problem, or train nothing (tau = 1 in SAND-mask).
-SOLVING = {
+SOLVING: dict[str, dict[str, float]] = {
     "ANDMask": {"tau": 0.5},
     "ANDMask-rescaled": {"tau": 0.5},
     "SANDMask": {"tau": 0.5},

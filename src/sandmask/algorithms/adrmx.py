@@ -97,7 +97,7 @@ class ADRMX(Algorithm):
         rest, adam = _step_where(~discriminates, old, of_rest, state["adam"], hparams)
         discriminator, d_adam = _step_where(discriminates, old_d, of_d, state["discriminator_adam"], hparams)
         params, domain, heads = torch.split(rest, sizes[:3])
-        changes = {"params": params, "domain": domain, "heads": heads, "discriminator": discriminator}
+        changes: State = {"params": params, "domain": domain, "heads": heads, "discriminator": discriminator}
         changes |= {"adam": adam, "discriminator_adam": d_adam, "step": state["step"] + 1}
         metrics = {"loss": loss + hparams["disc_lambda"] * confusion, "discriminator_loss": confusion}
         return {**state, **changes}, metrics

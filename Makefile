@@ -33,14 +33,15 @@ test: $(READY)  ## Run the test suite
 coverage: $(READY)  ## Measure test coverage; prints a table, writes htmlcov/
 	$(BIN)/python -m pytest -q -n auto --cov --cov-report=term:skip-covered --cov-report=html
 
-# Old packages together with new ones that they depend on give warnings that nobody can fix here.
+# Old packages give warnings together with newer ones that they depend on. The export extra needs a newer torch.
 test-lowest: $(LOWEST)/.ready  ## Run the tests with the oldest supported packages, in an environment of its own
-	$(LOWEST)/bin/python -m pytest -q -n auto -W ignore::DeprecationWarning -W ignore::FutureWarning
+	$(LOWEST)/bin/python -m pytest -q -n auto -W ignore::DeprecationWarning -W ignore::FutureWarning \
+	  --ignore tests/cli/test_cli_export.py
 
 $(LOWEST)/.ready: pyproject.toml $(READY)
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
-	  --editable '.[vision,report,export,ray,slurm,tensorboard]'
+	  --editable '.[vision,report,ray,slurm,tensorboard]'
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python pytest pytest-xdist hypothesis
 	@touch $@
 

@@ -125,7 +125,7 @@ def _dynamic() -> tuple[dict[int, Any]]:
 
 
 def _write_torch(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:
-    program = torch.export.export(module, (example,), dynamic_shapes=_dynamic())
+    program = torch.export.export(module, (example,), dynamic_shapes=_dynamic(), strict=False)
     torch.export.save(program, path, extra_files={f"{METADATA}.json": metadata})
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sandmask.cli._console import print_table
-from sandmask.cli._sweep_progress import SweepDisplay, headline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +80,7 @@ def demo(
 
 def _train(folder: "SweepFolder", expansion: "Expansion", out: Path) -> None:
     """Train what is missing, and keep the weights that it ends with: the picture needs some of them."""
+    from sandmask.api._sweep_progress import SweepDisplay, headline
     from sandmask.sweeps import JobOptions, run_sweep, sweep_status
     from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
 

@@ -62,7 +62,7 @@ def remove_abandoned(folder: Path, name: str = "*") -> None:
     for path in folder.glob(f".{name}.*.tmp*"):
         owner = path.name.rpartition(".tmp")[0].rpartition(".")[2]
         with suppress(OSError):
-            if owner.isdecimal() and not _is_alive(int(owner)) and _age(path) > ABANDONED_SECONDS:
+            if owner.isdecimal() and not is_alive(int(owner)) and _age(path) > ABANDONED_SECONDS:
                 path.unlink(missing_ok=True)
 
 
@@ -82,7 +82,8 @@ def _age(path: Path) -> float:
     return time.time() - path.stat().st_mtime
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether there is a process with this number; True where that cannot be found out."""
     if os.name != "posix":
         return True  # a signal would end it
     try:

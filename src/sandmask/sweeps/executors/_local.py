@@ -7,14 +7,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
+from sandmask._replacing import is_alive
 from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SEMAPHORES = Path("/dev/shm")  # noqa: S108 - where Linux keeps them
 
 
 class InlineExecutor(Executor):
@@ -42,6 +45,7 @@ class WorkerExecutor(ProcessPoolExecutor):
     """
 
     def __init__(self, workers: int, devices: tuple[str, ...] = ()) -> None:
+        _name_semaphores()
         context = multiprocessing.get_context("spawn")
         arguments = (context.Value("i", 0), devices, max(1, (os.cpu_count() or 1) // workers))
         super().__init__(workers, mp_context=context, initializer=_prepare, initargs=arguments)
@@ -61,6 +65,19 @@ class WorkerExecutor(ProcessPoolExecutor):
                 worker.kill()
                 worker.join()
             raise
+
+
+def _name_semaphores() -> None:
+    """Give the semaphores of this process a name with its number, and remove those of processes that were killed."""
+    config = getattr(multiprocessing.current_process(), "_config", None)  # there is no public setting
+    if not SEMAPHORES.is_dir() or config is None:
+        return
+    config["semprefix"] = f"/sandmask-{os.getpid()}"
+    for path in SEMAPHORES.glob("sem.sandmask-*-*"):
+        owner = path.name.split("-")[1]
+        with suppress(OSError):
+            if owner.isdecimal() and not is_alive(int(owner)):
+                path.unlink()
 
 
 @contextmanager

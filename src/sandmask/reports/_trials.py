@@ -46,7 +46,7 @@ def _reported(dataset: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
     This decides which averages are marked as partial. Columns come from the records.
     """
-    printed = paper_environments(dataset)
+    printed = paper_environments(dataset.partition(":")[0])  # Spirals:seed=1 has the protocol of Spirals
     return printed if printed and printed == names[: len(printed)] else names
 
 

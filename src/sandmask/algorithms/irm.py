@@ -34,8 +34,8 @@ class IRM(ObjectiveAlgorithm):
     ) -> tuple[Tensor, State]:
         """The mean risk plus the weighted penalty."""
         logits = self.logits(params, batch, hparams)
-        penalty = irm_penalty(logits, batch).mean()
-        return environment_risks(logits, batch).mean() + irm_weight(state, hparams) * penalty, {}
+        risk = environment_risks(logits, batch).mean()
+        return risk + irm_weight(state, hparams) * irm_penalty(logits, batch).mean(), {}
 
     def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
         """At the step where the weight jumps."""

@@ -189,7 +189,7 @@ def test_commands_exist(page: Path) -> None:
             command, rest = find_command(words[1:])
             check_options(command, rest)
         if words[0] == "make":
-            targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+            targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
             assert set(words[1:]) <= set(targets), line
         if words[:2] == ["python", "-m"]:
             assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file(), line

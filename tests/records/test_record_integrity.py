@@ -250,8 +250,9 @@ def test_specs_that_cannot_be_are_refused_by_reader_and_writer(tmp_path: Path, c
     run = made_up_run([[0.5, 0.5]])
     save(path, [run])
     lines = without_checksums(path)
-    spec = RunSpec.from_json({**run.spec.to_json(), **changes})
-    lines[0].update(run=spec.id, spec=spec.to_json())
+    written = {**run.spec.to_json(), **changes}
+    spec = RunSpec.from_json(written)
+    lines[0].update(run=spec.id, spec=written)
     put(path, lines[:1])
     with pytest.raises(SandmaskError, match=r"records\.jsonl:1 "):
         read_runs(path)

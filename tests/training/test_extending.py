@@ -14,6 +14,7 @@ from sandmask.training import Progress, RunFolder
 
 Specs = Callable[..., RunSpec]
 FILES = ("records.jsonl", "model.safetensors")
+AVERAGED = ("model-ema.safetensors", "model-sma.safetensors")
 
 
 @pytest.mark.parametrize(("steps", "more"), [(12, 19), (11, 16), (1, 12), (12, 13)])
@@ -25,9 +26,9 @@ def test_a_finished_run_with_more_steps_is_the_longer_run_to_the_bit(
     whole.train(spec_of("ANDMask", steps=more, **options), dataset, device)
     parts.train(spec_of("ANDMask", steps=steps, **options), dataset, device, keep_checkpoint=True)
     parts.train(spec_of("ANDMask", steps=more, **options), dataset, device)
-    for file in FILES:
+    for file in (*FILES, *AVERAGED):
         assert (whole.path / file).read_bytes() == (parts.path / file).read_bytes()
-    assert sorted(path.name for path in parts.path.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in parts.path.iterdir()) == sorted((*FILES, *AVERAGED))
 
 
 def test_so_is_one_that_was_stopped(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

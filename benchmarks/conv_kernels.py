@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks._measure import alternate, print_rows
-from sandmask.functional import conv_kernels, conv_weight_kernels, norm_kernels
+from sandmask.functional.kernels import conv as conv_kernels
+from sandmask.functional.kernels import conv_weights, norm
 
 LAYERS = {"1": (2, 64, 28, 1), "2": (64, 128, 28, 2), "3 and 4": (128, 128, 14, 1)}  # in, out, side, stride
 N_ENVS, GROUPS = 2, 8
@@ -31,21 +32,21 @@ def actions(n_runs: int, n_samples: int, layer: tuple[int, int, int, int]) -> It
     taps = conv_kernels.by_tap(weight)
     h = conv_kernels.convolve(x, taps, bias, stride)
     grad = torch.randn_like(h)
-    _, mean, scale = norm_kernels.normalize(h, gamma, beta, GROUPS)
+    _, mean, scale = norm.normalize(h, gamma, beta, GROUPS)
     buffers = torch.empty(3, n_runs, weight[0].numel(), device=DEVICE)
     product = 2.0 * h.numel() * 9 * n_in
 
     yield "order of the weights", lambda: conv_kernels.by_tap(weight), 0.0, 2.0 * weight.nbytes
     forward = x.nbytes + h.nbytes
     yield "convolution", lambda: conv_kernels.convolve(x, taps, bias, stride), product, forward
-    yield "norm", lambda: norm_kernels.normalize(h, gamma, beta, GROUPS), 0.0, 2.0 * h.nbytes
+    yield "norm", lambda: norm.normalize(h, gamma, beta, GROUPS), 0.0, 2.0 * h.nbytes
     backward = (mean, scale, gamma, GROUPS)
-    yield "norm, backward", lambda: norm_kernels.normalize_backward(grad, h, *backward), 0.0, 3.0 * h.nbytes
-    if conv_weight_kernels.has_few_weights(n_in):
-        yield "weights", lambda: conv_weight_kernels.weight_parts(grad, x, N_ENVS, stride), product, forward
+    yield "norm, backward", lambda: norm.normalize_backward(grad, h, *backward), 0.0, 3.0 * h.nbytes
+    if conv_weights.has_few_weights(n_in):
+        yield "weights", lambda: conv_weights.weight_parts(grad, x, N_ENVS, stride), product, forward
         return
     moments = (None, N_ENVS, stride, *buffers)
-    yield "moments of the weights", lambda: conv_weight_kernels.weight_moments(grad, x, *moments), product, forward
+    yield "moments of the weights", lambda: conv_weights.weight_moments(grad, x, *moments), product, forward
     sides = torch.Size((side, side))
     yield "input", lambda: conv_kernels.input_gradient(grad, taps, stride, sides), product, forward
 

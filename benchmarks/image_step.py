@@ -12,7 +12,7 @@ from benchmarks._measure import alternate, print_rows
 from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.functional import EnvBatch
 from sandmask.training import Stack, make_spec
-from sandmask.training.program import Carry, Program
+from sandmask.training.cuda_graph import Carry, Program
 
 STEPS, READINGS, CALLS = 100_000, 5, 3
 

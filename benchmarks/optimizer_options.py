@@ -11,7 +11,7 @@ import torch
 from benchmarks._measure import alternate, print_rows
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.training import Stack, make_spec
-from sandmask.training.program import Carry, Program
+from sandmask.training.cuda_graph import Carry, Program
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STEPS = 10  # as many as are between two evaluations

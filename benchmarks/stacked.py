@@ -17,7 +17,7 @@ from benchmarks._measure import print_rows, seconds_of
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
 from sandmask.training import Stack, make_spec
-from sandmask.training.program import Carry, Program
+from sandmask.training.cuda_graph import Carry, Program
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

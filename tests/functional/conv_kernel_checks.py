@@ -17,10 +17,12 @@ from torch.func import vmap
 from sandmask._physical import reachable
 from sandmask.algorithms import State
 from sandmask.datasets import DATASETS, Dataset, TensorDataset
-from sandmask.functional import conv, moment_tape, taped_dense
+from sandmask.functional import conv
 from sandmask.functional.conv import conv_block, pixel_mean, plain_conv_block
 from sandmask.functional.flat import Slot
-from sandmask.functional.moment_tape import MomentTape
+from sandmask.functional.tape import dense as taped_dense
+from sandmask.functional.tape import moment_tape
+from sandmask.functional.tape.moment_tape import MomentTape
 from sandmask.masks import TensorMoments, stack_moments
 from sandmask.networks import MNISTConvNet, mnist_convnet
 from sandmask.records import RunSpec
@@ -266,7 +268,7 @@ def test_moments_of_k_runs_against_gradients_one_by_one(case: Case, n_envs: int,
 @pytest.mark.parametrize("n_envs", [2, 3])
 def test_the_dispersion_of_gradients_one_rounding_apart_is_no_negative_zero(n_envs: int) -> None:
     """The released SAND-mask divides by it: -0 in place of 0 would make a weight -inf."""
-    from sandmask.functional import conv_weight_kernels
+    from sandmask.functional.kernels import conv_weights
 
     case = Case(1, 32, 32, 4, 4, 1, 8)
     generator = torch.Generator().manual_seed(0)
@@ -275,7 +277,7 @@ def test_the_dispersion_of_gradients_one_rounding_apart_is_no_negative_zero(n_en
     apart = torch.tensor([1.0, 1.0 - 2.0**-24, 1.0])[:n_envs].to(DEVICE)
     targets = torch.empty(3, K, case.n_out * case.n_in * 9, device=DEVICE)
     repeated = [tensor.repeat(1, n_envs, 1, 1, 1) for tensor in (grad, images)]
-    conv_weight_kernels.weight_moments(repeated[0], repeated[1], apart.repeat(K, 1), n_envs, case.stride, *targets)
+    conv_weights.weight_moments(repeated[0], repeated[1], apart.repeat(K, 1), n_envs, case.stride, *targets)
     assert targets[1].abs().min() > 0
     assert not torch.signbit(targets[2]).any()
 
@@ -304,11 +306,12 @@ def one_step(runs: Stack) -> tuple[State, Tensor, Tensor]:
 
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What costs time in the interpreter is the number of programs, not their size."""
-    from sandmask.functional import conv_kernels, conv_weight_kernels
-    from sandmask.functional.tiles import Tiles
+    from sandmask.functional.kernels import conv as conv_kernels
+    from sandmask.functional.kernels import conv_weights
+    from sandmask.functional.kernels.tiles import Tiles
 
     large = {4: Tiles(128, 128, 128, 4, 1)}
-    names = {conv_kernels: ("FORWARD", "INPUT_GRADIENT"), conv_weight_kernels: ("FEW", "MANY")}
+    names = {conv_kernels: ("FORWARD", "INPUT_GRADIENT"), conv_weights: ("FEW", "MANY")}
     for module, tables in names.items():
         for table in tables:
             monkeypatch.setattr(module, table, large)

@@ -11,25 +11,19 @@ from torch import Tensor
 
 from sandmask._physical import reachable
 from sandmask.datasets import DATASETS, load_dataset
-from sandmask.functional import (
-    adam,
-    dense,
-    head,
-    head_kernels,
-    kernels,
-    moment_tape,
-    random,
-    random_kernels,
-    taped_dense,
-    taped_pair,
-)
+from sandmask.functional import adam, dense, head, random
+from sandmask.functional.kernels import dense as dense_kernels
+from sandmask.functional.kernels import head as head_kernels
+from sandmask.functional.kernels import random as random_kernels
+from sandmask.functional.tape import dense as taped_dense
+from sandmask.functional.tape import linear_pair, moment_tape
 from sandmask.masks import _base as masks
 from sandmask.training import Stack, make_spec
 
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
-MODULES = (adam, dense, head, masks, moment_tape, random, taped_dense, taped_pair)
+MODULES = (adam, dense, head, masks, moment_tape, random, taped_dense, linear_pair)
 
 
 def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
@@ -90,7 +84,7 @@ def test_keys_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(random_kernels.fold(keys, data), random.fold(keys, data))
     flat = torch.randn(2, 500, device=DEVICE)
     matrices = flat[:, 10 : 10 + 22 * 18].view(2, 22, 18)
-    assert torch.equal(kernels.pad(matrices, 24, 24), torch.nn.functional.pad(matrices, (0, 6, 0, 2)))
+    assert torch.equal(dense_kernels.pad(matrices, 24, 24), torch.nn.functional.pad(matrices, (0, 6, 0, 2)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from sandmask.functional.flat import Slot
-from sandmask.functional.moment_tape import MomentTape
-from sandmask.functional.pair import pair, plain_pair
+from sandmask.functional.linear_pair import linear_pair, plain_linear_pair
+from sandmask.functional.tape.moment_tape import MomentTape
 from sandmask.masks import stack_moments
 from sandmask.networks import Network
 from sandmask.networks.mlp import MLP
@@ -25,7 +25,7 @@ def tensors(n_runs: int, classes: int = 3) -> list[Tensor]:
 @pytest.mark.parametrize("classes", [1, 3])
 def test_values_and_gradients_are_those_of_two_layers(classes: int) -> None:
     of_one = [tensor[0].requires_grad_() for tensor in tensors(1, classes)]
-    found, wanted = pair(*of_one), plain_pair(*of_one)
+    found, wanted = linear_pair(*of_one), plain_linear_pair(*of_one)
     torch.testing.assert_close(found, wanted)
     gradient = torch.randn_like(wanted)
     for mine, theirs in zip(
@@ -47,7 +47,7 @@ def test_moments_on_a_tape_are_those_of_each_environments_gradients(n_envs: int)
         pieces = torch.split(vector, [slot.numel for slot in slots])
         named = {slot.name: slot.read(piece) for slot, piece in zip(slots, pieces, strict=True)}
         with tape.watch(named):
-            y = pair(x, *named.values())
+            y = linear_pair(x, *named.values())
         return (y**2).view(n_envs, -1).sum(1)
 
     leaf = vectors.clone().requires_grad_()
@@ -56,7 +56,7 @@ def test_moments_on_a_tape_are_those_of_each_environments_gradients(n_envs: int)
     for run in range(n_runs):
         of_run = [param[run].clone().requires_grad_() for param in params]
         inputs = x[run].detach().requires_grad_()
-        losses = (plain_pair(inputs, *of_run) ** 2).view(n_envs, -1).sum(1)
+        losses = (plain_linear_pair(inputs, *of_run) ** 2).view(n_envs, -1).sum(1)
         grads = [torch.autograd.grad(loss, of_run, retain_graph=True) for loss in losses]
         wanted = stack_moments(torch.stack([torch.cat([g.flatten() for g in of_env]) for of_env in grads]))
         torch.testing.assert_close(found.mean[run], wanted.mean)

@@ -14,9 +14,10 @@ from sandmask.errors import SandmaskError
 from sandmask.functional import EnvBatch
 from sandmask.masks import TensorMoments
 from sandmask.records import RunSpec
-from sandmask.training import Stack, make_spec, program, split_environment
+from sandmask.training import Stack, cuda_graph, make_spec, split_environment
+from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.stack import CACHED_NUMBERS
-from sandmask.training.steps import _moments
+from sandmask.training.stack_step import _moments
 
 Specs = Callable[..., RunSpec]
 
@@ -53,7 +54,7 @@ def test_an_interrupt_while_a_graph_takes_over_a_carry_leaves_a_whole_one(
 ) -> None:
     stack = Stack([spec_of("ERM")], dataset, device)
     undisturbed, stopped = (
-        program.Program(stack, program.Carry(stack.init(), {}, torch.full((1,), -1, device=device))) for _ in range(2)
+        Program(stack, Carry(stack.init(), {}, torch.full((1,), -1, device=device))) for _ in range(2)
     )
     for each in (undisturbed, stopped):
         each.advance(1)
@@ -64,7 +65,7 @@ def test_an_interrupt_while_a_graph_takes_over_a_carry_leaves_a_whole_one(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stopped, "_step", lambda: None)  # what a captured step would be
-    monkeypatch.setattr(program, "_copy", copy_one)
+    monkeypatch.setattr(cuda_graph, "_copy", copy_one)
     with pytest.raises(KeyboardInterrupt):
         stopped.advance(1)
     torch.testing.assert_close(stopped.carry.tree(), undisturbed.carry.tree(), rtol=0, atol=0)
@@ -78,10 +79,10 @@ def test_steps_in_turns_are_the_same_steps(
     specs = [spec_of(algorithm, seed=k, steps=30, hparams={"lr": 1e35 if k == 3 else 0.01}) for k in range(5)]
     carries = []
     for seconds in (0.0, 1e6):
-        monkeypatch.setattr(program, "TURN_SECONDS", seconds)
+        monkeypatch.setattr(cuda_graph, "TURN_SECONDS", seconds)
         stack = Stack(specs, dataset, device)
         monkeypatch.setattr(stack, "_together", 2)
-        turns = program.Program(stack, program.Carry(stack.init(), {}, torch.full((5,), -1, device=device)), fast=False)
+        turns = Program(stack, Carry(stack.init(), {}, torch.full((5,), -1, device=device)), fast=False)
         calls = 0
         while turns.done < 30:
             turns.advance(30 - turns.done)

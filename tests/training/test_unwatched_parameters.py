@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import ALGORITHMS, Problem
 from sandmask.functional import Direct, Functional, make_batch, random
 from sandmask.networks import Featurizer
-from sandmask.training.steps import looped_step, stacked_step
+from sandmask.training.stack_step import looped_step, stacked_step
 
 N_ENVS, WIDTH = 3, 5
 

@@ -92,13 +92,13 @@ def plain_adam_step(
 def _by_kernel(params: Tensor, gradient: Tensor, state: AdamState, numbers: Numbers) -> tuple[Tensor, AdamState]:
     lr, weight_decay, betas, _, eps = numbers
     count = state.count + 1.0
-    from sandmask.functional import kernels
+    from sandmask.functional.kernels import adam as adam_kernel
 
     first, second = _correction(betas[0], count), _correction(betas[1], count).sqrt()
     scalars = (weight_decay, *betas, lr / first, second, numbers.shrinkage)
     each = [number + torch.zeros_like(count) for number in scalars]
     tensors = (params, gradient, state.mean, state.square, *each)
-    params, mean, square = on_all_runs(partial(kernels.adam, eps=eps), *tensors)
+    params, mean, square = on_all_runs(partial(adam_kernel.adam, eps=eps), *tensors)
     return params, AdamState(mean, square, count)
 
 

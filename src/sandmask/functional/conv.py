@@ -109,11 +109,12 @@ class _ConvBlock(Function):
         groups: int,
         fold: Fold | None,  # noqa: ARG004 - for the backward pass
     ) -> tuple[Tensor, ...]:
-        from sandmask.functional import conv_kernels, norm_kernels
+        from sandmask.functional.kernels import conv as conv_kernels
+        from sandmask.functional.kernels import norm
 
         taps = conv_kernels.by_tap(weight)
         h = conv_kernels.convolve(_channels_last(x), taps, _rows(bias), stride)
-        y, mean, scale = norm_kernels.normalize(h, _rows(gamma), _rows(beta), groups)
+        y, mean, scale = norm.normalize(h, _rows(gamma), _rows(beta), groups)
         return y.permute(0, 1, 4, 2, 3), h, mean, scale, taps
 
     @staticmethod
@@ -139,11 +140,12 @@ class _ConvBlock(Function):
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Of the input, and of the parameters unless they are folded."""
-    from sandmask.functional import conv_kernels, conv_weight_kernels, norm_kernels
+    from sandmask.functional.kernels import conv as conv_kernels
+    from sandmask.functional.kernels import conv_weights, norm
 
     x, weight, bias, gamma, beta, h, mean, scale, taps = ctx.saved_tensors
     wanted = grad.permute(0, 1, 3, 4, 2)
-    before, sums = norm_kernels.normalize_backward(wanted, h, mean, scale, _rows(gamma), ctx.groups)
+    before, sums = norm.normalize_backward(wanted, h, mean, scale, _rows(gamma), ctx.groups)
     inputs = _channels_last(x)
     of_x = None
     if ctx.needs_input_grad[0]:
@@ -151,12 +153,12 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.fold is not None:
         ctx.fold(before, inputs, sums)
         return of_x, None, None, None, None
-    if conv_weight_kernels.has_few_weights(weight.shape[2]):
-        parts = conv_weight_kernels.weight_parts(before, inputs, 1, ctx.stride)
+    if conv_weights.has_few_weights(weight.shape[2]):
+        parts = conv_weights.weight_parts(before, inputs, 1, ctx.stride)
         of_weight = parts.sum((1, 2)).view(weight.shape).to(weight.dtype)
     else:
         of_weight = weight.new_empty(weight.shape)
-        conv_weight_kernels.weight_moments(before, inputs, None, 1, ctx.stride, of_weight.flatten(1))
+        conv_weights.weight_moments(before, inputs, None, 1, ctx.stride, of_weight.flatten(1))
     of_rest = (part.to(own.dtype) for part, own in zip(sums.sum(1).unbind(1), (bias, gamma, beta), strict=True))
     return of_x, of_weight, *of_rest
 

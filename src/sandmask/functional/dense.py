@@ -58,12 +58,12 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
     """A layer's tensors of K runs with zeros added, so that on a GPU both of its sides are multiples of `ALIGNED`."""
     if not has_kernels(x):
         return x, weight, bias
-    from sandmask.functional import kernels
+    from sandmask.functional.kernels import dense as dense_kernels
 
     _, n_out, n_in = weight.shape
     wide_out, wide_in = wide(n_out), max(wide(n_in), x.shape[2])
-    wide_bias = kernels.pad(bias.unsqueeze(1), 1, wide_out).squeeze(1)
-    return kernels.pad(x, x.shape[1], wide_in), kernels.pad(weight, wide_out, wide_in), wide_bias
+    wide_bias = dense_kernels.pad(bias.unsqueeze(1), 1, wide_out).squeeze(1)
+    return dense_kernels.pad(x, x.shape[1], wide_in), dense_kernels.pad(weight, wide_out, wide_in), wide_bias
 
 
 def _apply(*tensors: Tensor | None, how: tuple[int, bool]) -> Tensor:
@@ -120,9 +120,9 @@ def layer_of_runs(
     if not relu:
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
     if has_kernels(x):
-        from sandmask.functional import kernels
+        from sandmask.functional.kernels import dense as dense_kernels
 
-        return kernels.activate(torch.bmm(x, weight.mT), bias, rows, rate, site)
+        return dense_kernels.activate(torch.bmm(x, weight.mT), bias, rows, rate, site)
     y = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
     if rows is not None and rate is not None:
         y = Dropout(rate.view(-1, 1, 1), rows)(y, site).to(y.dtype)
@@ -144,9 +144,9 @@ def layer_backward(
     A unit that is positive was kept, and scaled by 1 / (1 - rate); one that is zero passes nothing on.
     """
     if out is not None and has_kernels(out):
-        from sandmask.functional import kernels
+        from sandmask.functional.kernels import dense as dense_kernels
 
-        return kernels.activate_backward(grad, out, rate, PART if n_envs is None else out.shape[1] // n_envs)
+        return dense_kernels.activate_backward(grad, out, rate, PART if n_envs is None else out.shape[1] // n_envs)
     before = grad
     if out is not None:
         scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))

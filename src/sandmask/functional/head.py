@@ -55,7 +55,7 @@ class _Head(Function):
         n_envs: int | None,  # noqa: ARG004 - for the backward pass
         fold: Fold | None,  # noqa: ARG004 - as well
     ) -> Tensor:
-        from sandmask.functional import head_kernels
+        from sandmask.functional.kernels import head as head_kernels
 
         return head_kernels.logits(x.contiguous(), weight.contiguous(), bias.contiguous())
 
@@ -66,7 +66,7 @@ class _Head(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        from sandmask.functional import head_kernels
+        from sandmask.functional.kernels import head as head_kernels
 
         x, weight = ctx.saved_tensors
         part = PART if ctx.n_envs is None else x.shape[1] // ctx.n_envs

@@ -46,7 +46,7 @@ def key_of(seed: int) -> Tensor:
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
     """A new key for each value of `data` (an integer or an integer tensor, broadcast against `key`)."""
     if has_kernels(key) and not in_vmap():
-        from sandmask.functional import random_kernels
+        from sandmask.functional.kernels import random as random_kernels
 
         return random_kernels.fold(key, data)
     offset = (data + 1) * _GOLDEN

@@ -10,7 +10,7 @@ from sandmask.functional.compiling import Compiled
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 from sandmask.functional.head import head
-from sandmask.functional.pair import NARROW, pair
+from sandmask.functional.linear_pair import NARROW, linear_pair
 
 
 class Featurizer(nn.Module):
@@ -62,7 +62,7 @@ class _Parts(nn.Module):
         last, classifier = self.featurizer.last, self.classifier
         if paired and last is not None:
             hidden = self.featurizer.hidden(x, drop)
-            return pair(hidden, last.weight, last.bias, classifier.weight, classifier.bias)
+            return linear_pair(hidden, last.weight, last.bias, classifier.weight, classifier.bias)
         features: Tensor = self.featurizer(x, drop)
         return features
 

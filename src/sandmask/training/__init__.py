@@ -8,17 +8,17 @@ record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torc
 """
 
 from sandmask.training.averaging import parse_averages
+from sandmask.training.checkpoint_edits import split_checkpoint
 from sandmask.training.evaluation import Accuracies
 from sandmask.training.exporting import Exported, export_run
 from sandmask.training.folder import RunFolder
-from sandmask.training.loop import Progress, Trainer
+from sandmask.training.loop import Progress, Trainer, train_stack
 from sandmask.training.precision import PRECISIONS, choose_device, set_precision
+from sandmask.training.sampling import split_environment
 from sandmask.training.specs import make_spec, stack_key
-from sandmask.training.splits import split_environment
 from sandmask.training.stack import Stack
-from sandmask.training.stacked import split_checkpoint, train_stack
 from sandmask.training.tensorboard import RunLog, log_record
-from sandmask.training.trained import TrainedRun, load_run
+from sandmask.training.trained_run import TrainedRun, load_run
 
 __all__ = [
     "PRECISIONS",

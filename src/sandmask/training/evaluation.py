@@ -12,7 +12,7 @@ from torch import Tensor
 from sandmask.algorithms import cross_entropy
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
-from sandmask.training.splits import split_environment
+from sandmask.training.sampling import split_environment
 
 Predict = Callable[[Tensor], Tensor]  # inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
 Evaluating = Callable[[int, int], None]  # told, within an evaluation, how many examples are done, and of how many

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
-from sandmask.training.trained import TrainedRun
+from sandmask.training.trained_run import TrainedRun
 
 METADATA = "sandmask"  # the metadata's name in an ONNX file; with .json, that of the extra file in a .pt2
 _TOLERANCE = 1e-3  # of the logits, relative to the largest; what other kernels do differently is far below

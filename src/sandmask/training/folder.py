@@ -21,8 +21,8 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
 from sandmask.training.averaging import averaged_state
 from sandmask.training.checkpoint import load_checked
+from sandmask.training.checkpoint_edits import extend_checkpoint, is_longer
 from sandmask.training.evaluation import Evaluating, evaluation_steps
-from sandmask.training.extending import extend_checkpoint, is_longer
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import load_info, save_model
 from sandmask.training.precision import temporary_precision

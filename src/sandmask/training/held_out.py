@@ -10,8 +10,8 @@ from sandmask.algorithms import Algorithm, HeldOutProbe, Hparams, Metrics, State
 from sandmask.datasets import Dataset
 from sandmask.functional import EnvBatch
 from sandmask.records import RunSpec
-from sandmask.training.splits import HOLDOUT_FRACTION, split_environment
-from sandmask.training.steps import looped_step, stacked_step
+from sandmask.training.sampling import HOLDOUT_FRACTION, split_environment
+from sandmask.training.stack_step import looped_step, stacked_step
 
 EXAMPLES, IMAGES = 256, 32  # of each environment, at most: of small inputs, of those with over LARGE numbers
 LARGE = 10_000

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,16 @@ from typing import Any
 import torch
 
 from sandmask.algorithms import Metrics, State
+from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord
+from sandmask.plugins import plugin_failures_named
+from sandmask.records import RunRecord, RunSpec
 from sandmask.training.averaging import Average, average_metric, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
+from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.evaluation import Accuracies, Evaluating, is_evaluation_step
 from sandmask.training.history import History
-from sandmask.training.program import Carry, Program
+from sandmask.training.precision import temporary_precision
 from sandmask.training.stack import Stack
 
 CHECKPOINT_SECONDS = 30.0
@@ -194,3 +197,36 @@ class Trainer:
         history = tree.pop("history")
         self.history.counts, self.history.curves = history["counts"], history["curves"]
         return Carry(**tree)
+
+
+def train_stack(
+    specs: Sequence[RunSpec],
+    dataset: Dataset,
+    device: torch.device,
+    checkpoint: Path,
+    *,
+    weights: str | None = None,
+    compiled: bool = False,
+    fast: bool = True,
+    diagnostics: bool = False,
+    report: Report = lambda _: None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> list[RunRecord]:
+    """Train runs that share a `stack_key` as one program, and return their records, each done or diverged.
+
+    The evaluations live in `checkpoint` until the end: interrupted or killed, the same call goes on from there. It is
+    for the caller to write the records and then to delete that file.
+
+    With `fast`, on a GPU, the program is captured as CUDA graphs; with `compiled` the network is compiled.
+    `diagnostics` adds metrics, and changes nothing else.
+    """
+    with temporary_precision(specs[0].precision), plugin_failures_named():
+        trainer = Trainer(
+            Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics),
+            checkpoint,
+            report,
+            checkpoint_seconds=checkpoint_seconds,
+            fast=fast,
+        )
+        trainer.run()
+    return trainer.records()

@@ -11,7 +11,7 @@ from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE, resolve, space_for
 from sandmask.records import RunSpec
 from sandmask.training.averaging import parse_averages
-from sandmask.training.splits import HOLDOUT_FRACTION
+from sandmask.training.sampling import HOLDOUT_FRACTION
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
 SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")

@@ -24,7 +24,7 @@ from sandmask.training.precision import compute_dtype, set_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.schedule import scheduled
 from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
-from sandmask.training.steps import Step, looped_step, stacked_step
+from sandmask.training.stack_step import Step, looped_step, stacked_step
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000

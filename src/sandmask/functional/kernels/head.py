@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels import saturated
-from sandmask.functional.tiles import at_most
+from sandmask.functional.kernels.dense import saturated
+from sandmask.functional.kernels.tiles import at_most
 
 ROWS, COLUMNS = 64, 64  # of features, that a program works on at a time
 

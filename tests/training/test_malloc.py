@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import resource
 import torch
-from sandmask.training.memory import keep_freed_memory
+from sandmask.training.malloc import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

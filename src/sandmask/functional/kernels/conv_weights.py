@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.conv_kernels import Shape, first_tap, within
-from sandmask.functional.moment_kernels import welford
-from sandmask.functional.tiles import Tiles, at_most, dividing, how
+from sandmask.functional.kernels.conv import Shape, first_tap, within
+from sandmask.functional.kernels.moments import welford
+from sandmask.functional.kernels.tiles import Tiles, at_most, dividing, how
 
 # By the bytes of a number. Of one or two environments a program keeps as many tiles in registers, of more it keeps 4.
 FEW = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3)}

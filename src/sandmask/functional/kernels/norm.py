@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.moment_kernels import welford
+from sandmask.functional.kernels.moments import welford
 
 EPS = 1e-5
 NUMBERS = 2048  # of a sample, that a program works on at a time

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.tiles import Tiles, at_most
+from sandmask.functional.kernels.tiles import Tiles, at_most
 
 BLOCK = 1024
 WEIGHT_MOMENTS = Tiles(64, 64, 128, 4, 3)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sandmask.functional.head import fused_head
-from sandmask.functional.taped import Tape
+from sandmask.functional.tape.layer import Tape
 
 
 def taped_head(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """3 x 3 convolutions of K runs as GPU kernels: forward, and the gradient of the input.
 
-Each, as the gradient of the weights in `conv_weight_kernels`, is a product of matrices whose one side, the input's
+Each, as the gradient of the weights in `conv_weights`, is a product of matrices whose one side, the input's
 pixels under each of the nine taps of the filter, exists only as addresses. Images are [K, N, height, width, channels];
 weights are [K, out, 9, in], as `by_tap` makes them. The runs are the last axis of a launch. Every number is summed by
 one program in one order: the results are the same each time.
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.tiles import Tiles, at_most, dividing, how
+from sandmask.functional.kernels.tiles import Tiles, at_most, dividing, how
 
 # By the bytes of a number.
 FORWARD = INPUT_GRADIENT = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 4, 3)}

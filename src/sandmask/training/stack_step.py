@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import Algorithm, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import EnvBatch
 from sandmask.functional.differentiate import STACK_BYTES
-from sandmask.functional.moment_tape import MomentTape, UntapedError
+from sandmask.functional.tape.moment_tape import MomentTape, UntapedError
 from sandmask.gradients import OnePass, UnsupportedError
 from sandmask.masks import GradientMoments, TensorMoments
 

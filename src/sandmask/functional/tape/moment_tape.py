@@ -18,13 +18,13 @@ from sandmask.functional.conv import conv_block
 from sandmask.functional.dense import affine, dense
 from sandmask.functional.flat import Slot
 from sandmask.functional.head import head
-from sandmask.functional.pair import pair
-from sandmask.functional.scaled import scaled
-from sandmask.functional.taped import Place, UntapedError
-from sandmask.functional.taped_conv import taped_conv_block
-from sandmask.functional.taped_dense import taped_affine, taped_dense, taped_linear
-from sandmask.functional.taped_head import taped_head
-from sandmask.functional.taped_pair import taped_pair
+from sandmask.functional.linear_pair import linear_pair
+from sandmask.functional.tape.conv import taped_conv_block
+from sandmask.functional.tape.dense import taped_affine, taped_dense, taped_linear
+from sandmask.functional.tape.head import taped_head
+from sandmask.functional.tape.layer import Place, UntapedError
+from sandmask.functional.tape.linear_pair import taped_linear_pair
+from sandmask.functional.tape.scaling import scaled
 from sandmask.masks import TensorMoments, fold_stacks, stack_moments
 
 __all__ = ["MomentTape", "UntapedError"]
@@ -38,7 +38,7 @@ LAYERS: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     affine: taped_affine,
     F.linear: taped_linear,
     head: taped_head,
-    pair: taped_pair,
+    linear_pair: taped_linear_pair,
     conv_block: taped_conv_block,
 }
 
@@ -116,7 +116,7 @@ class MomentTape(TorchFunctionMode):
         targets = self.target(place)
         n_runs = together = targets.shape[1]
         if has_kernels(targets):
-            from sandmask.functional import moment_kernels
+            from sandmask.functional.kernels import moments as moment_kernels
 
             found = gradients(slice(None)).flatten(2).unsqueeze(2)  # [K, E, 1, n]
             moment_kernels.stack_moments(found, self.unscale, targets, targets.shape[2])

@@ -1,4 +1,4 @@
-"""GPU kernels on tensors of K runs: hidden layers, padding, Adam. Each has a twin in plain torch, for the tests."""
+"""Hidden layers of K runs as GPU kernels: activation with dropout, its gradient, and padding."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.random_kernels import mix
-from sandmask.functional.tiles import at_most
+from sandmask.functional.kernels.random import mix
+from sandmask.functional.kernels.tiles import at_most
 
 BLOCK = 1024
 LARGEST = tl.constexpr(65504.0)  # of float16
@@ -146,60 +146,3 @@ def pad(matrices: Tensor, n_rows: int, n_columns: int) -> Tensor:
     launch: Any = _pad_kernel[(triton.cdiv(numel, BLOCK), n_runs)]
     launch(matrices, result, own_rows, own_columns, n_columns, numel, matrices.stride(0), block=BLOCK)
     return result
-
-
-@triton.jit
-def _adam_kernel(
-    vector,  # not `params`: Triton's own code has a variable of that name
-    gradient,
-    mean,
-    square,
-    decay,
-    beta1,
-    beta2,
-    rate,
-    correction,
-    shrinkage,
-    new_vector,
-    new_mean,
-    new_square,
-    numel,
-    eps: tl.constexpr,
-    block: tl.constexpr,
-):
-    run = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * block + tl.arange(0, block)
-    inside = place < numel
-    place = run * numel + place
-    p = tl.load(vector + place, mask=inside) * tl.load(shrinkage + run)
-    m = tl.load(mean + place, mask=inside)
-    v = tl.load(square + place, mask=inside)
-    b1, b2 = tl.load(beta1 + run), tl.load(beta2 + run)
-    g = tl.load(gradient + place, mask=inside) + tl.load(decay + run) * p
-    m += (1.0 - b1) * (g - m)
-    v = b2 * v + (1.0 - b2) * g * g
-    step = tl.load(rate + run) * m / (tl.sqrt_rn(v) / tl.load(correction + run) + eps)
-    tl.store(new_vector + place, p - step, mask=inside)
-    tl.store(new_mean + place, m, mask=inside)
-    tl.store(new_square + place, v, mask=inside)
-
-
-def adam(
-    params: Tensor,
-    gradient: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    *numbers: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """New parameters and running means [K, P].
-
-    `numbers` are [K] each: weight decay, both betas, learning rate over the first correction, the root of the second
-    correction, and the factor by which decoupled weight decay shrinks the parameters.
-    """
-    outs = [torch.empty(params.shape, device=params.device) for _ in range(3)]
-    numel = params.shape[1]
-    launch: Any = _adam_kernel[(triton.cdiv(numel, BLOCK), len(params))]
-    tensors = [tensor.contiguous() for tensor in (params, gradient, mean, square, *numbers)]
-    launch(*tensors, *outs, numel, eps=eps, block=BLOCK)
-    return outs[0], outs[1], outs[2]

@@ -10,18 +10,18 @@ from sandmask._physical import has_kernels, leading
 from sandmask._scratch import scratch
 from sandmask.functional.dense import by_environment
 from sandmask.functional.head import has_head_kernels
-from sandmask.functional.taped import Place, Tape
+from sandmask.functional.tape.layer import Place, Tape
 
 
-def taped_pair(tape: Tape, x: Tensor, *params: Tensor) -> Tensor:
-    """`pair`."""
+def taped_linear_pair(tape: Tape, x: Tensor, *params: Tensor) -> Tensor:
+    """`linear_pair`."""
     tape.check_rows(x, 2)
     places = tape.claim(*params)
 
     def fold(grad: Tensor, products: Tensor, *saved: Tensor) -> None:
         _fold(tape, places, grad, products, *saved)
 
-    y: Tensor = _TapedPair.apply(x, *params, tape.n_envs, fold)  # type: ignore[no-untyped-call]
+    y: Tensor = _TapedLinearPair.apply(x, *params, tape.n_envs, fold)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -40,7 +40,7 @@ def _fold(
     through += sums.unsqueeze(-1) * bias[:, None, None]
     tape.fold(of_head, lambda runs: through[runs])
     if has_kernels(grad):
-        from sandmask.functional import moment_kernels
+        from sandmask.functional.kernels import moments as moment_kernels
 
         moment_kernels.outer_moments(head, products, tape.unscale, tape.target(of_weight))
         return
@@ -58,7 +58,7 @@ def _outer(head: Tensor, products: Tensor) -> Tensor:
     return found
 
 
-class _TapedPair(Function):
+class _TapedLinearPair(Function):
     """Of K runs: inside of `vmap` it is called again with the leading dimension."""
 
     @staticmethod
@@ -74,7 +74,7 @@ class _TapedPair(Function):
         both = torch.bmm(head, weight.to(head.dtype))
         constant = torch.baddbmm(head_bias.unsqueeze(1), bias.to(head.dtype).unsqueeze(1), head.mT)
         if has_head_kernels(x, both):
-            from sandmask.functional import head_kernels
+            from sandmask.functional.kernels import head as head_kernels
 
             return head_kernels.logits(x.contiguous(), both, constant.squeeze(1))
         return torch.baddbmm(constant, x[..., : both.shape[2]].to(both.dtype), both.mT)
@@ -94,14 +94,14 @@ class _TapedPair(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        y: Tensor = _TapedPair.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        y: Tensor = _TapedLinearPair.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
         return y, 0
 
 
 def _gradients(grad: Tensor, x: Tensor, both: Tensor, n_envs: int, *, wanted: bool) -> tuple[Tensor | None, Tensor]:
     """Of x, if that is wanted, and the products g_e^T x_e [K, E, classes, in]."""
     if has_head_kernels(x, both):
-        from sandmask.functional import head_kernels
+        from sandmask.functional.kernels import head as head_kernels
 
         return head_kernels.gradients(grad.contiguous(), x.contiguous(), both, x.shape[1] // n_envs)
     own = x[..., : both.shape[2]].to(both.dtype)

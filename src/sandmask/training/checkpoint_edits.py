@@ -1,9 +1,6 @@
-"""More steps for a run: its checkpoint becomes the checkpoint of the same run with a larger number of steps.
+"""Checkpoints that are made from others: of the same run with more steps, and of some of a stack's runs."""
 
-A step does not depend on how many steps follow, so the longer run ends as if it had been started as such.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +22,10 @@ def is_longer(spec: RunSpec, than: RunSpec) -> bool:
 
 
 def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
-    """Turn the checkpoint of a run into that of the same run with more steps; refuse what would not be the same run."""
+    """Turn the checkpoint of a run into that of the same run with more steps; refuse what would not be the same run.
+
+    A step does not depend on how many steps follow, so the longer run ends as if it had been started as such.
+    """
     if reason := _depends_on_steps(new):
         raise SandmaskError(
             f"The run in {path.parent} has {old.steps} steps. It cannot be given more, because {reason} depends on the "
@@ -70,3 +70,16 @@ def _depends_on_steps(spec: RunSpec) -> str:
 
 def _schedule(spec: RunSpec) -> Iterator[str]:
     return (f"{name}={spec.hparams[name]:g}" for name, off in _CONSTANT.items() if spec.hparams.get(name, off) != off)
+
+
+def split_checkpoint(checkpoint: Path, parts: Sequence[tuple[Sequence[RunSpec], Path]]) -> None:
+    """Write, for some of a checkpoint's runs each, a checkpoint of their own: `[(specs, path), ...]`."""
+    metadata, leaves = load_checked(checkpoint)
+    for specs, path in parts:
+        ids = [spec.id for spec in specs]
+        chosen = torch.tensor([metadata["runs"].index(run) for run in ids])
+
+        def of_runs(name: str, leaf: Tensor, chosen: Tensor = chosen) -> Tensor:
+            return leaf.index_select(1 if name.startswith("history.") else 0, chosen)
+
+        save_tree(path, {name: of_runs(name, leaf) for name, leaf in leaves.items()}, {**metadata, "runs": ids})

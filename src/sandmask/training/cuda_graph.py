@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import Metrics, State
 from sandmask.functional import EnvBatch
 from sandmask.training.averaging import Average
-from sandmask.training.memory import keep_freed_memory
+from sandmask.training.malloc import keep_freed_memory
 from sandmask.training.stack import Stack
 
 LONGEST = 10  # steps in one graph

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sandmask.functional.conv import fused_conv_block
-from sandmask.functional.taped import Tape
+from sandmask.functional.tape.layer import Tape
 
 
 def taped_conv_block(
@@ -21,14 +21,14 @@ def taped_conv_block(
     place, *others = tape.claim(weight, bias, gamma, beta)
 
     def fold(before: Tensor, inputs: Tensor, sums: Tensor) -> None:
-        from sandmask.functional import conv_weight_kernels, norm_kernels
+        from sandmask.functional.kernels import conv_weights, norm
 
-        if conv_weight_kernels.has_few_weights(inputs.shape[-1]):
-            parts = conv_weight_kernels.weight_parts(before, inputs, tape.n_envs, stride)
+        if conv_weights.has_few_weights(inputs.shape[-1]):
+            parts = conv_weights.weight_parts(before, inputs, tape.n_envs, stride)
             tape.fold(place, lambda runs: parts[runs].sum(2))
         else:
-            conv_weight_kernels.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, *tape.target(place))
+            conv_weights.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, *tape.target(place))
         of_bias, of_gamma, of_beta = (begin for begin, _ in others)
-        norm_kernels.sample_moments(sums, tape.unscale, tape.n_envs, tape.target(*others), (of_bias, of_gamma, of_beta))
+        norm.sample_moments(sums, tape.unscale, tape.n_envs, tape.target(*others), (of_bias, of_gamma, of_beta))
 
     return fused_conv_block(x, weight, bias, gamma, beta, stride, groups, fold)

@@ -7,8 +7,7 @@ import torch
 from sandmask.datasets import Dataset
 from sandmask.functional import random
 from sandmask.records import RunSpec
-from sandmask.training.sampling import Sampler
-from sandmask.training.splits import split_environment
+from sandmask.training.sampling import Sampler, split_environment
 
 
 def domainbed_split(n: int, trial_seed: int, env: int) -> tuple[list[int], list[int]]:

@@ -10,7 +10,7 @@ from sandmask._physical import has_kernels, leading
 from sandmask._scratch import scratch
 from sandmask.functional.dense import aligned, by_environment, layer_backward, layer_of_runs
 from sandmask.functional.dropout import Dropout
-from sandmask.functional.taped import Place, Tape
+from sandmask.functional.tape.layer import Place, Tape
 
 SMALLEST = 16  # sides of a weight matrix from which on kernels pay; in half precision they also round less
 AT_ONCE = 2**28  # numbers of all environments' gradients that are kept at a time
@@ -79,7 +79,7 @@ def _products(grad: Tensor, x: Tensor) -> Tensor:
 
 def _fold_by_kernels(tape: Tape, sizes: tuple[int, int], place: Place, grad: Tensor, x: Tensor) -> None:
     """In half precision moments come out of the kernel that multiplies; otherwise torch multiplies faster."""
-    from sandmask.functional import moment_kernels
+    from sandmask.functional.kernels import moments as moment_kernels
 
     n_envs, target = tape.n_envs, tape.target(place)
     if grad.itemsize == 2:

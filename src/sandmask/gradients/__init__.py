@@ -2,10 +2,10 @@
 
 from sandmask.gradients._backward import backward
 from sandmask.gradients._environments import environment_gradients, environment_moments, set_gradients
-from sandmask.gradients._layers import UnsupportedError
 from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._recording import Recording, record
 from sandmask.gradients._report import MaskReport, MaskSummary
+from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.gradients._validator import Leak, find_leaks, freeze_batchnorm
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "MaskSummary",
     "OnePass",
     "Recording",
+    "Tape",
     "UnsupportedError",
     "backward",
     "environment_gradients",

@@ -12,13 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sandmask._scratch import scratch
+from sandmask.gradients._tape import UnsupportedError
 
 if TYPE_CHECKING:
     from sandmask.gradients._one_pass import OnePass
-
-
-class UnsupportedError(Exception):
-    """A parameter is used in a way whose gradient cannot be kept apart by environment."""
 
 
 class _Linear(torch.autograd.Function):

@@ -1,9 +1,5 @@
 """All environments' gradients from one forward and one backward pass over their concatenated batches.
 
-The gradient with respect to a layer's input is the same whoever asks for it; only the gradient of its weights has to be
-kept apart by environment. So the layers that own the parameters (linear, convolution, normalization) are computed by
-functions whose backward passes do that, and everything else runs as it always does.
-
 A parameter that is used in any other way raises `UnsupportedError`, and the caller takes the environments one by one.
 """
 
@@ -14,10 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from sandmask.gradients._layers import LAYERS, UnsupportedError
+from sandmask.gradients._layers import LAYERS
+from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.masks import MaskError, TensorMoments, stack_moments
 
 Rows = Sequence[int]  # examples of each environment, in the order of the concatenated batch
@@ -31,24 +26,7 @@ def known_cases(model: nn.Module) -> set[object]:
     return _independent.setdefault(model, set())
 
 
-class NoParameters(TorchFunctionMode):
-    """While active, the use of any of `params` raises `UnsupportedError`."""
-
-    def __init__(self, params: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._ids = {id(param) for param in params.values()}
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call the function unless it is given a parameter."""
-        kwargs = kwargs or {}
-        if any(id(leaf) in self._ids for leaf in pytree.tree_leaves((args, kwargs))):
-            raise UnsupportedError("something uses the model's parameters other than as its attributes")
-        return func(*args, **kwargs)
-
-
-class OnePass(TorchFunctionMode):
+class OnePass(Tape):
     """While active, layers keep the gradients of `params` apart; after the backward pass, `gradients()` has them.
 
     With `fold` they are folded into moments as soon as they are there, while a CPU still has them in its cache:
@@ -57,43 +35,36 @@ class OnePass(TorchFunctionMode):
     With `traces` the layers' outputs are kept, and the input that goes through `trace`, for `check_independence`.
     """
 
+    layers = LAYERS
+
     def __init__(self, params: Mapping[str, Tensor], rows: Rows, *, fold: bool = False, traces: bool = False) -> None:
-        super().__init__()
+        super().__init__(params)
         self.folds = fold
         self._traced: list[Tensor] | None = [] if traces else None
         self._records = True
         self._running = False
         self._moments: dict[str, TensorMoments] = {}
         self.rows = list(rows)
-        self._names = {id(param): name for name, param in params.items()}
-        self._params = params
         self._stacks: dict[str, Tensor] = {}
-        self._used: set[int] = set()
+        self._used: set[str] = set()
         self.shares = False  # whether a parameter was used twice
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute layers in our own way; refuse parameters that turn up anywhere else."""
+        """As every tape; batch-norm that looks at the batch is refused, whether its parameters are watched or not."""
         kwargs = kwargs or {}
-        if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs):  # whether its parameters are watched or not
+        if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs):
             raise UnsupportedError("batch-norm in training mode mixes environments")
-        own = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self._names}
-        if not own:
-            return func(*args, **kwargs)
-        layer = LAYERS.get(func)
-        if layer is not None:
-            self.shares = self.shares or not own.isdisjoint(self._used)
-            self._used |= own
-            output: Tensor = layer(self, *args, **kwargs)
-            if self._traced is not None and output.requires_grad:
-                self._traced.append(output)
-            return output
-        if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
-            found = func(*args, **kwargs)
-            if not isinstance(found, Tensor):  # but `weight.T` is the parameter itself, under another id
-                return found
-        raise UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def computed(self, output: Tensor, used: set[str]) -> Tensor:
+        """Note which parameters were used, and the output where that is traced."""
+        self.shares = self.shares or not used.isdisjoint(self._used)
+        self._used |= used
+        if self._traced is not None and output.requires_grad:
+            self._traced.append(output)
+        return output
 
     def check_rows(self, x: Tensor) -> None:
         """A layer's input should still have one row an example, or nobody knows whose gradient is whose."""
@@ -107,9 +78,9 @@ class OnePass(TorchFunctionMode):
                 "This forward pass was recorded, and its weights have no gradient in an ordinary backward pass. Call "
                 "`recording.backward(losses, mask)`, or compute the loss outside of `sandmask.record`."
             )
-        if param is None or id(param) not in self._names or not self._records:
+        if param is None or id(param) not in self.names or not self._records:
             return
-        name = self._names[id(param)]
+        name = self.names[id(param)]
         found = stack().to(param.dtype)
         if self.folds:
             if name in self._moments:
@@ -144,26 +115,18 @@ class OnePass(TorchFunctionMode):
         if not self._traced:
             return
         self._records = False
-        gradients = self._differentiate(loss, self._traced, retain_graph=True)
+        gradients = self.differentiate(loss, self._traced, retain_graph=True)
         self._records, self._traced = True, None
         if any(gradient is not None and bool(gradient[self.rows[0] :].any()) for gradient in gradients):
             raise UnsupportedError("examples do not pass through the model independently of each other")
 
-    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
-        """The backward pass. Nothing may arrive at `leaves`, which the parameters are, or are views of.
-
-        Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
-        `autograd.Function`.
-        """
-        if any(grad is not None for grad in self._differentiate(losses, leaves)):
-            raise UnsupportedError("a parameter is used by a function that cannot be watched")
-
-    def _differentiate(
+    def differentiate(
         self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False
     ) -> tuple[Tensor | None, ...]:
+        """See `Tape.differentiate`; layers refuse to be differentiated in any other way."""
         self._running = True
         try:
-            return torch.autograd.grad(losses, inputs, allow_unused=True, retain_graph=retain_graph)
+            return super().differentiate(losses, inputs, retain_graph=retain_graph)
         finally:
             self._running = False
 
@@ -180,7 +143,7 @@ class OnePass(TorchFunctionMode):
         found = self.used()
         return {
             name: found[name] if name in found else param.new_zeros(len(self.rows), *param.shape)
-            for name, param in self._params.items()
+            for name, param in self.params.items()
         }
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import Algorithm, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import EnvBatch
 from sandmask.functional.differentiate import STACK_BYTES
-from sandmask.functional.tape.moment_tape import MomentTape, UntapedError
+from sandmask.functional.tape.moment_tape import MomentTape
 from sandmask.gradients import OnePass, UnsupportedError
 from sandmask.masks import GradientMoments, TensorMoments
 
@@ -87,7 +87,7 @@ def _masked_step(
 ) -> tuple[State, Metrics]:
     try:
         moments, risks = _moments(algorithm, state["params"], batch, hparams)
-    except UntapedError:
+    except UnsupportedError:
         if len(keys) == 1:  # its gradients are plain autograd's, which cannot be taken inside of vmap
             return looped_step(algorithm)(state, batch, hparams, keys)
         return vmap(algorithm.step)(state, batch, hparams, keys)
@@ -119,10 +119,7 @@ def _moments(
 
     leaf = vectors.detach().requires_grad_()
     values = vmap(risks)(leaf, batch, hparams)
-    # Of a sum, as autograd imports a compiler to look at the shape of gradients that it is given.
-    (left,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
-    if left is not None:  # nothing arrives at the leaf where all layers give their gradients to the tape
-        raise UntapedError("a parameter is used by a function that cannot be watched")
+    tape.run(values.sum(), [leaf])  # of a sum: autograd imports a compiler to look at gradients that it is given
     return tape.moments(), values
 
 

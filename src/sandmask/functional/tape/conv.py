@@ -1,13 +1,17 @@
 """Convolutional blocks whose gradients are folded into moments."""
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from sandmask.functional.conv import fused_conv_block
-from sandmask.functional.tape.layer import Tape
+
+if TYPE_CHECKING:
+    from sandmask.functional.tape.moment_tape import MomentTape
 
 
 def taped_conv_block(
-    tape: Tape,
+    tape: "MomentTape",
     x: Tensor,
     weight: Tensor,
     bias: Tensor,

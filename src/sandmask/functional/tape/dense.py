@@ -1,6 +1,6 @@
 """Dense layers whose gradients are folded into moments."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,14 +10,16 @@ from sandmask._physical import has_kernels, leading
 from sandmask._scratch import scratch
 from sandmask.functional.dense import aligned, by_environment, layer_backward, layer_of_runs
 from sandmask.functional.dropout import Dropout
-from sandmask.functional.tape.layer import Place, Tape
+
+if TYPE_CHECKING:
+    from sandmask.functional.tape.moment_tape import MomentTape, Place
 
 SMALLEST = 16  # sides of a weight matrix from which on kernels pay; in half precision they also round less
 AT_ONCE = 2**28  # numbers of all environments' gradients that are kept at a time
 
 
 def taped_dense(
-    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0
+    tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0
 ) -> Tensor:
     """`dense`."""
     rows, rate = (None, None) if drop is None else (drop.rows, drop.rate)
@@ -25,7 +27,7 @@ def taped_dense(
 
 
 def taped_linear(
-    tape: Tape,
+    tape: "MomentTape",
     input: Tensor,  # noqa: A002 - as `torch.nn.functional.linear` has it
     weight: Tensor,
     bias: Tensor | None = None,
@@ -34,12 +36,14 @@ def taped_linear(
     return _taped(tape, input, weight, bias, None, None, site=0, relu=False)[..., : weight.shape[0]]
 
 
-def taped_affine(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def taped_affine(tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`affine`."""
     return _taped(tape, x, weight, bias, None, None, site=0, relu=False)
 
 
-def _taped(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, *noise: Any, site: int, relu: bool) -> Tensor:
+def _taped(
+    tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor | None, *noise: Any, site: int, relu: bool
+) -> Tensor:
     tape.check_rows(x, 2)
     places = tape.claim(weight, bias)
     assert bias is not None  # or it could not be claimed
@@ -52,7 +56,9 @@ def _taped(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, *noise: A
     return y
 
 
-def _fold(tape: Tape, sizes: tuple[int, int], places: tuple[Place, ...], grad: Tensor, sums: Tensor, x: Tensor) -> None:
+def _fold(
+    tape: "MomentTape", sizes: tuple[int, int], places: "tuple[Place, ...]", grad: Tensor, sums: Tensor, x: Tensor
+) -> None:
     """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e [K, E, out]."""
     (n_out, n_in), (weight, bias) = sizes, places
     tape.fold(bias, lambda runs: sums[runs, :, :n_out])
@@ -77,7 +83,7 @@ def _products(grad: Tensor, x: Tensor) -> Tensor:
     return found
 
 
-def _fold_by_kernels(tape: Tape, sizes: tuple[int, int], place: Place, grad: Tensor, x: Tensor) -> None:
+def _fold_by_kernels(tape: "MomentTape", sizes: tuple[int, int], place: "Place", grad: Tensor, x: Tensor) -> None:
     """In half precision moments come out of the kernel that multiplies; otherwise torch multiplies faster."""
     from sandmask.functional.kernels import moments as moment_kernels
 

@@ -1,12 +1,16 @@
 """A classifier whose gradients are folded into moments."""
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from sandmask.functional.head import fused_head
-from sandmask.functional.tape.layer import Tape
+
+if TYPE_CHECKING:
+    from sandmask.functional.tape.moment_tape import MomentTape
 
 
-def taped_head(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def taped_head(tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`head`, where there are kernels for it."""
     tape.check_rows(x, 2)
     of_weight, of_bias = tape.claim(weight, bias)

@@ -1,6 +1,6 @@
 """Two linear layers in a row whose gradients are folded into moments."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,10 +10,12 @@ from sandmask._physical import has_kernels, leading
 from sandmask._scratch import scratch
 from sandmask.functional.dense import by_environment
 from sandmask.functional.head import has_head_kernels
-from sandmask.functional.tape.layer import Place, Tape
+
+if TYPE_CHECKING:
+    from sandmask.functional.tape.moment_tape import MomentTape, Place
 
 
-def taped_linear_pair(tape: Tape, x: Tensor, *params: Tensor) -> Tensor:
+def taped_linear_pair(tape: "MomentTape", x: Tensor, *params: Tensor) -> Tensor:
     """`linear_pair`."""
     tape.check_rows(x, 2)
     places = tape.claim(*params)
@@ -26,7 +28,13 @@ def taped_linear_pair(tape: Tape, x: Tensor, *params: Tensor) -> Tensor:
 
 
 def _fold(
-    tape: Tape, places: tuple[Place, ...], grad: Tensor, products: Tensor, weight: Tensor, bias: Tensor, head: Tensor
+    tape: "MomentTape",
+    places: "tuple[Place, ...]",
+    grad: Tensor,
+    products: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    head: Tensor,
 ) -> None:
     """Fold the gradients of W, b, V and c: V^T p_e, V^T s_e, p_e W^T + s_e b^T and s_e.
 

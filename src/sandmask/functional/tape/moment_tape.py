@@ -5,13 +5,11 @@ be kept apart by environment. Here they are folded into moments in the layer's b
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels
 from sandmask.functional.conv import conv_block
@@ -22,97 +20,81 @@ from sandmask.functional.linear_pair import linear_pair
 from sandmask.functional.tape.conv import taped_conv_block
 from sandmask.functional.tape.dense import taped_affine, taped_dense, taped_linear
 from sandmask.functional.tape.head import taped_head
-from sandmask.functional.tape.layer import Place, UntapedError
 from sandmask.functional.tape.linear_pair import taped_linear_pair
 from sandmask.functional.tape.scaling import scaled
+from sandmask.gradients import Tape, UnsupportedError
 from sandmask.masks import TensorMoments, fold_stacks, stack_moments
 
-__all__ = ["MomentTape", "UntapedError"]
+Place = tuple[int, int]  # where in the flat vector a parameter begins and ends
 
 # On a CPU, runs are taken together as long as all their environments' gradients of a layer stay in the cache.
 CACHED = 2**20
 
-# What is called -> what computes it while a tape is active.
-LAYERS: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
-    dense: taped_dense,
-    affine: taped_affine,
-    F.linear: taped_linear,
-    head: taped_head,
-    linear_pair: taped_linear_pair,
-    conv_block: taped_conv_block,
-}
 
-
-class MomentTape(TorchFunctionMode):
+class MomentTape(Tape):
     """While active, inside `vmap`, layers that use watched parameters fold their gradients into moments [K, P].
 
     With `scales` these are of a network in float16 whose last layer is in float32: from there on gradients are scaled.
     """
 
+    layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
+        dense: taped_dense,
+        affine: taped_affine,
+        F.linear: taped_linear,
+        head: taped_head,
+        linear_pair: taped_linear_pair,
+        conv_block: taped_conv_block,
+    }
+
     def __init__(self, slots: Sequence[Slot], n_runs: int, n_envs: int, like: Tensor, *, scales: bool = False) -> None:
-        super().__init__()
+        super().__init__({})
         self.n_envs = n_envs
         self._scales = scales
         numel = sum(slot.numel for slot in slots)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         self._buffers = torch.empty(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
-        self.unscale: Tensor | None = None
+        self.unscale: Tensor | None = None  # [K, E]: what gradients have to be multiplied with, where they are scaled
         self._places: dict[str, Place] = {}
         begin = 0
         for slot in slots:
             if slot.channels_last:
-                raise UntapedError("a convolution in channels-last order")
+                raise UnsupportedError("a convolution in channels-last order")
             self._places[slot.name] = (begin, begin + slot.numel)
             begin += slot.numel
-        self._names: dict[int, str] = {}
         self._used: set[str] = set()
         self._filled: set[Place] = set()
 
-    def watch(self, params: Mapping[str, Tensor]) -> "MomentTape":
-        """Whose gradients to fold; each may be used once."""
-        self._params = params  # kept alive: an id is only good as long as its object lives
-        self._names = {id(param): name for name, param in params.items()}
-        return self
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Compute layers in our own way; refuse parameters that turn up anywhere else."""
-        kwargs = kwargs or {}
-        if not any(id(leaf) in self._names for leaf in pytree.tree_leaves((args, kwargs))):
-            return func(*args, **kwargs)
-        if func in LAYERS:
-            y = LAYERS[func](self, *args, **kwargs)
-            return scaled(y, self.n_envs, self._note) if self._scales and y.dtype != torch.float16 else y
-        if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
-            found = func(*args, **kwargs)
-            if not isinstance(found, Tensor):  # but `weight.T` is the parameter itself, under another id
-                return found
-        raise UntapedError(f"a parameter is used by {getattr(func, '__name__', func)}")
+    def computed(self, output: Tensor, used: set[str]) -> Tensor:  # noqa: ARG002
+        """Scale the gradients of what leaves a network in float16."""
+        leaves = self._scales and output.dtype != torch.float16
+        return scaled(output, self.n_envs, self._note) if leaves else output
 
     def _note(self, unscale: Tensor) -> None:
         self.unscale = unscale
 
     def claim(self, *params: Tensor | None) -> tuple[Place, ...]:
-        """See `Tape.claim`."""
-        names = [self._names.get(id(param), "") for param in params]
+        """Where a layer's parameters are. Each may be claimed once, and all of a layer's have to be watched."""
+        names = [self.names.get(id(param), "") for param in params]
         if "" in names or len(set(names)) < len(names) or self._used & set(names):
-            raise UntapedError("a parameter is used twice, or without the other ones of its layer")
+            raise UnsupportedError("a parameter is used twice, or without the other ones of its layer")
         self._used.update(names)
         return tuple(self._places[name] for name in names)
 
     def check_rows(self, x: Tensor, ndim: int) -> None:
-        """See `Tape.check_rows`."""
+        """A layer's input should still have one row an example, those of an environment together."""
         if x.ndim != ndim or x.shape[0] % self.n_envs:
-            raise UntapedError(f"a layer's input has the shape {tuple(x.shape)}")
+            raise UnsupportedError(f"a layer's input has the shape {tuple(x.shape)}")
 
     def target(self, *places: Place) -> Tensor:
-        """See `Tape.target`."""
+        """Where moments go that a layer computes itself: sums of signs, means and M2 [3, K, P]; of one place, its own.
+
+        The layer has to write all of these places.
+        """
         self._filled.update(places)
         return self._buffers[..., slice(*places[0])] if len(places) == 1 else self._buffers
 
     def fold(self, place: Place, gradients: Callable[[slice], Tensor]) -> None:
-        """See `Tape.fold`."""
+        """Fold `gradients(runs)` [k, E, ...] of some runs after the other into a parameter's moments."""
         targets = self.target(place)
         n_runs = together = targets.shape[1]
         if has_kernels(targets):

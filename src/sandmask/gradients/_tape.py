@@ -1,0 +1,84 @@
+"""Watch the parameters of a forward pass, so that layers compute their gradients in ways of their own.
+
+The gradient with respect to a layer's input is the same whoever asks for it; only the gradients of its parameters have
+to be kept apart by environment. While a tape is active, the layers in its table are computed by functions whose
+backward passes hand these gradients to the tape, and everything else runs as it always does.
+
+`OnePass` keeps the gradients of one run, `functional.tape.MomentTape` folds those of K runs into moments.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+
+class UnsupportedError(Exception):
+    """A parameter is used in a way whose gradient cannot be kept apart by environment."""
+
+
+class Tape(TorchFunctionMode):
+    """While active, computes the layers that use watched parameters; any other use raises `UnsupportedError`."""
+
+    layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
+    """What is called -> what computes it, given the tape and the arguments."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.watch(params)
+
+    def watch(self, params: Mapping[str, Tensor]) -> Self:
+        """Watch these parameters, and no others."""
+        self.params = params  # kept alive: an id is only good as long as its object lives
+        self.names = {id(param): name for name, param in params.items()}
+        return self
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute layers by the table; refuse parameters that turn up anywhere else."""
+        kwargs = kwargs or {}
+        used = {self.names[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self.names}
+        if not used:
+            return func(*args, **kwargs)
+        if func in self.layers:
+            return self.computed(self.layers[func](self, *args, **kwargs), used)
+        if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
+            found = func(*args, **kwargs)
+            if not isinstance(found, Tensor):  # but `weight.T` is the parameter itself, under another id
+                return found
+        raise self.refusal(func)
+
+    def computed(self, output: Tensor, used: set[str]) -> Tensor:  # noqa: ARG002 - for subclasses
+        """The output of a layer that used these parameters, as it goes on."""
+        return output
+
+    def refusal(self, func: Callable[..., Any]) -> UnsupportedError:
+        """The error for a parameter that a function other than a layer was given."""
+        return UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
+
+    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
+        """The backward pass. Nothing may arrive at `leaves`, which the parameters are, or are views of.
+
+        Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
+        `autograd.Function`.
+        """
+        if any(grad is not None for grad in self.differentiate(losses, leaves)):
+            raise UnsupportedError("a parameter is used by a function that cannot be watched")
+
+    def differentiate(
+        self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """`torch.autograd.grad`, with None for what is not reached."""
+        return torch.autograd.grad(losses, inputs, allow_unused=True, retain_graph=retain_graph)
+
+
+class NoParameters(Tape):
+    """While active, any use of the parameters raises `UnsupportedError`."""
+
+    def refusal(self, func: Callable[..., Any]) -> UnsupportedError:  # noqa: ARG002
+        """See `Tape.refusal`."""
+        return UnsupportedError("something uses the model's parameters other than as its attributes")

@@ -1,6 +1,6 @@
 """Phase diagrams of Spirals: accuracy on held-out environments over two settings at a time, stacked on one GPU.
 
-python results/recipe/maps.py FOLDER [MAP ...]     trains the maps that FOLDER lacks; one archive of records each
+python results/recipe/maps.py FOLDER [MAP ...]     trains the runs that FOLDER lacks; one archive of records per map
 """
 
 import itertools
@@ -14,7 +14,7 @@ import torch
 
 from sandmask.datasets import dataset_entry, load_dataset
 from sandmask.plugins import load_plugins
-from sandmask.records import RunSpec, write_archive
+from sandmask.records import RunSpec, read_runs, write_archive
 from sandmask.sweeps import group
 from sandmask.training import choose_device, make_spec, train_stack
 
@@ -93,22 +93,21 @@ MAPS = {
 
 
 def main() -> None:
-    """Train the maps asked for."""
+    """Train the maps asked for; each stack is saved as it ends, so that the same command resumes."""
     load_plugins([Path(__file__).with_name("forgetting.py")])
     folder, wanted = Path(sys.argv[1]), sys.argv[2:] or list(MAPS)
     for name in wanted:
         path, start = folder / f"{name}.records.parquet", time.monotonic()
-        if path.exists():
-            continue
-        records = []
+        records = read_runs(path) if path.exists() else []
+        done = {run.spec.id for run in records}
         with tempfile.TemporaryDirectory() as scratch:
-            for number, stack in enumerate(group(MAPS[name](), lambda _: STACK)):
+            for number, stack in enumerate(group((s for s in MAPS[name]() if s.id not in done), lambda _: STACK)):
                 checkpoint = Path(scratch) / f"{number}.safetensors"
                 data = load_dataset(stack.specs[0].dataset)
                 records += train_stack(stack.specs, data, choose_device(None), checkpoint)
+                write_archive(records, path)
+                print(f"{name}: {len(records)} runs, {time.monotonic() - start:.0f} s", flush=True)
                 torch.cuda.empty_cache()
-        write_archive(records, path)
-        print(f"{name}: {len(records)} runs in {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

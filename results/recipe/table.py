@@ -18,6 +18,7 @@ METHODS = {
     "SAND-mask": "SANDMask",
     "SAND-mask, rescaled": "SANDMask-rescaled",
     "SAND-mask, released": "SANDMask-released",
+    "Geometric mean": "GeometricMean",
 }
 
 

@@ -23,7 +23,7 @@ from sandmask.sweeps._locks import claim
 from sandmask.sweeps._progress import StackProgress
 from sandmask.sweeps._resume import split_or_remove
 from sandmask.sweeps._stacks import STACKED_NETWORKS, PlannedStack, stack_id
-from sandmask.training import Stack, Trainer, choose_device, log_record, stack_key, train_stack
+from sandmask.training import choose_device, log_record, stack_key, train_stack
 from sandmask.training.checkpoint import DamagedFileError
 
 State = Literal["done", "taken", "memory", "failed", "stopped"]
@@ -213,13 +213,6 @@ class _Training:
     def _resume(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
         options, checkpoint = self.options, self.folder.checkpoint(stack_id(spec.id for spec in part))
         compiled = options.compiled and part[0].network not in STACKED_NETWORKS
-        if options.states:
-            how = {"compiled": compiled, "diagnostics": options.diagnostics}
-            stack = Stack(part, dataset, self.device, weights=options.weights, **how)
-            trainer = Trainer(stack, checkpoint, progress.follow(part), fast=options.fast)
-            trainer.run()
-            trainer.save()
-            return trainer.records()
         return train_stack(
             part,
             dataset,
@@ -231,6 +224,7 @@ class _Training:
             diagnostics=options.diagnostics,
             report=progress.follow(part),
             checkpoint_seconds=options.checkpoint_seconds,
+            keep_checkpoint=options.states,
         )
 
     def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:

@@ -9,6 +9,7 @@ from benchmarks._measure import alternate, print_rows
 from sandmask.algorithms import Metrics, State
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.training import Stack, make_spec
+from sandmask.training.precision import stack_settings
 
 
 def evaluate(stack: Stack, state: State) -> tuple[tuple[Tensor, Metrics], Metrics]:
@@ -25,8 +26,9 @@ def measure(n_runs: int, batch_size: int, repeats: int) -> tuple[float, float]:
     stacks = {"without": Stack(specs, dataset, device), "with": Stack(specs, dataset, device, diagnostics=True)}
     state = stacks["with"].init()
     batch = next(iter(stacks["with"].batches(state["step"][0], 1)))
-    steps = alternate({name: partial(stack.step, state, batch) for name, stack in stacks.items()}, repeats)
-    evaluations = alternate({name: partial(evaluate, stack, state) for name, stack in stacks.items()}, repeats // 4)
+    with stack_settings("fp32", device):
+        steps = alternate({name: partial(stack.step, state, batch) for name, stack in stacks.items()}, repeats)
+        evaluations = alternate({name: partial(evaluate, stack, state) for name, stack in stacks.items()}, repeats // 4)
     return steps["with"] / steps["without"], evaluations["with"] / evaluations["without"]
 
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks._measure import alternate, print_rows
 from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.functional import EnvBatch
-from sandmask.training import Stack, make_spec
+from sandmask.training import Stack, make_spec, set_precision
 from sandmask.training.cuda_graph import Carry, Program
 
 STEPS, READINGS, CALLS = 100_000, 5, 3
@@ -35,6 +35,7 @@ def program(dataset: Dataset, algorithm: str, *, compiled: bool, fast: bool, bar
     hparams = {"tau": 0.5} if algorithm == "SANDMask" else {}
     options = {"network": "resnet50.tv_in1k", "weights": "none", "precision": "bf16"}
     spec = make_spec(DATASETS["PACS"], algorithm, [3], steps=STEPS, hparams=hparams, **options)  # type: ignore[arg-type]
+    set_precision("bf16")
     kind = FixedBatch if bare else Stack
     stack = kind([spec], dataset, torch.device("cuda"), weights="none", compiled=compiled)
     if isinstance(stack, FixedBatch):

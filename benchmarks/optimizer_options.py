@@ -12,6 +12,7 @@ from benchmarks._measure import alternate, print_rows
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.training import Stack, make_spec
 from sandmask.training.cuda_graph import Carry, Program
+from sandmask.training.precision import stack_settings
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STEPS = 10  # as many as are between two evaluations
@@ -49,8 +50,9 @@ def ten_steps(running: Program) -> None:
 
 def main() -> None:
     n_runs = int(sys.argv[1]) if len(sys.argv) > 1 else 256 if DEVICE.type == "cuda" else 4
-    programs = {name: program(n_runs, *chosen) for name, chosen in OPTIONS.items()}
-    seconds = alternate({name: lambda p=p: ten_steps(p) for name, p in programs.items()}, 9)  # type: ignore[misc]
+    with stack_settings("tf32", DEVICE):
+        programs = {name: program(n_runs, *chosen) for name, chosen in OPTIONS.items()}
+        seconds = alternate({name: lambda p=p: ten_steps(p) for name, p in programs.items()}, 9)  # type: ignore[misc]
     rows: list[tuple[str, ...]] = [("options", "step over the plain one")]
     rows += [(name, f"{taken / seconds['plain']:.3f}") for name, taken in seconds.items()]
     print_rows(f"Spirals MLP, SAND-mask, 16 x 128 examples, stack of {n_runs}, {DEVICE.type}", rows)

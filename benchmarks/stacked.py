@@ -16,8 +16,9 @@ import torch
 from benchmarks._measure import print_rows, seconds_of
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
-from sandmask.training import Stack, make_spec
+from sandmask.training import Stack, make_spec, set_precision
 from sandmask.training.cuda_graph import Carry, Program
+from sandmask.training.malloc import freed_memory_kept
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -48,6 +49,7 @@ class Runs:
             make_spec(entry, algorithm, [env], hparams={**hparams, **own}, seed=seed, precision=precision)
             for seed, env in zip(range(n_runs), held_out, strict=False)
         ]
+        set_precision(precision)
         self.stack = Stack(specs, dataset, DEVICE)
         self.every = entry.checkpoint_every
         self.evaluate = evaluate
@@ -180,4 +182,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with freed_memory_kept():
+        main()

@@ -15,7 +15,7 @@ from sandmask.algorithms import ALGORITHMS, AlgorithmEntry, Hparams, MaskedAlgor
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.hparams import FRACTION, NON_NEGATIVE, Constant, Hparam
 from sandmask.masks import ANDMask, Mask, TensorMoments
-from sandmask.training import Stack, choose_device, make_spec
+from sandmask.training import Stack, choose_device, make_spec, set_precision
 
 EVERY = 10
 HELD_OUT = (3, 5, 14)
@@ -91,6 +91,7 @@ def main() -> None:
         specs.append(
             make_spec(entry, "TracedANDMask", [env], steps=steps, hparams=hparams, space="recipe", precision="tf32")
         )
+    set_precision("tf32")
     stack = Stack(specs, load_dataset("Spirals"), choose_device(None))
     members, state, before = groups(stack), stack.init(), None
     with path.open("w", newline="", encoding="utf-8") as file:

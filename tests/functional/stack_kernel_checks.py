@@ -18,7 +18,7 @@ from sandmask.functional.kernels import random as random_kernels
 from sandmask.functional.tape import dense as taped_dense
 from sandmask.functional.tape import linear_pair, moment_tape
 from sandmask.masks import _base as masks
-from sandmask.training import Stack, make_spec
+from sandmask.training import Stack, make_spec, set_precision
 
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
@@ -40,6 +40,7 @@ def trained(patch: pytest.MonkeyPatch, algorithm: str, precision: str, dropout: 
     hparams |= {"tau": 0.5} if "Mask" in algorithm else {}
     entry = DATASETS["DebugVector"]
     specs = [make_spec(entry, algorithm, [0], steps=3, hparams=hparams, seed=k, precision=precision) for k in (0, 1)]
+    set_precision(precision)
     stack = Stack(specs, load_dataset("DebugVector"), DEVICE)
     patch.setattr(stack.algorithm, "step", None)  # the step of one run, which is the fallback
     state, losses = stack.init(), []

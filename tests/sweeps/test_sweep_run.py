@@ -333,7 +333,7 @@ def test_networks_that_stack_are_not_compiled(
     monkeypatch.setattr(job_module, "train_stack", watched)
     go(folder, small_sweep(), compiled=True)
     assert asked == {"mlp": False}
-    monkeypatch.setattr(job_module, "STACKED_NETWORKS", ())
+    monkeypatch.setattr(job_module, "trains_alone", lambda _: True)
     go(SweepFolder(folder.path / "other"), small_sweep(), compiled=True)
     assert asked == {"mlp": True}
 

@@ -18,7 +18,9 @@ from sandmask.records import RecordWriter, RunRecord, RunSpec
 from sandmask.training import (
     Progress,
     RunFolder,
+    Stack,
     TrainedRun,
+    Trainer,
     load_run,
     make_spec,
     split_environment,
@@ -116,13 +118,14 @@ def test_the_model_file_is_enough(tmp_path: Path, dataset: Dataset, spec_of: Spe
 
 
 def test_a_programs_settings_are_left_alone(tmp_path: Path, dataset: Dataset, spec_of: Specs) -> None:
-    RunFolder(tmp_path).train(spec_of(), dataset, CPU)
     cudnn = torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     try:
         torch.set_float32_matmul_precision("medium")
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = True, False, True
-        load_run(tmp_path).predict(dataset.inputs(torch.arange(2)))
+        Trainer(Stack([spec_of()], dataset, CPU), tmp_path / "checkpoint.safetensors").run()
+        RunFolder(tmp_path / "run").train(spec_of(), dataset, CPU)
+        load_run(tmp_path / "run").predict(dataset.inputs(torch.arange(2)))
         assert torch.get_float32_matmul_precision() == "medium"
         assert (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark) == (True, False, True)
     finally:

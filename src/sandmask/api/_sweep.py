@@ -25,7 +25,6 @@ from sandmask.sweeps import (
     SweepResult,
     SweepSpec,
     expand,
-    fair_share,
     make_plan,
     refused_changes,
     run_sweep,
@@ -230,7 +229,7 @@ class _Accepted:
             before = look()
             display.say(f"{headline(before)}; records in {self.folder}")
             estimator = Estimator(expansion, options, workers.devices[0], measure=measure, notice=display.say)
-            cap = estimator.cap(fair_share(before.planned - before.done, workers.count, max_stack))
+            cap = estimator.cap(before.planned - before.done, workers.count, max_stack)
             try:
                 result = run_sweep(self.target, expansion, options, workers.executor, cap, display.say)
             except KeyboardInterrupt as error:
@@ -309,7 +308,7 @@ def plan_sweep(
     estimator = Estimator(
         expansion, options, devices[0], runs=missing, measure=calibrate, notice=partial(say_on, screen)
     )
-    cap = estimator.cap(fair_share(len(missing), count, max_stack))
+    cap = estimator.cap(len(missing), count, max_stack)
     refused = refused_changes(stored, spec) if stored else []
     notes = (*expansion.notes, *(f"{folder} holds another sweep: {reason}." for reason in refused))
     return make_plan(expansion.runs, finished, estimator, cap, count, notes)

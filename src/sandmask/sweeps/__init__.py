@@ -14,7 +14,7 @@ run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), InlineExecutor, c
 from sandmask.sweeps._expand import Expansion, expand, normalized, run_seed
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job
-from sandmask.sweeps._plan import Estimator, Plan, StackEstimate, fair_share, make_plan
+from sandmask.sweeps._plan import Estimator, Plan, StackEstimate, make_plan
 from sandmask.sweeps._run import SweepResult, run_sweep
 from sandmask.sweeps._spec import SweepSpec, refused_changes
 from sandmask.sweeps._stacks import PlannedStack, group
@@ -37,7 +37,6 @@ __all__ = [
     "SweepSpec",
     "SweepStatus",
     "expand",
-    "fair_share",
     "group",
     "make_plan",
     "normalized",

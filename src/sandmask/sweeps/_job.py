@@ -22,9 +22,10 @@ from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
 from sandmask.sweeps._progress import StackProgress
 from sandmask.sweeps._resume import split_or_remove
-from sandmask.sweeps._stacks import STACKED_NETWORKS, PlannedStack, stack_id
-from sandmask.training import Stack, Trainer, choose_device, log_record, stack_key, train_stack
+from sandmask.sweeps._stacks import PlannedStack, equal_parts, stack_id
+from sandmask.training import choose_device, log_record, stack_key, train_stack
 from sandmask.training.checkpoint import DamagedFileError
+from sandmask.training.specs import trains_alone
 
 State = Literal["done", "taken", "memory", "failed", "stopped"]
 
@@ -176,7 +177,7 @@ class _Training:
             part = waiting.pop(0)
             limit = _limits.get(stack_key(part[0]), len(part))
             if len(part) > limit:
-                waiting[:0] = self._halves(part)
+                waiting[:0] = self._split(part, limit)
                 continue
             try:
                 records = self._train(part, dataset, progress)
@@ -193,7 +194,7 @@ class _Training:
             if len(part) == 1:
                 too_large.append(part[0].id)
             else:
-                waiting[:0] = self._halves(part)
+                waiting.insert(0, part)
         progress.write("done" if not too_large else "memory", done=specs[0].steps, rate=0.0)
         if too_large:
             message = (
@@ -212,14 +213,7 @@ class _Training:
 
     def _resume(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
         options, checkpoint = self.options, self.folder.checkpoint(stack_id(spec.id for spec in part))
-        compiled = options.compiled and part[0].network not in STACKED_NETWORKS
-        if options.states:
-            how = {"compiled": compiled, "diagnostics": options.diagnostics}
-            stack = Stack(part, dataset, self.device, weights=options.weights, **how)
-            trainer = Trainer(stack, checkpoint, progress.follow(part), fast=options.fast)
-            trainer.run()
-            trainer.save()
-            return trainer.records()
+        compiled = options.compiled and trains_alone(part[0])
         return train_stack(
             part,
             dataset,
@@ -231,6 +225,7 @@ class _Training:
             diagnostics=options.diagnostics,
             report=progress.follow(part),
             checkpoint_seconds=options.checkpoint_seconds,
+            keep_checkpoint=options.states,
         )
 
     def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:
@@ -249,14 +244,13 @@ class _Training:
         if self.options.carry:
             self.archives[name] = path.read_bytes()
 
-    def _halves(self, part: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
-        """A stack in two; what was done of it goes along."""
-        middle = len(part) // 2
-        halves = [tuple(part[:middle]), tuple(part[middle:])]
+    def _split(self, part: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
+        """A stack in smaller ones; what was done of it goes along."""
+        parts = equal_parts(part, limit)
         checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
         if checkpoint.exists():
-            split_or_remove(self.folder, checkpoint, halves)
-        return halves
+            split_or_remove(self.folder, checkpoint, parts)
+        return parts
 
     @staticmethod
     def _free() -> None:

@@ -15,8 +15,8 @@ from sandmask._memory import read_accounts
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
 from sandmask.sweeps._cost import Measured, work_of
-from sandmask.sweeps._stacks import STACKED_NETWORKS
 from sandmask.training import Progress, stack_key, train_stack
+from sandmask.training.specs import trains_alone
 
 SECONDS = 2.0  # of steps, at one size
 STEPS, EVERY = 31, 10
@@ -91,9 +91,9 @@ def calibrate(
     """Measure runs of one kind (dataset, algorithm, network): few of the smallest shape, more of a middling one."""
     works = {stack_key(spec): work_of(spec, dataset).step for spec in specs}
     ordered = sorted(specs, key=lambda spec: works[stack_key(spec)])
-    stacked = specs[0].network in STACKED_NETWORKS
-    sample = Sample(dataset, EXAMPLES if stacked else FEW_EXAMPLES)
-    sizes = ((ordered[0], SMALL_STACK), (ordered[len(ordered) // 2], LARGER_STACK)) if stacked else ((ordered[0], 1),)
+    alone = trains_alone(specs[0])
+    sample = Sample(dataset, FEW_EXAMPLES if alone else EXAMPLES)
+    sizes = ((ordered[0], 1),) if alone else ((ordered[0], SMALL_STACK), (ordered[len(ordered) // 2], LARGER_STACK))
     return [
         _measure([_copy(spec, k) for k in range(count)], sample, device, fast=fast, weights=weights)
         for spec, count in sizes

@@ -13,7 +13,7 @@ from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, disk, large
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._job import JobOptions
 from sandmask.sweeps._measure import calibrate
-from sandmask.sweeps._stacks import STACKED_NETWORKS, Cap, PlannedStack, group
+from sandmask.sweeps._stacks import Cap, PlannedStack, group
 from sandmask.training import choose_device, stack_key
 from sandmask.training.specs import SHAPE_HPARAMS
 
@@ -85,15 +85,21 @@ class Estimator:
             self._models[kind] = CostModel.fitted(measured)
         return self._models.get(kind)
 
-    def cap(self, most: int | None = None) -> Cap:
-        """How large stacks may be: as memory allows, and `most`."""
+    def cap(self, missing: int, workers: int = 1, most: int | None = None) -> Cap:
+        """How large stacks may be: as memory allows, with work for every worker. A stack that is too large after all is
+        halved where it trains.
+
+        :param missing: runs that are left to train.
+        :param workers: stacks that train at a time.
+        :param most: the user's own limit.
+        """
+        fair = -(-missing // workers) if workers > 1 else missing
+        most = max(1, fair if most is None else min(fair, most))
 
         def limit(members: Sequence[RunSpec]) -> int:
             spec = members[0]
-            if spec.network not in STACKED_NETWORKS:
-                return 1
             fits = largest_stack(members, self.dataset(spec.dataset), self.device, lambda: self._overhead(spec))
-            return fits if most is None else min(fits, most)
+            return min(fits, most)
 
         return limit
 
@@ -183,15 +189,3 @@ def make_plan(
     missing = [run for run in runs if run.id not in finished]
     stacks = [estimator.estimate(stack) for stack in group(missing, cap)]
     return Plan(len(runs), len(runs) - len(missing), tuple(stacks), workers, tuple(notes))
-
-
-def fair_share(runs: int, workers: int, most: int | None) -> int | None:
-    """The most runs of a stack such that every worker gets some; None where nothing limits it.
-
-    :param runs: runs that are missing.
-    :param workers: stacks that train at a time.
-    :param most: the user's own limit.
-    """
-    fair = -(-runs // workers) if workers > 1 else None
-    limits = [limit for limit in (most, fair) if limit is not None]
-    return max(1, min(limits)) if limits else None

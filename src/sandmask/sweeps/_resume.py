@@ -8,7 +8,7 @@ from pathlib import Path
 from sandmask._replacing import remove_abandoned
 from sandmask.records import RunSpec
 from sandmask.sweeps._folder import SweepFolder
-from sandmask.sweeps._stacks import Cap, PlannedStack, equal_parts, stack_id
+from sandmask.sweeps._stacks import Cap, PlannedStack, capped, stack_id
 from sandmask.training import split_checkpoint
 from sandmask.training.checkpoint import DamagedFileError, load_metadata
 
@@ -34,7 +34,7 @@ def unfinished_stacks(
         wanted = [specs[run] for run in ids if run in specs and run not in taken]
         if not set(ids) <= (finished | specs.keys()):
             continue
-        parts = equal_parts(wanted, max(1, cap(wanted))) if wanted else []
+        parts = capped(wanted, cap) if wanted else []
         split_or_remove(folder, path, parts)
         taken.update(ids)
         found += [PlannedStack(part) for part in parts]

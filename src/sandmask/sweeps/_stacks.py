@@ -1,4 +1,4 @@
-"""Which runs train together, and in which order."""
+"""Which runs train together, and in which order. How many at most, the `Cap` says: see `Estimator.cap`."""
 
 import hashlib
 from collections import defaultdict
@@ -8,9 +8,7 @@ from itertools import pairwise
 
 from sandmask.records import RunSpec
 from sandmask.training import stack_key
-
-# Networks whose runs gain from a stack. A large backbone fills the machine by itself: its stacks are of one.
-STACKED_NETWORKS = ("mlp", "mnist-convnet")
+from sandmask.training.specs import trains_alone
 
 Cap = Callable[[Sequence[RunSpec]], int]  # the most runs of these (they share a key) that one program may have
 
@@ -44,8 +42,13 @@ def group(specs: Iterable[RunSpec], cap: Cap) -> list[PlannedStack]:
         together[stack_key(spec)].append(spec)
     stacks = []
     for members in together.values():
-        stacks += [PlannedStack(part) for part in equal_parts(members, _limit(members, cap))]
+        stacks += [PlannedStack(part) for part in capped(members, cap)]
     return sorted(stacks, key=lambda stack: _turn(stack.specs[0]))
+
+
+def capped(members: Sequence[RunSpec], cap: Cap) -> list[tuple[RunSpec, ...]]:
+    """Runs of one key in as few stacks as `cap` allows; each by itself where its network fills the machine."""
+    return equal_parts(members, 1 if trains_alone(members[0]) else max(1, cap(members)))
 
 
 def equal_parts(specs: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
@@ -53,10 +56,6 @@ def equal_parts(specs: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...
     n_parts = -(-len(specs) // limit)
     bounds = [len(specs) * part // n_parts for part in range(n_parts + 1)]
     return [tuple(specs[start:stop]) for start, stop in pairwise(bounds)]
-
-
-def _limit(members: Sequence[RunSpec], cap: Cap) -> int:
-    return max(1, cap(members)) if members[0].network in STACKED_NETWORKS else 1
 
 
 def _turn(spec: RunSpec) -> tuple[object, ...]:

@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import Metrics, State
 from sandmask.functional import EnvBatch
 from sandmask.training.averaging import Average
-from sandmask.training.malloc import keep_freed_memory
 from sandmask.training.stack import Stack
 
 LONGEST = 10  # steps in one graph
@@ -77,8 +76,6 @@ class Program:
         self._batch: EnvBatch | None = None  # where a captured step finds a batch that comes from elsewhere
         self._step: Callable[[], None] | None = None
         self._evaluate: Callable[[], tuple[Tensor, Metrics]] | None = None
-        if stack.device.type == "cpu":
-            keep_freed_memory()
 
     def advance(self, most: int) -> None:
         """Take up to `most` steps, at least one."""

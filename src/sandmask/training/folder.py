@@ -25,7 +25,6 @@ from sandmask.training.checkpoint_edits import extend_checkpoint, is_longer
 from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
 from sandmask.training.model_file import load_info, save_model
-from sandmask.training.precision import temporary_precision
 from sandmask.training.stack import Stack, without_averages
 from sandmask.training.tensorboard import RunLog
 
@@ -67,7 +66,7 @@ class RunFolder:
         if self.finished(spec):
             load_checked(self.path / MODEL)  # refuses a model that is damaged
         else:
-            with temporary_precision(spec.precision), _out_of_memory_explained(device), ExitStack() as files:
+            with _out_of_memory_explained(device), ExitStack() as files:
                 # What may refuse comes before the first file: a mistake leaves nothing behind.
                 stack = Stack([spec], dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics)
                 log = None

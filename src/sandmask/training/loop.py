@@ -19,7 +19,7 @@ from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.evaluation import Accuracies, Evaluating, is_evaluation_step
 from sandmask.training.history import History
-from sandmask.training.precision import temporary_precision
+from sandmask.training.precision import stack_settings
 from sandmask.training.stack import Stack
 
 CHECKPOINT_SECONDS = 30.0
@@ -85,6 +85,11 @@ class Trainer:
 
     def run(self) -> State:
         """Train to the end, or until every run has diverged; return the final states."""
+        with stack_settings(self.stack.specs[0].precision, self.stack.device):
+            self._run()
+        return self.program.carry.state
+
+    def _run(self) -> None:
         all_diverged = False
         try:
             while True:
@@ -102,7 +107,6 @@ class Trainer:
             raise
         finally:
             self.program.close()
-        return self.program.carry.state
 
     def records(self) -> list[RunRecord]:
         """The runs' records so far."""
@@ -211,6 +215,7 @@ def train_stack(
     diagnostics: bool = False,
     report: Report = lambda _: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    keep_checkpoint: bool = False,
 ) -> list[RunRecord]:
     """Train runs that share a `stack_key` as one program, and return their records, each done or diverged.
 
@@ -218,9 +223,9 @@ def train_stack(
     for the caller to write the records and then to delete that file.
 
     With `fast`, on a GPU, the program is captured as CUDA graphs; with `compiled` the network is compiled.
-    `diagnostics` adds metrics, and changes nothing else.
+    `diagnostics` adds metrics, and changes nothing else. With `keep_checkpoint` that file holds the states of the end.
     """
-    with temporary_precision(specs[0].precision), plugin_failures_named():
+    with plugin_failures_named():
         trainer = Trainer(
             Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics),
             checkpoint,
@@ -229,4 +234,6 @@ def train_stack(
             fast=fast,
         )
         trainer.run()
+        if keep_checkpoint:
+            trainer.save()
     return trainer.records()

@@ -1,22 +1,42 @@
 """What becomes of memory that a process has freed."""
 
 import ctypes
-from functools import cache
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # names of glibc's malloc.h
+_MMAP_FROM = 32 * 2**20  # the block size from which on glibc maps afresh, at the end of its own adjustment
+_lock = threading.Lock()
+_users: list[object] = []
 
 
-@cache
-def keep_freed_memory() -> bool:
+@contextmanager
+def freed_memory_kept() -> Iterator[bool]:
     """Have the process keep what it frees, for its next step; says whether that could be arranged.
 
     The C library of Linux maps blocks of over 32 MB afresh every time, and gives back what is free at the end of its
-    heap. A step that needs the same memory as the one before then touches every page for the first time again. The
-    process holds what it once needed until it ends, and may hold a little more: a block that is to be aligned does not
-    always fit where one like it was.
+    heap. A step that needs the same memory as the one before then touches every page for the first time again. Here
+    the process holds what it once needed, and may hold a little more: a block that is to be aligned does not always
+    fit where one like it was. Afterwards large blocks are mapped and given back as before.
     """
+    user = object()
+    with _lock:
+        _users.append(user)
+        could = _set({_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1})
+    try:
+        yield could
+    finally:
+        with _lock:
+            _users.remove(user)
+            if could and not _users:
+                _set({_MMAP_MAX: 65536, _MMAP_THRESHOLD: _MMAP_FROM, _TRIM_THRESHOLD: 2 * _MMAP_FROM})
+                ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set(options: dict[int, int]) -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another system, or another C library
         return False
-    return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+    return all(mallopt(option, value) for option, value in options.items())

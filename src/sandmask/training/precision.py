@@ -1,13 +1,14 @@
-"""What the numbers are computed in, and that they come out the same twice."""
+"""Compute precision, deterministic kernels and other settings of the process, while runs train."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal, get_args
 
 import torch
 
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
+from sandmask.training.malloc import freed_memory_kept
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -53,6 +54,16 @@ def temporary_precision(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
         matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = reductions
+
+
+@contextmanager
+def stack_settings(precision: str, device: torch.device) -> Iterator[None]:
+    """The settings of the process while a stack trains: its precision, and on a CPU that freed memory is kept.
+
+    Afterwards those of the program come back.
+    """
+    with temporary_precision(precision), freed_memory_kept() if device.type == "cpu" else nullcontext():
+        yield
 
 
 def compute_dtype(precision: str) -> torch.dtype:

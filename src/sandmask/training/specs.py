@@ -15,6 +15,8 @@ from sandmask.training.sampling import HOLDOUT_FRACTION
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
 SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
+# Networks whose runs gain from a stack. A large backbone fills the machine by itself.
+STACKED_NETWORKS = ("mlp", "mnist-convnet")
 MOST_EVALUATIONS = 100_000  # of one run
 
 
@@ -116,3 +118,8 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
         shapes,
         tuple(sorted(spec.hparams)),  # a number that only some runs have would count for none, or be missing
     )
+
+
+def trains_alone(spec: RunSpec) -> bool:
+    """Whether a run is better trained by itself: its network fills the machine."""
+    return spec.network not in STACKED_NETWORKS

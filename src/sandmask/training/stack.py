@@ -20,7 +20,7 @@ from sandmask.records import RunSpec, averages_of
 from sandmask.training.averaging import Average, average_metric, averaged_state, start_averages, step_averages
 from sandmask.training.evaluation import Accuracies, Evaluator, Tally
 from sandmask.training.held_out import HeldOut
-from sandmask.training.precision import compute_dtype, set_precision
+from sandmask.training.precision import compute_dtype, temporary_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.schedule import scheduled
 from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
@@ -65,7 +65,8 @@ def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, drop
         dropout=dropout,
         dtype=compute_dtype(spec.precision),
     )
-    return ALGORITHMS[spec.algorithm].build(problem)
+    with temporary_precision(spec.precision):  # which decides what kernels a network has
+        return ALGORITHMS[spec.algorithm].build(problem)
 
 
 def _scaled(state: State, spec: RunSpec) -> State:
@@ -101,7 +102,10 @@ def without_averages(state: State) -> tuple[State, dict[str, Average]]:
 
 
 class Stack:
-    """Runs that differ in numbers only: seeds, trials, held-out environments, numeric hyperparameters."""
+    """Runs that differ in numbers only: seeds, trials, held-out environments, numeric hyperparameters.
+
+    It computes with the settings that torch has: inside of `stack_settings`, those of the runs' precision.
+    """
 
     def __init__(
         self,
@@ -116,7 +120,6 @@ class Stack:
         if len({stack_key(spec) for spec in specs}) != 1:
             raise SandmaskError("These runs differ in more than numbers and cannot train as one program.")
         check_environments(specs[0], dataset)
-        set_precision(specs[0].precision)
         self.specs = tuple(specs)
         self.device = device
         self.dataset = _normalized_for(specs[0].network, dataset).to(device)

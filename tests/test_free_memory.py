@@ -5,7 +5,7 @@ import torch
 
 from sandmask import _memory
 from sandmask._memory import free_memory
-from sandmask.datasets._memory import place_cache
+from sandmask.datasets._store import place_cache
 from sandmask.sweeps._cost import available_memory
 
 GB = 2**30

@@ -31,7 +31,7 @@ def test_no_mask_trains_nothing_by_default() -> None:
     masks = [entry for entry in ALGORITHMS.values() if any(row.name == "tau" for row in entry.hparams)]
     assert len(masks) >= 6
     for entry in masks:
-        for scope, dataset in (("spirals", "Spirals"), ("mnist", "ColoredMNIST"), ("image", "PACS")):
+        for scope, dataset in (("tabular", "Spirals"), ("small-image", "ColoredMNIST"), ("image", "PACS")):
             values = resolve(space_for(scope, dataset, entry.name, entry.hparams))
             assert values["tau"] == 0.9
             assert entry.caution(values) is None

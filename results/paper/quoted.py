@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sandmask.paper import AVERAGE, INCONSISTENCIES, algorithms, printed
 from sandmask.paper._failure_runs import is_search
 from sandmask.paper._select import averages, by_rule, trial_choices, validation
-from sandmask.paper._tables import is_untrained, read_all
 from sandmask.paper.pages import look_up
+from sandmask.paper.tables import is_untrained, read_all
 from sandmask.paper.why_spirals import follows_spiral
-from sandmask.printed import AVERAGE, INCONSISTENCIES, algorithms, printed
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import paired_comparison
 from sandmask.sweeps import SweepSpec, expand, read_sweep

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sandmask
-from sandmask.api import _screen
+from sandmask.api import _progress
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebooks" / "first_sweep.ipynb"
 HAS_JUPYTER = all(importlib.util.find_spec(name) for name in ("nbclient", "nbformat", "ipykernel"))
@@ -31,7 +31,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module.display = display  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
-    monkeypatch.setattr(_screen, "Console", lambda: SimpleNamespace(is_jupyter=True))
+    monkeypatch.setattr(_progress, "Console", lambda: SimpleNamespace(is_jupyter=True))
     return texts
 
 

@@ -35,7 +35,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], N
         module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
         module.probe = function  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "sandmask.cli.probe", module)
-        monkeypatch.setattr(_app, "COMMANDS", (Command("probe", "A probe", "Run", "probe"),))
+        monkeypatch.setattr(_app, "COMMANDS", (Command("probe", "A probe", "Run", "sandmask.cli.probe"),))
 
     return install
 
@@ -112,7 +112,7 @@ def test_a_misspelled_name_is_refused_without_torch(line: str, said: str, tmp_pa
 
 def test_names_that_exist_pass_the_check_without_torch() -> None:
     code = (
-        "import sys\nfrom sandmask.cli._names import check_names, is_swapped\n"
+        "import sys\nfrom sandmask.cli._completion import check_names, is_swapped\n"
         "for dataset in ('Spirals', 'spirals:seed=1', './photos'):\n    check_names(dataset, 'and-mask')\n"
         "print(is_swapped('ERM', 'Spirals:seed=1'), is_swapped('Spirals', 'ERM'), 'torch' in sys.modules)"
     )
@@ -264,7 +264,7 @@ def test_a_module_with_an_app_is_a_group_of_commands(monkeypatch: pytest.MonkeyP
     module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
     module.app = app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sandmask.cli.probe", module)
-    monkeypatch.setattr(_app, "COMMANDS", (Command("probe", "A probe", "Run", "probe"),))
+    monkeypatch.setattr(_app, "COMMANDS", (Command("probe", "A probe", "Run", "sandmask.cli.probe"),))
     assert runner.invoke(_app.app, ["probe", "where"]).output == "here\n"
     shown = runner.invoke(_app.app, ["probe", "--help"]).output
     assert "Look after data." in shown

@@ -51,7 +51,7 @@ def test_algorithms_are_described() -> None:
 def test_datasets_are_described() -> None:
     rows = {row["name"]: row for row in json.loads(runner.invoke(app, ["list", "datasets", "--json"]).stdout)}
     assert rows["ColoredMNIST"]["environments"] == ["+90%", "+80%", "-90%"]
-    assert rows["ColoredMNIST"]["scope"] == "mnist"
+    assert rows["ColoredMNIST"]["scope"] == "small-image"
     assert rows["Spirals"]["steps"] == 5001
     assert rows["PACS"]["input_shape"] == [3, 224, 224]
     assert "load" not in rows["Spirals"]

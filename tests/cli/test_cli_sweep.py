@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sandmask.api._workers import slurm_parameters
+from sandmask.api._sweep_arguments import slurm_parameters
 from sandmask.cli._app import app
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs

@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sandmask.api import _progress, _screen
+from sandmask.api import _progress
 from sandmask.api._images import allowances
 from sandmask.cli._app import app
 from sandmask.datasets import DATASETS
@@ -86,7 +86,7 @@ def test_a_finished_run_with_damaged_records_is_trained_again(tmp_path: Path) ->
 def test_a_narrow_terminal_shows_how_far_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(_progress, "Console", lambda **_: screen)
-    monkeypatch.setattr(_screen, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(_progress, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
     run("DebugVector", "SANDMask-rescaled", "--test-env", "a", "--steps", "3", "--out", str(tmp_path), *SMALL)
     last = screen.file.getvalue().rpartition("SANDMask")[2]  # type: ignore[attr-defined]
     assert "3/3" in last

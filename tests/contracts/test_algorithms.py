@@ -71,7 +71,7 @@ def build(
 
 def hparams_of(name: str, run: int, **values: float) -> Hparams:
     """Run's draw of the algorithm's space, but that everything happens within a few steps."""
-    space = space_for("spirals", "Spirals", name, ENTRIES[name].hparams)
+    space = space_for("tabular", "Spirals", name, ENTRIES[name].hparams)
     early = {row: float(1 + run) for row in space if row.endswith(("iters", "linear_steps"))}
     alternating = {"d_steps_per_g_step": float(1 + run % 2)} if "d_steps_per_g_step" in space else {}
     dropout = {row: (0.0, 0.1, 0.5)[run] for row in ("dropout", "mlp_dropout") if row in space}
@@ -264,7 +264,7 @@ def gaussians(seed: int, n_examples: int) -> EnvBatch:
 @every_algorithm
 def test_solves_separable_gaussians(name: str) -> None:
     algorithm = build(name)
-    space = space_for("spirals", "Spirals", name, ENTRIES[name].hparams)
+    space = space_for("tabular", "Spirals", name, ENTRIES[name].hparams)
     values = resolve(space, overrides=SOLVING.get(name, {}))
     hparams = {row: torch.tensor(float(v)) for row, v in values.items() if row not in SHAPE_HPARAMS}
     state = algorithm.init(0)

@@ -13,6 +13,7 @@ from PIL import Image
 from sandmask.datasets import DATASETS, Dataset, dataset_entry, load_dataset, resolve_environment
 from sandmask.datasets.sources import SOURCES
 from sandmask.functional.random import key_of
+from sandmask.records._protocol import HELD_OUT
 from sandmask.registry import Registry
 
 GENERATED = ("Spirals", "Debug28", "DebugVector")
@@ -119,13 +120,22 @@ def test_dataset(name: str, load: Callable[[str], Dataset], tmp_path: Path) -> N
     assert entry.n_classes in (None, len(data.classes))
 
 
+def test_tables_know_the_environments_that_datasets_hold_out() -> None:
+    """They are written down a second time, because `sandmask report` does without torch."""
+    entries = [entry for entry in DATASETS.values() if entry.name in HELD_OUT]
+    assert [entry.name for entry in entries] == list(HELD_OUT)
+    for entry in entries:
+        indices = range(len(entry.environments)) if entry.report_envs is None else entry.report_envs
+        assert tuple(entry.environments[index] for index in indices) == HELD_OUT[entry.name]
+
+
 @pytest.mark.parametrize("name", PROTOCOL)
 def test_entry_follows_the_protocol(name: str) -> None:
     entry = DATASETS[name]
     found = (len(entry.environments), entry.n_classes, entry.input_shape, entry.network, entry.steps)
     assert (*found, entry.checkpoint_every) == PROTOCOL[name]
     assert entry.report_envs == (tuple(range(16)) if name == "Spirals" else None)
-    expected = {"mlp": "spirals", "mnist-convnet": "mnist"}.get(entry.network, "image")
+    expected = {"mlp": "tabular", "mnist-convnet": "small-image"}.get(entry.network, "image")
     assert entry.scope == expected
     assert entry.domains == () or len(entry.domains) == len(entry.environments)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandmask.datasets.download import MirrorError, Patience, fetch
-from sandmask.datasets.download._drive import fetch_from_drive
+from sandmask.datasets.download._http import fetch_from_drive
 
 if TYPE_CHECKING:
     from tests.datasets.conftest import FlakyServer

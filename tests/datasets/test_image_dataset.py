@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from sandmask.datasets import CorruptImageError, ImageDataset, load_dataset, scan_images
-from sandmask.datasets import _memory as memory
+from sandmask.datasets import _store as memory
 from sandmask.datasets._decode import decode
 from sandmask.errors import SandmaskError
 from sandmask.functional.random import key_of

@@ -18,7 +18,7 @@ from sandmask.datasets import load_dataset
 from sandmask.datasets._image_set import ImageSet
 from sandmask.datasets._relocate import move_domains
 from sandmask.datasets.download import Patience, install, verify
-from sandmask.datasets.download._drive import fetch_from_drive
+from sandmask.datasets.download._http import fetch_from_drive
 from sandmask.datasets.download._ledger import Ledger, sole_user
 from sandmask.datasets.sources import SOURCES, RemoteFile, Source, downloadable, source_of
 from sandmask.errors import SandmaskError

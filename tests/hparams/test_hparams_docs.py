@@ -10,11 +10,11 @@ from sandmask.hparams import Scope, space_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "hyperparameters.md"
 PLACES: dict[str, list[tuple[Scope, str]]] = {
-    "MNIST sets": [("mnist", "ColoredMNIST"), ("mnist", "RotatedMNIST")],
+    "MNIST sets": [("small-image", "ColoredMNIST"), ("small-image", "RotatedMNIST")],
     "image sets": [("image", "PACS"), ("image", "TerraIncognita")],
     "DomainNet": [("image", "DomainNet")],
-    "Spirals": [("spirals", "Spirals")],
-    "all": [("mnist", "ColoredMNIST"), ("image", "PACS"), ("spirals", "Spirals")],
+    "Spirals": [("tabular", "Spirals")],
+    "all": [("small-image", "ColoredMNIST"), ("image", "PACS"), ("tabular", "Spirals")],
 }
 
 

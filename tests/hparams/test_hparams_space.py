@@ -84,14 +84,14 @@ DANN_PACS: dict[str, tuple[str, Draw]] = {
 }
 CASES = {
     "ERM on PACS": (space_for("image", "PACS", "ERM", (), "paper"), PACS),
-    "SAND on ColoredMNIST": (space_for("mnist", "ColoredMNIST", "SANDMask", SAND, "paper"), COLORED | TAU),
+    "SAND on ColoredMNIST": (space_for("small-image", "ColoredMNIST", "SANDMask", SAND, "paper"), COLORED | TAU),
     "SAND on ColoredMNIST, DomainBed": (
-        space_for("mnist", "ColoredMNIST", "SANDMask", SAND, "domainbed"),
+        space_for("small-image", "ColoredMNIST", "SANDMask", SAND, "domainbed"),
         COLORED | BED_LR | TAU | K,
     ),
-    "AND on Spirals": (space_for("spirals", "Spirals", "ANDMask", AND, "paper"), SPIRALS | TAU),
+    "AND on Spirals": (space_for("tabular", "Spirals", "ANDMask", AND, "paper"), SPIRALS | TAU),
     "AND on Spirals, DomainBed": (
-        space_for("spirals", "Spirals", "ANDMask", AND, "domainbed"),
+        space_for("tabular", "Spirals", "ANDMask", AND, "domainbed"),
         SPIRALS | HALF_TAU,
     ),
     "DANN on PACS": (space_for("image", "PACS", "DANN", DANN, "paper"), PACS | DANN_PACS),
@@ -128,9 +128,9 @@ def test_seed_hash_equals_the_seeds_in_domainbeds_published_logs() -> None:
 
 def test_hparams_seed_zero_means_the_defaults_for_every_trial() -> None:
     expected = {"lr": 1e-3, "batch_size": 64, "weight_decay": 0.0, "dropout": 0.0, "tau": 1.0}
-    space = space_for("mnist", "RotatedMNIST", "ANDMask", AND, "paper")
+    space = space_for("small-image", "RotatedMNIST", "ANDMask", AND, "paper")
     assert [resolve(space, 0, trial) for trial in range(3)] == [expected] * 3
-    spirals = resolve(space_for("spirals", "Spirals", "ERM", (), "paper"))
+    spirals = resolve(space_for("tabular", "Spirals", "ERM", (), "paper"))
     assert spirals == {
         "lr": 0.01, "batch_size": 512, "weight_decay": 1e-3, "mlp_width": 256, "mlp_depth": 3, "dropout": 0.0
     }  # fmt: skip
@@ -152,8 +152,8 @@ def test_trials_and_seeds_give_different_draws() -> None:
 
 
 def test_the_last_row_that_holds_counts() -> None:
-    assert str(space_for("mnist", "ColoredMNIST", "ERM", (), "paper")["lr"].draw) == "10^U(-4.5, -3.5)"
-    assert str(space_for("mnist", "ColoredMNIST", "ERM", (), "domainbed")["lr"].draw) == "10^U(-4.5, -2.5)"
+    assert str(space_for("small-image", "ColoredMNIST", "ERM", (), "paper")["lr"].draw) == "10^U(-4.5, -3.5)"
+    assert str(space_for("small-image", "ColoredMNIST", "ERM", (), "domainbed")["lr"].draw) == "10^U(-4.5, -2.5)"
     assert str(space_for("image", "PACS", "ERM", (), "paper")["batch_size"].draw) == "int 2^U(3, 5.5)"
     assert str(space_for("image", "DomainNet", "ERM", (), "paper")["batch_size"].draw) == "int 2^U(3, 5)"
     assert "k" not in space_for("image", "PACS", "SANDMask", SAND, "paper")
@@ -164,11 +164,11 @@ def test_the_last_row_that_holds_counts() -> None:
 def test_an_algorithms_row_replaces_the_datasets(dataset: str) -> None:
     for seed in (0, 5):
         assert resolve(space_for("image", dataset, "ARM", ARM, "paper"), seed)["batch_size"] == 8
-    assert resolve(space_for("mnist", "ColoredMNIST", "ARM", ARM, "paper"))["batch_size"] == 64
+    assert resolve(space_for("small-image", "ColoredMNIST", "ARM", ARM, "paper"))["batch_size"] == 64
 
 
 def test_like_takes_over_everything_but_the_stream() -> None:
-    for scope, dataset in (("mnist", "ColoredMNIST"), ("image", "PACS"), ("spirals", "Spirals")):
+    for scope, dataset in (("small-image", "ColoredMNIST"), ("image", "PACS"), ("tabular", "Spirals")):
         space = space_for(scope, dataset, "DANN", DANN, "paper")
         assert (space["lr_g"].default, space["lr_g"].draw) == (space["lr"].default, space["lr"].draw)
         assert len({resolve(space, 1)[name] for name in ("lr", "lr_g", "lr_d")}) == 3
@@ -269,8 +269,8 @@ def test_a_row_that_makes_no_sense_is_refused(make: Callable[[], Hparam], messag
 
 
 def test_shared_rows_hold_for_every_scope() -> None:
-    assert {row.scope for row in SHARED} == {None, "mnist", "image", "spirals"}
-    for scope in ("mnist", "image", "spirals"):
+    assert {row.scope for row in SHARED} == {None, "small-image", "image", "tabular"}
+    for scope in ("small-image", "image", "tabular"):
         assert {"lr", "batch_size", "weight_decay", "dropout"} <= set(space_for(scope, "X", "ERM", (), "paper"))
 
 

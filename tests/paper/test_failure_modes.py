@@ -12,8 +12,7 @@ import torch
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.paper import _failure_runs as failure
-from sandmask.paper._ceiling import noise_ceiling
-from sandmask.paper.figure_2 import figure_2, results, summarize
+from sandmask.paper.figure_2 import figure_2, noise_ceiling, results, summarize
 from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
 from sandmask.records.testing import made_up_run
 from sandmask.training import Stack, make_spec, train_stack

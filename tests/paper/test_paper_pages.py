@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._tables import read_all
 from sandmask.paper.claims import CLAIMS, claims
 from sandmask.paper.pages import MISSING, fill_page, fill_pages, look_up
-from sandmask.paper.table_3 import table_3
+from sandmask.paper.tables import read_all, table_3
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.sweeps import SweepSpec, expand, read_sweep
 

@@ -6,13 +6,9 @@ from dataclasses import replace
 import pytest
 
 from sandmask.errors import SandmaskError
+from sandmask.paper import AVERAGE, PrintedCell, printed
 from sandmask.paper._compare import MARKS, Compared, compare
-from sandmask.paper._tables import no_records
-from sandmask.paper.table_1 import table_1
-from sandmask.paper.table_2 import table_2
-from sandmask.paper.table_3 import table_3
-from sandmask.paper.table_pacs import table_pacs
-from sandmask.printed import AVERAGE, PrintedCell, printed
+from sandmask.paper.tables import no_records, table_1, table_2, table_3, table_pacs
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import Cell, build_report

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.random import RandomState
 
+from sandmask.paper import printed
 from sandmask.paper.why import QUESTIONS, SPIRALS_QUESTIONS, why
 from sandmask.paper.why_spirals import contrary, signature_alignment, signatures, spiral_draws, spiral_found
-from sandmask.printed import printed
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run
 from sandmask.reports import Grid

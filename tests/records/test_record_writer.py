@@ -159,7 +159,7 @@ def test_a_file_replaced_between_opening_and_locking_is_opened_again(
             newer.replace(path)
         return lock(file)
 
-    monkeypatch.setattr("sandmask.records._lock.lock", lock_after_a_rewind)
+    monkeypatch.setattr("sandmask.records._writer.lock", lock_after_a_rewind)
     with RecordWriter(path) as writer:
         assert writer.last_step(made_up_run([[0.5, 0.5]]).spec.id) == 0
 

@@ -19,9 +19,8 @@ from sandmask.reports import Grid, build_report, render
 from sandmask.reports._formats import latex, markdown, text
 from sandmask.reports.html import render_html
 from sandmask.reports.html._blobs import MISSING, codes_blob
-from sandmask.reports.html._curves import kept_points, run_curves
-from sandmask.reports.html._detail import FULL, SUMMARY, choose_detail
-from sandmask.reports.html._regret import regrets
+from sandmask.reports.html._curves import FULL, SUMMARY, choose_detail, kept_points, run_curves
+from sandmask.reports.html._tables import regrets
 from sandmask.selection import RULES
 
 

@@ -78,7 +78,7 @@ def test_a_page_is_replaced_whole(store: Path, tmp_path: Path, monkeypatch: pyte
     def fail(*arguments: object, **settings: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sandmask.reports.html._write.render_html", fail)
+    monkeypatch.setattr("sandmask.reports.html._page.render_html", fail)
     with pytest.raises(KeyboardInterrupt):
         write_html(made_up_sweep(["ERM"]), target)
     assert target.read_text() == "old"

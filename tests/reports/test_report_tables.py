@@ -10,8 +10,8 @@ from sandmask.paper import environments
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import Cell, RuleReport, Table, build_report, cell_text, grids
-from sandmask.reports._best import best_cells, best_method
 from sandmask.reports._data import Parts
+from sandmask.reports._tables import best_cells, best_method
 from sandmask.selection import RULES, select
 
 

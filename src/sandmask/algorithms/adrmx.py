@@ -172,7 +172,7 @@ ALGORITHMS.register(
             Hparam("d_steps_per_g_step", 2, Constant(2), COUNT),
             Hparam("beta1", 0.5, Constant(0.5), BELOW_ONE),
             Hparam("mlp_dropout", 0.0, Constant(0.0), BELOW_ONE),
-            *_of_networks("mnist", 3e-3, Choice(5e-4, 1e-3, 2e-3, 3e-3)),
+            *_of_networks("small-image", 3e-3, Choice(5e-4, 1e-3, 2e-3, 3e-3)),
             *_of_networks("image", 3e-5, Choice(2e-5, 3e-5, 4e-5, 5e-5)),
         ),
     )

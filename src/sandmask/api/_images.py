@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sandmask.api._screen import Screen, say_on
+from sandmask.api._progress import Screen, say_on
 from sandmask.datasets import Dataset, ImageDataset, dataset_entry, load_dataset, take_inventory
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from typing import TypedDict, Unpack
 from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
 from sandmask.api._images import allowances, check_sources
-from sandmask.api._request import Names, requested_sweep
-from sandmask.api._screen import ShowProgress, choose_screen, say_on
+from sandmask.api._progress import ShowProgress, choose_screen, say_on
+from sandmask.api._sweep_arguments import Names, Workers, choose_workers, device_list, requested_sweep
 from sandmask.api._sweep_progress import SweepDisplay, headline
 from sandmask.api._swept import Sweep
-from sandmask.api._workers import Workers, choose_workers, device_list
 from sandmask.plugins import load_plugins
 from sandmask.selection import RULES
 from sandmask.sweeps import (

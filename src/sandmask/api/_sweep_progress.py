@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sandmask.api._screen import NotebookText, ShowProgress, choose_screen, say_on
+from sandmask.api._progress import NotebookText, ShowProgress, choose_screen, say_on
 from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
 from sandmask.algorithms import ALGORITHMS
 from sandmask.api._images import allowances, announce, check_images
-from sandmask.api._progress import TrainingBar
-from sandmask.api._screen import ShowProgress, choose_screen
+from sandmask.api._progress import ShowProgress, TrainingBar, choose_screen
 from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.plugins import load_plugins

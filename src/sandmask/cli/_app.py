@@ -3,10 +3,12 @@
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +19,29 @@ from sandmask._text import printable, printable_lines
 from sandmask._version import __version__
 from sandmask.cli._commands import COMMANDS, readable
 from sandmask.cli._console import styled
-from sandmask.cli._interrupts import interrupts_end_imports
 from sandmask.errors import SandmaskError
 from sandmask.plugins import plugin_failure
 from sandmask.registry import near
+
+
+def interrupts_end_imports() -> None:
+    """Let an interrupt end the program at once while torch is imported; before that, and after, it is an exception.
+
+    Torch tries to import numpy and swallows what happens there: the program would go on, with half of numpy. Nothing
+    has begun by then that would have to be put away. A program told to ignore interrupts goes on ignoring them.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+
+
+def _interrupted(_: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
+            os.write(2, b"\ninterrupted\n")
+            os._exit(128 + signal.SIGINT)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
 
 # A command line that cannot be understood; typer's own class for it has moved between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -22,8 +22,7 @@ _COMPLETIONS = {
 def data(data_dir: Path | None) -> Iterator[Finding]:
     """Which datasets are in the data folder, and how to get the others."""
     from sandmask.datasets import data_folder
-    from sandmask.datasets._overview import overview
-    from sandmask.datasets.sources import SOURCES
+    from sandmask.datasets.sources import SOURCES, overview
 
     folder = data_folder(data_dir)
     if folder.is_dir():

@@ -17,8 +17,8 @@ RUN, READ, LOOK = "Run", "Read results", "Look things up"
 class Command:
     """A subcommand: its line in the help, and where it lives.
 
-    `sandmask.cli.<module>` holds either `app`, a `typer.Typer` with subcommands of its own, or a function
-    named like the module, which is the command.
+    The module holds either `app`, a `typer.Typer` with subcommands of its own, or a function named like the module,
+    which is the command.
     """
 
     name: str
@@ -29,7 +29,10 @@ class Command:
     @property
     def exists(self) -> bool:
         """Whether the module is installed."""
-        return importlib.util.find_spec(f"sandmask.cli.{self.module}") is not None
+        try:
+            return importlib.util.find_spec(self.module) is not None
+        except ModuleNotFoundError:  # its package is not there either
+            return False
 
     def stub(self) -> TyperCommand:
         """What the list of commands needs: a name and a line of text."""
@@ -37,13 +40,13 @@ class Command:
 
     def load(self) -> Any:
         """The command itself."""
-        module = importlib.import_module(f"sandmask.cli.{self.module}")
+        module = importlib.import_module(self.module)
         parent = typer.Typer(add_completion=False, rich_markup_mode="rich")
         parent.callback()(_nothing)
         if hasattr(module, "app"):
             parent.add_typer(module.app, name=self.name)
         else:
-            parent.command(self.name)(getattr(module, self.module))
+            parent.command(self.name)(getattr(module, self.module.rpartition(".")[2]))
         group: Any = get_command(parent)
         return group.commands[self.name]
 
@@ -69,16 +72,18 @@ def _nothing() -> None:
 
 
 COMMANDS = (
-    Command("demo", "A small sweep on generated data, with a table and a picture", RUN, "demo"),
-    Command("train", "Train one model with one or more environments held out", RUN, "train"),
-    Command("sweep", "Train many: algorithms x datasets x held-out environments x draws", RUN, "sweep"),
-    Command("predict", "Classify images or arrays with a trained model", RUN, "predict"),
-    Command("export", "Export a trained model for PyTorch (torch.export) or as ONNX", RUN, "export"),
-    Command("report", "Tables and pages from the records of a sweep", READ, "report"),
-    Command("paper", "Remake the paper's figures and tables next to its numbers", READ, "paper"),
-    Command("import-domainbed", "Read the results of a DomainBed sweep", READ, "import_domainbed"),
-    Command("list", "List algorithms, datasets, selection rules and networks", LOOK, "list_"),
-    Command("hparams", "Show the hyperparameters of an algorithm on a dataset, for any seed", LOOK, "hparams"),
-    Command("data", "Download, verify and find datasets", LOOK, "data"),
-    Command("doctor", "Check this installation", LOOK, "doctor"),
+    Command("demo", "A small sweep on generated data, with a table and a picture", RUN, "sandmask.cli.demo"),
+    Command("train", "Train one model with one or more environments held out", RUN, "sandmask.cli.train"),
+    Command("sweep", "Train many: algorithms x datasets x held-out environments x draws", RUN, "sandmask.cli.sweep"),
+    Command("predict", "Classify images or arrays with a trained model", RUN, "sandmask.cli.predict"),
+    Command("export", "Export a trained model for PyTorch (torch.export) or as ONNX", RUN, "sandmask.cli.export"),
+    Command("report", "Tables and pages from the records of a sweep", READ, "sandmask.cli.report"),
+    Command("paper", "Remake the paper's figures and tables next to its numbers", READ, "sandmask.paper.commands"),
+    Command("import-domainbed", "Read the results of a DomainBed sweep", READ, "sandmask.cli.import_domainbed"),
+    Command("list", "List algorithms, datasets, selection rules and networks", LOOK, "sandmask.cli.list_"),
+    Command(
+        "hparams", "Show the hyperparameters of an algorithm on a dataset, for any seed", LOOK, "sandmask.cli.hparams"
+    ),
+    Command("data", "Download, verify and find datasets", LOOK, "sandmask.cli.data"),
+    Command("doctor", "Check this installation", LOOK, "sandmask.cli.doctor"),
 )

@@ -12,9 +12,8 @@ from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import JsonOption
 
 if TYPE_CHECKING:
-    from sandmask.datasets._overview import Overview
     from sandmask.datasets.download import Verification
-    from sandmask.datasets.sources import Source
+    from sandmask.datasets.sources import Overview, Source
 
 app = typer.Typer(help="Get datasets: list, download, verify, where.", no_args_is_help=True)
 
@@ -32,7 +31,7 @@ DataDir = Annotated[
 def list_datasets(data_dir: DataDir = None, as_json: JsonOption = False) -> None:
     """List the datasets and whether they are on this machine."""
     from sandmask.datasets import data_folder
-    from sandmask.datasets._overview import overview
+    from sandmask.datasets.sources import overview
 
     folder = data_folder(data_dir)
     rows = overview(folder)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandmask.datasets import Dataset
+    from sandmask.datasets.spirals_figure import SpiralPanel
     from sandmask.records import RunRecord, RunSpec
-    from sandmask.reports.spirals_figure import SpiralPanel
     from sandmask.selection import Selected
     from sandmask.sweeps import Expansion, SweepFolder
 
@@ -121,7 +121,7 @@ def _show(folder: "SweepFolder", picture: Path) -> None:
 def _draw(folder: "SweepFolder", chosen: "dict[str, Selected]", path: Path) -> None:
     """The plane of the spiral as each chosen run sees it after its last step."""
     from sandmask.datasets import load_dataset
-    from sandmask.reports.spirals_figure import draw_spirals
+    from sandmask.datasets.spirals_figure import draw_spirals
 
     dataset = load_dataset(DATASET)
     panels = [_panel(folder, method, best.run, dataset) for method, best in chosen.items()]
@@ -134,7 +134,7 @@ def _draw(folder: "SweepFolder", chosen: "dict[str, Selected]", path: Path) -> N
 
 
 def _panel(folder: "SweepFolder", method: str, run: "RunRecord", dataset: "Dataset") -> "SpiralPanel | None":
-    from sandmask.reports.spirals_figure import spiral_panel
+    from sandmask.datasets.spirals_figure import spiral_panel
     from sandmask.training.checkpoint import load_checked
     from sandmask.training.stack import build_algorithm
 
@@ -144,5 +144,6 @@ def _panel(folder: "SweepFolder", method: str, run: "RunRecord", dataset: "Datas
         if run.spec.id in metadata["runs"]:
             params = leaves["state.params"][metadata["runs"].index(run.spec.id)]
             algorithm = build_algorithm(run.spec, dataset, weights=None, dropout=False)
-            return spiral_panel(TITLES[method], algorithm, {"params": params}, accuracy)
+            predict = partial(algorithm.predict, {"params": params})
+            return spiral_panel(TITLES[method], predict, dataset.input_shape[0], accuracy)
     return None

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from sandmask.cli import _completion
+from sandmask.cli._completion import check_names, is_swapped
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._names import check_names, is_swapped
 from sandmask.cli._options import (
     HparamOption,
     HparamsSeedOption,

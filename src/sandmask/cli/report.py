@@ -22,7 +22,7 @@ from sandmask.cli._page import (
 )
 from sandmask.errors import SandmaskError
 from sandmask.reports import FORMATS, render
-from sandmask.reports._from_records import PAPER_RULES, rule_names
+from sandmask.reports._report import PAPER_RULES, rule_names
 
 MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 

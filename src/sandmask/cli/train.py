@@ -8,8 +8,8 @@ import typer
 import sandmask
 from sandmask._text import printable, tell
 from sandmask.cli import _completion
+from sandmask.cli._completion import check_names
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._names import check_names
 from sandmask.cli._options import (
     AverageOption,
     CheckpointEveryOption,

@@ -3,14 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from sandmask.hparams import Scope
+from sandmask.hparams._hparam import scope_name
 from sandmask.registry import Registry
 
-HparamScope = Literal["spirals", "mnist", "image"]
+HparamScope = Scope
 
 
 class Dataset(ABC):
@@ -82,6 +83,9 @@ class DatasetEntry:
     domains: tuple[str, ...] = ()  # folder names of the environments
     # Of a generated dataset: the entry of data generated with other parameters, such as "Spirals:seed=1".
     variant: Callable[[dict[str, str]], "DatasetEntry"] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scope", scope_name(self.scope))
 
     def steps_in(self, space: str) -> int:
         """The number of training steps that goes with a hyperparameter space."""

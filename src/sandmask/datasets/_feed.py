@@ -7,8 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sandmask.datasets._memory import CacheMode, place_cache
-from sandmask.datasets._store import ImageStore, Reading, Stored
+from sandmask.datasets._store import CacheMode, ImageStore, Reading, Stored, place_cache
 
 T = TypeVar("T")
 FILL_BLOCK = 64  # images a time when the device's cache is filled

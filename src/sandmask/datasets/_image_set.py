@@ -7,8 +7,8 @@ from pathlib import Path
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._images import IMAGENET_MEAN, IMAGENET_STD, ImageDataset
 from sandmask.datasets._location import data_folder, find_folder
-from sandmask.datasets._memory import CacheMode
 from sandmask.datasets._scan import ImageTree, scan_images
+from sandmask.datasets._store import CacheMode
 from sandmask.datasets._walk import Listing
 from sandmask.errors import SandmaskError
 

@@ -15,9 +15,8 @@ from sandmask.datasets._augment import Augmentation
 from sandmask.datasets._base import Dataset
 from sandmask.datasets._decode import common_size
 from sandmask.datasets._feed import Feed
-from sandmask.datasets._memory import CACHE_MODES, CacheMode, place_cache
 from sandmask.datasets._scan import ImageTree
-from sandmask.datasets._store import ImageStore, Stored
+from sandmask.datasets._store import CACHE_MODES, CacheMode, ImageStore, Stored, place_cache
 from sandmask.errors import SandmaskError
 from sandmask.functional.compiling import Compiled
 from sandmask.registry import closest

@@ -1,8 +1,4 @@
-"""Where the datasets are published. Facts only: what is done with them is in `sandmask.datasets.download`.
-
-Links die. A dataset has several mirrors where several are known; they are tried in this order. Checksums and
-numbers of images are given where they are known; what is not is recorded when it is first seen.
-"""
+"""Where the datasets are published. Facts only: what is done with them is in `sandmask.datasets.download`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -171,3 +167,38 @@ def downloadable() -> list[str]:
     """The names that `source_of` takes, in the order of the registry."""
     made = [name for name in DATASETS if any(name in source.datasets for source in SOURCES.values())]
     return made + [name for name in SOURCES if name not in made]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One row of `sandmask data list`."""
+
+    name: str
+    description: str
+    environments: tuple[str, ...]
+    classes: int | None
+    images: int | None  # where known
+    generated: bool
+    path: str | None  # where it lies; None if it is generated or not here
+    expected_at: str | None
+
+
+def overview(data_dir: Path) -> list[Overview]:
+    """Every registered dataset, in the registry's order."""
+    rows = []
+    for entry in DATASETS.values():
+        source = next((each for each in SOURCES.values() if entry.name in each.datasets), None)
+        found = source.find(data_dir) if source is not None else None
+        rows.append(
+            Overview(
+                name=entry.name,
+                description=entry.description,
+                environments=entry.environments,
+                classes=entry.n_classes,
+                images=sum(source.counts.values()) or None if source is not None else None,
+                generated=source is None,
+                path=str(found) if found is not None else None,
+                expected_at=str(data_dir / source.folder) if source is not None else None,
+            )
+        )
+    return rows

@@ -9,7 +9,6 @@
 An algorithm declares only what is its own; learning rate, batch size and the like come with the dataset.
 """
 
-from sandmask.hparams._bounds import ANY, BELOW_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, Bounds
 from sandmask.hparams._distributions import (
     Choice,
     Constant,
@@ -19,10 +18,24 @@ from sandmask.hparams._distributions import (
     LogUniform,
     Uniform,
 )
-from sandmask.hparams._hparam import DEFAULT_SPACE, SCOPES, SPACES, Hparam, Like, Scope, SpaceName
-from sandmask.hparams._seeds import seed_hash
+from sandmask.hparams._hparam import (
+    ANY,
+    BELOW_ONE,
+    COUNT,
+    DEFAULT_SPACE,
+    FRACTION,
+    NON_NEGATIVE,
+    POSITIVE,
+    SCOPES,
+    SPACES,
+    Bounds,
+    Hparam,
+    Like,
+    Scope,
+    SpaceName,
+)
 from sandmask.hparams._shared import OPTIONAL, SHARED
-from sandmask.hparams._space import Space, parse_overrides, resolve, space_for
+from sandmask.hparams._space import Space, parse_overrides, resolve, seed_hash, space_for
 
 __all__ = [
     "ANY",

@@ -1,4 +1,4 @@
-"""A hyperparameter: its name, its default, what a search draws it from, and where that holds."""
+"""A hyperparameter: its name, its default, its bounds, what a search draws it from, and where that holds."""
 
 import math
 from dataclasses import dataclass
@@ -7,14 +7,55 @@ from typing import Literal, get_args
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.hparams._bounds import ANY, Bounds
 from sandmask.hparams._distributions import Distribution
 
-Scope = Literal["spirals", "mnist", "image"]
+
+@dataclass(frozen=True)
+class Bounds:
+    """An interval, each end included unless it is `open`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return math.isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        """Reads after "should be"."""
+        if math.isinf(self.low) and math.isinf(self.high):
+            return "a finite number"
+        if math.isinf(self.high):
+            return f"{'above' if self.open_low else 'at least'} {self.low:g}"
+        if math.isinf(self.low):
+            return f"{'below' if self.open_high else 'at most'} {self.high:g}"
+        left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
+        return f"in {left}{self.low:g}, {self.high:g}{right}"
+
+
+ANY = Bounds()
+POSITIVE = Bounds(low=0, open_low=True)
+NON_NEGATIVE = Bounds(low=0)
+COUNT = Bounds(low=1)
+FRACTION = Bounds(low=0, high=1)
+POSITIVE_FRACTION = Bounds(low=0, high=1, open_low=True)
+BELOW_ONE = Bounds(low=0, high=1, open_high=True)
+
+
+Scope = Literal["tabular", "small-image", "image"]
 SpaceName = Literal["recipe", "paper", "domainbed"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+_FORMER_SCOPES: dict[str, Scope] = {"spirals": "tabular", "mnist": "small-image"}
 SPACES: tuple[SpaceName, ...] = get_args(SpaceName)
 DEFAULT_SPACE: SpaceName = "recipe"
+
+
+def scope_name(scope: str) -> str:
+    """The name of a scope, which may be given by its former name: "spirals" is "tabular", "mnist" is "small-image"."""
+    return _FORMER_SCOPES.get(scope, scope)
 
 
 @dataclass(frozen=True)
@@ -41,6 +82,8 @@ class Hparam:
     stream: str | None = None
 
     def __post_init__(self) -> None:
+        if self.scope is not None:
+            object.__setattr__(self, "scope", scope_name(self.scope))
         if not self.name.isidentifier():
             raise SandmaskError(f"Hparam name {self.name!r} should be one word, such as 'lr'.")
         if self.integer != self.draw.integer:

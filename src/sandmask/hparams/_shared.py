@@ -1,35 +1,34 @@
 """The hyperparameters that do not depend on the algorithm: those of the dataset, and options of the optimizer."""
 
-from sandmask.hparams._bounds import BELOW_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE_FRACTION
 from sandmask.hparams._distributions import Choice, Constant, IntLogUniform, LogUniform
-from sandmask.hparams._hparam import Hparam
+from sandmask.hparams._hparam import BELOW_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE_FRACTION, Hparam
 
 # Where several rows of one name hold, the last one counts.
 SHARED: tuple[Hparam, ...] = (
-    Hparam("lr", 1e-3, LogUniform(10, -4.5, -3.5), NON_NEGATIVE, scope="mnist"),
-    Hparam("lr", 1e-3, LogUniform(10, -4.5, -2.5), NON_NEGATIVE, scope="mnist", space="domainbed"),
+    Hparam("lr", 1e-3, LogUniform(10, -4.5, -3.5), NON_NEGATIVE, scope="small-image"),
+    Hparam("lr", 1e-3, LogUniform(10, -4.5, -2.5), NON_NEGATIVE, scope="small-image", space="domainbed"),
     Hparam("lr", 5e-5, LogUniform(10, -5, -3.5), NON_NEGATIVE, scope="image"),
-    Hparam("lr", 1e-2, LogUniform(10, -3.5, -1.5), NON_NEGATIVE, scope="spirals"),
-    Hparam("batch_size", 64, IntLogUniform(2, 3, 9), COUNT, scope="mnist"),
+    Hparam("lr", 1e-2, LogUniform(10, -3.5, -1.5), NON_NEGATIVE, scope="tabular"),
+    Hparam("batch_size", 64, IntLogUniform(2, 3, 9), COUNT, scope="small-image"),
     Hparam("batch_size", 32, IntLogUniform(2, 3, 5.5), COUNT, scope="image"),
     Hparam("batch_size", 32, IntLogUniform(2, 3, 5), COUNT, dataset="DomainNet"),
-    Hparam("batch_size", 512, IntLogUniform(2, 3, 9), COUNT, scope="spirals"),
-    Hparam("weight_decay", 0.0, Constant(0.0), NON_NEGATIVE, scope="mnist"),
+    Hparam("batch_size", 512, IntLogUniform(2, 3, 9), COUNT, scope="tabular"),
+    Hparam("weight_decay", 0.0, Constant(0.0), NON_NEGATIVE, scope="small-image"),
     Hparam("weight_decay", 0.0, LogUniform(10, -6, -2), NON_NEGATIVE, scope="image"),
-    Hparam("weight_decay", 1e-3, LogUniform(10, -6, -2), NON_NEGATIVE, scope="spirals"),
-    Hparam("mlp_width", 256, IntLogUniform(2, 6, 10), COUNT, scope="spirals"),
-    Hparam("mlp_depth", 3, Choice(3, 4, 5), COUNT, scope="spirals"),
+    Hparam("weight_decay", 1e-3, LogUniform(10, -6, -2), NON_NEGATIVE, scope="tabular"),
+    Hparam("mlp_width", 256, IntLogUniform(2, 6, 10), COUNT, scope="tabular"),
+    Hparam("mlp_depth", 3, Choice(3, 4, 5), COUNT, scope="tabular"),
     # DomainBed names dropout after the network. The MNIST ConvNet has none; its value is drawn all the same.
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, stream="resnet_dropout"),
-    Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, scope="spirals", stream="mlp_dropout"),
+    Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, scope="tabular", stream="mlp_dropout"),
     # The recipe: what makes gradient masks work on Spirals, the same for every method (results/recipe).
-    Hparam("lr", 5e-3, LogUniform(10, -2.75, -2), NON_NEGATIVE, scope="spirals", space="recipe"),
-    Hparam("weight_decay", 3e-4, LogUniform(10, -6, -3), NON_NEGATIVE, scope="spirals", space="recipe"),
-    Hparam("batch_size", 512, Constant(512), COUNT, scope="spirals", space="recipe"),
-    Hparam("mlp_width", 256, Constant(256), COUNT, scope="spirals", space="recipe"),
-    Hparam("mlp_depth", 3, Constant(3), COUNT, scope="spirals", space="recipe"),
-    Hparam("dropout", 0.0, Constant(0.0), BELOW_ONE, scope="spirals", space="recipe"),
-    Hparam("lr_final", 0.0, Constant(0.0), FRACTION, scope="spirals", space="recipe"),
+    Hparam("lr", 5e-3, LogUniform(10, -2.75, -2), NON_NEGATIVE, scope="tabular", space="recipe"),
+    Hparam("weight_decay", 3e-4, LogUniform(10, -6, -3), NON_NEGATIVE, scope="tabular", space="recipe"),
+    Hparam("batch_size", 512, Constant(512), COUNT, scope="tabular", space="recipe"),
+    Hparam("mlp_width", 256, Constant(256), COUNT, scope="tabular", space="recipe"),
+    Hparam("mlp_depth", 3, Constant(3), COUNT, scope="tabular", space="recipe"),
+    Hparam("dropout", 0.0, Constant(0.0), BELOW_ONE, scope="tabular", space="recipe"),
+    Hparam("lr_final", 0.0, Constant(0.0), FRACTION, scope="tabular", space="recipe"),
 )
 
 # Options of every run: not drawn and not part of a configuration unless a space or the user sets them. The value here

@@ -1,15 +1,25 @@
 """A space: the hyperparameters of one algorithm on one dataset, and how to get a configuration from it."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.hparams._hparam import DEFAULT_SPACE, SCOPES, SPACES, Hparam, Like
-from sandmask.hparams._seeds import seed_hash
+from sandmask.hparams._hparam import DEFAULT_SPACE, SCOPES, SPACES, Hparam, Like, scope_name
 from sandmask.hparams._shared import OPTIONAL, SHARED
 from sandmask.registry import closest
+
+
+def seed_hash(*args: object) -> int:
+    """A seed in 0 .. 2^31 - 1 from any values: the md5 of their printed tuple, as in DomainBed.
+
+    NumPy scalars count as the Python numbers they stand for, so a seed taken from an array is the same.
+    """
+    plain = tuple(arg.item() if isinstance(arg, np.generic) else arg for arg in args)
+    digest = hashlib.md5(str(plain).encode(), usedforsecurity=False).hexdigest()
+    return int(digest, 16) % 2**31
 
 
 @dataclass(frozen=True)
@@ -52,10 +62,11 @@ def space_for(
 ) -> Space:
     """The dataset's rows and the algorithm's `own`, which replace those of the same name, as they hold there.
 
-    :param scope: the kind of dataset: "spirals", "mnist" or "image".
+    :param scope: the kind of dataset: "tabular", "small-image" or "image".
     :param space: "recipe" (settings that were found to work), "paper" (the paper's table, with DomainBed's rows for
         the baselines, which it does not list) or "domainbed" (DomainBed's code).
     """
+    scope = scope_name(scope)
     if scope not in SCOPES:
         raise SandmaskError(f"{dataset}: unknown scope {scope!r}. {closest(scope, list(SCOPES))}")
     if space not in SPACES:

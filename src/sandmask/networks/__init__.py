@@ -5,12 +5,11 @@ it and is what algorithms train. timm is imported when a backbone is asked for, 
 """
 
 from sandmask.networks._base import Featurizer, Network
-from sandmask.networks._build import build_featurizer
+from sandmask.networks._build import NetworkEntry, build_featurizer, suggested_networks
 from sandmask.networks._timm import normalization
 from sandmask.networks.backbone import Backbone
 from sandmask.networks.mlp import MLP
 from sandmask.networks.mnist_convnet import MNISTConvNet
-from sandmask.networks.suggested import NetworkEntry, suggested_networks
 from sandmask.networks.weights import load_weights
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""From the name of a network to a function that builds its featurizer."""
+"""From the name of a network to a function that builds its featurizer; the networks that lists suggest."""
 
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -86,3 +87,31 @@ def _read(name: str, input_shape: tuple[int, ...], weights: str | Path | None) -
     if weights is None or str(weights).lower() == PRETRAINED:
         return pretrained_weights(name, input_shape), f"timm's {name}"
     return load_weights(weights), str(weights)
+
+
+@dataclass(frozen=True)
+class NetworkEntry:
+    """A network as listed."""
+
+    name: str
+    summary: str
+
+
+_SUGGESTED = (
+    NetworkEntry("mlp", "multi-layer perceptron; width and depth are hyperparameters (default for Spirals)"),
+    NetworkEntry("mnist-convnet", "four convolutions, 128 features (default for the MNIST sets)"),
+    NetworkEntry("resnet50.tv_in1k", "ResNet-50, torchvision's first ImageNet weights (default for image sets)"),
+    NetworkEntry("resnet18.tv_in1k", "ResNet-18, torchvision's ImageNet weights; a quarter of the work"),
+    NetworkEntry("tf_efficientnet_lite0.in1k", "EfficientNet-Lite0, ImageNet; small and fast, 0.5 normalization"),
+    NetworkEntry("efficientnet_b0.ra_in1k", "EfficientNet-B0, ImageNet"),
+    NetworkEntry("convnext_tiny.fb_in1k", "ConvNeXt-T, ImageNet; no batch-norm to freeze"),
+    NetworkEntry("vit_small_patch16_224.augreg_in21k", "ViT-S/16, ImageNet-21k"),
+    NetworkEntry("vit_base_patch16_clip_224.openai", "ViT-B/16, CLIP's image tower"),
+    NetworkEntry("vit_small_patch14_dinov2.lvd142m", "ViT-S/14, DINOv2, self-supervised"),
+    NetworkEntry("vit_base_patch14_dinov2.lvd142m", "ViT-B/14, DINOv2, self-supervised"),
+)
+
+
+def suggested_networks() -> tuple[NetworkEntry, ...]:
+    """A short list; every other timm model works too, by its name."""
+    return _SUGGESTED

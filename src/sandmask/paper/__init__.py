@@ -1,13 +1,13 @@
-"""The paper, remade: one module a figure or table, each with its data, its picture and its words.
+"""The paper, reproduced: a guest of the library. Nothing else imports this package, and nothing else needs it.
 
-`sandmask paper --help` lists them. The printed numbers that they are compared with are in `sandmask.printed`, and can
-be had from here as well:
+It has a module for each figure and for the tables, the printed numbers that they are compared with, and the commands
+of `sandmask paper`.
 
 from sandmask.paper import printed
 printed("training-domain", "Spirals", "ANDMask").mean       # 88.0, Table 3
 """
 
-from sandmask.printed import (
+from sandmask.paper._printed import (
     AVERAGE,
     INCONSISTENCIES,
     SLIPS,

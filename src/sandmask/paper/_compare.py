@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sandmask.errors import SandmaskError
-from sandmask.printed import AVERAGE, PrintedCell, environments, printed
+from sandmask.paper._printed import AVERAGE, PrintedCell, environments, printed
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid, RuleReport, build_report
 from sandmask.reports.statistics import mean_and_error

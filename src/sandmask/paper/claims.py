@@ -7,14 +7,13 @@ from dataclasses import replace
 import pandas as pd
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._ceiling import noise_ceiling
 from sandmask.paper._compare import RULES, Compared, compare
 from sandmask.paper._failure_runs import METHODS
+from sandmask.paper._printed import AVERAGE
 from sandmask.paper._product import Product
 from sandmask.paper._style import LOOKS
-from sandmask.paper._tables import as_protocol, is_untrained
-from sandmask.paper.figure_2 import results, summarize
-from sandmask.printed import AVERAGE
+from sandmask.paper.figure_2 import noise_ceiling, results, summarize
+from sandmask.paper.tables import as_protocol, is_untrained
 from sandmask.records import RunRecord
 from sandmask.reports import Grid
 from sandmask.reports.statistics import paired_comparison

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
 from sandmask.paper._compare import PRINTED_AS, ours_text, printed_row
+from sandmask.paper._printed import environments, printed
 from sandmask.paper._product import Product
 from sandmask.paper._select import Pick, alone, averages, by_rule, every, thinned, trial_choices, validation
 from sandmask.paper.why_spirals import contrary, signatures, spiral_draws, spiral_found
-from sandmask.printed import environments, printed
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid
 from sandmask.selection import Selected, is_settled

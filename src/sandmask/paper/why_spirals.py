@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from sandmask.datasets.spirals import PUBLISHED, spiral_environment
 from sandmask.paper._compare import printed_row
+from sandmask.paper._printed import environments, printed
 from sandmask.paper._select import alone, by_rule, trial_choices, validation
-from sandmask.printed import environments, printed
 from sandmask.records import RunRecord
 from sandmask.reports import Grid
 from sandmask.selection import GroupKey, group_runs

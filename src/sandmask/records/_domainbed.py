@@ -12,6 +12,7 @@ import numpy as np
 
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_record
+from sandmask.records._protocol import held_out_environments
 from sandmask.records._types import RunRecord, RunSpec
 
 _ACCURACY = re.compile(r"env\d+_(in|out)_acc")
@@ -113,10 +114,8 @@ def _accuracies(lines: Sequence[dict[str, Any]], count: int, split: str) -> np.n
 
 
 def _environment_names(dataset: str, count: int) -> tuple[str, ...]:
-    """The paper's names, which are DomainBed's; numbers for what those tables do not report."""
-    from sandmask.printed import environments  # here, because records come before everything that uses them
-
-    known = environments(dataset)
+    """DomainBed's names; numbers for environments that its tables do not report."""
+    known = held_out_environments(dataset)
     return tuple(known[env] if env < len(known) else str(env) for env in range(count))
 
 

@@ -16,8 +16,24 @@ from sandmask._replacing import replacing, sync
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_names, check_run
 from sandmask.records._lines import checksum, decode, end_line, eval_line, run_line, with_checksum
-from sandmask.records._lock import open_locked
 from sandmask.records._types import RunSpec, Status
+
+
+def open_locked(path: Path) -> FileIO:
+    """Open `path` for reading and appending, created if need be, and lock it; an error when it is taken."""
+    while True:
+        file = FileIO(path, "a+")
+        if not lock(file):
+            file.close()
+            raise SandmaskError(
+                f"{path} is being written by another process. A record file has one writer: "
+                "wait until that one ends, or write to another folder."
+            )
+        # Between opening and locking, the former holder may have replaced the file by a rewound one.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()
+
 
 _open: "weakref.WeakSet[RecordWriter]" = weakref.WeakSet()
 

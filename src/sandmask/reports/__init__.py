@@ -10,11 +10,9 @@
 """
 
 from sandmask.reports._data import Cell, Comparison, Gap, Report, RuleReport, Statistics, Table, Trial
-from sandmask.reports._formats import latex, markdown, text
-from sandmask.reports._from_records import report
+from sandmask.reports._formats import FORMATS, Format, latex, markdown, render, text
 from sandmask.reports._grids import Grid, cell_text, grids
-from sandmask.reports._render import FORMATS, Format, render
-from sandmask.reports._report import build_report
+from sandmask.reports._report import build_report, report
 
 __all__ = [
     "FORMATS",

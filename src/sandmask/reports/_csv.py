@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sandmask._text import printable
-from sandmask.printed import AVERAGE
-from sandmask.reports._data import Cell, Report, RuleReport
+from sandmask.reports._data import AVERAGE, Cell, Report, RuleReport
 
 if TYPE_CHECKING:
     import pandas as pd

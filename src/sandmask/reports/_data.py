@@ -4,15 +4,29 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sandmask.printed import PrintedCell
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import PairedComparison
 from sandmask.selection import Selected
 
 if TYPE_CHECKING:
     import pandas as pd
+
+AVERAGE = "Avg"  # in place of an environment or a dataset
+
+
+class PublishedCell(Protocol):
+    """A number that others have published, in percent, with its digits as printed and the table that it is from."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def error(self) -> float | None: ...
+    @property
+    def mean_digits(self) -> str: ...
+    @property
+    def table(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Cell:
     have: int = 0
     expected: int = 0
     diverged: int = 0
-    paper: PrintedCell | None = None
+    paper: PublishedCell | None = None
     parts: Parts | None = None
 
     @property
@@ -169,7 +183,7 @@ class Report:
         return f"Report({self.runs} runs, {', '.join(rule.rule for rule in self.rules)})"
 
     def __str__(self) -> str:
-        from sandmask.reports._render import render
+        from sandmask.reports._formats import render
 
         return render(self)
 

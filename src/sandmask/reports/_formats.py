@@ -1,11 +1,16 @@
-"""Grids set in a format: plain text, Markdown, LaTeX, HTML for a notebook."""
+"""The formats of a report: plain text, Markdown, LaTeX, CSV and JSON; HTML tables for a notebook."""
 
 import html
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from sandmask.reports._grids import Grid
+from sandmask.registry import Registry
+from sandmask.reports._csv import to_csv
+from sandmask.reports._data import Report
+from sandmask.reports._grids import Grid, grids
+from sandmask.reports._json import to_json
 
 _WIDE = 140
 _NOTE_WIDTH = 110
@@ -130,3 +135,25 @@ def html_tables(grids: Sequence[Grid]) -> str:
 
 def _html_row(tag: str, words: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(word)}</{tag}>' for word in words)}</tr>"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format by name; `render` is given the report and whether to show statistics."""
+
+    name: str
+    description: str
+    render: Callable[[Report, bool], str]
+
+
+FORMATS: Registry[Format] = Registry("report format")
+FORMATS.register(Format("text", "aligned columns", lambda r, s: text(grids(r, statistics=s))))
+FORMATS.register(Format("markdown", "pipe tables", lambda r, s: markdown(grids(r, statistics=s))))
+FORMATS.register(Format("latex", "booktabs tables", lambda r, s: latex(grids(r, statistics=s))))
+FORMATS.register(Format("csv", "a line for each cell, unrounded", lambda r, s: to_csv(r)))  # noqa: ARG005
+FORMATS.register(Format("json", "everything, unrounded", lambda r, s: to_json(r)))  # noqa: ARG005
+
+
+def render(report: Report, format_name: str = "text", *, statistics: bool = True) -> str:
+    """A report in one of the formats. JSON always has the statistics, and CSV never has them."""
+    return FORMATS[format_name].render(report, statistics)

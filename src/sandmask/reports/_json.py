@@ -5,8 +5,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from sandmask.reports._best import best_cells
 from sandmask.reports._data import Cell, Report, RuleReport, Statistics, Table, Trial
+from sandmask.reports._tables import best_cells
 
 
 def to_json(report: Report) -> str:

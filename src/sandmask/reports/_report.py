@@ -1,17 +1,62 @@
-"""From runs to a report."""
+"""From runs to a report: `sandmask.report` reads records, `build_report` takes runs in memory."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from sandmask.errors import SandmaskError
-from sandmask.printed import datasets as paper_datasets
-from sandmask.records import RunRecord, split_averages
+from sandmask.records import RunRecord, read_runs, split_averages
+from sandmask.records._protocol import dataset_order
 from sandmask.registry import closest
 from sandmask.reports._comparisons import compare
 from sandmask.reports._data import Report, RuleReport, Trial
-from sandmask.reports._tables import averages_table, beside_paper, dataset_table, is_of, method_order
+from sandmask.reports._published import beside_published
+from sandmask.reports._tables import averages_table, dataset_table, is_of, method_order
 from sandmask.reports._trials import Expected, expected_of, settle_trial
 from sandmask.selection import RULES, GroupKey, SelectionRule, group_runs
+
+PAPER_RULES = ("training-domain", "oracle")
+
+
+def report(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    selection: str | Sequence[str] | None = None,
+    *,
+    against_paper: bool = False,
+    baseline: str = "ERM",
+    draws: int | None = None,
+    trials: int | None = None,
+) -> Report:
+    """Tables of the runs in folders of records: one for each dataset, the averages, and comparisons.
+
+        tables = sandmask.report("runs/spirals")
+        print(tables)                     # as `sandmask report` prints them
+        tables.frame()                    # a row for each cell, unrounded
+        tables.to_html("report.html")     # the page, with every run's curves
+
+    :param paths: a folder of records, a .jsonl file or an archive, or several of them.
+    :param selection: a selection rule or several, or "all"; "training-domain" and "oracle" by default.
+    :param against_paper: put the paper's number beside ours, with the difference.
+    :param baseline: the method that others are compared with.
+    :param draws: hyperparameter draws of a complete cell; as many as there are if not given.
+    :param trials: trials of a complete cell; as many as there are if not given.
+    """
+    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    return build_report(
+        read_runs(*several),
+        rule_names(selection),
+        against_paper=against_paper,
+        baseline=baseline,
+        draws=draws,
+        trials=trials,
+    )
+
+
+def rule_names(selection: str | Sequence[str] | None) -> list[str]:
+    """The selection rules that are meant."""
+    named = [selection] if isinstance(selection, str) else list(selection or PAPER_RULES)
+    return list(RULES) if "all" in named else named
+
 
 BASELINE = "ERM"
 _Groups = dict[GroupKey, list[RunRecord]]
@@ -40,25 +85,18 @@ def build_report(
     of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
         of_dataset[run.spec.dataset].append(run)
-    expected = {name: expected_of(of_dataset[name], draws, trials) for name in _dataset_order(of_dataset)}
+    expected = {name: expected_of(of_dataset[name], draws, trials) for name in dataset_order(list(of_dataset))}
     groups = group_runs(runs)
     methods = method_order(list({key.method for key in groups}))
     if baseline != BASELINE and not any(is_of(method, baseline) for method in methods):
         raise SandmaskError(f"No run is of the baseline {baseline!r}. {closest(baseline, list(methods))}")
-    reports = [_rule_report(rule, groups, expected, baseline, against_paper) for rule in chosen]
+    reports = [_rule_report(rule, groups, expected, baseline) for rule in chosen]
     settings = {"against_paper": against_paper, "baseline": baseline, "draws": draws, "trials": trials}
-    return Report(len(runs), tuple(reports), given, settings)
+    report = Report(len(runs), tuple(reports), given, settings)
+    return beside_published(report) if against_paper else report
 
 
-def _dataset_order(names: Iterable[str]) -> list[str]:
-    """The paper's order, then the alphabet."""
-    places = {name: place for place, name in enumerate(paper_datasets())}
-    return sorted(names, key=lambda name: (places.get(name, len(places)), name))
-
-
-def _rule_report(
-    rule: SelectionRule, groups: _Groups, expected: dict[str, Expected], baseline: str, against_paper: bool
-) -> RuleReport:
+def _rule_report(rule: SelectionRule, groups: _Groups, expected: dict[str, Expected], baseline: str) -> RuleReport:
     usable, notes = dict(expected), []
     if rule.needs_pairs:
         for dataset in expected:
@@ -79,9 +117,6 @@ def _rule_report(
         for dataset, expected in usable.items()
     }
     averages = averages_table(usable, trials, chances) if usable else None
-    if against_paper:
-        tables = {dataset: beside_paper(table, rule.name, dataset) for dataset, table in tables.items()}
-        averages = beside_paper(averages, rule.name, None) if averages else None
     return RuleReport(
         rule=rule.name,
         description=rule.description,

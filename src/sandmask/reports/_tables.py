@@ -1,30 +1,44 @@
-"""From trials to cells, and from cells to tables."""
+"""From trials to cells, from cells to tables, and which cell of a column is the best."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from sandmask.printed import AVERAGE, algorithms, environments, printed, printed_cells
 from sandmask.reports._data import Cell, Parts, Table, Trial
 from sandmask.reports._trials import Expected
 from sandmask.reports.statistics import bootstrap_interval, mean_and_error
 from sandmask.selection import algorithm_of
 
 ENVIRONMENTS = "environments"
+# The order of methods in DomainBed's tables, which papers follow; the masks come last there.
+_CUSTOMARY = (
+    *(
+        "ERM",
+        "IRM",
+        "GroupDRO",
+        "Mixup",
+        "MLDG",
+        "CORAL",
+        "MMD",
+        "DANN",
+        "CDANN",
+        "MTL",
+        "SagNet",
+        "ARM",
+        "VREx",
+        "RSC",
+    ),
+    *("ANDMask", "SANDMask"),
+)
 Trials = Mapping[tuple[str, str], Sequence[Trial]]  # by method and environment
 
 
 def method_order(methods: Sequence[str]) -> tuple[str, ...]:
-    """The paper's order, then the alphabet."""
-    places = {name: place for place, name in enumerate(algorithms())}
+    """The customary order, then the alphabet."""
+    places = {name: place for place, name in enumerate(_CUSTOMARY)}
     return tuple(sorted(methods, key=lambda name: (places.get(algorithm_of(name), len(places)), name)))
-
-
-def printed_name(method: str) -> str:
-    """The name under which the paper has a method's numbers; it has none of averaged weights, `ERM + SMA`."""
-    algorithm = algorithm_of(method)
-    return method if method.startswith(f"{algorithm} + ") else algorithm
 
 
 def is_of(method: str, name: str) -> bool:
@@ -147,33 +161,38 @@ def averages_table(
     )
 
 
-def beside_paper(table: Table, rule: str, dataset: str | None) -> Table:
-    """The same table with the paper's number in every cell that has one; `dataset` is None for averages."""
-
-    def cell_of(method: str, column: str) -> Cell:
-        cell, name = table.cells[method, column], printed_name(method)
-        if cell.parts is not None and not cell.parts.complete:
-            return cell  # over fewer environments than the paper's
-        paper = printed(rule, column, name) if dataset is None else printed(rule, dataset, name, column)
-        return replace(cell, paper=paper)
-
-    def average_of(method: str) -> Cell:
-        cell = table.averages[method]
-        if set(table.columns) != set(_paper_columns(dataset)) or not (cell.parts and cell.parts.complete):
-            return cell
-        source = None if dataset is None else "appendix"
-        return replace(cell, paper=printed(rule, dataset or AVERAGE, printed_name(method), table=source))
-
-    return replace(
-        table,
-        cells={(method, column): cell_of(method, column) for method, column in table.cells},
-        averages={method: average_of(method) for method in table.methods},
-    )
+BEST_NOTE = (
+    "Bold: the highest number of a column, if it is above chance and no other number of the column rounds to the same."
+)
 
 
-def _paper_columns(dataset: str | None) -> tuple[str, ...]:
-    """The columns that the paper's average is over: it leaves Spirals out of the average of datasets."""
-    if dataset is not None:
-        return environments(dataset)
-    names = dict.fromkeys(cell.dataset for cell in printed_cells() if cell.table == "1")
-    return tuple(name for name in names if name != AVERAGE)
+def best_cells(table: Table) -> set[tuple[str, str | None]]:
+    """The (method, column) of each column's best cell; None is the column of averages."""
+    found: set[tuple[str | None, str | None]] = set()
+    for column in table.columns:
+        best = best_method({m: table.cells[m, column] for m in table.methods}, table.chances.get(column))
+        found.add((best, column))
+    known = [table.chances[column] for column in table.columns if column in table.chances]
+    chance = sum(known) / len(known) if known and len(known) == len(table.columns) else None
+    found.add((best_method(table.averages, chance), None))
+    return {(method, column) for method, column in found if method is not None}
+
+
+def best_method(cells: Mapping[str, Cell], chance: float | None) -> str | None:
+    """The method with the highest mean of a column; None for ties as printed, and for what is not above chance.
+
+    Averages compete with those over as many columns: over others, they do not compare. A single number is not a best.
+    """
+    means = {method: cell.mean for method, cell in cells.items() if cell.mean is not None and math.isfinite(cell.mean)}
+    widest = max((_columns(cells[method]) for method in means), default=0)
+    shown = {method: round(mean, 1) for method, mean in means.items() if _columns(cells[method]) == widest}
+    if len(shown) < 2:
+        return None
+    highest = max(shown.values())
+    first, *others = [method for method, mean in shown.items() if mean == highest]
+    is_above_chance = chance is None or highest > round(chance, 1)
+    return first if is_above_chance and not others else None
+
+
+def _columns(cell: Cell) -> int:
+    return cell.parts.found if cell.parts is not None else 1

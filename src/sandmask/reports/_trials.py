@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sandmask._text import printable
 from sandmask.errors import SandmaskError
-from sandmask.printed import environments as paper_environments
 from sandmask.records import RunRecord
+from sandmask.records._protocol import held_out_environments
 from sandmask.reports._data import Gap, Trial
 from sandmask.selection import SelectionRule, is_settled, select, siblings
 
@@ -42,12 +42,12 @@ def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None
 
 
 def _reported(dataset: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The protocol's environments where the paper has the dataset (of Spirals' 17 it holds out 16), else all.
+    """The environments that the benchmark holds out (16 of the 17 of Spirals), or all of another dataset.
 
     This decides which averages are marked as partial. Columns come from the records.
     """
-    printed = paper_environments(dataset.partition(":")[0])  # Spirals:seed=1 has the protocol of Spirals
-    return printed if printed and printed == names[: len(printed)] else names
+    known = held_out_environments(dataset)
+    return known if known and known == names[: len(known)] else names
 
 
 def settle_trial(

@@ -20,10 +20,10 @@ from sandmask.selection._base import (
     mean_over_environments,
     selection_rule,
 )
-from sandmask.selection._training_domain import training_domain
-from sandmask.selection._leave_one_domain_out import leave_one_domain_out
-from sandmask.selection._oracle import oracle
-from sandmask.selection._worst_training_domain import worst_training_domain
+from sandmask.selection._rules import training_domain
+from sandmask.selection._rules import leave_one_domain_out
+from sandmask.selection._rules import oracle
+from sandmask.selection._rules import worst_training_domain
 from sandmask.selection._common_signal import common_signal, has_common_signal, signal_threshold
 from sandmask.selection._groups import GroupKey, algorithm_of, group_runs, method_names
 from sandmask.selection._select import candidates, is_settled, select, siblings

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sandmask.datasets.download._drive import fetch_from_drive
 from sandmask.datasets.download._extract import ArchiveError, extract, is_archive
-from sandmask.datasets.download._http import MirrorError, Patience, discard, fetch
+from sandmask.datasets.download._http import MirrorError, Patience, discard, fetch, fetch_from_drive
 from sandmask.datasets.download._ledger import Ledger, sole_user
 from sandmask.datasets.download._verify import Verification, verify
 from sandmask.datasets.sources import DRIVE, RemoteFile, Source

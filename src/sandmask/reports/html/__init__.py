@@ -7,7 +7,6 @@ The page is made of `assets/` (a template, styles, scripts) and of data that Pyt
 those of `build_report`, its words those of `render`.
 """
 
-from sandmask.reports.html._page import render_html
-from sandmask.reports.html._write import write_html
+from sandmask.reports.html._page import render_html, write_html
 
 __all__ = ["render_html", "write_html"]

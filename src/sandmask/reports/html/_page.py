@@ -1,30 +1,50 @@
-"""From runs to the text of a page."""
+"""From runs to a page: its content, its text, and the file."""
 
 import html
 import json
+import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from sandmask._replacing import replacing
 from sandmask._text import printable
 from sandmask._version import __version__
+from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, split_averages
-from sandmask.reports._best import BEST_NOTE
 from sandmask.reports._data import Report
 from sandmask.reports._json import to_json
+from sandmask.reports._published import has_published
 from sandmask.reports._report import build_report
+from sandmask.reports._tables import BEST_NOTE
 from sandmask.reports.html._blobs import json_blob
-from sandmask.reports.html._curves import RUNS_PER_CHUNK, chunks
-from sandmask.reports.html._detail import choose_detail
-from sandmask.reports.html._offers import all_offers
-from sandmask.reports.html._overview import overview
-from sandmask.reports.html._regret import regrets
-from sandmask.reports.html._runs import run_columns
-from sandmask.reports.html._words import table_words
+from sandmask.reports.html._curves import RUNS_PER_CHUNK, choose_detail, chunks
+from sandmask.reports.html._runs import all_offers, run_columns
+from sandmask.reports.html._tables import regrets, table_words
 from sandmask.selection import RULES, method_names
+
+
+def write_html(
+    runs: Sequence[RunRecord], path: str | os.PathLike[str], rules: Sequence[str] | None = None, **settings: Any
+) -> Path:
+    """Write the page of `render_html`, which explains the arguments. The file appears whole or not at all."""
+    target = Path(path)
+    if target.is_dir():
+        raise SandmaskError(f"{target} is a folder. Name the file to write, such as {target / 'report.html'}.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as temporary:
+            temporary.touch()  # an unwritable place is told before the work is done
+            temporary.write_text(render_html(runs, rules, **settings), encoding="utf-8")
+    except OSError as error:
+        raise SandmaskError(f"{target} cannot be written: {error.strerror}. Name another place.") from error
+    return target
+
 
 _SCRIPTS = (
     "dom", "data", "state", "formats", "scales", "draw", "charts", "ranks", "figure", "table", "controls",
@@ -51,7 +71,7 @@ def render_html(
     """
     runs = list(split_averages(runs))
     names = list(RULES) if rules is None else list(dict.fromkeys(RULES[name].name for name in rules))
-    report = build_report(runs, names, against_paper=True, baseline=baseline, draws=draws, trials=trials)
+    report = build_report(runs, names, against_paper=has_published(), baseline=baseline, draws=draws, trials=trials)
     if not statistics:
         report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
     of_id = method_names(runs)
@@ -59,7 +79,7 @@ def render_html(
     offers, detail = all_offers(runs, names), choose_detail(runs)
     content = {
         "title": title,
-        "againstPaper": against_paper,
+        "againstPaper": against_paper and has_published(),
         "overview": overview(runs, methods),
         "detail": asdict(detail),
         "thinned": any(len(run.steps) > detail.points for run in runs),
@@ -101,3 +121,34 @@ def _fill(title: str, blobs: dict[str, str]) -> str:
         ),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
+
+
+_SETTINGS = ("steps", "network", "precision", "space")
+
+
+def overview(runs: Sequence[RunRecord], methods: Sequence[str]) -> dict[str, Any]:
+    """Counts of all runs, and for each dataset what its runs have in common and in what they differ.
+
+    `methods` are the runs' methods, one each.
+    """
+    of_dataset: defaultdict[str, list[tuple[RunRecord, str]]] = defaultdict(list)
+    for run, method in zip(runs, methods, strict=True):
+        of_dataset[run.spec.dataset].append((run, method))
+    return {
+        "runs": len(runs),
+        "methods": len(set(methods)),
+        "status": dict(Counter(run.status for run in runs)),
+        "datasets": {name: _dataset(found) for name, found in of_dataset.items()},
+    }
+
+
+def _dataset(found: Sequence[tuple[RunRecord, str]]) -> dict[str, Any]:
+    specs = [run.spec for run, _ in found]
+    return {
+        "environments": list(found[0][0].env_names),
+        "runs": len(found),
+        "methods": len({method for _, method in found}),
+        "trials": len({spec.trial_seed for spec in specs}),
+        "draws": len({spec.hparams_seed for spec in specs}),
+        **{name: sorted({getattr(spec, name) for spec in specs}) for name in _SETTINGS},
+    }

@@ -1,4 +1,4 @@
-"""What a page knows of every run without its curves: columns, one entry a run."""
+"""What a page knows of every run without its curves: columns, one entry per run, and what each rule would select."""
 
 import json
 import math
@@ -6,8 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandmask.records import RunRecord
-from sandmask.reports.html._offers import Offers
-from sandmask.selection import Selected
+from sandmask.selection import RULES, Selected, candidates, group_runs
+
+Offers = Mapping[str, Mapping[int, Selected]]  # by rule and by the run's place in the list
+
+
+def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
+    """The checkpoint that each rule would take of each run, for the runs that it can judge."""
+    place = {id(run): number for number, run in enumerate(runs)}
+    groups = group_runs(runs)
+    return {
+        name: {
+            place[id(offer.run)]: offer
+            for key, group in groups.items()
+            for offer in candidates(RULES[name], group, key.test_env)
+        }
+        for name in rules
+    }
+
 
 _SETTINGS = ("space", "network", "weights", "precision")
 

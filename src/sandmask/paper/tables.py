@@ -1,13 +1,13 @@
-"""What the paper's tables share: from records to a product."""
+"""Tables 1, 2 and 3 and the table of PACS from records, next to the printed numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
-from sandmask.paper._compare import Compared, averages_grid, cells_frame, compare, environments_grid
+from sandmask.paper._compare import RULES, Compared, averages_grid, cells_frame, compare, environments_grid
+from sandmask.paper._printed import AVERAGE, printed_cells
 from sandmask.paper._product import Product
-from sandmask.printed import AVERAGE
 from sandmask.records import RunRecord, read_runs
 from sandmask.reports import Grid
 
@@ -113,4 +113,52 @@ def no_records(item: str, configs: Sequence[str]) -> SandmaskError:
     return SandmaskError(
         "\n".join([f"{item} is made from the records of a sweep. Make them with", *commands])
         + f"\nand give them to this command: {given}"
+    )
+
+
+def columns(table: str) -> tuple[str, ...]:
+    """The datasets of one of the paper's two main tables, in order."""
+    names = dict.fromkeys(cell.dataset for cell in printed_cells() if cell.table == table)
+    return tuple(name for name in names if name != AVERAGE)
+
+
+def table_1(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
+    """The columns that the records have, with the paper's network only, beside the printed ones."""
+    names = columns("1")
+    mine = [run for name in names for run in as_protocol(runs, name)]
+    return table_product(
+        "table-1", "Table 1: training-domain validation", mine, names, ["training-domain"], draws=draws, trials=trials
+    )
+
+
+def table_2(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
+    """The columns that the records have, with the paper's network only, beside the printed ones."""
+    names = columns("2")
+    mine = [run for name in names for run in as_protocol(runs, name)]
+    return table_product(
+        "table-2", "Table 2: test-domain validation (oracle)", mine, names, ["oracle"], draws=draws, trials=trials
+    )
+
+
+def table_3(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
+    """Averages and the sixteen environments, beside the printed ones."""
+    mine = as_protocol(runs, "Spirals")
+    return table_product("table-3", "Table 3: Spirals", mine, ["Spirals"], RULES, draws=draws, trials=trials)
+
+
+def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: int | None = None) -> Product:
+    """The PACS runs of every network but the paper's; the printed numbers are there for orientation only."""
+    protocol = DATASETS["PACS"].network
+    mine = [run for run in runs if run.spec.dataset == "PACS" and run.spec.network != protocol]
+    if not mine:
+        raise SandmaskError(f"There are no runs on PACS with another network than {protocol} among these records.")
+    networks = ", ".join(sorted({run.spec.network for run in mine}))
+    steps = ", ".join(f"{count:,}" for count in sorted({run.spec.steps for run in mine}))
+    note = (
+        f"Not the paper's table: {networks} in place of {protocol}, {steps} steps. The paper's numbers (in brackets) "
+        "are of another network, and a difference says nothing about the method."
+    )
+    how = {"draws": draws, "trials": trials}
+    return table_product(
+        "table-pacs", "PACS with another network", mine, ["PACS"], RULES, **how, notes=(note,), comparable=False
     )

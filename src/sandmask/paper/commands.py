@@ -7,9 +7,9 @@ import typer
 
 from sandmask.cli._console import counted, print_json
 from sandmask.cli._options import DeviceOption, JsonOption, PrecisionOption
-from sandmask.cli._paper_output import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
-from sandmask.cli._paper_tables import TABLES
 from sandmask.errors import SandmaskError
+from sandmask.paper._command_options import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
+from sandmask.paper._command_tables import TABLES
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -67,7 +67,7 @@ def why(
 
     [bold]Example[/bold]: sandmask paper why Spirals --records runs/spirals --question ties
     """
-    from sandmask.paper._tables import read_all
+    from sandmask.paper.tables import read_all
     from sandmask.paper.why import why as make
 
     if not records:
@@ -88,8 +88,8 @@ def compact(
 
     [bold]Example[/bold]: sandmask paper compact runs/spirals --archive results/paper/spirals.records.parquet
     """
-    from sandmask.paper._tables import read_all
     from sandmask.paper.compact import compact as make
+    from sandmask.paper.tables import read_all
     from sandmask.records import write_archive
 
     runs = read_all(records)
@@ -133,8 +133,8 @@ def figure_2(
     from dataclasses import replace
 
     from sandmask.paper._failure_runs import FULL, QUICK, train
-    from sandmask.paper._tables import read_all
     from sandmask.paper.figure_2 import figure_2 as make
+    from sandmask.paper.tables import read_all
     from sandmask.records import write_archive
     from sandmask.training import choose_device
 
@@ -160,8 +160,8 @@ def claims(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOpt
     [bold]Example[/bold]: sandmask paper claims --records results/paper
     """
     from sandmask.paper._product import write_product
-    from sandmask.paper._tables import read_all
     from sandmask.paper.claims import claims as make
+    from sandmask.paper.tables import read_all
     from sandmask.reports import text
 
     if not records:

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption
-from sandmask.cli._paper_output import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
+from sandmask.paper._command_options import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
 
 if TYPE_CHECKING:
     from sandmask.paper.quick import TinySweep
@@ -18,12 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table: the module of its name in `sandmask.paper` makes it, and `tiny` takes its sweeps from `paper.quick`."""
+    """A table: the function of its name in `paper.tables` makes it, and `tiny` takes its sweeps from `paper.quick`."""
 
     name: str
     title: str
     about: str
     example: str  # of records
+    configs: tuple[str, ...]  # of the sweeps in results/paper whose records it is made from
     tiny: Callable[[Any], "Sequence[TinySweep]"]
 
     def add_to(self, app: typer.Typer) -> None:
@@ -39,17 +39,15 @@ class PaperTable:
             data_dir: DataDirOption = None,
             as_json: JsonOption = False,
         ) -> None:
-            from sandmask.paper._tables import no_records, read_all
+            from sandmask.paper import tables
 
-            module_name = self.name.replace("-", "_")
-            module = import_module(f"sandmask.paper.{module_name}")
-            make = getattr(module, module_name)
+            make = getattr(tables, self.name.replace("-", "_"))
             if records:
-                product = make(read_all(records))
+                product = make(tables.read_all(records))
             elif quick:
                 product = make(self._tiny_runs(device, data_dir, quiet=as_json), draws=None, trials=None)
             else:
-                raise no_records(self.title, module.CONFIGS)
+                raise tables.no_records(self.title, self.configs)
             finish(product, out, as_json=as_json)
 
     def _tiny_runs(self, device: str | None, data_dir: Path | None, *, quiet: bool) -> "list[RunRecord]":
@@ -70,6 +68,7 @@ TABLES = (
         "Table 1",
         "Training-domain validation: the columns that the records have, beside the printed ones.",
         "runs/mnist",
+        ("colored_mnist", "rotated_mnist"),
         lambda quick: quick.MNIST,
     ),
     PaperTable(
@@ -77,6 +76,7 @@ TABLES = (
         "Table 2",
         "Test-domain validation (oracle): the columns that the records have, beside the printed ones.",
         "runs/mnist",
+        ("colored_mnist", "rotated_mnist"),
         lambda quick: quick.MNIST,
     ),
     PaperTable(
@@ -84,6 +84,7 @@ TABLES = (
         "Table 3",
         "Spirals: the averages and all sixteen environments of the appendix, beside the printed ones.",
         "runs/spirals",
+        ("spirals",),
         lambda quick: (quick.SPIRALS,),
     ),
     PaperTable(
@@ -91,6 +92,7 @@ TABLES = (
         "The table of PACS",
         "PACS with a network other than the paper's ResNet-50: a table of its own.",
         "results/h200/pacs.records.parquet",
+        ("pacs",),
         lambda quick: (quick.PACS,),
     ),
 )

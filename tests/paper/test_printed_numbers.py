@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from sandmask.printed import (
+from sandmask.paper import (
     AVERAGE,
     INCONSISTENCIES,
     SLIPS,

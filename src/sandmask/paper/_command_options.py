@@ -12,6 +12,7 @@ from sandmask.cli._console import print_json
 if TYPE_CHECKING:
     from sandmask.paper._product import Product
 
+
 QuickOption = Annotated[
     bool, typer.Option("--quick", help="A small version, under a minute on a CPU; its numbers are for a first look.")
 ]

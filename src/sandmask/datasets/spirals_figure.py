@@ -1,16 +1,16 @@
 """What a network makes of the plane of Spirals' two invariant dimensions: the data first, then the picture."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sandmask._replacing import replacing
-from sandmask.algorithms import Algorithm, State
-from sandmask.datasets import Dataset
+from sandmask.datasets._base import Dataset
 
 REACH, POINTS = 2.3, 220  # the plane from -2.3 to 2.3 in both directions
 
@@ -24,13 +24,16 @@ class SpiralPanel(NamedTuple):
 
 
 @torch.no_grad()
-def spiral_panel(title: str, algorithm: Algorithm, state: State, accuracy: float) -> SpiralPanel:
-    """The network's answer for every point of the plane, all shortcut dimensions at their mean, zero."""
+def spiral_panel(title: str, predict: Callable[[Tensor], Tensor], n_inputs: int, accuracy: float) -> SpiralPanel:
+    """The network's answer for every point of the plane, all shortcut dimensions at their mean, zero.
+
+    :param predict: a function from inputs [n, n_inputs] to logits [n, 2].
+    """
     axis = torch.linspace(-REACH, REACH, POINTS)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
-    plane = torch.zeros(POINTS * POINTS, algorithm.problem.input_shape[0])
+    plane = torch.zeros(POINTS * POINTS, n_inputs)
     plane[:, 0], plane[:, 1] = x.flatten(), y.flatten()
-    probability = algorithm.predict(state, plane.to(state["params"].device)).softmax(-1)[:, 1]
+    probability = predict(plane).softmax(-1)[:, 1]
     return SpiralPanel(title, probability.cpu().numpy().reshape(POINTS, POINTS), accuracy)
 
 

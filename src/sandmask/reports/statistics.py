@@ -1,0 +1,140 @@
+"""Standard errors, intervals, paired comparisons and ranks. Seeded throughout."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "PairedComparison",
+    "bootstrap_interval",
+    "critical_difference",
+    "fewest_values",
+    "mean_and_error",
+    "mean_ranks",
+    "paired_comparison",
+    "studentized_range",
+]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of accuracies over trials and its standard error, both in percent.
+
+    The error is the population standard deviation over sqrt(n). The order of operations is DomainBed's,
+    because a value that lies between two printed digits is rounded by its last bit.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    return float(100 * np.mean(sample)), float(100 * np.std(sample / np.sqrt(len(sample))))
+
+
+def fewest_values(level: float = 0.95) -> int:
+    """The fewest values that can support an interval at this level without assuming a distribution.
+
+    The widest interval that n values give, from the smallest to the largest, misses the median with probability
+    2 / 2^n. That is also the smallest p-value of the two-sided sign-flip test. At 95% it takes six values.
+    """
+    return math.ceil(round(1 - math.log2(1 - level), 9))
+
+
+def bootstrap_interval(
+    values: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float] | None:
+    """The percentile bootstrap interval of the mean, always the same for the same values.
+
+    None for fewer than `fewest_values(level)` values: resampling them would give an interval that is far too narrow.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if len(sample) < fewest_values(level):
+        return None
+    rng = np.random.default_rng(seed)
+    means = sample[rng.integers(0, len(sample), (resamples, len(sample)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+EXACT_PAIRS = 14  # 16,384 sign patterns
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """Method minus baseline over pairs; the interval is None for fewer than six pairs (see `fewest_values`)."""
+
+    pairs: int
+    difference: float
+    interval: tuple[float, float] | None
+    p_value: float
+
+
+def paired_comparison(
+    method: Sequence[float], baseline: Sequence[float], *, resamples: int = 20_000, seed: int = 0
+) -> PairedComparison:
+    """Compare two methods measured under the same conditions, pair by pair.
+
+    The p-value is that of the two-sided sign-flip permutation test: if the methods were alike, each
+    difference could as well have had the other sign. All sign patterns are tried for up to 14 pairs, random
+    ones (seeded) for more. The interval is the 95% bootstrap interval of the mean difference. Environments
+    of one trial share training data, so pairs are not quite independent, and p-values are a little too small.
+    """
+    if len(method) != len(baseline) or not len(method):
+        raise ValueError(f"Expected as many values as baseline values, and some. Found {len(method)}, {len(baseline)}.")
+    differences = np.asarray(method, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    return PairedComparison(
+        pairs=len(differences),
+        difference=float(differences.mean()),
+        interval=bootstrap_interval(differences.tolist(), seed=seed),
+        p_value=_sign_flip(differences, resamples, seed),
+    )
+
+
+def _sign_flip(differences: NDArray[np.float64], resamples: int, seed: int) -> float:
+    count = len(differences)
+    exact = count <= EXACT_PAIRS
+    if exact:
+        patterns = np.arange(2**count)[:, None] >> np.arange(count) & 1
+    else:
+        patterns = np.random.default_rng(seed).integers(0, 2, (resamples, count))
+    sums = np.abs((1 - 2 * patterns) @ differences)
+    # Sums that are equal on paper differ in their last bits, and must count as equal.
+    extreme = int((sums >= abs(differences.sum()) * (1 - 1e-9) - 1e-15).sum())
+    return extreme / len(sums) if exact else (extreme + 1) / (resamples + 1)
+
+
+def mean_ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean rank of each method in [conditions, methods]; 1 is the best, and ties share their ranks."""
+    greater = (scores[:, None, :] > scores[:, :, None]).sum(axis=2)
+    equal = (scores[:, None, :] == scores[:, :, None]).sum(axis=2)
+    ranks: NDArray[np.float64] = (greater + (equal + 1) / 2).mean(axis=0)
+    return ranks
+
+
+def critical_difference(methods: int, conditions: int, *, alpha: float = 0.05) -> float:
+    """Nemenyi's critical difference: mean ranks that differ by less are not told apart at level alpha."""
+    return studentized_range(methods, 1 - alpha) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * conditions))
+
+
+@cache
+def studentized_range(groups: int, level: float) -> float:
+    """The quantile of the range of `groups` standard normal values (infinite degrees of freedom)."""
+    low, high = 0.0, 20.0
+    while high - low > 1e-8:
+        middle = (low + high) / 2
+        if _range_below(middle, groups) < level:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _range_below(width: float, groups: int) -> float:
+    """P(range < width): one value at z is the largest, all others lie within `width` below it."""
+    grid = np.linspace(-8.0, 8.0 + width, 801)
+    density = np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)
+    integrand = groups * density * (_normal(grid) - _normal(grid - width)) ** (groups - 1)
+    return float(integrand.sum() * (grid[1] - grid[0]))  # it vanishes at both ends
+
+
+def _normal(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in values])

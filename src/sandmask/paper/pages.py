@@ -105,14 +105,18 @@ def _picture(name: str, words: str, images: Path) -> str:
 
 
 def fill_pages(results: Path, docs: Path) -> list[Path]:
-    """Copy pictures from `results`, fill the blocks of every page in `docs`, and return the pages that changed."""
+    """Fill the generated blocks of every page, and return the pages that changed.
+
+    :param results: the folder of the paper's results, whose pictures are copied; pages beside them are filled too.
+    :param docs: the folder of the documentation.
+    """
     if not any((docs / "paper").glob("*.md")):
         raise SandmaskError(f"{docs / 'paper'} has no pages. Name the documentation's folder with --docs.")
     images = docs / "images"
     for picture in sorted(results.glob("*.png")):
         shutil.copyfile(picture, images / f"paper-{picture.name}")
     changed = []
-    for page in sorted(docs.rglob("*.md")):
+    for page in [*sorted(docs.rglob("*.md")), *sorted(results.glob("*.md"))]:
         old = page.read_text(encoding="utf-8")
         new = fill_page(old, results, images)
         if new != old:

@@ -94,7 +94,7 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_stopped(
         patch.setattr(job_module, "train_stack", interrupted)
         with pytest.raises(KeyboardInterrupt) as caught:
             sandmask.sweep(tmp_path / "part", **ASKED, **HERE)
-    assert "The same command goes on from what was saved" in caught.value.__notes__[0]
+    assert "Rerun the same command to continue" in caught.value.__notes__[0]
     assert list((tmp_path / "part" / "stacks").glob("*.checkpoint.safetensors"))
     sandmask.sweep(tmp_path / "part", **ASKED, **HERE)
     assert curves(tmp_path / "part") == curves(tmp_path / "whole")

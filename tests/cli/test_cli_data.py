@@ -91,7 +91,7 @@ def test_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("where", "--data-dir", tmp_path).strip() == str(tmp_path)
     monkeypatch.setenv("SANDMASK_DATA", str(tmp_path / "sets"))
     assert json.loads(run("where", "--json")) == {"data_dir": str(tmp_path / "sets")}
-    assert run("where", "pacs").strip() == f"{tmp_path / 'sets' / 'PACS'} (not there yet)"
+    assert run("where", "pacs").strip() == f"{tmp_path / 'sets' / 'PACS'} (does not exist yet)"
     (tmp_path / "sets" / "PACS").mkdir(parents=True)
     assert run("where", "pacs").strip() == str(tmp_path / "sets" / "PACS")
     found = json.loads(run("where", "PACS", "--json"))

@@ -74,7 +74,7 @@ def test_quick_makes_a_tiny_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(quick, "SPIRALS", replace(quick.SPIRALS, algorithms=("ERM",), steps=4, examples=40))
     result = paper("table-3", "--quick", "--device", "cpu", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "A tiny sweep" in result.output
+    assert "tiny sweep" in result.output
     assert "2/16 environments" in result.output
 
 

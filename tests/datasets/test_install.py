@@ -189,7 +189,7 @@ def test_google_drive_and_http_mirrors_together(
 
 def test_one_download_at_a_time(server: FlakyServer, archive: bytes, tmp_path: Path) -> None:
     source = tiny(server.serve("tiny.zip", archive))
-    with sole_user(tmp_path), pytest.raises(SandmaskError, match="Another `sandmask data` is at work"):
+    with sole_user(tmp_path), pytest.raises(SandmaskError, match="Another `sandmask data` command is working"):
         install(source, tmp_path, patience=QUICK)
     install(source, tmp_path, patience=QUICK)
 

@@ -121,7 +121,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate()
     assert process.returncode == 130, stderr
-    assert "The same command goes on from what was saved" in stderr
+    assert "Rerun the same command to continue" in stderr
     assert list((folder / "stacks").glob("*.checkpoint.safetensors"))
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr

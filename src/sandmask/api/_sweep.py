@@ -232,7 +232,7 @@ class _Accepted:
             try:
                 result = run_sweep(self.target, expansion, options, workers.executor, cap, display.say)
             except KeyboardInterrupt as error:
-                error.add_note(f"stopped; {headline(look())}. The same command goes on from what was saved.")
+                error.add_note(f"stopped; {headline(look())}. Rerun the same command to continue.")
                 display.say(error.__notes__[-1])
                 raise
         _say_failures(result)

@@ -49,7 +49,7 @@ _LAST_WORDS = (".", "?", "!")
 
 # The three things people do first: what it is, and lines to copy, each with the command it needs, if any.
 FIRST = (
-    ("See it work", (("demo", "sandmask demo", "on generated data, in a few minutes: a table and a picture"),)),
+    ("Try it", (("demo", "sandmask demo", "a few minutes on generated data: a table and a picture"),)),
     (
         "Use a mask in your own loop, in place of loss.backward()",
         ((None, "sandmask.backward(losses, model.named_parameters(), sandmask.SANDMask(tau=0.8))", ""),),
@@ -65,7 +65,7 @@ FIRST = (
 )
 MORE = (
     ("sandmask --help", "all commands"),
-    ("sandmask doctor", "is everything there?"),
+    ("sandmask doctor", "check the installation"),
 )
 
 
@@ -160,7 +160,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Each command explains itself, with examples: [bold]sandmask train --help[/bold]",
+    epilog="See the help of a command for examples: [bold]sandmask train --help[/bold]",
 )
 
 
@@ -174,10 +174,10 @@ def _version(wanted: bool) -> None:
 def frame(
     ctx: typer.Context,
     version: Annotated[  # noqa: ARG001 - acted on by its callback
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Train models that must work on domains they have not seen, and compare the methods that promise it."""
+    """Train models that must work on domains they have not seen, and compare methods for this."""
     if ctx.invoked_subcommand is None:
         typer.echo(greeting())
 

@@ -74,11 +74,13 @@ def _nothing() -> None:
 COMMANDS = (
     Command("demo", "A small sweep on generated data, with a table and a picture", RUN, "sandmask.cli.demo"),
     Command("train", "Train one model with one or more environments held out", RUN, "sandmask.cli.train"),
-    Command("sweep", "Train many: algorithms x datasets x held-out environments x draws", RUN, "sandmask.cli.sweep"),
+    Command(
+        "sweep", "Train many runs: algorithms x datasets x held-out environments x draws", RUN, "sandmask.cli.sweep"
+    ),
     Command("predict", "Classify images or arrays with a trained model", RUN, "sandmask.cli.predict"),
     Command("export", "Export a trained model for PyTorch (torch.export) or as ONNX", RUN, "sandmask.cli.export"),
     Command("report", "Tables and pages from the records of a sweep", READ, "sandmask.cli.report"),
-    Command("paper", "Remake the paper's figures and tables next to its numbers", READ, "sandmask.paper.commands"),
+    Command("paper", "Reproduce the paper's figures and tables next to its numbers", READ, "sandmask.paper.commands"),
     Command("import-domainbed", "Read the results of a DomainBed sweep", READ, "sandmask.cli.import_domainbed"),
     Command("list", "List algorithms, datasets, selection rules and networks", LOOK, "sandmask.cli.list_"),
     Command(

@@ -25,22 +25,26 @@ Request = dict[str, Any]
 
 def _given(
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file with these options as keys; options given beside it go first.")
+        Path | None,
+        typer.Option(help="TOML file with these options as keys; options on the command line take precedence."),
     ] = None,
     datasets: Annotated[
         list[str] | None,
         typer.Option(
             metavar="A,B",
-            help="Datasets, or folders of your own, with commas between.",
+            help="Datasets, or folders of images, separated by commas.",
             autocompletion=_completion.dataset,
         ),
     ] = None,
     algorithms: Annotated[
-        list[str] | None, typer.Option(metavar="A,B", help="Algorithms.", autocompletion=_completion.algorithm)
+        list[str] | None,
+        typer.Option(metavar="A,B", help="Algorithms, separated by commas.", autocompletion=_completion.algorithm),
     ] = None,
     test_envs: Annotated[
         list[str] | None,
-        typer.Option(metavar="all|0,1", help="Environments to hold out, each in turn. (default: all in the tables)"),
+        typer.Option(
+            metavar="all|0,1", help="Environments to hold out, one at a time. (default: those that the tables report)"
+        ),
     ] = None,
     n_hparams: Annotated[
         int | None,
@@ -62,17 +66,17 @@ def _given(
     steps: StepsOption = None,
     checkpoint_every: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Evaluate every so many steps; the dataset's protocol if not given."),
+        typer.Option(metavar="N", min=1, help="Evaluate every N steps. (default: the dataset's protocol)"),
     ] = None,
     hparam: HparamOption = None,
     network: NetworkOption = None,
     weights: WeightsOption = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What is computed in: fp32 (the default), tf32, bf16, fp16.")
+        str | None, typer.Option(metavar="NAME", help="Compute precision: fp32 (the default), tf32, bf16 or fp16.")
     ] = None,
     averages: AverageOption = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Changes every run's own seed. (default: 0)")
+        int | None, typer.Option(metavar="N", min=0, help="Selects another set of run seeds. (default: 0)")
     ] = None,
     plugin: PluginOption = None,
 ) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sandmask.datasets.download import Verification
     from sandmask.datasets.sources import Overview, Source
 
-app = typer.Typer(help="Get datasets: list, download, verify, where.", no_args_is_help=True)
+app = typer.Typer(help="List, download, verify and find datasets.", no_args_is_help=True)
 
 DataDir = Annotated[
     Path | None,
@@ -59,7 +59,7 @@ def where(
     data_dir: DataDir = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print where a dataset lies, or should be put."""
+    """Print where a dataset is, or where to put it."""
     from sandmask.datasets import data_folder
     from sandmask.datasets.sources import source_of
 
@@ -76,7 +76,7 @@ def where(
         expected = str(folder / source.folder)
         print_json({"name": source.name, "path": str(found) if found else None, "expected_at": expected})
     else:
-        typer.echo(found or f"{folder / source.folder} (not there yet)")
+        typer.echo(found or f"{folder / source.folder} (does not exist yet)")
 
 
 @app.command()
@@ -85,10 +85,10 @@ def download(
         list[str], typer.Argument(help="Datasets, such as PACS or MNIST.", autocompletion=_completion.dataset)
     ],
     data_dir: DataDir = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Fetch anew what is there already.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Download again and replace an existing dataset.")] = False,
     keep_archives: Annotated[bool, typer.Option("--keep-archives", help="Keep the downloaded archives.")] = False,
 ) -> None:
-    """Download datasets, check them, and put them in place. A broken download resumes where it stopped."""
+    """Download datasets, check them, and put them in place. Interrupted downloads are resumed."""
     from sandmask.datasets import data_folder
     from sandmask.datasets.sources import source_of
 
@@ -105,15 +105,13 @@ def download(
 def verify_datasets(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Datasets; without one, all that are there.", autocompletion=_completion.dataset),
+        typer.Argument(help="Datasets. (default: all that exist)", autocompletion=_completion.dataset),
     ] = None,
     data_dir: DataDir = None,
     contents: Annotated[bool, typer.Option("--contents", help="Also read and decode every image.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check datasets on the disk: domains, classes, numbers, checksums. Exit status 1 if something is
-    wrong.
-    """
+    """Check the domains, classes, counts and checksums of datasets on the disk. The exit status is 1 if one is wrong."""
     from sandmask.datasets import data_folder
     from sandmask.datasets.download import verify
     from sandmask.datasets.sources import SOURCES, source_of

@@ -92,7 +92,7 @@ def _train(folder: "SweepFolder", expansion: "Expansion", out: Path) -> None:
             options = JobOptions(str(folder.path), device="cpu", states=True)
             run_sweep(folder, expansion, options, lambda: EXECUTORS["local"].build(workers), _cap, display.say)
         except KeyboardInterrupt:
-            display.say(f"stopped; {headline(look())}. To go on: sandmask demo --out {out}")
+            display.say(f"stopped; {headline(look())}. To continue: sandmask demo --out {out}")
             raise typer.Exit(130) from None
 
 
@@ -128,7 +128,9 @@ def _draw(folder: "SweepFolder", chosen: "dict[str, Selected]", path: Path) -> N
     try:
         draw_spirals([panel for panel in panels if panel is not None], dataset, path)
     except ImportError:
-        typer.echo("No picture was drawn, because matplotlib is missing. Install: pip install 'sandmask[report]'")
+        typer.echo(
+            "No picture was drawn, because matplotlib is missing. Install it with: pip install 'sandmask[report]'"
+        )
     else:
         typer.echo(f"picture: {path}")
 

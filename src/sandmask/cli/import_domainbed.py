@@ -16,10 +16,10 @@ def import_domainbed(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's output folder.")],
     out: Annotated[Path, typer.Option("--out", metavar="STORE", help="The folder of records to write into.")],
     include_incomplete: Annotated[
-        bool, typer.Option("--include-incomplete", help="Also take runs without `done`, as unfinished.")
+        bool, typer.Option("--include-incomplete", help="Also import runs without a file `done`, as unfinished.")
     ] = False,
 ) -> None:
-    """Read a DomainBed sweep (`*/results.jsonl`) into an archive that `sandmask report` makes tables of.
+    """Convert the results of a DomainBed sweep (`*/results.jsonl`) to an archive that `sandmask report` reads.
 
     [bold]Examples[/bold]
 
@@ -33,7 +33,7 @@ def import_domainbed(
     if not imported.runs:
         raise SandmaskError(
             f"None of the {len(imported.skipped)} runs in {directory} is finished. "
-            "Take them as they are with --include-incomplete."
+            "Import them as unfinished with --include-incomplete."
         )
     archive = out / f"{directory.resolve().name}.records.parquet"
     _check_nothing_is_lost(imported.runs, archive)

@@ -14,10 +14,10 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run, or its model.safetensors.")],
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="Images; arrays, as .npy, .npz or .csv; or folders, with all in them."),
+        typer.Argument(metavar="FILE", help="Images, arrays (.npy, .npz or .csv), or folders of these."),
     ],
-    top: Annotated[int, typer.Option(min=1, metavar="K", help="Show the K likeliest classes.")] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; the GPU if there is one.")] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="K", help="Show the K most likely classes.")] = 1,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: a GPU if present.")] = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:

@@ -33,8 +33,8 @@ def report(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="A selection rule, as in: sandmask list rules; or all. May be given several times. "
-            f"(default: the paper's, {' and '.join(PAPER_RULES)})",
+            help="Selection rule (see: sandmask list rules), or all. Repeatable. "
+            f"(default: the paper's rules, {' and '.join(PAPER_RULES)})",
             show_default=False,
             autocompletion=_completion.rule,
         ),
@@ -55,28 +55,31 @@ def report(
     ] = None,
     as_json: JsonOption = False,
     against_paper: Annotated[
-        bool, typer.Option("--against-paper", help="Put the paper's number, and the difference, beside ours.")
+        bool, typer.Option("--against-paper", help="Show the paper's number and the difference in each cell.")
     ] = False,
     baseline: Annotated[
         str, typer.Option(help="The method that others are compared with.", autocompletion=_completion.algorithm)
     ] = "ERM",
-    statistics: Annotated[bool, typer.Option(help="Whether to compare with the baseline.")] = True,
+    statistics: Annotated[bool, typer.Option(help="Compare with the baseline.")] = True,
     draws: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=MOST, help="Hyperparameter draws that a complete cell has.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=MOST, help="Number of draws in a complete cell. (default: as many as there are)"
+        ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=MOST, help="Trials that a complete cell has.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=MOST, help="Number of trials in a complete cell. (default: as many as there are)"
+        ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE|-", help="Write to this file instead of the screen.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE|-", help="Write the tables to this file.")] = None,
 ) -> None:
-    """Print tables: one a dataset (columns are held-out environments), the averages, and comparisons.
+    """Print one table per dataset (columns are held-out environments), the averages, and comparisons.
 
-    With --html it is a page instead: one file, to open and to send around, with every rule unless some are named.
-    Numbers are mean ± standard error over trials, in percent.
-    Cells without all their runs say how many there are, averages over some of the columns say over how many;
-    † marks cells with runs that diverged.
+    Numbers are mean ± standard error over trials, in percent. Incomplete cells state how many of their runs exist, and
+    partial averages over how many columns they are. † marks cells with runs that diverged. --html writes a
+    self-contained page instead, with every rule unless some are named.
 
     [bold]Examples[/bold]
 
@@ -92,7 +95,7 @@ def report(
     """
     check_open(html, open_browser)
     if as_json and format_name not in (None, "json"):
-        raise SandmaskError(f"--json and --format {format_name} are two forms. Choose one.")
+        raise SandmaskError(f"--json and --format {format_name} are two formats. Choose one.")
     format_name = "json" if as_json else format_name
     check_format(format_name)
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output

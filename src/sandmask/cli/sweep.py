@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from sandmask.api import Sweep
     from sandmask.sweeps import SweepStatus
 
-app = typer.Typer(help="Train many: plan, run, status.", no_args_is_help=True)
+app = typer.Typer(help="Train many runs: plan, run, status.", no_args_is_help=True)
 
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", min=1, help="Stacks at a time; one a GPU, or a core, if not given."),
+    typer.Option("--workers", metavar="N", min=1, help="Stacks that train at a time. (default: one per GPU or core)"),
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda, or several for local workers: cuda:0,cuda:1. All GPUs if not given."),
+    typer.Option("--device", help="cpu, cuda, or several for local workers: cuda:0,cuda:1. (default: all GPUs)"),
 ]
 MaxStack = Annotated[
     int | None,
-    typer.Option("--max-stack", metavar="N", min=1, help="Runs in one program at most; as memory allows if not given."),
+    typer.Option(
+        "--max-stack", metavar="N", min=1, help="Largest number of runs in a stack. (default: as memory allows)"
+    ),
 ]
-Calibrate = Annotated[
-    bool, typer.Option("--calibrate/--no-calibrate", help="Whether to measure a few steps of each method.")
-]
+Calibrate = Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure a few steps of each method.")]
 
 
 @app.command()
@@ -63,9 +63,9 @@ def plan(
     allow_missing_classes: MissingClassesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Say what a sweep would take: runs, stacks, time, memory and disk, and what DIR has of it already.
+    """Estimate runs, stacks, time, memory and disk of a sweep, and count the runs that DIR already has.
 
-    Time and memory come from a few steps measured on this machine; nothing is written.
+    Time and memory are extrapolated from a few steps on this machine. Nothing is written.
 
     [bold]Examples[/bold]
 
@@ -108,15 +108,17 @@ def run(
     workers: Workers = None,
     device: Device = None,
     gpus_per_worker: Annotated[
-        float, typer.Option(metavar="N", min=0, help="For ray (may be a fraction) and slurm.")
+        float, typer.Option(metavar="N", min=0, help="GPUs per worker, for ray (may be a fraction) and slurm.")
     ] = 0.0,
-    cpus_per_worker: Annotated[int, typer.Option(metavar="N", min=1, help="For ray and slurm.")] = 1,
+    cpus_per_worker: Annotated[
+        int, typer.Option(metavar="N", min=1, help="CPU cores per worker, for ray and slurm.")
+    ] = 1,
     ray_address: Annotated[
-        str | None, typer.Option(help="A Ray cluster, or auto; one is started if not given.")
+        str | None, typer.Option(help="Address of a Ray cluster, or auto. (default: start one)")
     ] = None,
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="partition=gpu, time=120 (minutes), account=... Repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="Option of sbatch: partition=gpu, time=120 (minutes), ... Repeatable."),
     ] = None,
     max_stack: MaxStack = None,
     calibrate: Calibrate = True,
@@ -130,10 +132,10 @@ def run(
     tensorboard: TensorBoardOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train what DIR is missing of a sweep, and nothing else: it is also the resume.
+    """Train the missing runs of a sweep in DIR. Rerun to resume.
 
-    Ctrl-C (or SIGTERM) saves and stops; the same command goes on. A kill loses half a minute at most. Several of these
-    may run side by side. Asking for more draws, trials, methods, datasets or environments extends what is there.
+    Ctrl-C and SIGTERM save and stop. After a crash, at most 30 seconds of work are lost. Several of these commands may
+    work on one folder. Requesting more draws, trials, methods, datasets or environments extends the sweep.
 
     [bold]Examples[/bold]
 
@@ -192,11 +194,11 @@ def _print(swept: "Sweep", *, json: bool) -> None:
 @app.command()
 def status(
     folder: Folder = DEFAULT_FOLDER,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep looking, until all is done or Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until all runs are done, or until Ctrl-C.")] = False,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
-    """Say how far a sweep is, from any terminal.
+    """Show the progress of a sweep, from any terminal.
 
     [bold]Examples[/bold]
 

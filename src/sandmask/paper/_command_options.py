@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 QuickOption = Annotated[
-    bool, typer.Option("--quick", help="A small version, under a minute on a CPU; its numbers are for a first look.")
+    bool, typer.Option("--quick", help="Make a small version in less than a minute on a CPU. Its numbers mean little.")
 ]
-OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")]
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files.")]
 RecordsOption = Annotated[
     list[Path] | None,
-    typer.Option("--records", metavar="FILE|DIR", help="Records to make it from: a folder or an archive. Repeatable."),
+    typer.Option("--records", metavar="FILE|DIR", help="Records to use: a folder or an archive. Repeatable."),
 ]
 OUT = Path("runs/paper")
 _LINE_SECONDS = 10.0

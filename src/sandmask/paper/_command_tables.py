@@ -58,7 +58,7 @@ class PaperTable:
         runs = quick.run_tiny(self.tiny(quick), choose_device(device), data_dir, progress)
         progress.close()
         if not quiet:
-            typer.echo("A tiny sweep: a look at the table, not at the methods.\n")
+            typer.echo("This is a tiny sweep: its numbers say nothing about the methods.\n")
         return runs
 
 
@@ -66,7 +66,7 @@ TABLES = (
     PaperTable(
         "table-1",
         "Table 1",
-        "Training-domain validation: the columns that the records have, beside the printed ones.",
+        "Training-domain validation: the datasets that the records have, next to the printed numbers.",
         "runs/mnist",
         ("colored_mnist", "rotated_mnist"),
         lambda quick: quick.MNIST,
@@ -74,7 +74,7 @@ TABLES = (
     PaperTable(
         "table-2",
         "Table 2",
-        "Test-domain validation (oracle): the columns that the records have, beside the printed ones.",
+        "Test-domain validation (oracle): the datasets that the records have, next to the printed numbers.",
         "runs/mnist",
         ("colored_mnist", "rotated_mnist"),
         lambda quick: quick.MNIST,
@@ -82,7 +82,7 @@ TABLES = (
     PaperTable(
         "table-3",
         "Table 3",
-        "Spirals: the averages and all sixteen environments of the appendix, beside the printed ones.",
+        "Spirals: the averages and the sixteen environments of the appendix, next to the printed numbers.",
         "runs/spirals",
         ("spirals",),
         lambda quick: (quick.SPIRALS,),
@@ -90,7 +90,7 @@ TABLES = (
     PaperTable(
         "table-pacs",
         "The table of PACS",
-        "PACS with a network other than the paper's ResNet-50: a table of its own.",
+        "PACS with a network other than the paper's ResNet-50.",
         "results/h200/pacs.records.parquet",
         ("pacs",),
         lambda quick: (quick.PACS,),

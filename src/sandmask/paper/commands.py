@@ -14,14 +14,14 @@ from sandmask.paper._command_tables import TABLES
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Remake the paper's figures and tables next to its numbers. Each writes its picture (PNG and PDF) or table "
-    "(Markdown and LaTeX), and the data behind it (CSV).",
+    help="Reproduce the paper's figures and tables next to its numbers. Each command writes a picture (PNG and PDF) or a "
+    "table (Markdown and LaTeX), and its data (CSV).",
 )
 
 
 @app.command("figure-1")
 def figure_1(quick: QuickOption = False, out: OutOption = OUT, as_json: JsonOption = False) -> None:
-    """Dead zones in a landscape of two environments, drawn and counted; and what would remove them.
+    """Draw and count the dead zones in a landscape of two environments, and show what would remove them.
 
     [bold]Example[/bold]: sandmask paper figure-1 --quick --out runs/paper
     """
@@ -35,7 +35,7 @@ def figure_1(quick: QuickOption = False, out: OutOption = OUT, as_json: JsonOpti
 
 @app.command("figure-3")
 def figure_3(quick: QuickOption = False, out: OutOption = OUT, as_json: JsonOption = False) -> None:
-    """The shape of the SAND-mask for several dispersions, and the AND-mask that it tends to.
+    """Draw the shape of the SAND-mask for several dispersions, with the AND-mask as its limit.
 
     [bold]Example[/bold]: sandmask paper figure-3
     """
@@ -50,7 +50,7 @@ for each in TABLES:
 
 @app.command("why")
 def why(
-    dataset: Annotated[str, typer.Argument(help="The dataset whose table is asked about.")],
+    dataset: Annotated[str, typer.Argument(help="The dataset of the table.")],
     records: RecordsOption = None,
     question: Annotated[
         list[str] | None,
@@ -63,7 +63,7 @@ def why(
     out: OutOption = OUT,
     as_json: JsonOption = False,
 ) -> None:
-    """Why a table may differ: the same records under other ties, fewer evaluations, a narrower tau, with rescale.
+    """Show a table under other choices: tie-breaking, fewer evaluations, other rules, a narrower tau, rescaling.
 
     [bold]Example[/bold]: sandmask paper why Spirals --records runs/spirals --question ties
     """
@@ -78,13 +78,13 @@ def why(
 @app.command("compact")
 def compact(
     records: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...", help="Records: folders or archives.")],
-    archive: Annotated[Path, typer.Option("--archive", metavar="FILE", help="Where to: NAME.records.parquet.")],
+    archive: Annotated[Path, typer.Option("--archive", metavar="FILE", help="File to write: NAME.records.parquet.")],
     interval: Annotated[
-        int, typer.Option("--every", metavar="N", min=1, help="Keep the checkpoints of every so many steps.")
+        int, typer.Option("--every", metavar="N", min=1, help="Keep the checkpoints of every N steps.")
     ] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Make records small, without changing a table: some checkpoints, and all that a rule chooses. Drops loss curves.
+    """Make records smaller without changing a table: keep some checkpoints and all selected ones; drop loss curves.
 
     [bold]Example[/bold]: sandmask paper compact runs/spirals --archive results/paper/spirals.records.parquet
     """
@@ -107,20 +107,19 @@ def compact(
 def figure_2(
     records: RecordsOption = None,
     quick: QuickOption = False,
-    seeds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Seeds of each point; 20 if not given.")] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Seeds per point. (default: 20)")] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", min=11, help="Training steps; 3,001 if not given (the protocol has 5,001)."),
+        typer.Option(metavar="N", min=11, help="Training steps. (default: 3,001; the protocol has 5,001)"),
     ] = None,
     precision: PrecisionOption = "fp32",
     out: OutOption = OUT,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Failure modes on Spirals: accuracy against momentum, noise and initialization, 20 seeds each, stacked.
+    """Failure modes on Spirals: accuracy against momentum, noise and initialization, 20 seeds each.
 
-    Finds each method's hyperparameters, then trains (made for a GPU; killed, it goes on where it was). Or draws from
-    --records.
+    Searches hyperparameters for each method, then trains. Rerun to resume. Use a GPU, or draw the figure from --records.
 
     [bold]Examples[/bold]
 
@@ -146,7 +145,7 @@ def figure_2(
         design = replace(design, seeds=seeds or design.seeds, steps=steps or design.steps, precision=precision)
         chosen = choose_device(device)
         if chosen.type == "cpu" and not quick and not as_json:
-            typer.echo("Made for a GPU; on a CPU this takes days. --quick is a small version.", err=True)
+            typer.echo("note: on a CPU this takes days. --quick trains a small version.", err=True)
         runs = train(design, out / "figure-2-runs", chosen, progress)
         progress.close()
         write_archive(runs, out / "figure-2.records.parquet")
@@ -155,7 +154,7 @@ def figure_2(
 
 @app.command("claims")
 def claims(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOption = False) -> None:
-    """The paper's claims one by one, as far as the records speak to them.
+    """Compute the numbers for the paper's claims that the records can test.
 
     [bold]Example[/bold]: sandmask paper claims --records results/paper
     """
@@ -177,14 +176,16 @@ def claims(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOpt
 
 @app.command("pages")
 def pages(
-    results: Annotated[Path, typer.Option(help="Where the commands above wrote their files.")] = Path("results/paper"),
+    results: Annotated[Path, typer.Option(help="Folder with the files that the other commands wrote.")] = Path(
+        "results/paper"
+    ),
     docs: Annotated[Path, typer.Option(help="The documentation's folder.")] = Path("docs"),
 ) -> None:
-    """Put what was made into the pages of the documentation: tables, and pictures.
+    """Fill the tables, pictures and numbers of the documentation's pages.
 
     [bold]Example[/bold]: sandmask paper pages --results results/paper --docs docs
     """
     from sandmask.paper.pages import fill_pages
 
     changed = fill_pages(results, docs)
-    typer.echo("Changed " + ", ".join(map(str, changed)) + "." if changed else "Every page was up to date.")
+    typer.echo("Changed " + ", ".join(map(str, changed)) + "." if changed else "All pages are up to date.")

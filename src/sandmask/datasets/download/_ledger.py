@@ -74,5 +74,5 @@ def sole_user(data_dir: Path) -> Iterator[None]:
         with suppress(SandmaskError):  # a file system without locks: downloading unguarded is better than not at all
             taken = not lock(file)
         if taken:
-            raise SandmaskError(f"Another `sandmask data` is at work in {data_dir}. Wait for it.")
+            raise SandmaskError(f"Another `sandmask data` command is working in {data_dir}. Wait for it.")
         yield

@@ -111,7 +111,7 @@ def verify_datasets(
     contents: Annotated[bool, typer.Option("--contents", help="Also read and decode every image.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the domains, classes, counts and checksums of datasets on the disk. The exit status is 1 if one is wrong."""
+    """Check the domains, classes, counts and checksums of datasets on the disk. Exit status 1 if one is wrong."""
     from sandmask.datasets import data_folder
     from sandmask.datasets.download import verify
     from sandmask.datasets.sources import SOURCES, source_of

@@ -128,9 +128,7 @@ def _draw(folder: "SweepFolder", chosen: "dict[str, Selected]", path: Path) -> N
     try:
         draw_spirals([panel for panel in panels if panel is not None], dataset, path)
     except ImportError:
-        typer.echo(
-            "No picture was drawn, because matplotlib is missing. Install it with: pip install 'sandmask[report]'"
-        )
+        typer.echo("No picture was drawn, because matplotlib is missing. Run: pip install 'sandmask[report]'")
     else:
         typer.echo(f"picture: {path}")
 

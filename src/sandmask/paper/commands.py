@@ -14,7 +14,7 @@ from sandmask.paper._command_tables import TABLES
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Reproduce the paper's figures and tables next to its numbers. Each command writes a picture (PNG and PDF) or a "
+    help="Reproduce the paper's figures and tables next to its numbers. Each command writes a picture (PNG, PDF) or a "
     "table (Markdown and LaTeX), and its data (CSV).",
 )
 
@@ -119,7 +119,7 @@ def figure_2(
 ) -> None:
     """Failure modes on Spirals: accuracy against momentum, noise and initialization, 20 seeds each.
 
-    Searches hyperparameters for each method, then trains. Rerun to resume. Use a GPU, or draw the figure from --records.
+    Searches hyperparameters for each method, then trains. Rerun to resume. Use a GPU, or draw it from --records.
 
     [bold]Examples[/bold]
 

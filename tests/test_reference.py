@@ -1,4 +1,4 @@
-"""The reference page has every public package, and every public name in it has words."""
+"""The reference page has every public package, and every public name and parameter in it is described."""
 
 import importlib
 import inspect
@@ -31,3 +31,13 @@ def test_public_names_are_described(module: str) -> None:
         value = getattr(package, name)
         if inspect.isclass(value) or inspect.isfunction(value):
             assert inspect.getdoc(value), f"{module}.{name} has no docstring"
+
+
+@pytest.mark.parametrize("module", [name for name in SHOWN if hasattr(importlib.import_module(name), "__all__")])
+def test_parameters_of_public_functions_are_described(module: str) -> None:
+    package = importlib.import_module(module)
+    for name in package.__all__:
+        value = getattr(package, name)
+        if inspect.isfunction(value):
+            described = re.findall(r"^:param (\w+): \S", inspect.getdoc(value) or "", re.MULTILINE)
+            assert described == list(inspect.signature(value).parameters), f"{module}.{name}: {described}"

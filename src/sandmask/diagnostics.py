@@ -32,7 +32,12 @@ __all__ = ["MaskLogger", "open_tensorboard", "report_figures"]
 
 
 def report_figures(report: MaskReport, bins: int = 10, *, per_tensor: bool = True) -> dict[str, float]:
-    """What a report says, by name; of all tensors together alone where `per_tensor` is false. Waits for the device."""
+    """Return the numbers of a report by name, as `MaskLogger` writes them. Waits for the device.
+
+    :param report: what `sandmask.backward` returned.
+    :param bins: number of bins of the histograms of agreement.
+    :param per_tensor: include each tensor, not only `all` together.
+    """
     summaries = {**(report.per_tensor if per_tensor else {}), "all": report.total}
     figures: dict[str, float] = {}
     for name, summary in summaries.items():
@@ -44,7 +49,11 @@ def report_figures(report: MaskReport, bins: int = 10, *, per_tensor: bool = Tru
 
 
 def open_tensorboard(folder: str | os.PathLike[str], purge_step: int | None = None) -> "SummaryWriter":
-    """A writer of TensorBoard's event files; what earlier files hold from `purge_step` on is not shown any more."""
+    """Open a writer of TensorBoard's event files.
+
+    :param folder: folder for the files.
+    :param purge_step: hide what earlier files hold from this step on.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

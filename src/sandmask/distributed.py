@@ -43,17 +43,22 @@ def backward(
     check_finite: bool = True,
     on_report: Callable[[MaskReport], object] | None = None,
 ) -> MaskReport:
-    """`sandmask.backward` over the environments of all processes; every process ends with the same `.grad`.
+    """Apply `sandmask.backward` to the environments of all processes; all end with the same `.grad`.
 
-    All processes of the group must call it, with the same parameters and mask. An error or a gradient that
-    is not finite in one of them is raised in all, so that none is left waiting.
+    All processes of the group must call it, with the same parameters and mask. An error or a gradient that is not
+    finite in one of them is raised in all, so that none is left waiting.
 
-    :param losses: the losses of this process's environments; an empty list where it has none.
-    :param processes: "merge" if every process has environments of its own, "average" if every process has a
-        part of each environment's data.
-    :param group: the process group; the default one if not given.
-
-    The other parameters are those of `sandmask.backward`.
+    :param losses: losses of this process's environments; an empty list if it has none.
+    :param params: parameters, or `model.named_parameters()`.
+    :param mask: for example `SANDMask(tau=0.8)`.
+    :param processes: "merge" if every process has environments of its own, "average" if every process has a part of
+        each environment's data.
+    :param group: process group; the default one if not given.
+    :param scaler: `GradScaler` of mixed-precision training, as in `sandmask.backward`.
+    :param retain_graph: keep the losses' graphs for another backward pass.
+    :param check_finite: raise an error if a gradient is inf or NaN.
+    :param on_report: called with the report once `.grad` is written.
+    :return: a report of what the mask did.
     """
     check_initialized()
     return backward_of(
@@ -70,11 +75,14 @@ def backward(
 
 
 def merge_moments(moments: GradientMoments, group: dist.ProcessGroup | None = None) -> GradientMoments:
-    """Merge the moments of all processes of the group into each one's, in place; returns them.
+    """Merge the moments of all processes of the group, in place.
 
-    The formula of Chan et al., as sums over processes: the same numbers, to rounding, as one process gets
-    that folds in all environments. A process without any environment passes empty moments,
-    `mask.new_moments()`.
+    The result equals, up to rounding, the moments of one process with all environments (the formula of Chan et al.). A
+    process without environments passes empty moments, `mask.new_moments()`.
+
+    :param moments: moments of this process's environments.
+    :param group: process group; the default one if not given.
+    :return: the same object, with the merged moments.
     """
     check_initialized()
     return merge(moments, group, Message("merge"), {})

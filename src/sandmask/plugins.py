@@ -58,7 +58,10 @@ __all__ = [
 
 
 def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
-    """Import the plugins: installed ones, those of SANDMASK_PLUGINS, then `paths`. Each is imported once."""
+    """Import plugins: installed ones, those of SANDMASK_PLUGINS, then `paths`. Each is imported once.
+
+    :param paths: further Python files.
+    """
     for entry in entry_points(group=GROUP):
         try:
             entry.load()
@@ -74,7 +77,10 @@ def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
 
 
 def is_plugin_module(name: str) -> bool:
-    """Whether a module is a plugin, which `load_plugins` finds in any process: a plugin file, or part of a package."""
+    """Return whether a module is a plugin that `load_plugins` finds in any process.
+
+    :param name: name of the module.
+    """
     packages = {entry.module.partition(".")[0] for entry in entry_points(group=GROUP)}
     return name.startswith(_PREFIX) or name.partition(".")[0] in packages
 
@@ -104,7 +110,11 @@ def _load_file(path: Path) -> None:
 
 
 def plugin_failure(error: BaseException) -> str | None:
-    """An exception that was raised inside a plugin in one line, with its file and line; None for any other."""
+    """Describe an exception that was raised inside a plugin in one line, with its file and line.
+
+    :param error: the exception.
+    :return: the line; None if the exception was raised elsewhere.
+    """
     if os.environ.get(TRACEBACK) or isinstance(error, SandmaskError) or _is_out_of_memory(error):
         return None
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_source(Path(frame.filename))]

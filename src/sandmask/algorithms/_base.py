@@ -167,27 +167,52 @@ class ObjectiveAlgorithm(Algorithm):
 
 
 def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> State:
-    """The entries of the state that an Adam step along `gradient` changes."""
+    """Return the entries of the state that an Adam step along `gradient` changes.
+
+    :param state: the run's state.
+    :param gradient: gradient of the flat parameter vector.
+    :param adam: Adam's state.
+    :param hparams: hyperparameters of the run.
+    """
     params, adam = adam_update(state["params"], gradient, adam, hparams)
     return {"params": params, "adam": adam, "step": state["step"] + 1}
 
 
 def adam_update(params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams) -> tuple[Tensor, AdamState]:
-    """An Adam step with a run's `lr` and `weight_decay`, and where it has them `adam_beta1` and `decoupled_decay`."""
+    """Take an Adam step with a run's hyperparameters.
+
+    Uses `lr` and `weight_decay`, and `adam_beta1` and `decoupled_decay` if the run has them.
+
+    :param params: flat vector of parameters.
+    :param gradient: gradient of the same shape.
+    :param adam: Adam's state.
+    :param hparams: hyperparameters of the run.
+    :return: new parameters and state.
+    """
     betas = (hparams.get("adam_beta1", 0.9), 0.999)
     decoupled = hparams.get("decoupled_decay", 0.0)
     return adam_step(params, gradient, adam, hparams["lr"], hparams["weight_decay"], betas, decoupled)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of every example: logits [..., C], y [...] -> [...]."""
+    """Return the cross-entropy of every example.
+
+    :param logits: `[..., C]`.
+    :param y: labels `[...]`.
+    :return: losses `[...]`.
+    """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none")
     return losses.view(y.shape)
 
 
 def environment_risks(logits: Tensor, batch: EnvBatch) -> Tensor:
-    """The mean cross-entropy of each environment: [E]."""
+    """Return the mean cross-entropy of each environment.
+
+    :param logits: `[E, B, C]`.
+    :param batch: batch with the labels.
+    :return: risks `[E]`.
+    """
     return batch.mean(cross_entropy(logits, batch.y))
 
 

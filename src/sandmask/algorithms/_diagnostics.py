@@ -13,11 +13,15 @@ BINS = 10
 
 
 def diagnostic_names(slots: Sequence[Slot]) -> list[str]:
-    """The names of the vector's entries: for every tensor, and for `all` of them together,
+    """Return the names of the entries that `mask_diagnostics` computes.
+
+    For every tensor, and for `all` tensors together:
 
     - `mask_density/<tensor>`: the mean of the mask;
     - `dead_fraction/<tensor>`: the share of elements whose mask is exactly 0;
     - `agreement/<tensor>/<bin>`: the share of elements whose A = |mean_e sign(g_e)| is in that tenth of 0..1.
+
+    :param slots: places of the tensors in the flat vector.
     """
 
     def of(tensor: str) -> Iterator[str]:
@@ -28,9 +32,13 @@ def diagnostic_names(slots: Sequence[Slot]) -> list[str]:
 
 
 def mask_diagnostics(weights: Tensor, moments: TensorMoments, slots: Sequence[Slot]) -> Tensor:
-    """The vector, from the flat mask [P] and the moments that it was made of.
+    """Compute diagnostics of a mask as one vector; see `diagnostic_names`.
 
-    Comparisons and sums only: it works under `vmap` and never waits for the device.
+    Works under `vmap` and never waits for the device.
+
+    :param weights: flat mask `[P]`.
+    :param moments: moments that the mask was computed from.
+    :param slots: places of the tensors in the flat vector.
     """
     sizes = [slot.numel for slot in slots]
     pieces = zip(torch.split(weights, sizes), torch.split(moments.sign_sum, sizes), strict=True)

@@ -47,7 +47,10 @@ class Inventory:
 
 
 def take_inventory(dataset: Dataset) -> Inventory:
-    """Count a dataset's examples."""
+    """Count the examples of a dataset by environment and class.
+
+    :param dataset: the dataset.
+    """
     parts = [dataset.labels[begin:end] for begin, end in zip(dataset.bounds, dataset.bounds[1:], strict=False)]
     counts = tuple(tuple(torch.bincount(part, minlength=len(dataset.classes)).tolist()) for part in parts)
     left_out = dataset.left_out if isinstance(dataset, ImageDataset) else ()

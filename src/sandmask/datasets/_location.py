@@ -8,8 +8,12 @@ DATA_VARIABLE = "SANDMASK_DATA"
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """The folder that holds the datasets: `data_dir`, else $SANDMASK_DATA, else ./data if it is there, else
-    ~/.cache/sandmask/data."""
+    """Return the folder of the datasets.
+
+    It is `data_dir`, else $SANDMASK_DATA, else ./data if it exists, else ~/.cache/sandmask/data.
+
+    :param data_dir: folder that takes precedence.
+    """
     if data_dir is not None:
         return Path(data_dir).expanduser()
     named = os.environ.get(DATA_VARIABLE)

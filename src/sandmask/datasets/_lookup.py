@@ -13,10 +13,12 @@ from sandmask.registry import closest
 
 
 def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
-    """The registered dataset of that name, a variant of it, or an entry for a folder of images.
+    """Return the entry of a registered dataset, of a variant of one, or of a folder of images.
 
-    Anything with a path separator is a folder, and so is the name of an existing folder that is no dataset's. Generated
-    datasets have parameters, which follow the name: "Spirals:seed=1:environments=8".
+    A name with a path separator is a folder, and so is the name of an existing folder that is not a dataset's name.
+    Generated datasets take parameters after the name: "Spirals:seed=1:environments=8".
+
+    :param name_or_path: name of a dataset, or path of a folder.
     """
     text = os.fspath(name_or_path)
     separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
@@ -28,7 +30,10 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
 
 
 def is_registered(name: str) -> bool:
-    """Whether this is the name of a registered dataset, or of a variant of one."""
+    """Return whether this is the name of a registered dataset, or of a variant of one.
+
+    :param name: the name.
+    """
     return name.partition(":")[0] in DATASETS
 
 
@@ -48,10 +53,11 @@ def _variant(entry: DatasetEntry, parameters: list[str]) -> DatasetEntry:
 
 
 def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None = None, **options: Any) -> Dataset:
-    """Load a dataset by name, a folder of images by path, or what an entry stands for.
+    """Load a dataset by name, or a folder of images by path.
 
-    `data_dir` is where datasets lie (see `data_folder` for the default). `options` are the dataset's own,
-    such as `noise` of Spirals or `skip_corrupt` of image sets.
+    :param source: name, path or entry.
+    :param data_dir: folder of the datasets; see `data_folder` for the default.
+    :param options: options of the dataset, such as `noise` of Spirals or `skip_corrupt` of image datasets.
     """
     entry = source if isinstance(source, DatasetEntry) else dataset_entry(source)
     allowed = _option_names(entry)
@@ -63,10 +69,13 @@ def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None 
 
 
 def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int:
-    """The number of an environment given by its name in the tables, its folder's name, or its number.
+    """Return the index of an environment given by its name in tables, its folder's name, or its index.
 
     Names take precedence over numbers: "15" is the second environment of RotatedMNIST. Case, spaces and a percent sign
-    do not matter, unless they tell two environments apart.
+    are ignored unless they distinguish two environments.
+
+    :param dataset: dataset or entry.
+    :param text: name or number.
     """
     wanted = _simplified(str(text))
     for names in (dataset.environments, dataset.domains):

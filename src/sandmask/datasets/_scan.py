@@ -57,10 +57,13 @@ def scan_images(
     allow_missing_classes: bool = False,
     listing: Listing | None = None,
 ) -> ImageTree:
-    """The images under `root`. Without `domains` (or `classes`), every subfolder is one, in alphabetical order.
+    """Find the images under a folder root/domain/class/.
 
-    A class that some domain has no image of is an error unless `allow_missing_classes`. `listing` holds the files under
-    `root` if they have been listed already.
+    :param root: the folder.
+    :param domains: names of the domain folders; all subfolders in alphabetical order if not given.
+    :param classes: names of the class folders; all if not given.
+    :param allow_missing_classes: accept domains that lack a class.
+    :param listing: files under `root`, if they have been listed already.
     """
     if not root.is_dir():
         raise SandmaskError(

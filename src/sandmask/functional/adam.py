@@ -34,13 +34,20 @@ class Numbers(NamedTuple):
 
 
 def adam_init(params: Tensor) -> AdamState:
-    """The state before the first step."""
+    """Return Adam's state before the first step.
+
+    :param params: flat vector of parameters.
+    """
     zero = torch.zeros_like(params)
     return AdamState(zero, zero.clone(), torch.zeros((), device=params.device))
 
 
 def adam_reset(state: AdamState, when: Tensor) -> AdamState:
-    """The state, or a fresh one where `when` is true."""
+    """Return the state, or a fresh one where `when` is true.
+
+    :param state: Adam's state.
+    :param when: boolean tensor without dimensions.
+    """
     # Not a product with 0: the square of a large gradient may be infinite, and infinity times 0 is no number.
     return AdamState(*(torch.where(when, 0.0, field) for field in state))
 
@@ -55,10 +62,17 @@ def adam_step(
     decoupled: Tensor | float = 0.0,
     eps: float = 1e-8,
 ) -> tuple[Tensor, AdamState]:
-    """One step.
+    """Take one step of Adam.
 
-    `weight_decay` is added to the gradient, after any mask, as in `torch.optim.Adam`; `decoupled` weight decay shrinks
-    the parameters themselves, as in `torch.optim.AdamW`.
+    :param params: flat vector of parameters.
+    :param gradient: gradient of the same shape.
+    :param state: Adam's state.
+    :param lr: learning rate.
+    :param weight_decay: weight decay that is added to the gradient, after any mask, as in `torch.optim.Adam`.
+    :param betas: decay rates of the running means.
+    :param decoupled: decoupled weight decay, which shrinks the parameters themselves, as in `torch.optim.AdamW`.
+    :param eps: added to the denominator.
+    :return: new parameters and state.
     """
     numbers = Numbers(lr, weight_decay, betas, decoupled, eps)
     if params.ndim == 1 and params.shape == gradient.shape == state.mean.shape:

@@ -48,7 +48,13 @@ class EnvBatch(NamedTuple):
 
 
 def make_batch(x: Tensor, y: Tensor, key: Tensor, weight: Tensor | None = None) -> EnvBatch:
-    """A batch of x `[E, B, ...]` and y `[E, B]`, unpadded unless `weight` says otherwise."""
+    """Build a batch of E environments with B examples each.
+
+    :param x: inputs `[E, B, ...]`.
+    :param y: labels `[E, B]`.
+    :param key: random key of the step.
+    :param weight: 1 for examples and 0 for padding, `[E, B]`; no padding if not given.
+    """
     if weight is None:
         weight = torch.ones(y.shape, device=y.device)
     return EnvBatch(x, y, weight, random.keys(key, *y.shape))

@@ -36,16 +36,19 @@ def environment_gradients(
     *,
     per_sample: bool = False,
 ) -> NamedGradients:
-    """Gradients of `loss_fn(model(x), y)` for each environment's batch `(x, y)`, stacked: name -> `[E, *shape]`.
+    """Compute the gradient of `loss_fn(model(x), y)` for each environment's batch `(x, y)`.
 
-    Environments are in the order of `batches`; their batches may differ in size. With `per_sample` every example is an
-    environment of its own, as in ILC. Frozen parameters are left out. Keeps all E gradients: for a large model, or
-    many examples, use `environment_moments`, which does not.
+    Frozen parameters are left out. The result holds all E gradients; for a large model or many examples, use
+    `environment_moments`.
 
-    :param method: "loop" takes one environment after the other (the reference, and lightest on memory); "batched" takes
-        all in one forward and backward pass over their concatenated batches, in which layers keep the environments'
-        weight gradients apart, or, for models that use parameters outside of the usual layers, with `torch.func.vmap`;
-        "auto" chooses. The model should treat the first dimension of its input as examples.
+    :param model: model that treats the first dimension of its input as examples.
+    :param loss_fn: function of the model's output and the targets that returns a scalar.
+    :param batches: one pair (x, y) per environment; batches may differ in size.
+    :param method: "loop" takes one environment after the other, which needs the least memory; "batched" takes all
+        in one pass over their concatenated batches (with `torch.func.vmap` for models that use parameters outside
+        of the usual layers); "auto" chooses.
+    :param per_sample: treat every example as an environment, as in ILC.
+    :return: the stacked gradients by parameter name, `[E, *shape]`, in the order of `batches`.
     """
     check_request(model, method, None)
     checked, params = check_batches(batches, per_sample=per_sample), trainable(model)
@@ -68,16 +71,21 @@ def environment_moments(
     log_magnitude: bool = False,
     check_finite: bool = True,
 ) -> GradientMoments:
-    """The same gradients, folded into moments as they come.
+    """Compute the moments over environments of the gradients of `loss_fn(model(x), y)`.
 
-    With "loop", memory does not grow with the number of environments; "auto" turns to it when all environments'
-    gradients together would have more than 128 million elements.
+    Pass the result to `mask.from_moments`, or to `sandmask.set_gradients` to fill `.grad`. With `method="loop"`,
+    memory does not grow with the number of environments; "auto" uses it if all gradients together would have more than
+    128 million elements.
 
-    Give the result to `mask.from_moments`, or to `sandmask.set_gradients` to fill `.grad`.
-
-    :param chunk_size: how many environments "batched" takes at once, through `vmap` (all, if not given).
+    :param model: model that treats the first dimension of its input as examples.
+    :param loss_fn: function of the model's output and the targets that returns a scalar.
+    :param batches: one pair (x, y) per environment; batches may differ in size.
+    :param method: "loop", "batched" or "auto", as in `environment_gradients`.
+    :param per_sample: treat every example as an environment, as in ILC.
+    :param chunk_size: number of environments that "batched" processes at once with `vmap`; all if not given.
     :param log_magnitude: also sum log(|g| + 1e-10), which `GeometricMean` needs.
-    :param check_finite: raise a `MaskError` that names parameter and environment where a gradient is inf or NaN.
+    :param check_finite: raise a `MaskError` that names the parameter and the environment of a gradient that is inf
+        or NaN.
     """
     check_request(model, method, chunk_size)
     checked, params = check_batches(batches, per_sample=per_sample), trainable(model)
@@ -103,12 +111,15 @@ def set_gradients(
     processes: Processes | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> MaskReport:
-    """Mask moments that came from `environment_moments`, and fill or add to `.grad`, as `backward` does.
+    """Apply a mask to moments from `environment_moments`, and write or add the result to `.grad`.
 
-    :param named_params: `model.named_parameters()`; names are how moments and parameters find each other.
+    :param named_params: `model.named_parameters()` of the model that the moments belong to.
+    :param mask: for example `SANDMask(tau=0.8)`.
+    :param moments: moments of the environments' gradients.
     :param processes: "merge" or "alone", as in `sandmask.backward`: required if `torch.distributed` is initialized
         with several processes, unless the moments went through `sandmask.distributed.merge_moments`.
-    :param group: the process group; the default one if not given.
+    :param group: process group; the default one if not given.
+    :return: a report of what the mask did; it costs nothing unless it is read.
 
     >>> import torch, sandmask
     >>> model = torch.nn.Linear(2, 1)

@@ -31,15 +31,12 @@ class Leak:
 
 
 def find_leaks(model: nn.Module) -> list[Leak]:
-    """List everything in a model that lets environments leak into each other, in the order of its modules.
+    """List everything in a model that lets environments influence each other, in the order of its modules.
 
-    A mask asks whether environments agree; that means something only if each one's gradient is its own.
+    A mask is meaningful only if each environment's gradient depends on its own examples.
 
-    >>> import sandmask
-    >>> from torch import nn
-    >>> for leak in sandmask.find_leaks(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))):
-    ...     print(leak.name, leak.module)
-    1 BatchNorm1d
+    :param model: the model to inspect.
+    :return: one `Leak` per module, with the reason and a fix; empty if there is none.
     """
     found = []
     for name, module in model.named_modules():
@@ -87,11 +84,14 @@ def _reason_of_norm(module: _NormBase) -> tuple[str, str] | None:
 
 
 def freeze_batchnorm(model: Model) -> Model:
-    """Keep every batch-norm layer of the model in evaluation mode, also through `model.train()`.
+    """Keep every batch-norm layer of the model in evaluation mode, also after `model.train()`.
 
-    It then normalizes with the statistics that it has (those of the pretrained weights, most often) and
-    environments stay apart. Its weight and bias still train. The model is changed in place, and returned;
-    copies of it, and what `torch.save` writes of it, stay frozen too.
+    The layers then use the statistics that they have, usually those of the pretrained weights, and environments do not
+    influence each other. Their weights and biases are still trained. Copies of the model, and what `torch.save`
+    writes, stay frozen too.
+
+    :param model: the model, which is changed in place.
+    :return: the model.
     """
     for name, module in model.named_modules():
         if not isinstance(module, _BatchNorm):

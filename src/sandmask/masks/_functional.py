@@ -36,19 +36,38 @@ class TensorMoments:
 
 
 def agreement(sign_sum: Tensor, count: int) -> Tensor:
-    """A = |mean_e sign(g_e)|, in [0, 1]; sign(0) = 0, so that a zero gradient agrees with nothing."""
+    """Return the agreement A = |mean_e sign(g_e)|; sign(0) = 0, so a zero gradient agrees with nothing.
+
+    :param sign_sum: sum over environments of sign(g).
+    :param count: number of environments.
+    :return: values in [0, 1].
+    """
     return sign_sum.abs() / count
 
 
 def and_weights(sign_sum: Tensor, count: int, tau: Scalar) -> Tensor:
-    """AND-mask: m = 1[A >= tau] (Parascandolo et al., 2021; section 3.1 of the SAND-mask paper)."""
+    """Return the AND-mask: m = 1[A >= tau] (Parascandolo et al., 2021).
+
+    :param sign_sum: sum over environments of sign(g).
+    :param count: number of environments.
+    :param tau: threshold on the agreement: a number or a 0-dimensional tensor.
+    :return: weights, 0 or 1.
+    """
     return (agreement(sign_sum, count) - tau >= -TAU_TOLERANCE).to(sign_sum.dtype)
 
 
 def sand_weights(sign_sum: Tensor, mean: Tensor, m2: Tensor, count: int, tau: Scalar) -> Tensor:
-    """SAND-mask as printed (equations 2 and 3): m = max(0, tanh((A - tau) / s2)), s2 = var_e(g)/mean_e(g)^2.
+    """Return the SAND-mask as printed (equations 2 and 3): m = max(0, tanh((A - tau) / s2)).
 
-    Without dispersion (s2 = 0) m is 1[A > tau], its limit; a zero mean gives 0.
+    s2 = var_e(g) / mean_e(g)^2 is the dispersion. Where s2 = 0, the weight is its limit, 1[A > tau]; a zero mean gives
+    0.
+
+    :param sign_sum: sum over environments of sign(g).
+    :param mean: mean over environments.
+    :param m2: sum of squared deviations from the mean.
+    :param count: number of environments.
+    :param tau: threshold on the agreement: a number or a 0-dimensional tensor.
+    :return: weights in [0, 1].
     """
     excess = agreement(sign_sum, count) - tau
     # Divided before it is squared: the square of a small mean would be lost, that of a large one infinite.
@@ -59,16 +78,31 @@ def sand_weights(sign_sum: Tensor, mean: Tensor, m2: Tensor, count: int, tau: Sc
 
 
 def absolute_sand_weights(sign_sum: Tensor, m2: Tensor, count: int, tau: Scalar, gain: Scalar) -> Tensor:
-    """SAND-mask as released: m = max(0, tanh(gain (A - tau) / var_e(g))); 1[A > tau] without variance."""
+    """Return the released form of the SAND-mask: m = max(0, tanh(gain (A - tau) / var_e(g))).
+
+    Where the variance is 0, the weight is 1[A > tau].
+
+    :param sign_sum: sum over environments of sign(g).
+    :param m2: sum of squared deviations from the mean.
+    :param count: number of environments.
+    :param tau: threshold on the agreement: a number or a 0-dimensional tensor.
+    :param gain: k of the released code.
+    :return: weights in [0, 1].
+    """
     excess = agreement(sign_sum, count) - tau
     return torch.where(excess > TAU_TOLERANCE, torch.tanh(gain * excess / (m2 / (count - 1))), 0.0)
 
 
 def geometric_mean(mean: Tensor, m2: Tensor, log_sum: Tensor, count: int) -> Tensor:
-    """ILC's geometric mean: sign(mean_e g) * exp(mean_e log(|g_e| + 1e-10)).
+    """Return ILC's geometric mean: sign(mean_e g) * exp(mean_e log(|g_e| + 1e-10)).
 
-    Gradients that cancel out have a mean of zero but for rounding, which depends on the order of environments. A
-    mean within that rounding error counts as zero.
+    Gradients that cancel out have a mean of zero up to rounding, which depends on the order of environments. A mean
+    within that rounding error counts as zero.
+
+    :param mean: mean over environments.
+    :param m2: sum of squared deviations from the mean.
+    :param log_sum: sum of log(|g| + 1e-10).
+    :param count: number of environments.
     """
     magnitude = (log_sum / count).exp().clamp(max=torch.finfo(mean.dtype).max)
     error = m2.sqrt() * (count * torch.finfo(mean.dtype).eps)
@@ -84,7 +118,9 @@ def log_magnitude(grads: Tensor) -> Tensor:
 def rescale_by_sparsity(masked: Tensor, weights: Tensor, valid: Tensor | None = None) -> Tensor:
     """Divide one tensor's masked gradient by the mean of its mask plus 1e-10, as ILC and DomainBed do.
 
-    `valid` (1 or 0 for each element) leaves padding out of the mean.
+    :param masked: masked gradient.
+    :param weights: the mask.
+    :param valid: 1 for elements and 0 for padding, which the mean excludes; no padding if not given.
     """
     density = weights.mean() if valid is None else (weights * valid).sum() / valid.sum()
     return finite(masked / (density + EPSILON), masked.dtype)

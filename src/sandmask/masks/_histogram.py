@@ -7,12 +7,16 @@ BINS = 10
 
 
 def agreement_counts(sign_sum: Tensor, count: int, bins: int = BINS) -> Tensor:
-    """How many elements of a flat tensor have their agreement A = |mean_e sign(g_e)| in each of equal bins: [bins].
+    """Count the elements of a flat tensor whose agreement A = |mean_e sign(g_e)| is in each of equal bins.
 
-    Bin b holds b / bins <= A < (b + 1) / bins, and the last one A = 1 as well. Sums of signs are whole numbers and
-    are compared as such: an agreement of 3/10 is in the bin that begins there, whatever 3/10 is in binary.
+    Bin b holds b / bins <= A < (b + 1) / bins; the last bin also holds A = 1. Sums of signs are compared as whole
+    numbers, so an agreement of 3/10 is in the bin that begins there. Works under `torch.func.vmap` and never waits for
+    the device.
 
-    It works under `torch.func.vmap`, and never waits for the device.
+    :param sign_sum: sum over environments of sign(g).
+    :param count: number of environments.
+    :param bins: number of bins.
+    :return: counts, `[bins]`.
     """
     scaled = sign_sum.abs() * bins
     edges = torch.arange(1, bins, device=sign_sum.device, dtype=sign_sum.dtype) * count

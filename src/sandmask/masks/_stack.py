@@ -21,7 +21,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def stack_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
-    """Moments over the first dimension of [E, *shape]; works under `torch.func.vmap`."""
+    """Compute moments over the first dimension of stacked gradients; works under `torch.func.vmap`.
+
+    :param grads: gradients `[E, *shape]`.
+    :param log: also sum log(|g| + 1e-10).
+    """
     count, shape = grads.shape[0], grads.shape[1:]
     if not log and _folds(grads):
         moments = torch.empty(3, *shape, dtype=accumulation_dtype(grads.dtype))
@@ -42,9 +46,12 @@ def _folds(grads: Tensor) -> bool:
 
 
 def fold_stacks(grads: Tensor, moments: Tensor) -> None:
-    """Moments of K runs' gradients [K, E, n], on a CPU: sums of signs, means and M2, written to `moments` [3, K, n].
+    """Compute the moments of K runs' gradients on a CPU, in few passes over memory.
 
-    Equal to `stack_moments` of each run, with fewer passes over memory, and none of it fresh.
+    The result equals `stack_moments` of each run.
+
+    :param grads: gradients `[K, E, n]`.
+    :param moments: target `[3, K, n]`: sums of signs, means and sums of squared deviations.
     """
     n_runs, count, size = grads.shape
     together, columns = max(_CHUNK_CPU // max(count * size, 1), 1), max(_CHUNK_CPU // count, 1)

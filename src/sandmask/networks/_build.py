@@ -22,11 +22,14 @@ Build = Callable[..., Featurizer]
 def build_featurizer(
     network: str, input_shape: tuple[int, ...], sizes: Mapping[str, int], weights: str | Path | None = None
 ) -> Build:
-    """A function that builds the featurizer of a network: `mlp`, `mnist-convnet`, or any timm model by name.
+    """Return a function that builds the featurizer of a network.
 
     The function takes `extra_channels`, for methods that append channels (or elements) to the inputs.
-    `sizes` holds `mlp_width` and `mlp_depth`. `weights` is "pretrained" (the default for timm's models),
-    "none" or the path of a file, which is read here, once.
+
+    :param network: `mlp`, `mnist-convnet`, or the name of a timm model.
+    :param input_shape: shape of one example.
+    :param sizes: `mlp_width` and `mlp_depth`, for `mlp`.
+    :param weights: "pretrained" (the default for timm models), "none", or the path of a file, which is read once.
     """
     network = network.strip().lower()
     if network not in ("mlp", "mnist-convnet"):

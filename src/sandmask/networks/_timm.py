@@ -86,9 +86,11 @@ def feature_size(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> i
 
 
 def normalization(network: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the red, green and blue values (0 to 1) that a network's weights expect.
+    """Return the mean and standard deviation of red, green and blue (0 to 1) that a network's weights expect.
 
-    ImageNet's for networks without pretrained weights of their own.
+    ImageNet's values for networks without pretrained weights of their own.
+
+    :param network: name of the network.
     """
     cfg = {} if network in ("mlp", "mnist-convnet") else pretrained_cfg(network)
     mean, std = cfg.get("mean", (0.485, 0.456, 0.406)), cfg.get("std", (0.229, 0.224, 0.225))

@@ -32,7 +32,9 @@ StateDict = dict[str, Tensor]
 def load_weights(path: str | Path) -> StateDict:
     """Read a safetensors or PyTorch file (tensors only, no code) as a state dict of float32 tensors.
 
-    Unwraps `{"state_dict": ...}` and the prefixes that wrappers put before every name, such as `module.`.
+    `{"state_dict": ...}` and prefixes of wrappers, such as `module.`, are unwrapped.
+
+    :param path: file with a state dict.
     """
     path = Path(path)
     if not path.is_file():

@@ -30,10 +30,13 @@ _Sizes = dict[_Key, tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]]
 
 
 def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, metrics: bool = True) -> None:
-    """Write runs into one file whose name ends in `.records.parquet`; `read_runs` finds it in a folder.
+    """Write runs into one file; `read_runs` finds it in a folder.
 
-    Accuracies are stored as changes of counts (exact: see `pack`), metrics as they are; leave them out with
-    `metrics=False` when size matters more than training curves. The file appears whole or not at all.
+    The file is complete or absent.
+
+    :param runs: records of the runs.
+    :param path: file name that ends in `.records.parquet`.
+    :param metrics: include training curves.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -17,21 +17,30 @@ _PREFIX = "average/"
 
 
 def averages_of(options: dict[str, object]) -> tuple[str, ...]:
-    """The averages that a run with these options keeps."""
+    """Return the averages that a run with these options keeps.
+
+    :param options: options of the run's spec.
+    """
     text = str(options.get("averages", ""))
     return tuple(text.split(",")) if text else ()
 
 
 def average_metrics(average: str, n_envs: int) -> list[str]:
-    """The names of an average's metrics, in order: accuracies "in", accuracies "out", the validation loss."""
+    """Return the names of an average's metrics: accuracies "in", accuracies "out", the validation loss.
+
+    :param average: "sma", "ema" or "swad".
+    :param n_envs: number of environments.
+    """
     splits = [f"{split}/{env}" for split in ("in", "out") for env in range(n_envs)]
     return [f"{_PREFIX}{average}/{name}" for name in (*splits, "validation_loss")]
 
 
 def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
-    """Every run, followed by one record for each average that it kept.
+    """Yield every run, followed by one record for each average that it kept.
 
-    The averages leave no trace in the run itself: trained with and without them, it is the same run, and comes once.
+    The averages leave no trace in the run itself: trained with and without them, it is the same run.
+
+    :param runs: records of the runs.
     """
     seen: set[str] = set()
     for run in _each(runs):

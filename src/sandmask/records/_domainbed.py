@@ -37,8 +37,10 @@ class Imported:
 def read_domainbed(path: str | os.PathLike[str], *, include_incomplete: bool = False) -> Imported:
     """Read a DomainBed sweep: every folder directly below `path` that has a `results.jsonl`.
 
-    Runs without `done` are skipped, or on request read as unfinished; no table uses those. A run that
-    DomainBed was made to start again wrote its steps twice: the last start counts.
+    If DomainBed restarted a run and wrote its steps twice, the last start counts.
+
+    :param path: output folder of the sweep.
+    :param include_incomplete: read runs without `done` as unfinished; no table uses those.
     """
     root = Path(path)
     files = sorted(root.glob("*/results.jsonl")) if root.is_dir() else []

@@ -22,16 +22,18 @@ _INT32 = np.iinfo(np.int32)
 
 
 def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.DataFrame":
-    """Everything below a folder as a frame: one row for each (run, step, environment).
-
-    Averages of a run's weights have rows of their own, with an option such as "average=sma".
+    """Read everything below a folder as a pandas frame: one row for each (run, step, environment).
 
     Columns: run, dataset, algorithm, test_envs (as text: "0" or "0,2"), trial_seed, hparams_seed, seed, space, options
     (as text: "average=sma"), step, env, env_name, is_test, in_accuracy, out_accuracy, status, the metrics, and the
-    hyperparameters as `hparams.NAME` (left out on request: they repeat on every row).
+    hyperparameters as `hparams.NAME`. Averages of a run's weights have rows of their own, with an option such as
+    "average=sma".
 
-    To keep large sweeps small, words are categories, integers have 32 bits where those suffice, and a hyperparameter
-    that most rows lack is a sparse column; `frame.sparse.to_dense()` makes an ordinary one of it.
+    To keep large sweeps small, words are categories, integers have 32 bits where those suffice, and hyperparameters
+    that most rows lack are sparse columns; `frame.sparse.to_dense()` converts them.
+
+    :param path: folder of records, record file or archive.
+    :param hparams: include the hyperparameters, which repeat on every row.
     """
     curves = Curves()
     seen: set[str] = set()
@@ -46,7 +48,11 @@ def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.D
 
 
 def frame(runs: Sequence[RunRecord], *, hparams: bool = True) -> "pd.DataFrame":
-    """The same for runs already read."""
+    """Return the frame of `load_records` for runs that have been read.
+
+    :param runs: records of the runs.
+    :param hparams: include the hyperparameters.
+    """
     return _frame(Curves(split_averages(runs)), hparams)
 
 

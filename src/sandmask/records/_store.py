@@ -13,12 +13,14 @@ from sandmask.records._types import RunRecord
 
 
 def read_runs(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> list[RunRecord]:
-    """The runs in a record file, in an archive, or anywhere below a folder; files in order of their paths.
+    """Read the runs in record files, archives, or anywhere below folders.
 
-    Several files and folders can be given.
+    A run that is in two files counts once, as the longer of the two; contradicting records are an error. Runs that are
+    still being written are read as far as they have come, with status "running".
 
-    The same run in two files counts once, as the longer of the two; where they contradict each other, that
-    is an error. Runs that are still being written are read as far as they have come, with status "running".
+    :param path: folder, record file or archive.
+    :param more: further ones.
+    :return: runs in the order of the files' paths.
     """
     runs: dict[str, tuple[RunRecord, Path]] = {}
     for file in (file for each in (path, *more) for file in _files(each)):

@@ -17,7 +17,10 @@ _NOTE_WIDTH = 110
 
 
 def text(grids: Sequence[Grid]) -> str:
-    """Plain text in aligned columns; a table too wide for a screen is turned on its side if that helps."""
+    """Format tables as plain text in aligned columns; tables that are too wide are transposed if that helps.
+
+    :param grids: the tables, from `grids`.
+    """
     return "\n\n".join(_text_block(_turned_if_wide(grid)) for grid in grids) + "\n"
 
 
@@ -52,7 +55,10 @@ def _plain_markdown(words: str) -> str:
 
 
 def markdown(grids: Sequence[Grid]) -> str:
-    """Markdown tables under headings."""
+    """Format tables as Markdown under headings.
+
+    :param grids: the tables, from `grids`.
+    """
     blocks = []
     for grid in grids:
         lines = [f"### {_plain_markdown(grid.title)}", ""]
@@ -91,7 +97,10 @@ def _escaped(words: str) -> str:
 
 
 def latex(grids: Sequence[Grid]) -> str:
-    """LaTeX tables for the booktabs and adjustbox packages."""
+    """Format tables as LaTeX, for the booktabs and adjustbox packages.
+
+    :param grids: the tables, from `grids`.
+    """
     blocks = ["% \\usepackage{booktabs, adjustbox}"]
     for grid in grids:
         notes = [rf"\par\footnotesize {_escaped(note)}" for note in grid.notes]

@@ -29,7 +29,11 @@ class Grid:
 
 
 def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
-    """The report's tables in order: for each rule its datasets, the averages, the statistics."""
+    """Return the report's tables in order: for each rule its datasets, the averages, the statistics.
+
+    :param report: the report.
+    :param statistics: include the comparisons with the baseline.
+    """
     return [printable_grid(grid) for rule in report.rules for grid in _rule_grids(rule, statistics)]
 
 
@@ -76,7 +80,10 @@ def table_grid(table: Table, title: str, kind: str) -> Grid:
 
 
 def cell_text(cell: Cell) -> str:
-    """One cell: `81.2 ± 0.4`, with † for diverged runs, and how much is there where it is not all."""
+    """Format one cell: `81.2 ± 0.4`, with † for diverged runs and the counts of an incomplete cell.
+
+    :param cell: the cell.
+    """
     if not cell.expected:
         return NOT_RUN
     mark = "†" if cell.diverged else ""

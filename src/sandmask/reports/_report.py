@@ -71,12 +71,16 @@ def build_report(
     draws: int | None = None,
     trials: int | None = None,
 ) -> Report:
-    """Every table of a set of runs, under each of the rules: one a dataset, and the averages over datasets.
+    """Compute every table of a set of runs under each rule.
 
-    Averages of weights that runs kept are methods of their own, such as `ERM + SMA`.
+    Averages of weights are methods of their own, such as `ERM + SMA`.
 
-    A cell is complete when it has all hyperparameter draws of all trials; how many those are is read off the
-    runs of the same dataset, unless `draws` and `trials` say it.
+    :param runs: records of the runs.
+    :param rules: names of selection rules.
+    :param against_paper: include the paper's numbers.
+    :param baseline: method that the others are compared with.
+    :param draws: number of draws in a complete cell; as many as there are if not given.
+    :param trials: number of trials in a complete cell; as many as there are if not given.
     """
     if not runs:
         raise SandmaskError("There are no runs to report. Name a folder that has records in it.")

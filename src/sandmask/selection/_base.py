@@ -77,12 +77,18 @@ RULES: Registry[SelectionRule] = Registry("selection rule")
 def selection_rule(
     name: str, description: str, *, uses_test_data: bool = False, needs_metrics: tuple[str, ...] = ()
 ) -> Callable[[ChooseAlone], ChooseAlone]:
-    """Register a function of one run's records as a rule; it is not asked about runs without `needs_metrics`.
+    """Register a function of one run's records as a selection rule.
 
-    @selection_rule("best-training", "highest mean accuracy on the training environments' own data")
-    def best_training(run: RunRecord) -> Choice:
-        values = run.accuracy_in[:, run.train_envs].mean(axis=1)
-        return Choice(int(values.argmax()), (float(values.max()),))
+        @selection_rule("best-training", "highest mean accuracy on the training environments' own data")
+        def best_training(run: RunRecord) -> Choice:
+            values = run.accuracy_in[:, run.train_envs].mean(axis=1)
+            return Choice(int(values.argmax()), (float(values.max()),))
+
+    :param name: name of the rule.
+    :param description: what it maximizes, for lists and tables.
+    :param uses_test_data: whether it looks at the held-out environment.
+    :param needs_metrics: metrics without which a run is not judged.
+    :return: a decorator.
     """
 
     def register(function: ChooseAlone) -> ChooseAlone:
@@ -97,9 +103,11 @@ def selection_rule(
 
 
 def mean_over_environments(accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of each row of [T, environments], added up in the same order as the mean of a list would be.
+    """Return the mean of each row, summed in the order in which the mean of a list is summed.
 
-    Ties decide tables, and they are ties of rounded sums: another memory layout adds in another order.
+    Ties decide tables, and they are ties of rounded sums, which depend on the order.
+
+    :param accuracy: accuracies `[T, environments]`.
     """
     mean: NDArray[np.float64] = np.ascontiguousarray(accuracy).mean(axis=1)
     return mean

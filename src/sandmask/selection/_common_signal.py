@@ -10,20 +10,25 @@ COHERENCE, LOSS = "held_out_coherence", "held_out_loss"
 
 
 def signal_threshold(environments: int) -> float:
-    """The coherence |mean_e g_e|^2 / mean_e |g_e|^2 at which the mean gradient is as much signal as noise.
+    """Return the coherence |mean_e g_e|^2 / mean_e |g_e|^2 at which signal and noise are equally large.
 
     Let g_e = s + n_e, with a part s that all E environments share and independent parts n_e of power v. The mean
-    gradient then has a signal of power |s|^2 and a noise of power v / E, and the coherence is
-    (|s|^2 + v / E) / (|s|^2 + v): 1/E where nothing is shared, and 2 / (E + 1) where |s|^2 = v / E.
+    gradient has a signal of power |s|^2 and a noise of power v / E, and the coherence is (|s|^2 + v / E) / (|s|^2 +
+    v): 1/E if nothing is shared, and 2 / (E + 1) if |s|^2 = v / E.
+
+    :param environments: number of environments E.
     """
     return 2 / (environments + 1)
 
 
 def has_common_signal(run: RunRecord) -> NDArray[np.bool_]:
-    """At which checkpoints [T] the mean gradient on held-out examples is more signal than noise.
+    """Return at which checkpoints the mean gradient on held-out examples is more signal than noise.
 
-    A single evaluation is noisy: what counts is the median of a checkpoint's coherence and its two neighbours'. The
-    first and the last have one neighbour, and are judged by their own value alone.
+    A checkpoint is judged by the median of its coherence and its two neighbours'. The first and the last are judged by
+    their own value.
+
+    :param run: record of a run with diagnostics.
+    :return: booleans `[T]`.
     """
     padded = np.pad(run.metrics[COHERENCE], 1, mode="edge")
     median = np.median([padded[:-2], padded[1:-1], padded[2:]], axis=0)
@@ -37,16 +42,14 @@ def has_common_signal(run: RunRecord) -> NDArray[np.bool_]:
     needs_metrics=(COHERENCE, LOSS),
 )
 def common_signal(run: RunRecord) -> Choice | None:
-    """The most likely checkpoint of those at which the training environments still pull the same way.
+    """Select the most likely checkpoint at which the training environments' gradients have a common signal.
 
-    A model may fit the training environments, held-out examples included, by what is particular to each of them.
-    Accuracy there cannot tell; the gradients can: once a model lives on particulars, they share nothing. So only
-    checkpoints with a common signal (`has_common_signal`) are candidates. Among them, and between runs, the value is
-    exp(-loss): the geometric mean of the probabilities that the model gives to the right labels of the training
-    environments' "out" examples; of ties, the first. (Accuracy would rank models whose loss has exploded too high.)
+    Only checkpoints with a common signal (`has_common_signal`) are candidates. Among them, and between runs, the value
+    is exp(-loss): the geometric mean of the probabilities that the model gives to the right labels of the training
+    environments' "out" examples. The first of ties is selected. A run that was trained without --diagnostics, or
+    without any such checkpoint, is not judged. The rule uses no test data.
 
-    A run that was trained without --diagnostics, and one without any such checkpoint, is not judged. It uses no test
-    data.
+    :param run: record of a run.
     """
     likelihood = np.exp(-run.metrics[LOSS])
     candidates = has_common_signal(run) & np.isfinite(likelihood)

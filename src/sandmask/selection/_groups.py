@@ -43,12 +43,15 @@ def _word(value: Any) -> str:
 
 
 def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:
-    """The method of each run, by the run's id: runs that were trained with different settings never mix.
+    """Return the method of each run; runs with different settings have different methods.
 
-    A method is named after its algorithm and those settings in which its runs on one dataset differ, such as
-    `SANDMask (space=domainbed)` or `ERM + SMA`. Hyperparameters and seeds are not settings: a rule chooses among them.
-    The exception are options of the optimizer (a schedule, a decay: `hparams.OPTIONAL`) that were not drawn: where the
-    same draw of the same trial was trained with and without, those are two methods.
+    A method is named after its algorithm and those settings in which its runs on one dataset differ, such as `SANDMask
+    (space=domainbed)` or `ERM + SMA`. Hyperparameters and seeds are not settings, except for options of the optimizer
+    (`hparams.OPTIONAL`) that were set by hand: where the same draw of the same trial was trained with and without
+    them, those are two methods.
+
+    :param runs: records of the runs.
+    :return: names by the runs' ids.
     """
     specs = {run.spec.id: run.spec for run in runs}
     together: defaultdict[tuple[str, str], list[RunSpec]] = defaultdict(list)
@@ -91,12 +94,21 @@ def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str]) -> str
 
 
 def algorithm_of(method: str) -> str:
-    """The algorithm in a method's name: `ERM` of `ERM + SMA (space=domainbed)`."""
+    """Return the algorithm in a method's name: `ERM` of `ERM + SMA (space=domainbed)`.
+
+    :param method: name of a method in a table.
+    """
     return method.split(_BRACKET, maxsplit=1)[0].split(_PLUS, maxsplit=1)[0]
 
 
 def group_runs(runs: Sequence[RunRecord]) -> dict[GroupKey, list[RunRecord]]:
-    """The runs of each group, sorted by key. A run that holds out two environments is in two groups."""
+    """Group runs by dataset, method, held-out environment and trial.
+
+    A run that holds out two environments is in two groups.
+
+    :param runs: records of the runs.
+    :return: the runs of each group, sorted by key.
+    """
     methods = method_names(runs)
     groups: defaultdict[GroupKey, list[RunRecord]] = defaultdict(list)
     for run in runs:

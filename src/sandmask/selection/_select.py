@@ -7,12 +7,19 @@ from sandmask.selection._base import Selected, SelectionRule
 
 
 def is_settled(run: RunRecord) -> bool:
-    """Whether a run will not change any more: it finished or diverged."""
+    """Return whether a run has finished or diverged, so that it will not change any more.
+
+    :param run: record of a run.
+    """
     return run.status != "running"
 
 
 def siblings(run: RunRecord, runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """The runs with the same hyperparameters that hold out the run's environment and a second one."""
+    """Return the runs with the same hyperparameters that hold out the run's environment and a second one.
+
+    :param run: record of a run.
+    :param runs: runs to search.
+    """
     test_env = run.spec.test_envs[0]
     return [
         other
@@ -25,10 +32,13 @@ def siblings(run: RunRecord, runs: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) -> list[Selected]:
-    """What each run offers under a rule, in the order of `hparams_seed`.
+    """Return what each run offers under a rule, in the order of `hparams_seed`.
 
-    `runs` are those of one dataset, algorithm and trial; the ones that hold out `test_env` alone are judged.
     Runs that are not finished, that hold out every environment, or that the rule cannot judge offer nothing.
+
+    :param rule: the selection rule.
+    :param runs: runs of one dataset, algorithm and trial.
+    :param test_env: environment that a run has to hold out alone.
     """
     settled = [run for run in runs if is_settled(run) and len(run.steps)]
     judged = [run for run in settled if run.spec.test_envs == (test_env,) and run.train_envs]
@@ -42,11 +52,14 @@ def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) ->
 
 
 def select(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) -> Selected | None:
-    """The run and checkpoint that a rule chooses; None when no run is eligible.
+    """Return the run and checkpoint that a rule selects; None if no run is eligible.
 
-    When runs tie, the one with the highest `hparams_seed` is taken. That is what DomainBed's collector does
-    (it sorts by value, keeping order, and reads from the end), and where validation accuracies saturate it
-    decides the table.
+    Of tied runs, the one with the highest `hparams_seed` is selected, as in DomainBed's collector. Where validation
+    accuracies saturate, this decides the table.
+
+    :param rule: the selection rule.
+    :param runs: runs of one dataset, algorithm and trial.
+    :param test_env: the held-out environment.
     """
     best: Selected | None = None
     for offer in candidates(rule, runs, test_env):

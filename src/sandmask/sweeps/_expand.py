@@ -32,7 +32,10 @@ class Expansion:
 
 
 def normalized(sweep: SweepSpec) -> SweepSpec:
-    """The same sweep with every name spelled as it is registered; an unknown one is an error."""
+    """Return the sweep with every name spelled as it is registered; an unknown name is an error.
+
+    :param sweep: the sweep.
+    """
     rules = tuple(RULES) if ALL in sweep.selection else sweep.selection
     if sweep.precision not in PRECISIONS:
         raise SandmaskError(f"Unknown precision {sweep.precision!r}. {closest(sweep.precision, list(PRECISIONS))}")
@@ -53,7 +56,10 @@ def _dataset_name(name: str) -> str:
 
 
 def expand(sweep: SweepSpec) -> Expansion:
-    """Every run of a sweep, in an order that does not matter: see `group` for the one in which they are trained."""
+    """Return every run of a sweep. See `group` for the order of training.
+
+    :param sweep: the sweep.
+    """
     sweep = normalized(sweep)
     entries = {name: dataset_entry(name) for name in sweep.datasets}
     _check_overrides(sweep, list(entries.values()))
@@ -142,7 +148,15 @@ def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence
 def run_seed(
     dataset: str, algorithm: str, test_envs: tuple[int, ...], hparams_seed: int, trial_seed: int, seed: int = 0
 ) -> int:
-    """A run's own seed: a hash of what the run is, as DomainBed's sweeps have it; `seed` other than 0 is hashed in."""
+    """Return the seed of a run: a hash of what the run is, as in DomainBed's sweeps.
+
+    :param dataset: name of the dataset.
+    :param algorithm: name of the algorithm.
+    :param test_envs: indices of the held-out environments.
+    :param hparams_seed: number of the draw.
+    :param trial_seed: number of the repetition.
+    :param seed: seed of the sweep, which is hashed in unless it is 0.
+    """
     parts = (dataset, algorithm, list(test_envs), hparams_seed, trial_seed)
     return seed_hash(*parts, seed) if seed else seed_hash(*parts)
 

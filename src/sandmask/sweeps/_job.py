@@ -109,7 +109,10 @@ def _check_same(source: str, dataset: Dataset, spec: RunSpec) -> None:
 
 
 def run_job(job: Job) -> Outcome:
-    """Train a stack to its end, or as far as it comes."""
+    """Train a stack to its end, or until it is stopped.
+
+    :param job: the stack and how to train it.
+    """
     options = job.options
     load_plugins(options.plugins)
     specs = [RunSpec.from_json(spec) for spec in job.specs]

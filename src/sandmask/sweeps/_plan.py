@@ -185,7 +185,15 @@ def make_plan(
     workers: int = 1,
     notes: Sequence[str] = (),
 ) -> Plan:
-    """Plan the runs that are not finished."""
+    """Plan the runs that are not finished.
+
+    :param runs: all runs of the sweep.
+    :param finished: ids of the finished runs.
+    :param estimator: estimates time and memory of stacks.
+    :param cap: function of the specs of a stack that returns its largest size.
+    :param workers: stacks that train at a time.
+    :param notes: notes for the user.
+    """
     missing = [run for run in runs if run.id not in finished]
     stacks = [estimator.estimate(stack) for stack in group(missing, cap)]
     return Plan(len(runs), len(runs) - len(missing), tuple(stacks), workers, tuple(notes))

@@ -38,10 +38,16 @@ def run_sweep(
     cap: Cap,
     notice: Callable[[str], None] = lambda _: None,
 ) -> SweepResult:
-    """Train every run that is missing in the folder. Interrupted, it stops its jobs, which save, and raises on.
+    """Train every run that is missing in the folder.
 
-    Runs that another process is training are waited for: when this returns, they are done, or were given up there
-    and trained here.
+    An interrupt stops the jobs, which save, and is raised again. Runs that another process is training are waited for.
+
+    :param folder: the sweep's folder.
+    :param expansion: all runs, from `expand`.
+    :param options: options of the jobs.
+    :param executor: function that builds the executor.
+    :param cap: function of the specs of a stack that returns its largest size.
+    :param notice: called with messages for the user.
     """
     return _Driver(folder, expansion, options, executor, cap, notice).run()
 

@@ -54,10 +54,14 @@ class SweepSpec:
 
 
 def refused_changes(old: SweepSpec, new: SweepSpec) -> list[str]:
-    """Why a folder that holds `old` cannot become `new`, one reason a line; empty where `new` is at least `old`.
+    """Return the reasons why a folder that holds `old` cannot be extended to `new`.
 
-    More draws, trials, algorithms, datasets, environments or rules extend a sweep: every run of the old one is one of
-    the new one. Anything else would leave runs there that do not belong.
+    More draws, trials, algorithms, datasets, environments or rules extend a sweep. Any other change would leave runs
+    there that do not belong to it.
+
+    :param old: the sweep in the folder.
+    :param new: the requested sweep.
+    :return: one line per reason; empty if the folder can be extended.
     """
     reasons = []
     for name in (each.name for each in fields(SweepSpec)):

@@ -31,11 +31,14 @@ def stack_id(run_ids: Iterable[str]) -> str:
 
 
 def group(specs: Iterable[RunSpec], cap: Cap) -> list[PlannedStack]:
-    """Runs in stacks, ordered so that a sweep that is stopped has a table to show.
+    """Group runs into stacks, in the order of training.
 
     Runs with one held-out environment come first, then trial by trial, and within a trial draw by draw, every dataset
-    and algorithm in turn: at any time the methods are compared on about equally many draws. Stacks that are larger
-    than `cap` allows are cut into equal parts along that order.
+    and algorithm in turn, so that a sweep that is stopped early has compared its methods on about equally many draws.
+    Stacks that are larger than `cap` allows are cut into equal parts.
+
+    :param specs: specs of the runs.
+    :param cap: function of the specs of a stack that returns its largest size.
     """
     together: defaultdict[tuple[object, ...], list[RunSpec]] = defaultdict(list)
     for spec in sorted(specs, key=_turn):

@@ -70,7 +70,11 @@ class SweepStatus:
 
 
 def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
-    """The state of a sweep whose runs are these."""
+    """Return the state of a sweep.
+
+    :param folder: the sweep's folder.
+    :param runs: all runs of the sweep.
+    """
     finished = folder.finished()
     live = _live(folder)
     progress = _progress(folder)

@@ -20,9 +20,10 @@ _WORDS = ("space", "network", "weights", "precision")
 
 
 def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
-    """The fields that a file sets, checked one by one; `SweepSpec(**fields)` is the sweep.
+    """Read and check the fields of a sweep file; `SweepSpec(**fields)` is the sweep.
 
-    :param verify: compare the content with the checksum in the first line, where there is one.
+    :param path: TOML file.
+    :param verify: compare the content with the checksum in the first line, if there is one.
     """
     try:
         text = path.read_bytes().decode("utf-8")
@@ -73,7 +74,11 @@ def _checksum(text: str) -> str:
 
 
 def write_sweep(sweep: SweepSpec, path: Path) -> None:
-    """Write a sweep, with a checksum in the first line. The file appears whole or not at all, and is on the disk."""
+    """Write a sweep file with a checksum in the first line. The file is complete or absent, and synced.
+
+    :param sweep: the sweep.
+    :param path: file to write.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = to_toml(sweep)
     with replacing(path, durable=True) as temporary:
@@ -81,7 +86,10 @@ def write_sweep(sweep: SweepSpec, path: Path) -> None:
 
 
 def to_toml(sweep: SweepSpec) -> str:
-    """The text of a file that reads as this sweep: every field that says something."""
+    """Return the text of a sweep file, with every field that is set.
+
+    :param sweep: the sweep.
+    """
     lines = []
     for each in fields(SweepSpec):
         value = getattr(sweep, each.name)

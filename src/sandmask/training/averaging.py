@@ -29,7 +29,10 @@ def average_metric(name: str) -> str:
 
 
 def parse_averages(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of averages, checked, in the order of `AVERAGES`."""
+    """Check names of averages and return them in the order of `AVERAGES`.
+
+    :param names: "sma", "ema", "swad".
+    """
     for name in names:
         if name not in AVERAGES:
             raise SandmaskError(f"Unknown average {name!r}. {closest(name, list(AVERAGES))}")

@@ -73,7 +73,11 @@ def _schedule(spec: RunSpec) -> Iterator[str]:
 
 
 def split_checkpoint(checkpoint: Path, parts: Sequence[tuple[Sequence[RunSpec], Path]]) -> None:
-    """Write, for some of a checkpoint's runs each, a checkpoint of their own: `[(specs, path), ...]`."""
+    """Split the checkpoint of a stack into checkpoints of some of its runs.
+
+    :param checkpoint: checkpoint of the stack.
+    :param parts: runs and the file to write, for each part.
+    """
     metadata, leaves = load_checked(checkpoint)
     for specs, path in parts:
         ids = [spec.id for spec in specs]

@@ -53,9 +53,13 @@ class Exported:
 
 
 def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str] | None = None) -> Exported:
-    """Save the model of a run; `model.pt2` or `model.onnx` in its folder if not told where.
+    """Save the model of a run for other programs.
 
     The file is read back and compared with the run on batches of two sizes before it takes its name.
+
+    :param run: the trained run, from `load_run`.
+    :param format_name: "torch-export" or "onnx".
+    :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given.
     """
     chosen = _format(format_name)
     path = run.path / f"model{chosen.suffix}" if output is None else Path(output)

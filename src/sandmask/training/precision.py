@@ -15,7 +15,10 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 def choose_device(text: str | None) -> torch.device:
-    """The device named, or the GPU where there is one."""
+    """Return the named device, or a GPU if there is one.
+
+    :param text: "cpu", "cuda", "cuda:1", or None.
+    """
     if text is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -28,7 +31,10 @@ def choose_device(text: str | None) -> torch.device:
 
 
 def set_precision(precision: str) -> None:
-    """Set how float32 products are computed, and choose kernels that give the same bits each time."""
+    """Set how float32 products are computed, and select deterministic kernels, for the whole process.
+
+    :param precision: "fp32", "tf32", "bf16" or "fp16".
+    """
     if precision not in PRECISIONS:
         raise SandmaskError(f"Unknown precision {precision!r}. {closest(precision, list(PRECISIONS))}")
     fast = precision != "fp32"

@@ -15,7 +15,12 @@ HOLDOUT_FRACTION = 0.2
 
 
 def split_environment(dataset: Dataset, env: int, trial_seed: int) -> tuple[Tensor, Tensor]:
-    """Numbers of the "in" (80%) and of the "out" (20%) examples of an environment, as DomainBed splits them."""
+    """Return the indices of the "in" (80%) and "out" (20%) examples of an environment, as DomainBed splits them.
+
+    :param dataset: the dataset.
+    :param env: index of the environment.
+    :param trial_seed: number of the repetition.
+    """
     start, stop = dataset.bounds[env], dataset.bounds[env + 1]
     order = np.arange(stop - start)
     np.random.RandomState(seed_hash(trial_seed, env)).shuffle(order)

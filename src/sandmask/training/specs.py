@@ -37,7 +37,23 @@ def make_spec(
     precision: str = "fp32",
     averages: Sequence[str] = (),
 ) -> RunSpec:
-    """A complete, validated spec; what is not given follows the dataset's protocol."""
+    """Return a complete, validated spec; arguments that are None follow the dataset's protocol.
+
+    :param entry: the dataset.
+    :param algorithm: name of an algorithm.
+    :param test_envs: indices of the environments to hold out.
+    :param steps: training steps.
+    :param checkpoint_every: steps between evaluations.
+    :param hparams: values of hyperparameters by name, in place of the drawn ones.
+    :param hparams_seed: number of the random draw; 0 means the defaults.
+    :param trial_seed: number of the repetition, which decides the draw and the data splits.
+    :param seed: seed of weights, minibatches and other randomness.
+    :param space: "recipe", "paper" or "domainbed".
+    :param network: "mlp", "mnist-convnet" or a timm name.
+    :param weights: file with pretrained weights, "pretrained" or "none".
+    :param precision: "fp32", "tf32", "bf16" or "fp16".
+    :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
+    """
     chosen = ALGORITHMS[algorithm]
     values = resolve(
         space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space), hparams_seed, trial_seed, hparams
@@ -110,7 +126,10 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
 
 
 def stack_key(spec: RunSpec) -> tuple[object, ...]:
-    """Specs with equal keys have the same program: they differ in numbers only and can train as one stack."""
+    """Return a key; runs with equal keys differ in numbers only and can train as one stack.
+
+    :param spec: spec of a run.
+    """
     shapes = tuple(spec.hparams.get(name) for name in SHAPE_HPARAMS)
     return (
         *(spec.dataset, spec.algorithm, spec.network, spec.weights, spec.precision),

@@ -51,7 +51,11 @@ class RunLog:
 
 
 def log_record(record: RunRecord, folder: Path) -> None:
-    """Write a whole run, for runs that trained as part of a stack."""
+    """Write a whole run for TensorBoard, for runs that trained in a stack.
+
+    :param record: record of the run.
+    :param folder: folder for event files.
+    """
     with RunLog(folder, record.spec, record.env_names) as log:
         for row, step in enumerate(record.steps):
             metrics = {name: float(curve[row]) for name, curve in record.metrics.items()}

@@ -128,10 +128,13 @@ class TrainedRun:
 
 
 def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> TrainedRun:
-    """The trained run in a folder that `sandmask train` made, or in a model file alone.
+    """Load the trained run in a folder that `sandmask train` made, or in a model file.
 
-    Folders and files can be moved, copied and renamed; `model.safetensors` is all that is needed to predict. A run of
-    your own algorithm needs the algorithm to be registered (see `sandmask.plugins`).
+    Folders and files can be moved, copied and renamed; `model.safetensors` is all that is needed to predict. Register
+    your own algorithm before you load its runs (see `sandmask.plugins`).
+
+    :param path: folder of a run, or its model file.
+    :param device: where to load the model.
     """
     path = Path(path)
     model = path if path.is_file() else path / MODEL

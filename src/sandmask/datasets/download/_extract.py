@@ -45,7 +45,12 @@ def is_archive(path: Path) -> bool:
 
 
 def extract(archive: Path, folder: Path) -> int:
-    """Unpack a zip or tar into `folder`; the number of files written."""
+    """Unpack a zip or tar archive.
+
+    :param archive: the archive.
+    :param folder: folder to write to.
+    :return: number of files written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     budget = _Budget(archive, folder)
     written = 0

@@ -50,8 +50,12 @@ class _Origin:
 
 
 def fetch(url: str, part: Path, progress: Progress, patience: Patience | None = None) -> None:
-    """Download to `part`, resuming what is there if it is from the same address and the file has not
-    changed.
+    """Download a file, and resume a partial download of the same file.
+
+    :param url: http address.
+    :param part: file to write to.
+    :param progress: called with the bytes done and the total, if it is known.
+    :param patience: retries and timeouts; the defaults if not given.
     """
     patience = patience or Patience()
     if not url.startswith(("http://", "https://")):

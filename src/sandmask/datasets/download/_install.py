@@ -46,10 +46,16 @@ def install(
     progress: FileProgress = lambda _name, _done, _total: None,
     patience: Patience | None = None,
 ) -> Installed:
-    """Fetch, check, unpack and prepare a source; the final folder appears by one rename at the end.
+    """Download, check, unpack and prepare a dataset; its folder appears by one rename at the end.
 
-    An archive that lies in data_dir/downloads already, fetched by hand or by an earlier try, is used as it
-    is.
+    An archive that is already in data_dir/downloads is used.
+
+    :param source: what to fetch and how to prepare it.
+    :param data_dir: folder of the datasets.
+    :param replace: replace an existing folder.
+    :param keep_archives: keep the downloaded archives.
+    :param progress: called with a file's name, the bytes done and the total, if it is known.
+    :param patience: retries and timeouts; the defaults if not given.
     """
     with sole_user(data_dir):
         there = source.find(data_dir)

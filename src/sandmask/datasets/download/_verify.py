@@ -28,10 +28,13 @@ class Verification:
 
 
 def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verification:
-    """Check domains, classes and numbers of images, and names and sizes of files against what was first seen.
+    """Check the domains, classes, counts and files of a dataset against what was first seen.
 
-    `contents` also decodes every image and compares its bytes with what was first seen. MNIST's files are
-    always compared with the published checksums.
+    MNIST's files are always compared with the published checksums.
+
+    :param source: the dataset's source.
+    :param data_dir: folder of the datasets.
+    :param contents: also decode every image and compare its bytes.
     """
     path = source.find(data_dir)
     if path is None:

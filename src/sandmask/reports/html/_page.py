@@ -64,10 +64,16 @@ def render_html(
     draws: int | None = None,
     trials: int | None = None,
 ) -> str:
-    """A self-contained page with all tables under each rule (all of them, by default) and every run's curves.
+    """Return a self-contained page with all tables and every run's curves.
 
-    `against_paper` says whether the paper's numbers are shown at first; the page has a switch. The other arguments
-    are those of `build_report`.
+    :param runs: records of the runs.
+    :param rules: names of selection rules; all if not given.
+    :param title: title of the page.
+    :param against_paper: show the paper's numbers at first; the page has a switch.
+    :param baseline: method that the others are compared with.
+    :param statistics: include the comparisons with the baseline.
+    :param draws: number of draws in a complete cell; as many as there are if not given.
+    :param trials: number of trials in a complete cell; as many as there are if not given.
     """
     runs = list(split_averages(runs))
     names = list(RULES) if rules is None else list(dict.fromkeys(RULES[name].name for name in rules))

@@ -1,10 +1,10 @@
 """Gradient masks for models that must work on domains they have not seen.
 
-Data from several domains ("environments") holds features that predict in all of them, and others that
-predict in some and mislead elsewhere. The gradients tell them apart: a mask lets through what the
-environments agree on. In a training loop, `loss.backward()` becomes
+Data from several domains ("environments") contains features that predict the label in all of them, and
+shortcuts that predict it in some and mislead in others. A mask compares the gradients of the environments and
+keeps what they agree on. In a training loop, `loss.backward()` becomes
 
-    losses = [loss_fn(model(x), y) for x, y in batches]      # one batch an environment
+    losses = [loss_fn(model(x), y) for x, y in batches]      # one batch per environment
     sandmask.backward(losses, model.parameters(), sandmask.SANDMask(tau=0.8))
     optimizer.step()
 
@@ -18,19 +18,18 @@ tensor([[-1.,  0.]])
 0.5
 
 - `ANDMask`, `SANDMask`, `GeometricMean`, `AgrSum`, `AgrRand`: the masks. Called on stacked gradients `[E, *shape]`,
-  each returns the masked mean gradient; on `GradientMoments`, which take gradients as they come, the same without
-  holding all of them.
-- `backward`: losses in, `.grad` filled, a `MaskReport` back. Works with a generator of losses, mixed
-  precision and gradient accumulation.
-- `environment_gradients`, `environment_moments`, `set_gradients`: from a model and one batch an environment.
+  each returns the masked mean gradient. `GradientMoments` accumulates gradients one by one for them.
+- `backward`: fills `.grad` from one loss per environment and returns a `MaskReport`. Works with a generator of
+  losses, mixed precision and gradient accumulation.
+- `environment_gradients`, `environment_moments`, `set_gradients`: the same from a model and one batch per environment.
 - `record`: one forward pass over all environments, and one backward pass for all of their losses.
-- `find_leaks`, `freeze_batchnorm`: keep environments from seeing each other.
-- `sandmask.distributed`: environments that live in several processes.
-- `sandmask.diagnostics`: what the mask does, step by step, for TensorBoard or as a table.
+- `find_leaks`, `freeze_batchnorm`: prevent environments from influencing each other.
+- `sandmask.distributed`: environments in several processes.
+- `sandmask.diagnostics`: logs what the mask does, to TensorBoard or a CSV file.
 
-The benchmark, as the command line has it:
+The benchmark, as on the command line:
 
-- `train`, `sweep`, `plan_sweep`: one run, or many, from a few words to records.
+- `train`, `sweep`, `plan_sweep`: train one run, train many, estimate the cost.
 - `report`, `load_records`: tables, and every evaluation as a pandas frame.
 - `predict`, `load_run`: use a trained model.
 """

@@ -64,7 +64,7 @@ class _OnAllRuns(Function):
 
 
 def leading(n_runs: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[Any]:
-    """Tensors with their batch dimension first; what is shared is expanded, what is no tensor left as it is."""
+    """Tensors with their batch dimension first; shared ones are expanded, and other values are left unchanged."""
 
     def lead(dim: int | None, value: Any) -> Any:
         if not isinstance(value, Tensor):

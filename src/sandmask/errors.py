@@ -1,8 +1,8 @@
-"""The one exception type for mistakes that a user can mend."""
+"""The base class of user errors."""
 
 
 class SandmaskError(Exception):
-    """Something the user can fix: the message says what was wrong, where, and what to do.
+    """A user error; the message says what was wrong, where, and what to do.
 
     The command line prints it as one line and exits with status 2; in Python it is an ordinary exception.
     """

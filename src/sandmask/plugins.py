@@ -1,4 +1,4 @@
-"""A user's own algorithms and datasets: a Python file named by path, or an installed package's entry point.
+"""Plugins, which register user-defined algorithms and datasets: Python files, or entry points of packages.
 
 A plugin is any module that registers something when it is imported:
 

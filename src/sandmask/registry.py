@@ -1,4 +1,4 @@
-"""Named things: algorithms, datasets, selection rules. Lists, help and error messages derive from here."""
+"""Registries of algorithms, datasets and selection rules, from which lists, help and error messages are derived."""
 
 import difflib
 import sys
@@ -9,7 +9,7 @@ from sandmask.errors import SandmaskError
 
 
 class Named(Protocol):
-    """What a registry holds: a frozen record with a name."""
+    """An entry of a registry: a frozen record with a name."""
 
     @property
     def name(self) -> str:

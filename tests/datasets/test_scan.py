@@ -81,7 +81,7 @@ def test_class_missing_in_one_domain(make_folder: MakeFolder) -> None:
 
 def test_folder_that_is_no_class(make_folder: MakeFolder) -> None:
     root = make_folder(classes=("cat", "dgo"))
-    with pytest.raises(SandmaskError, match=f"{root / 'art' / 'dgo'} is no class"):
+    with pytest.raises(SandmaskError, match=f"{root / 'art' / 'dgo'} is not a class"):
         scan_images(root, classes=("cat", "dog"))
 
 

@@ -113,7 +113,7 @@ def test_tables_1_and_2_take_the_papers_network_only() -> None:
     assert set(second.data["table-2"].selection) == {"oracle"}
     own = table_pacs([*mnist, *pacs])
     assert set(own.data["table-pacs"].dataset) == {"PACS"}
-    assert "Not the paper's table: small in place of resnet50" in own.words()
+    assert "Not the paper's table: small instead of resnet50" in own.words()
     assert own.summary["cells"] == {"not comparable": 2 * 4}
     assert not set(MARKS.values()) & set(own.words().replace("τ =", "").split())
     with pytest.raises(SandmaskError, match="no runs on PACS with another network"):

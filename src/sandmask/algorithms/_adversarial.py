@@ -1,4 +1,4 @@
-"""What DANN and CDANN share: a discriminator of environments, and a featurizer that learns to mislead it."""
+"""The common part of DANN and CDANN: a discriminator of environments, and a featurizer that learns to mislead it."""
 
 import torch
 from torch import Tensor

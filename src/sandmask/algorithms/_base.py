@@ -1,4 +1,4 @@
-"""What an algorithm is: pure functions of a state. One file a method; this file is what they share."""
+"""The base classes of algorithms, which are pure functions of a state; each method has its own file."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ Hparams = Mapping[str, Tensor]  # name -> 0-dimensional tensor
 
 @dataclass(frozen=True)
 class Problem:
-    """What a run trains on: everything that decides shapes, and how gradients are taken.
+    """What a run trains on: everything that determines shapes, and how gradients are computed.
 
     Hyperparameters that decide shapes (`batch_size`, `mlp_width`, ...) are here as whole numbers, in `sizes`;
-    all others reach `step` as tensors, one value a run.
+    all others reach `step` as tensors, one value per run.
     """
 
     featurizer: Callable[..., Featurizer]  # featurizer(extra_channels=n): for inputs with n more channels

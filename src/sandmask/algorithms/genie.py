@@ -26,7 +26,7 @@ class GENIE(Algorithm):
     - k = tanh(min(1 / s2, 10)), which depends on the scale of the gradients, like the released SAND-mask;
     - n ~ N(0, b^2), b = sum k q |m| / sum k in each tensor.
 
-    a is `convergence_rate`, in place of `lr`, and p is `update_drop`. As in the released code; the draws are ours.
+    a is `convergence_rate`, instead of `lr`, and p is `update_drop`. As in the released code; the draws are ours.
     """
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:

@@ -22,7 +22,7 @@ class Mixup(ObjectiveAlgorithm):
     """min mean_(i, j) lam l(f(x), y_i) + (1 - lam) l(f(x), y_j), where x = lam x_i + (1 - lam) x_j.
 
     The pairs (i, j) are neighbours along a random cycle through the environments; lam ~ Beta(alpha, alpha) is
-    drawn once a pair.
+    drawn once per pair.
     """
 
     def objective(

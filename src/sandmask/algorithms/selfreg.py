@@ -32,7 +32,7 @@ class SelfReg(Algorithm):
     D = lam [MSE(o, o_a) + 0.3 MSE(z, p_a)] + (1 - lam) [MSE(o, o_ab) + 0.3 MSE(z, p_ab)], with logits o, features z and
     their projections p = g(z). o_a and p_a are those of a partner a of the same class and any environment; o_ab = lam
     o_a + (1 - lam) o_b for a second partner b, and likewise p_ab. Partners are random permutations within classes, and
-    lam ~ Beta(1/2, 1/2), one number a step.
+    lam ~ Beta(1/2, 1/2), one number per step.
 
     g is Linear, batch-norm and ReLU twice, then Linear and batch-norm, with the statistics of the minibatch, and is
     trained with the rest. (DomainBed makes it after the optimizer, and so never trains it.)

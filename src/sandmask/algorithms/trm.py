@@ -31,7 +31,7 @@ class TRM(ObjectiveAlgorithm):
     series sum_k (I - H)^k v of k = 0 to 10, cut off once an entry of the sum exceeds 10. The rows of alpha are
     normalized at every step, and then alpha_Qi grows by the factor exp(groupdro_eta alpha_Qi R_i(w_Q)).
 
-    (In DomainBed's code the series begins with 2 (I - H) v in place of v + (I - H) v.)
+    (In DomainBed's code the series begins with 2 (I - H) v instead of v + (I - H) v.)
     """
 
     def extra_state(self, seed: int) -> State:

@@ -1,13 +1,13 @@
-"""Everything that the command line does, as functions with plain arguments; results are pandas frames.
+"""A function for each command, with plain arguments and pandas frames as results.
 
     run = sandmask.train("Spirals", "ANDMask", 0, steps=300)
     swept = sandmask.sweep("runs/spirals", "Spirals", ["ERM", "ANDMask"], test_envs=[0], n_hparams=4, n_trials=1)
     print(swept.report())
     sandmask.predict(run.folder, ["points.csv"])
 
-These functions are names of `sandmask` itself and are loaded when they are first used. The command line calls them: a
-call and a command with the same arguments give the same records, to the bit on a CPU. What a user can correct raises
-`SandmaskError` with the message that the command prints.
+These functions are available from `sandmask` and are loaded when they are first used. The command line calls them: a
+call and a command with the same arguments give the same records, to the bit on a CPU. User errors raise `SandmaskError`
+with the message that the command prints.
 """
 
 from sandmask.api._predict import predict

@@ -94,7 +94,7 @@ def predict_files(run: TrainedRun, files: Sequence[Path], top: int) -> Predictio
 
 
 def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Iterator[Path]:
-    """The files, and in place of folders what the model takes of the files in them."""
+    """The files, and instead of folders what the model takes of the files in them."""
     endings = SUFFIXES if run.info.preprocessing.kind == "image" else ARRAYS
     for path in files:
         if not path.is_dir():

@@ -242,7 +242,7 @@ class _Accepted:
         notes = [*self.expansion.notes, *self.workers.notes]
         needy = [name for name in self.spec.selection if RULES[name].needs_metrics]
         if needy and not self.options.diagnostics:
-            notes.append(f"{', '.join(needy)} can judge only runs that are trained with --diagnostics.")
+            notes.append(f"{', '.join(needy)} needs runs that were trained with --diagnostics.")
         return notes
 
 

@@ -129,7 +129,7 @@ def train(
     :param test_env: environment to hold out, by name or number, or a list of them.
     :param steps: training steps; the dataset's protocol if not given.
     :param checkpoint_every: steps between evaluations; the dataset's protocol if not given.
-    :param hparams: values of hyperparameters by name, in place of the drawn ones.
+    :param hparams: values of hyperparameters by name, instead of the drawn ones.
     :param hparams_seed: number of the random draw; 0 means the defaults.
     :param trial_seed: number of the repetition, which decides the draw and the data splits.
     :param seed: seed of weights, minibatches and other randomness.

@@ -51,7 +51,7 @@ _LAST_WORDS = (".", "?", "!")
 FIRST = (
     ("Try it", (("demo", "sandmask demo", "a few minutes on generated data: a table and a picture"),)),
     (
-        "Use a mask in your own loop, in place of loss.backward()",
+        "Use a mask in your own loop, instead of loss.backward()",
         ((None, "sandmask.backward(losses, model.named_parameters(), sandmask.SANDMask(tau=0.8))", ""),),
     ),
     (
@@ -79,7 +79,7 @@ class LazyGroup(TyperGroup):
             self.add_command(command.stub(), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """The command to run: the real one in place of its line in the list."""
+        """The command to run: the real one instead of its line in the list."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, readable(self.table[name].load(), ctx) if name in self.table else command, rest
 
@@ -101,7 +101,7 @@ class LazyGroup(TyperGroup):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """What a user can mend is said in one line; a bug keeps its traceback."""
+    """Print user errors in one line; bugs keep their traceback."""
     try:
         yield
     except SandmaskError as error:

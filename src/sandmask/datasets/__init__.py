@@ -7,7 +7,7 @@
     mine = load_dataset("photos/by_hospital")          # root/domain/class/*.jpg
     held_out = resolve_environment(pacs, "sketch")     # by name or number
 
-A dataset of one's own is a `Dataset` (or a `TensorDataset`) and a `DatasetEntry` registered in `DATASETS`.
+Your own dataset is a `Dataset` (or a `TensorDataset`) and a `DatasetEntry` registered in `DATASETS`.
 """
 
 from sandmask.datasets import _catalog  # noqa: F401 - registers the datasets

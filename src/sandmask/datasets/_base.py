@@ -1,4 +1,4 @@
-"""What a dataset is: labelled examples of several environments, numbered through from first to last."""
+"""The base class of datasets: labelled examples of several environments, numbered from first to last."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +17,7 @@ HparamScope = Scope
 class Dataset(ABC):
     """Examples 0..N-1; environment e holds the examples bounds[e] <= i < bounds[e + 1].
 
-    A dataset of one's own needs the attributes, `inputs` and `to`; the rest has defaults that suit tensors in
-    memory.
+    Your own dataset needs the attributes, `inputs` and `to`; the rest has defaults that suit tensors in memory.
     """
 
     name: str

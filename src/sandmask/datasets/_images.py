@@ -123,7 +123,7 @@ class ImageDataset(Dataset):
         return moved
 
     def compiled(self) -> "ImageDataset":
-        """The same dataset, whose augmentation is compiled: a slow start, then a few kernels in place of hundreds."""
+        """The same dataset, whose augmentation is compiled: a slow start, then a few kernels instead of hundreds."""
         changed = copy.copy(self)
         changed._compiled = Compiled(changed.augment)  # noqa: SLF001 - its own kind
         return changed

@@ -1,4 +1,4 @@
-"""Where data lies on this machine."""
+"""The folder of the datasets on this machine."""
 
 import os
 from collections.abc import Iterable

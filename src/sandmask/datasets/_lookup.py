@@ -1,4 +1,4 @@
-"""From what a user writes to a dataset or an environment."""
+"""Find datasets and environments by the names that users give."""
 
 import inspect
 import os

@@ -151,7 +151,7 @@ def _check_classes(
         )
     unknown = [name for name in images if name not in names]
     if unknown:
-        raise SandmaskError(f"{domain / unknown[0]} is no class of this dataset. Its classes: {', '.join(names)}.")
+        raise SandmaskError(f"{domain / unknown[0]} is not a class of this dataset. Its classes: {', '.join(names)}.")
     missing = [name for name in names if name not in images]
     if missing and not allow_missing_classes:
         more = f" (and {len(missing) - 1} more classes)" if len(missing) > 1 else ""

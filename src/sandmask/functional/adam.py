@@ -48,7 +48,7 @@ def adam_reset(state: AdamState, when: Tensor) -> AdamState:
     :param state: Adam's state.
     :param when: boolean tensor without dimensions.
     """
-    # Not a product with 0: the square of a large gradient may be infinite, and infinity times 0 is no number.
+    # Not a product with 0: the square of a large gradient may be infinite, and infinity times 0 is NaN.
     return AdamState(*(torch.where(when, 0.0, field) for field in state))
 
 

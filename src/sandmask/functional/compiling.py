@@ -1,4 +1,4 @@
-"""`torch.compile` that never stands in the way."""
+"""`torch.compile` with a fallback to eager execution."""
 
 import warnings
 from collections.abc import Callable
@@ -24,6 +24,6 @@ class Compiled:
             return self._compiled(*args)
         except TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"torch.compile failed ({reason}); it goes on without.", stacklevel=2)
+            warnings.warn(f"torch.compile failed ({reason}); continuing without it.", stacklevel=2)
             self._compiled = None
             return self._function(*args)

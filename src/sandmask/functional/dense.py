@@ -130,7 +130,7 @@ def layer_of_runs(
 
 
 def saturated(values: Tensor) -> Tensor:
-    """In float16, its largest number instead of infinity; what is no number stays visible."""
+    """In float16, its largest number instead of infinity; NaN stays visible."""
     largest = torch.finfo(values.dtype).max
     return values.clamp(-largest, largest) if values.dtype == torch.float16 else values
 
@@ -150,7 +150,7 @@ def layer_backward(
     before = grad
     if out is not None:
         scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
-        # Of an output that is no number, the gradient is not zeroed.
+        # The gradient of a NaN output is not set to zero.
         before = saturated(torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0))
     exact = torch.promote_types(before.dtype, torch.float32)
     return before, by_environment(before, n_envs or 1).sum(2, dtype=exact)

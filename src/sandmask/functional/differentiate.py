@@ -33,7 +33,7 @@ class Differentiator(Protocol):
     ) -> tuple[TensorMoments, Tensor]:
         """Moments over environments of each one's gradient, and the losses [E].
 
-        `losses(vector, batch)` gives one loss an environment of the batch, each of its own examples alone.
+        `losses(vector, batch)` gives one loss per environment of the batch, each of its own examples alone.
         """
         ...
 

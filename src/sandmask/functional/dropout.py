@@ -10,7 +10,7 @@ from sandmask.functional import random
 
 @dataclass(frozen=True)
 class Dropout:
-    """Drops units at `rate` (a per-run tensor). `rows` holds one random key an example: [N]."""
+    """Drops units at `rate` (a per-run tensor). `rows` holds one random key per example: [N]."""
 
     rate: Tensor
     rows: Tensor

@@ -1,4 +1,4 @@
-"""`sandmask.backward`: what `loss.backward()` is to one loss, for one loss an environment and a mask."""
+"""`sandmask.backward`: replaces `loss.backward()`, for one loss per environment and a mask."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -43,30 +43,29 @@ def backward(
 ) -> MaskReport:
     """Fill `.grad` of the parameters with the masked mean gradient of the environments' losses.
 
-    Stands where `loss.backward()` stood: like it, adds to a `.grad` that is there, and leaves that of an
-    unused parameter alone. A parameter that only some environments use has a zero gradient in the others.
-    Parameters may be shared, frozen, of several dtypes and on several devices. `.grad` is written only
-    after all has gone well.
+    It replaces `loss.backward()`. Like it, it adds to an existing `.grad` and leaves that of an unused parameter
+    unchanged. A parameter that only some environments use has a zero gradient in the others. Parameters may be
+    shared, frozen, of several dtypes and on several devices. `.grad` is written only if there was no error.
 
-    Memory: with a list or a tensor, the graphs of all losses exist at once, because they exist already.
-    Pass a generator, `(loss_of(batch) for batch in batches)`, and one graph exists at a time; gradients
-    take the same few buffers however many environments there are.
+    Memory: with a list or a tensor, the graphs of all losses exist at once. With a generator,
+    `(loss_of(batch) for batch in batches)`, one graph exists at a time, and the gradients need the same few buffers
+    for any number of environments.
 
     Gradient accumulation: an environment may be an iterable of losses of its micro-batches, whose gradients
-    are added up as `Tensor.backward` would (so divide each loss by their number). Accumulating masked
-    gradients of several calls instead would mask each micro-batch by itself, which is noisier.
+    are summed as by `Tensor.backward` (so divide each loss by their number). Accumulating over several calls
+    would mask each micro-batch by itself, which is noisier.
 
-    Mixed precision: pass the `torch.amp.GradScaler`. Losses are scaled, gradients unscaled before they meet
+    Mixed precision: pass the `torch.amp.GradScaler`. Losses are scaled, gradients are unscaled before
     the mask, and the result is scaled again, so that `scaler.unscale_`, `scaler.step` and `scaler.update`
-    go on as in PyTorch's documentation. Gradients that overflowed reach `.grad` as NaN, and the scaler
-    skips that step.
+    work as in PyTorch's documentation. Gradients that overflowed are NaN in `.grad`, and the scaler skips
+    that step.
 
-    Several processes: `processes` says what the other processes' losses are, and is required as soon as
-    `torch.distributed` is initialized with more than one process, with or without `DistributedDataParallel`,
-    which does not average what a mask returns. In a single process it has no effect.
+    Several processes: `processes` is required if `torch.distributed` is initialized with more than one process,
+    with or without `DistributedDataParallel`, which does not average masked gradients. In a single process it has
+    no effect.
 
-    Environments must not see each other in the forward pass. A batch-norm layer in training mode is the
-    usual way they do, and is warned about once; see `sandmask.find_leaks`.
+    Environments must not influence each other in the forward pass. The usual cause is a batch-norm layer in
+    training mode, which raises a warning once; see `sandmask.find_leaks`.
 
     :param losses: one scalar loss for each of at least two environments: a list, a tensor `[E]`, or any
         iterable.
@@ -78,14 +77,14 @@ def backward(
         e is averaged over processes first, and the mask compares the averages. Both fill the same `.grad` in
         every process; all of them must call this. "alone" uses the losses of this process only.
     :param group: the process group; the default one if not given.
-    :param scaler: of mixed-precision training.
+    :param scaler: `torch.amp.GradScaler` of mixed-precision training.
     :param retain_graph: keep the losses' graphs for another backward pass, such as one with another mask for other
         parameters.
     :param check_finite: raise a `MaskError` that names parameter and environment where a gradient is inf or
-        NaN. It costs one synchronization with the device. Without effect if a scaler is given, which looks
-        itself.
+        NaN. It costs one synchronization with the device. It has no effect with a scaler, which checks
+        this itself.
     :param on_report: called with the report once `.grad` is written, such as a `sandmask.diagnostics.MaskLogger`.
-    :return: what the mask did; costs nothing unless it is read.
+    :return: a report of what the mask did; it costs nothing unless it is read.
 
     >>> import torch, sandmask
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)

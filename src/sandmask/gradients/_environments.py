@@ -212,7 +212,7 @@ def _one_pass(
     with tape:
         output = model(tape.trace(torch.cat([x for x, _ in batches])))
         if not isinstance(output, Tensor) or len(output) != sum(sizes):
-            raise UnsupportedError("the model's output is not one tensor with a row an example")
+            raise UnsupportedError("the model's output is not one tensor with a row per example")
         parts = zip(torch.split(output, sizes), batches, strict=True)
         found = [loss_fn(rows, y) for rows, (_, y) in parts]
     losses = [scalar_loss(loss, e) for e, loss in enumerate(found)]

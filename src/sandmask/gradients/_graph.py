@@ -15,7 +15,7 @@ _checked = WeakIdKeyDictionary()
 
 
 def check_graph(loss: Tensor, model_key: Tensor) -> None:
-    """Warn, once a process, of batch-norm in training mode; raise for a checkpoint that hides its parameters.
+    """Warn, once per process, of batch-norm in training mode; raise for a checkpoint that hides its parameters.
 
     The graph is walked for the first loss of each model only (told apart by `model_key`, its first
     parameter), so that a training loop pays nothing.

@@ -1,4 +1,4 @@
-"""Layers that keep the gradients of their weights apart by environment, in place of those of torch.
+"""Layers that keep the gradients of their weights apart by environment, instead of those of torch.
 
 Each is an `autograd.Function` whose backward pass gives the gradient with respect to the input on, and hands those of
 the weights to the tape.

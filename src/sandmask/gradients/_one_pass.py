@@ -67,7 +67,7 @@ class OnePass(Tape):
         return output
 
     def check_rows(self, x: Tensor) -> None:
-        """A layer's input should still have one row an example, or nobody knows whose gradient is whose."""
+        """A layer's input should still have one row per example, or nobody knows whose gradient is whose."""
         if x.ndim < 2 or x.shape[0] != sum(self.rows):
             raise UnsupportedError(f"a layer's input has the shape {tuple(x.shape)}")
 

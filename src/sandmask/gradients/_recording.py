@@ -27,15 +27,15 @@ _INSTEAD = "Compute the losses in separate forward passes, and pass them to `san
 def record(model: nn.Module, sizes: Sequence[int]) -> "Recording":
     """Record one forward pass of `model` over the examples of all environments.
 
-    Losses that share a forward pass take a backward pass each in `sandmask.backward`. A recorded forward pass takes
-    one for all of them, in which linear, convolution, embedding and normalization layers keep the gradients of their
-    weights apart by environment. The numbers are the same to rounding.
+    In `sandmask.backward`, losses that share a forward pass need one backward pass each. A recorded forward pass needs
+    one for all of them: linear, convolution, embedding and normalization layers compute the gradients of their weights
+    by environment. The results are equal up to rounding.
 
-    Call the model once inside of the `with` block, on the environments' examples one after the other. The first
-    dimension of its input is that of the examples, and examples must not depend on each other. A model that uses
-    parameters in other ways, or has batch-norm in training mode, raises a `MaskError`.
+    Call the model once inside the `with` block, on the concatenated examples of the environments. Examples must not
+    depend on each other. A model that uses parameters in other layers, or has batch-norm in training mode, raises a
+    `MaskError`.
 
-    :param model: whose parameters that require gradients are to be filled.
+    :param model: the model whose `.grad` is to be filled.
     :param sizes: the number of examples of each environment, in the order of the input's rows.
 
     >>> import torch, sandmask

@@ -1,4 +1,4 @@
-"""What a mask did to a gradient, worked out only if somebody looks."""
+"""Reports of what a mask did to a gradient, computed only when they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class MaskSummary:
 class MaskReport:
     """How much of the gradient a mask let through: `total`, and `per_tensor` by name.
 
-    Nothing is computed before the first look, which waits for the device. Until then the report holds the
-    moments, three buffers of the model's size; afterwards only the figures. Parameters without a gradient
+    Nothing is computed before the first access, which waits for the device. Until then the report holds the
+    moments, three buffers of the model's size, and afterwards only the numbers. Parameters without a gradient
     are left out.
     """
 
@@ -85,7 +85,7 @@ class MaskReport:
 
         Bin b holds b / bins <= A < (b + 1) / bins, and the last one A = 1 as well.
 
-        :param bins: how many.
+        :param bins: number of bins.
         :param tensor: a name, as in `per_tensor`; all elements together if not given.
         """
         if bins < 1:

@@ -27,7 +27,7 @@ def check_request(model: nn.Module, method: str, chunk_size: int | None) -> None
 
 
 def check_batches(batches: Iterable[tuple[Tensor, Tensor]], *, per_sample: bool) -> Batches:
-    """One batch an environment; with `per_sample`, one of a single example each."""
+    """One batch per environment; with `per_sample`, one of a single example each."""
     found = list(batches)
     if not found:
         raise MaskError("Parameter `batches` should hold a batch (x, y) for each environment. Found none.")

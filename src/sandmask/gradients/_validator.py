@@ -1,4 +1,4 @@
-"""Find what lets environments see each other, and put batch-norm to rest for good."""
+"""Find modules that let environments influence each other, and freeze batch-norm."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ _FREEZE = "call sandmask.freeze_batchnorm(model), or replace it by GroupNorm or 
 
 @dataclass(frozen=True)
 class Leak:
-    """A module through which environments reach each other, why, and what to do about it."""
+    """A module through which environments influence each other, with the reason and a fix."""
 
     name: str
     """Where the module is in the model; "" is the model itself."""

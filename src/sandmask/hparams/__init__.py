@@ -1,12 +1,12 @@
-"""Hyperparameters as objects: what they are, what a search draws them from, and the draws themselves.
+"""Hyperparameters as objects: names, defaults, distributions and draws.
 
     space = space_for("image", "PACS", "ANDMask", [Hparam("tau", 1.0, Uniform(0, 1))])
     print(space)                             # the table: name, default, distribution
     resolve(space)                           # the defaults
     resolve(space, hparams_seed=7)           # DomainBed's seventh draw, to the bit
-    resolve(space, overrides={"lr": 1e-4})   # with a value of your own, checked
+    resolve(space, overrides={"lr": 1e-4})   # with a value set by hand
 
-An algorithm declares only what is its own; learning rate, batch size and the like come with the dataset.
+An algorithm declares only its own hyperparameters; learning rate, batch size and others come with the dataset.
 """
 
 from sandmask.hparams._distributions import (

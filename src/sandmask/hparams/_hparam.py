@@ -62,12 +62,12 @@ def scope_name(scope: str) -> str:
 class Hparam:
     """One row of a hyperparameter table.
 
-    `scope`, `dataset` and `space` say where the row holds; `None` is everywhere. Where several rows of one
-    name hold, the last one counts, so exceptions follow the rule:
+    `scope`, `dataset` and `space` limit where the row applies; `None` means everywhere. If several rows of one
+    name apply, the last one is used, so exceptions come after the general row:
 
         Hparam("tau", 1.0, Uniform(0, 1)), Hparam("tau", 1.0, Uniform(0.5, 1), space="domainbed")
 
-    `bounds` are the values that make sense at all (a search may draw from fewer, a user may set any of them).
+    `bounds` are the values that can be set by hand; a search may draw from fewer.
     `stream` names the random stream of the draw where it is not `name`. A default written as an `int` makes a
     hyperparameter of whole numbers.
     """

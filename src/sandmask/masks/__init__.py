@@ -1,4 +1,4 @@
-"""Gradient masks over environments, and the running moments that all of them are made of.
+"""Gradient masks over environments, and the running moments that they are computed from.
 
 A mask called on stacked gradients `[E, *shape]` returns the masked mean gradient:
 
@@ -9,7 +9,7 @@ A mask called on stacked gradients `[E, *shape]` returns the masked mean gradien
 >>> mask(gradients)
 tensor([2., 0.])
 
-Gradients need not be there all at once. Moments take them as they come, and keep the memory of a few of them:
+Gradients need not exist all at once. Moments accumulate them, in the memory of a few gradients:
 
 >>> moments = mask.new_moments()
 >>> for gradient in gradients:

@@ -38,7 +38,7 @@ class AgrSum(Mask):
 
 
 class AgrRand(AgrSum):
-    """`AgrSum`, with random numbers from N(0, s^2) in place of the zeros.
+    """`AgrSum`, with random numbers from N(0, s^2) instead of the zeros.
 
     s is the mean size of the elements that agree, in all tensors together. Every call draws new numbers; masks with
     the same seed draw the same ones, call by call, and so do several processes.

@@ -10,7 +10,7 @@ class ANDMask(Mask):
     """Keep an element of the mean gradient where enough environments agree on its sign: m = 1[A >= tau].
 
     A = |mean_e sign(g_e)|, with sign(0) = 0, so that an element that is zero in an environment (a dead
-    ReLU) counts against agreement. tau = 0 keeps everything and gives ERM's gradient; tau = 1 asks all
+    ReLU) counts against agreement. tau = 0 keeps everything and gives ERM's gradient; tau = 1 requires all
     environments to agree.
 
     With 3 environments A is 0, 1/3, 2/3 or 1, and only 1/3 or 1 where no gradient is zero: every tau in

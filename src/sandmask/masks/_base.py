@@ -34,7 +34,7 @@ class Mask(ABC):
     masked mean gradient `[*shape]`, in the gradients' dtype. On `GradientMoments` the same is done by
     `from_moments`.
 
-    A new mask defines `element_weights`, and `direction` if it masks something else than the mean.
+    A new mask defines `element_weights`, and `direction` if it masks something other than the mean.
 
     :param tau: threshold on the agreement of signs; a number, or a 0-dimensional tensor, whose value is not
         checked.
@@ -83,7 +83,7 @@ class Mask(ABC):
     def __call__(self, grads: Gradients, *, check_finite: bool = True) -> Any:
         """Masked mean of stacked gradients `[E, *shape]`.
 
-        `check_finite=False` leaves out the check for inf and NaN, which waits for the device once a call.
+        `check_finite=False` leaves out the check for inf and NaN, which waits for the device once per call.
         """
         return masked_mean_of_stacks(self, grads, check_finite=check_finite)
 

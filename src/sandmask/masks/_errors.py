@@ -1,4 +1,4 @@
-"""What goes wrong with masks: errors for mistakes, warnings for settings that surely are not meant."""
+"""Errors and warnings of masks."""
 
 import warnings
 
@@ -6,11 +6,11 @@ from sandmask.errors import SandmaskError
 
 
 class MaskError(SandmaskError, ValueError):
-    """A mask or its gradients cannot be used as given; the message names parameter and environment."""
+    """A mask or its gradients are not valid; the message names the parameter and the environment."""
 
 
 class MaskWarning(UserWarning):
-    """Legal, but almost certainly not what was meant."""
+    """A valid setting that is almost certainly a mistake."""
 
 
 _warned: set[str] = set()

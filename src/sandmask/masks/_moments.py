@@ -1,4 +1,4 @@
-"""Running moments over environments: all that any mask needs, in memory that does not grow with E."""
+"""Running moments over environments, which all masks are computed from; memory does not grow with E."""
 
 import math
 import sys
@@ -31,7 +31,7 @@ class GradientMoments:
 
     :param log_magnitude: also sum log(|g| + 1e-10), which `GeometricMean` needs.
     :param check_finite: remember, on the device, where a gradient was not finite, and raise when the
-        moments are first read by a mask: one synchronization in all instead of one an environment.
+        moments are first read by a mask: one synchronization instead of one per environment.
     """
 
     def __init__(self, *, log_magnitude: bool = False, check_finite: bool = True) -> None:

@@ -13,7 +13,7 @@ _RELEASED_GAIN = 10.0
 
 
 class SANDMask(Mask):
-    """Weigh each element of the mean gradient by how well environments agree on its sign and its size.
+    """Weight each element of the mean gradient by how well environments agree on its sign and size.
 
     As printed (equations 2 and 3): m = max(0, tanh((A - tau) / s2)), where A = |mean_e sign(g_e)| and s2 =
     var_e(g) / mean_e(g)^2, the unbiased variance (E - 1) over the squared mean. Identical gradients (s2 =
@@ -28,7 +28,7 @@ class SANDMask(Mask):
     2 it is the only way to keep them: A is then 0, 1/2 or 1, and for any tau >= 0 the SAND-mask is zero
     wherever the AND-mask is.
 
-    :param tau: in [-1, 1], and meant to be below 1.
+    :param tau: in [-1, 1]; use a value below 1.
     :param rescale: see `Mask`.
     :param dispersion: "relative" (the paper) or "absolute" (the released code).
     :param gain: k of the released code, with `dispersion="absolute"` only; its default there is 10.
@@ -62,7 +62,7 @@ class SANDMask(Mask):
             warn_once(
                 "sand-tau-1",
                 "SANDMask with `tau` = 1 is zero everywhere, because no agreement exceeds 1: nothing will "
-                "train. The paper's table prints it as the default; choose a `tau` below 1.",
+                "train. It is the default in the paper's table; choose a `tau` below 1.",
             )
         self.dispersion = dispersion
         self.gain = _RELEASED_GAIN if gain is None and dispersion == "absolute" else gain

@@ -110,7 +110,7 @@ class Network:
     def compile(self) -> None:
         """Compile the featurizer's training passes: slow to start, then fewer and larger kernels.
 
-        Where the compiler fails, a warning says so and the network computes as before.
+        If the compiler fails, a warning is logged and the network runs uncompiled.
         """
         self._compiled = Compiled(self._flat.__call__)
 

@@ -81,7 +81,7 @@ def feature_size(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> i
         size = " x ".join(map(str, input_shape))
         raise SandmaskError(f"The network {name!r} does not take inputs of {size}: {error}") from error
     if not isinstance(features, torch.Tensor) or features.ndim != 2:
-        raise SandmaskError(f"The network {name!r} has no pooled features, one vector an image. Choose another.")
+        raise SandmaskError(f"The network {name!r} has no pooled features, one vector per image. Choose another.")
     return features.shape[1]
 
 

@@ -18,7 +18,7 @@ Report = Callable[[str, int, int], None]  # what is being done, how much of it i
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """A report that nobody hears."""
+    """A no-op progress callback."""
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,6 @@ def claims(runs: Sequence[RunRecord]) -> list[Product]:
     products = [Product(name, grid.title, grids=(grid,)) for name, grid in made if grid is not None and grid.rows]
     if not products:
         raise SandmaskError(
-            "These records have nothing to say about the claims: no runs of Figure 2, Spirals or ColoredMNIST."
+            "These records cannot test the claims: they have no runs of Figure 2, Spirals or ColoredMNIST."
         )
     return products

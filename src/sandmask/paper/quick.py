@@ -28,7 +28,7 @@ class TinySweep:
     draws: int = 2
     trials: int = 2
     shapes: tuple[tuple[str, int], ...] = ()  # hyperparameters that are set small
-    network: str | None = None  # from scratch, in place of the protocol's
+    network: str | None = None  # from scratch, instead of the protocol's
     load: tuple[tuple[str, int], ...] = ()  # the dataset's own options
 
     def specs(self) -> list[RunSpec]:

@@ -1,4 +1,4 @@
-"""Why a cell may differ from the printed one: the same records, judged by slightly other rules.
+"""The same records under slightly different rules, to see why a cell may differ from the printed one.
 
 Each function answers one question with a table of averages over environments, and trains nothing.
 """

@@ -1,6 +1,6 @@
-"""What runs leave behind: specs and evaluations, in files that outlive the program.
+"""Records of runs: specs and evaluations, in files.
 
-A training program writes; everything after it reads:
+A training program writes records, and reports read them:
 
     with RecordWriter("runs/records.jsonl") as writer:
         run = writer.start(spec, env_names, classes)

@@ -1,4 +1,4 @@
-"""Many runs in one compressed Parquet file, without loss: one row a run."""
+"""Archives: many runs in one compressed Parquet file, without loss, one row per run."""
 
 import json
 import os

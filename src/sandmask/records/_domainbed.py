@@ -1,4 +1,4 @@
-"""DomainBed's results as records: one folder a run, with `results.jsonl` and, when it finished, `done`."""
+"""DomainBed's results as records: one folder per run, with `results.jsonl` and, when it finished, `done`."""
 
 import json
 import os

@@ -16,7 +16,7 @@ Status = Literal["running", "done", "diverged"]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that decides a run's numbers. Two runs with equal specs are the same run.
+    """The complete description of a run. Two runs with equal specs are the same run.
 
     `hparams` is the complete, resolved configuration, not only what was overridden.
     """

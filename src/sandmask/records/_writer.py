@@ -110,7 +110,7 @@ class RecordWriter:
         for split in (accuracy_in, accuracy_out):
             if len(split) != run.environments or not all(0 <= value <= 1 for value in split):
                 raise ValueError(
-                    f"Accuracies should be {run.environments} numbers in 0..1, one an environment. Found {list(split)}."
+                    f"Expected {run.environments} accuracies in 0..1, one per environment. Found {list(split)}."
                 )
         check_names("metric", metrics or {})
         self._write(run, eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}))

@@ -71,7 +71,7 @@ class Parts:
 class Cell:
     """A number of a table, in percent; `mean` is None when too much is missing to give one.
 
-    `values` are the accuracies (in percent) that it is the mean of, one a trial. `have` of the `expected`
+    `values` are the accuracies (in percent) that it is the mean of, one per trial. `have` of the `expected`
     runs are finished: a number with fewer is provisional, and tables say so. `parts` is for averages over columns: of
     how many there is a number, and of how many there should be; tables say where those differ.
     """

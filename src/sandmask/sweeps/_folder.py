@@ -28,7 +28,7 @@ _CHECKSUM = "crc32"
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Where a sweep lives."""
+    """The folder of a sweep."""
 
     path: Path
 
@@ -76,7 +76,7 @@ class SweepFolder:
                 ALGORITHMS[algorithm]
         except SandmaskError as error:
             raise SandmaskError(
-                f"{self.request}: {error} One of your own? Name its file again: --plugin FILE"
+                f"{self.request}: {error} If it is your own, name its file again: --plugin FILE"
             ) from None
         return sweep
 

@@ -95,7 +95,7 @@ def stop_file(folder: SweepFolder, session: str) -> Path:
 
 @cache
 def _dataset(source: str, data_dir: str | None, allowances: tuple[str, ...]) -> Dataset:
-    """Loaded once a process: stacks of one dataset follow each other."""
+    """Loaded once per process: stacks of one dataset follow each other."""
     return load_dataset(source, data_dir, **dict.fromkeys(allowances, True))
 
 
@@ -210,7 +210,7 @@ class _Training:
     def _train(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
         try:
             return self._resume(part, dataset, progress)
-        except DamagedFileError:  # its stack starts anew; this process holds the lock of these runs
+        except DamagedFileError:  # its stack starts over; this process holds the lock of these runs
             self.folder.checkpoint(stack_id(spec.id for spec in part)).unlink(missing_ok=True)
             return self._resume(part, dataset, progress)
 

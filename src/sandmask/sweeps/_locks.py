@@ -1,4 +1,4 @@
-"""Who trains what: locks that die with their process, also when it is killed.
+"""Locks on stacks that are being trained, which end with their process, also when it is killed.
 
 Every stack that is being trained has a lock file which names its runs. Taking and looking at locks happens under one
 more lock, held for a moment only, so that two programs whose stacks merely overlap do not train a run twice.

@@ -1,4 +1,4 @@
-"""What a sweep will take: runs, stacks, time, memory, disk."""
+"""Plans of sweeps: runs, stacks, time, memory and disk."""
 
 import html
 from collections import defaultdict

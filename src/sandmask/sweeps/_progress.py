@@ -1,4 +1,4 @@
-"""How far a stack is, told to whoever looks into the folder."""
+"""Progress of a stack, written to the sweep's folder."""
 
 import os
 import socket

@@ -52,7 +52,7 @@ def remove_leftovers(folder: SweepFolder) -> None:
 
 
 def _checkpoints(folder: SweepFolder, *, idle: bool) -> list[tuple[Path, tuple[str, ...]]]:
-    """Each checkpoint and its runs. Damaged ones are removed where the folder is idle: their stacks start anew."""
+    """Each checkpoint and its runs. Damaged ones are removed where the folder is idle: their stacks start over."""
     found = []
     for path in folder.stacks.glob("[!.]*.checkpoint.safetensors"):
         try:
@@ -64,7 +64,7 @@ def _checkpoints(folder: SweepFolder, *, idle: bool) -> list[tuple[Path, tuple[s
 
 
 def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Sequence[RunSpec]]) -> None:
-    """Like `split_into`; a damaged checkpoint is removed, and its runs start anew. Its runs must be claimed by nobody
+    """Like `split_into`; a damaged checkpoint is removed, and its runs start over. Its runs must be claimed by nobody
     else.
     """
     try:
@@ -74,7 +74,7 @@ def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Seque
 
 
 def split_into(folder: SweepFolder, checkpoint: Path, parts: Sequence[Sequence[RunSpec]]) -> None:
-    """Give each part of a half-trained stack a checkpoint of its own, in place of the whole's."""
+    """Give each part of a half-trained stack a checkpoint of its own, instead of the whole's."""
     targets = [(part, folder.checkpoint(stack_id(spec.id for spec in part))) for part in parts]
     if [path for _, path in targets] == [checkpoint]:
         return

@@ -78,7 +78,7 @@ class _Driver:
                 self._round(stacks)
                 continue
             if not waiting:
-                self.notice(f"Another process is at what is missing ({len(missing)} runs); waiting for it.")
+                self.notice(f"Another process is training the missing runs ({len(missing)} runs); waiting for it.")
                 waiting = True
             time.sleep(POLL_SECONDS)
         self.result.done = len(self.expansion.runs) - len(self.result.failed)
@@ -164,7 +164,7 @@ class _Driver:
         self.losses = self.losses + 1 if done == self.done_at_loss else 1
         self.done_at_loss = done
         if self.losses == 1:  # further losses in a row are counted, and reported if they do not end
-            self.notice(f"a worker was lost ({said}); {len(runs)} runs are planned again")
+            self.notice(f"a worker was lost ({said}); {len(runs)} runs are scheduled again")
         if self.losses > LOSSES:
             reason = f"workers were lost {self.losses} times in a row, at last by {said}"
             self.result.failed.update(dict.fromkeys(runs, reason))

@@ -1,4 +1,4 @@
-"""What a sweep is: the few words that thousands of runs follow from."""
+"""Sweep specs: the description from which all runs of a sweep follow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -43,7 +43,7 @@ class SweepSpec:
             if not values:
                 raise SandmaskError(f"A sweep needs at least one entry in {name}. Found none.")
             if len(set(values)) != len(values):
-                raise SandmaskError(f"{name} should name each thing once. Found {', '.join(values)}.")
+                raise SandmaskError(f"{name} should not contain duplicates. Found {', '.join(values)}.")
         for name in _GROWING_NUMBERS:
             if getattr(self, name) < 1:
                 raise SandmaskError(f"{name} should be at least 1. Found {getattr(self, name)}.")

@@ -1,4 +1,4 @@
-"""Where a sweep stands, from its folder alone: any process may look."""
+"""Status of a sweep, read from its folder by any process."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """How much is done, what is under way, how fast, and how well it looks."""
+    """Progress of a sweep: finished and running runs, speed, and accuracies so far."""
 
     planned: int  # runs
     done: int

@@ -51,7 +51,7 @@ class DamagedFileError(SandmaskError):
 
 
 def _damaged(path: Path) -> SandmaskError:
-    return DamagedFileError(f"{path} is damaged: it is not what was written. Delete it to start the run anew.")
+    return DamagedFileError(f"{path} is damaged: its content is not what was written. Delete it to start the run over.")
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise SandmaskError(f"{path} cannot be read as a checkpoint: {error.strerror or error}.") from error
     except SafetensorError as error:
         kind = SandmaskError if "os error" in str(error) else DamagedFileError
-        raise kind(f"{path} cannot be read as a checkpoint: {error}. Delete it to start the run anew.") from error
+        raise kind(f"{path} cannot be read as a checkpoint: {error}. Delete it to start the run over.") from error
 
 
 def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:

@@ -31,7 +31,7 @@ class Carry:
 
     state: State
     sums: Metrics  # of the metrics since the last evaluation; empty before the first step
-    diverged_at: Tensor  # the first step with a loss that is no number; -1 for none
+    diverged_at: Tensor  # the first step with a NaN or infinite loss; -1 for none
 
     def tree(self) -> dict[str, Any]:
         """The tensors, for a checkpoint."""
@@ -48,7 +48,7 @@ def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
     state, metrics_of_steps = stack.steps(carry.state, batches)
     for number, metrics in enumerate(metrics_of_steps):
         done = carry.state["step"] + number
-        # Sums start anew after an evaluation. That is a function of the step alone, so a resumed run agrees.
+        # Sums start over after an evaluation. That is a function of the step alone, so a resumed run agrees.
         fresh = (done == 0) | ((done - 1) % stack.specs[0].checkpoint_every == 0)
         first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
         sums = {
@@ -177,7 +177,7 @@ class Program:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             warnings.warn(
-                f"{self.stack.specs[0].algorithm} cannot be captured as a CUDA graph ({reason}); it goes on without.",
+                f"{self.stack.specs[0].algorithm} cannot be captured as a CUDA graph ({reason}); it runs eagerly.",
                 stacklevel=2,
             )
             self._captures = False

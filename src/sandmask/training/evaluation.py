@@ -20,7 +20,7 @@ Evaluating = Callable[[int, int], None]  # told, within an evaluation, how many 
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Fractions in 0..1, one row a run and one column an environment."""
+    """Fractions in 0..1, one row per run and one column per environment."""
 
     inside: NDArray[np.float64]  # [K, environments]
     outside: NDArray[np.float64]  # [K, environments]

@@ -109,7 +109,7 @@ def _explained(run: TrainedRun, name: str, path: Path) -> Iterator[None]:
 
 @torch.no_grad()
 def _compare(module: nn.Module, read: Model, run: TrainedRun) -> float:
-    """The largest difference of logits on random inputs; an error where it is no matter of rounding."""
+    """The largest difference of logits on random inputs; an error if it exceeds rounding."""
     generator = torch.Generator().manual_seed(0)
     differences = []
     for count in (1, 3):

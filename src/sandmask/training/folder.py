@@ -33,7 +33,7 @@ RECORDS, CHECKPOINT, MODEL = "records.jsonl", "checkpoint.safetensors", "model.s
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where one run lives."""
+    """The folder of one run."""
 
     path: Path
 
@@ -169,7 +169,7 @@ def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
 
 @contextmanager
 def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
-    """A model or a batch that is too large is the user's to mend; torch has no error of its own for a full CPU."""
+    """A model or a batch that is too large is a user error; torch has no error type for a CPU without free memory."""
     try:
         yield
     except RuntimeError as error:
@@ -177,7 +177,7 @@ def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
             raise
         raise SandmaskError(
             f"{device} ran out of memory. Give it a smaller network or batch (--hparam batch_size=...), or free memory "
-            "and run the same command again: it goes on from its last checkpoint."
+            "and rerun the same command to continue from its last checkpoint."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, checkpoints. Killed at any moment, it goes on where it was."""
+"""The training loop: steps, evaluations and checkpoints. It resumes after a crash at any moment."""
 
 import time
 from collections import deque
@@ -193,7 +193,7 @@ class Trainer:
         if (before := metadata.get("diagnostics", False)) != self.stack.diagnostics:
             how = "with" if before else "without"
             raise SandmaskError(
-                f"{self.checkpoint} was begun {how} --diagnostics. Go on {how} it, or delete that file to begin anew."
+                f"{self.checkpoint} was started {how} --diagnostics. Continue {how} it, or delete the file to start over."
             )
         carry.sums = {name: self.history.zeros(name) for name in metadata["metrics"]}
         self.history.open_curves(metadata["curves"])

@@ -1,4 +1,4 @@
-"""What becomes of memory that a process has freed."""
+"""Keep memory that the process has freed."""
 
 import ctypes
 import threading

@@ -79,7 +79,7 @@ def load_state(path: Path, algorithm: Algorithm, device: torch.device) -> State:
 def model_tree(algorithm: Algorithm, state: State) -> dict[str, Any]:
     """A state without its optimizers, the parameters by name, and the networks' constants.
 
-    Constants (frozen batch-norm statistics) are no part of the state, but without them a pretrained backbone
+    Constants (frozen batch-norm statistics) are not part of the state, but without them a pretrained backbone
     computes something else.
     """
     left_out = ("params", "step")

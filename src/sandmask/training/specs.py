@@ -44,7 +44,7 @@ def make_spec(
     :param test_envs: indices of the environments to hold out.
     :param steps: training steps.
     :param checkpoint_every: steps between evaluations.
-    :param hparams: values of hyperparameters by name, in place of the drawn ones.
+    :param hparams: values of hyperparameters by name, instead of the drawn ones.
     :param hparams_seed: number of the random draw; 0 means the defaults.
     :param trial_seed: number of the repetition, which decides the draw and the data splits.
     :param seed: seed of weights, minibatches and other randomness.

@@ -182,4 +182,4 @@ def _why_no_model(path: Path) -> str:
 
 
 def _diverged(path: Path) -> str:
-    return f"The run in {path} diverged: its weights are no numbers. Train it again with a smaller learning rate."
+    return f"The run in {path} diverged: its weights contain NaN or inf. Train it again with a smaller learning rate."

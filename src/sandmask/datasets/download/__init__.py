@@ -1,4 +1,4 @@
-"""Getting datasets: download, check, unpack safely, prepare, and put in place by one rename."""
+"""Download datasets: fetch, check, unpack safely, prepare, and put in place by one rename."""
 
 from sandmask.datasets.download._extract import ArchiveError, extract
 from sandmask.datasets.download._http import MirrorError, Patience, Progress, fetch

@@ -21,7 +21,7 @@ from sandmask.errors import SandmaskError
 
 CLUTTER = ("__MACOSX", ".DS_Store")
 CHUNK = 1 << 20
-MOST_EXPANSION, ALLOWANCE = 20, 2**30  # images are compressed already: more than that is no dataset
+MOST_EXPANSION, ALLOWANCE = 20, 2**30  # images are compressed already: more than that is not a dataset
 RESERVE = 2**28  # bytes of the disk that are left free
 BLOCK = 4096  # bytes of the disk that the smallest file takes
 LONGEST_HEADER = 2**26  # bytes
@@ -111,7 +111,7 @@ def _zip_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]
         members = [member for member in zipped.infolist() if not member.is_dir()]
         for member in members:
             if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-                raise ArchiveError(f"{archive}: {member.filename!r} is a link or a device. Not unpacked.")
+                raise ArchiveError(f"{archive}: {member.filename!r} is a link or a device; nothing was unpacked.")
             budget.take(member.file_size)
         for member in members:
             yield member.filename, zipped.open(member)
@@ -127,7 +127,7 @@ def _tar_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]
             content = tarred.extractfile(member) if member.isreg() and not member.issparse() else None
             if content is None:
                 what = "a sparse file" if member.issparse() else "a link or a device"
-                raise ArchiveError(f"{archive}: {member.name!r} is {what}. Not unpacked.")
+                raise ArchiveError(f"{archive}: {member.name!r} is {what}. The archive was not unpacked.")
             if member.size < 0:
                 raise tarfile.ReadError(f"{member.name!r} has a negative size")
             budget.take(member.size)
@@ -162,7 +162,7 @@ def _place(archive: Path, folder: Path, name: str) -> Path | None:
     """Where a member goes; None for what macOS adds. A name that leads elsewhere is refused."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts or ":" in path.parts[0]:
-        raise ArchiveError(f"{archive}: {name!r} would be written outside of the folder. Not unpacked.")
+        raise ArchiveError(f"{archive}: {name!r} would be written outside of the folder. The archive was not unpacked.")
     if path.parts[0] in CLUTTER or path.name in CLUTTER or path.name.startswith("._"):
         return None
     return folder.joinpath(*path.parts)

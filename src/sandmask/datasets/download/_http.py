@@ -59,7 +59,7 @@ def fetch(url: str, part: Path, progress: Progress, patience: Patience | None = 
     """
     patience = patience or Patience()
     if not url.startswith(("http://", "https://")):
-        raise MirrorError(f"{url} is no http address")
+        raise MirrorError(f"{url} is not an http address")
     fruitless = 0
     for _ in range(MOST_TRIES):
         before = _size(part)

@@ -62,7 +62,7 @@ def install(
         if there is not None and not replace:
             raise SandmaskError(
                 f"{source.name} is already in {there}. Check it with `sandmask data verify {source.name}`, "
-                "or fetch it anew with --replace."
+                "or download it again with --replace."
             )
         ledger = Ledger(data_dir)
         obtained = [_obtain(source, file, data_dir, ledger, progress, patience) for file in source.files]
@@ -136,7 +136,7 @@ def check(path: Path, file: RemoteFile, origin: str, ledger: Ledger) -> str:
             f"{digest[:12]}... now; if you trust the new one, remove the entry from {ledger.path})"
         )
     if file.archive and not is_archive(path):
-        raise MirrorError("it is no zip or tar archive, perhaps a web page")
+        raise MirrorError("it is not a zip or tar archive, but perhaps a web page")
     return digest
 
 

@@ -47,9 +47,9 @@ class Ledger:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise SandmaskError(f"{self.path} cannot be read ({error}). Mend or delete it.") from error
+            raise SandmaskError(f"{self.path} cannot be read ({error}). Fix or delete it.") from error
         if not isinstance(content, dict):
-            raise SandmaskError(f"{self.path} should hold a JSON object. Mend or delete it.")
+            raise SandmaskError(f"{self.path} should hold a JSON object. Fix or delete it.")
         return content
 
     def _write(self, content: dict[str, dict[str, dict[str, Any]]]) -> None:

@@ -104,7 +104,7 @@ def _forward_kernel(
             w = tl.load(weight + place[:, None], mask=(place < 9 * n_in)[:, None], other=0.0)
             total = tl.dot(value, w, total, input_precision=precision)
     total += tl.load(bias + run * bias_run + unit).to(tl.float32)[None, :]
-    # Not tl.maximum: what is no number has to stay visible.
+    # Not tl.maximum: NaN has to stay visible.
     total = tl.where(total < 0, 0.0, total)
     out += run * n_rows * n_out
     tl.store(out + row[:, None] * n_out + unit[None, :], total, mask=known[:, None])

@@ -19,7 +19,7 @@ LARGEST = tl.constexpr(65504.0)  # of float16
 
 @triton.jit
 def saturated(value, dtype: tl.constexpr):
-    """A number as large as it may be in `dtype`, where that is float16; what is no number stays visible."""
+    """A number as large as it may be in `dtype`, where that is float16; NaN stays visible."""
     if dtype == tl.float16:
         value = tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
     return value
@@ -46,7 +46,7 @@ def _activate_kernel(
             noise = mix(key + (column + 1).to(tl.uint64) * golden) >> 40
             kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= drop
             value = tl.where(kept, value / (1.0 - drop), 0.0)
-    # Not tl.maximum: what is no number has to stay visible.
+    # Not tl.maximum: NaN has to stay visible.
     value = saturated(tl.where(value < 0, 0.0, value), z.dtype.element_ty)
     tl.store(z + place, value, mask=inside)
 
@@ -88,7 +88,7 @@ def _activate_backward_kernel(
         unit = tl.load(out + place, mask=inside, other=0.0).to(tl.float32)
         if drops:
             value /= scale
-        # Of an output that is no number the gradient is none either.
+        # The gradient of a NaN output is NaN too.
         value = tl.where(unit > 0, value, tl.where(unit == 0, 0.0, unit))
         value = saturated(value, result.dtype.element_ty)
         total += value

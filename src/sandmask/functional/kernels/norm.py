@@ -76,7 +76,7 @@ def _normalize_kernel(
     shift = _by_group(tl.sum(total, axis=0), channels, groups) / size
     variance = _by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
     mean = about + shift
-    # Not tl.maximum: what is no number has to stay visible.
+    # Not tl.maximum: NaN has to stay visible.
     scale = 1.0 / tl.sqrt_rn(tl.where(variance < 0, 0.0, variance) + eps)
 
     slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
@@ -144,7 +144,7 @@ def _normalize_backward_kernel(
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         before = (g * slope[None, :] - common[None, :] - (value - m[None, :]) * along[None, :]) * r[None, :]
-        # Of an output that is no number the gradient is none either.
+        # The gradient of a NaN output is NaN too.
         before = tl.where(value > 0, before, tl.where(value == 0, 0.0, value))
         of_bias += tl.where(inside, before, 0.0)
         tl.store(result + start * channels + place, before, mask=inside)

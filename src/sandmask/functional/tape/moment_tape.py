@@ -81,7 +81,7 @@ class MomentTape(Tape):
         return tuple(self._places[name] for name in names)
 
     def check_rows(self, x: Tensor, ndim: int) -> None:
-        """A layer's input should still have one row an example, those of an environment together."""
+        """A layer's input should still have one row per example, those of an environment together."""
         if x.ndim != ndim or x.shape[0] % self.n_envs:
             raise UnsupportedError(f"a layer's input has the shape {tuple(x.shape)}")
 

@@ -32,7 +32,7 @@ function hint(cell) {
   return lines.join("\n") || null;
 }
 
-// What a cell is made of: one line a trial, with the run that was selected.
+// What a cell is made of: one line per trial, with the run that was selected.
 function openCell(title, cell) {
   const dialog = document.getElementById("details");
   const close = () => dialog.close();

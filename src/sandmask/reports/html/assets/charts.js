@@ -96,7 +96,7 @@ function scatterChart({ title, points, xLabel, yLabel, log, medians, strongName,
   return { svg, box, hits: points.map((point) => ({ ...point, x: x(point.x), y: y(point.y) })) };
 }
 
-// One row a method: a dot with its interval, and smaller dots for the parts.
+// One row per method: a dot with its interval, and smaller dots for the parts.
 function rowChart({ title, rows, xLabel, zeroLabel, width, colors }) {
   const left = Math.min(width * 0.42, 24 + Math.max(...rows.map((row) => wordWidth(row.name))));
   const high = 30;

@@ -1,4 +1,4 @@
-// Tables: one a dataset, and the averages.
+// Tables: one per dataset, and the averages.
 
 const AVERAGES = "Averages";
 

@@ -126,7 +126,7 @@ def test_unknown_length(server: FlakyServer, tmp_path: Path) -> None:
 
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
-    with pytest.raises(MirrorError, match="no http address"):
+    with pytest.raises(MirrorError, match="not an http address"):
         get(f"file://{tmp_path}/secret", tmp_path / "x.part")
 
 

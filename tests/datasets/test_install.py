@@ -100,7 +100,7 @@ def test_when_all_fail_the_message_says_what_to_do(server: FlakyServer, tmp_path
     for part in (
         *urls,
         "HTTP 404",
-        "no zip or tar",
+        "not a zip or tar",
         str(tmp_path / "home/downloads/tiny.zip"),
         str(tmp_path / "home/tiny"),
     ):

@@ -123,7 +123,7 @@ def test_claims_come_from_whatever_records_there_are() -> None:
     assert set(made) == {"claim-momentum", "claim-noise", "claim-initialization"}
     assert "| AND-mask | 52.5 | 62.5 | +10.0 | +10.0 to +10.0 |" in made["claim-momentum"]
     assert "| AND-mask | 62.5 (25%) |" in made["claim-noise"]
-    with pytest.raises(SandmaskError, match="nothing to say"):
+    with pytest.raises(SandmaskError, match="cannot test the claims"):
         claims([made_up_run([[0.5, 0.5]])])
     with pytest.raises(SandmaskError, match="no runs on Spirals"):
         table_3(failures)  # runs of Figure 2 are on Spirals, and not of its table

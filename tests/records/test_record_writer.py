@@ -205,11 +205,11 @@ def test_steps_only_go_forward_and_ends_are_final(tmp_path: Path) -> None:
         writer.rewind(name, 100)
         with pytest.raises(SandmaskError, match="already has step 100, so step 100 cannot follow"):
             writer.evaluation(name, 100, [0.5, 0.5], [0.5, 0.5])
-        with pytest.raises(ValueError, match="should be 2 numbers"):
+        with pytest.raises(ValueError, match="Expected 2 accuracies"):
             writer.evaluation(name, 200, [0.5], [0.5, 0.5])
-        with pytest.raises(ValueError, match=r"numbers in 0\.\.1"):
+        with pytest.raises(ValueError, match=r"accuracies in 0\.\.1"):
             writer.evaluation(name, 200, [50.0, 0.5], [0.5, 0.5])
-        with pytest.raises(ValueError, match=r"numbers in 0\.\.1"):
+        with pytest.raises(ValueError, match=r"accuracies in 0\.\.1"):
             writer.evaluation(name, 200, [float("nan"), 0.5], [0.5, 0.5])
 
 

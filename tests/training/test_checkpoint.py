@@ -44,7 +44,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path, what: str) -> None:
     data[place] ^= 1
     path.write_bytes(data)
     for read in (load_checked, lambda path: load_tree(path, {"a": torch.ones(100)}, CPU)):
-        with pytest.raises(SandmaskError, match=r"x\.safetensors is damaged.*Delete it to start the run anew"):
+        with pytest.raises(SandmaskError, match=r"x\.safetensors is damaged.*Delete it to start the run over"):
             read(path)
 
 

@@ -193,7 +193,7 @@ class Trainer:
         if (before := metadata.get("diagnostics", False)) != self.stack.diagnostics:
             how = "with" if before else "without"
             raise SandmaskError(
-                f"{self.checkpoint} was started {how} --diagnostics. Continue {how} it, or delete the file to start over."
+                f"{self.checkpoint} was started {how} --diagnostics. Continue {how} it, or delete it to start over."
             )
         carry.sums = {name: self.history.zeros(name) for name in metadata["metrics"]}
         self.history.open_curves(metadata["curves"])

@@ -13,10 +13,8 @@ from typer.testing import CliRunner
 
 import sandmask
 from sandmask.cli import _app, doctor
-from sandmask.cli import _check_files as files
+from sandmask.cli import _check_installation as installation
 from sandmask.cli import _check_machine as machine
-from sandmask.cli import _check_packages as packages
-from sandmask.cli import _check_sweeps as sweeps
 from sandmask.cli._finding import Finding, note, ok, problem
 from sandmask.datasets.sources import SOURCES
 
@@ -89,16 +87,16 @@ def test_a_check_that_fails_is_a_problem_and_the_others_go_on(monkeypatch: pytes
 def test_data_that_is_there_is_found(tmp_path: Path) -> None:
     for domain in SOURCES["PACS"].counts:
         (tmp_path / "data" / "PACS" / domain / "dog").mkdir(parents=True)
-    found = status_of(files.data(None))
+    found = status_of(installation.data(None))
     assert (found["folder"], found["PACS"], found["VLCS"]) == ("ok", "ok", "note")
-    assert status_of(files.data(tmp_path / "nowhere"))["folder"] == "note"
+    assert status_of(installation.data(tmp_path / "nowhere"))["folder"] == "note"
 
 
 def test_a_plugin_that_fails_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert status_of(files.plugins()) == {"plugins": "ok"}
+    assert status_of(installation.plugins()) == {"plugins": "ok"}
     (tmp_path / "mine.py").write_text("1 / 0")
     monkeypatch.setenv("SANDMASK_PLUGINS", str(tmp_path / "mine.py"))
-    (finding,) = files.plugins()
+    (finding,) = installation.plugins()
     assert finding.status == "problem"
     assert "line 1" in finding.says
 
@@ -106,20 +104,20 @@ def test_a_plugin_that_fails_is_a_problem(tmp_path: Path, monkeypatch: pytest.Mo
 def test_weights_in_the_cache_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for cached, status in ((False, "note"), (True, "ok")):
         monkeypatch.setattr("sandmask.networks._pretrained._is_cached", lambda _, cached=cached: cached)
-        assert status_of(files.weights()) == {"resnet50.tv_in1k": status}
+        assert status_of(installation.weights()) == {"resnet50.tv_in1k": status}
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert status_of(files.disk(tmp_path / "a" / "b", tmp_path))["runs"] == "ok"
+    assert status_of(installation.disk(tmp_path / "a" / "b", tmp_path))["runs"] == "ok"
     (tmp_path / "file").write_text("")
     for below in ("file", "file/runs"):
-        assert status_of(files.disk(tmp_path / below, tmp_path))["runs"] == "problem"
+        assert status_of(installation.disk(tmp_path / below, tmp_path))["runs"] == "problem"
 
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
-    (finding, *_) = files.disk(tmp_path, tmp_path)
+    (finding, *_) = installation.disk(tmp_path, tmp_path)
     assert finding.status == "problem"
     assert "Permission denied" in finding.says
 
@@ -127,36 +125,36 @@ def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(("gibibytes", "status"), [(0.5, "problem"), (5, "note"), (50, "ok")])
 def test_room(gibibytes: float, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": gibibytes * 2**30})())
-    found = status_of(files.disk(tmp_path, tmp_path))
+    found = status_of(installation.disk(tmp_path, tmp_path))
     assert (found["room for runs"], found["room for data"]) == (status, status)
 
 
 def test_completion_is_looked_for_where_typer_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert status_of(files.completion()) == {"completion": "note"}
+    assert status_of(installation.completion()) == {"completion": "note"}
     (tmp_path / ".zfunc").mkdir()
     (tmp_path / ".zfunc" / "_sandmask").touch()
-    assert status_of(files.completion()) == {"completion": "ok"}
+    assert status_of(installation.completion()) == {"completion": "ok"}
     monkeypatch.setenv("SHELL", "/bin/tcsh")
-    assert status_of(files.completion()) == {"completion": "note"}
+    assert status_of(installation.completion()) == {"completion": "note"}
 
 
 def test_packages_that_are_missing_or_too_old_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packages._dependencies().status == "ok"
+    assert installation._dependencies().status == "ok"
     requires = ["numpy>=1.26", "pandas>=2.2,<4", "torch>=2.7", "typer", "submitit>=1.5.2; extra == 'slurm'"]
     monkeypatch.setattr(metadata, "requires", lambda _: requires)
-    assert packages._required("") == {"numpy": "1.26", "pandas": "2.2", "torch": "2.7", "typer": "0"}
-    assert packages._required("slurm") == {"submitit": "1.5.2"}
+    assert installation._required("") == {"numpy": "1.26", "pandas": "2.2", "torch": "2.7", "typer": "0"}
+    assert installation._required("slurm") == {"submitit": "1.5.2"}
     versions = {"torch": "2.6.1+cu124", "pandas": None, "numpy": "10.0.0rc1"}
-    monkeypatch.setattr(packages, "_version", lambda name: versions.get(name, "1000"))
-    assert packages._dependencies().says == "pandas is not installed; torch 2.6.1+cu124 is older than 2.7"
-    assert packages._python().status == "ok"
+    monkeypatch.setattr(installation, "_version", lambda name: versions.get(name, "1000"))
+    assert installation._dependencies().says == "pandas is not installed; torch 2.6.1+cu124 is older than 2.7"
+    assert installation._python().status == "ok"
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
-    assert packages._python().status == "problem"
+    assert installation._python().status == "problem"
 
 
 def test_masks_that_compute_something_else_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandmask, "ANDMask", lambda tau: lambda _: torch.zeros(2))
-    assert packages._masks().status == "problem"
+    assert installation._masks().status == "problem"
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,45 +207,45 @@ def test_compilation_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_extra_names_its_packages_or_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"vision", "report", "ray", "slurm", "tensorboard", "export"} == set(status_of(packages.extras()))
-    monkeypatch.setattr(packages, "_version", lambda name: None if name == "timm" else "1000")
-    found = {finding.name: finding for finding in packages.extras()}
+    assert {"vision", "report", "ray", "slurm", "tensorboard", "export"} == set(status_of(installation.extras()))
+    monkeypatch.setattr(installation, "_version", lambda name: None if name == "timm" else "1000")
+    found = {finding.name: finding for finding in installation.extras()}
     assert found["vision"] == note("vision", "timm is not installed", "pip install --upgrade 'sandmask[vision]'")
     assert found["slurm"] == ok("slurm", "submitit 1000")
 
 
 def test_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert sweeps._slurm().status == "note"
+    assert machine._slurm().status == "note"
 
     def command(name: str, script: str) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
 
     command("squeue", "echo 'squeue: error: cannot contact the controller' >&2; exit 1")
-    assert sweeps._slurm().says == "sbatch, scancel not found"
+    assert machine._slurm().says == "sbatch, scancel not found"
     command("sbatch", "")
     command("scancel", "")
-    assert "cannot contact the controller" in sweeps._slurm().says
+    assert "cannot contact the controller" in machine._slurm().says
     command("squeue", "exit 0")
-    assert sweeps._slurm() == ok("Slurm", "answers")
-    monkeypatch.setattr(sweeps, "find_spec", lambda _: None)
-    assert sweeps._slurm().advice == "pip install 'sandmask[slurm]'"
+    assert machine._slurm() == ok("Slurm", "answers")
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert machine._slurm().advice == "pip install 'sandmask[slurm]'"
 
 
 def test_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert "head:6379" in sweeps._ray().says
-    monkeypatch.setattr(sweeps, "find_spec", lambda _: None)
-    assert sweeps._ray().advice == "pip install 'sandmask[ray]'"
+    assert "head:6379" in machine._ray().says
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert machine._ray().advice == "pip install 'sandmask[ray]'"
 
 
 def test_workers_that_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: name)
-    assert sweeps._mps().advice == "nvidia-cuda-mps-control -d"
+    assert machine._mps().advice == "nvidia-cuda-mps-control -d"
     (tmp_path / "control").touch()
-    assert sweeps._mps().status == "ok"
+    assert machine._mps().status == "ok"
 
 
 def test_the_gpu_of_a_mac_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

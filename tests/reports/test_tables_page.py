@@ -11,7 +11,6 @@ import typer
 
 from sandmask.cli.import_domainbed import import_domainbed
 from sandmask.cli.report import report
-from sandmask.paper import INCONSISTENCIES
 from sandmask.selection import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
@@ -42,7 +41,5 @@ def test_the_commands_on_the_page_have_their_options(page: str) -> None:
         assert set(re.findall(r"--[\w-]+", rest)) <= known
 
 
-def test_the_page_lists_the_rules_and_counts_what_is_off(page: str) -> None:
+def test_the_page_lists_the_rules(page: str) -> None:
     assert re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE) == list(RULES)
-    assert (len(INCONSISTENCIES), sum(item.explained_by_rounding for item in INCONSISTENCIES)) == (16, 13)
-    assert "Thirteen of the sixteen" in page

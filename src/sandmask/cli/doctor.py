@@ -60,20 +60,18 @@ def doctor(
 
 
 def _checks(runs: Path, data_dir: Path | None, *, thorough: bool) -> dict[str, Check]:
-    from sandmask.cli import _check_files as files
+    from sandmask.cli import _check_installation as installation
     from sandmask.cli import _check_machine as machine
-    from sandmask.cli import _check_packages as packages
-    from sandmask.cli import _check_sweeps as sweeps
 
     return {
-        "Installation": packages.installation,
+        "Installation": installation.installation,
         "Devices": partial(machine.devices, thorough=thorough),
-        "Extras": packages.extras,
-        "Sweeps": sweeps.executors,
-        "Data": partial(files.data, data_dir),
-        "Pretrained weights": files.weights,
-        "Disk": partial(files.disk, runs, data_dir),
-        "Terminal": files.terminal,
+        "Extras": installation.extras,
+        "Sweeps": machine.executors,
+        "Data": partial(installation.data, data_dir),
+        "Pretrained weights": installation.weights,
+        "Disk": partial(installation.disk, runs, data_dir),
+        "Terminal": installation.terminal,
     }
 
 

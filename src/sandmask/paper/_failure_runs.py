@@ -1,20 +1,21 @@
-"""The runs of Figure 2: what is varied, as specs; stacks of them, trained and kept one by one."""
+"""The runs of Figure 2: what is varied, as specs, and the search for hyperparameters that comes first."""
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from sandmask.datasets import DATASETS, load_dataset
+from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.paper._product import Report
-from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
-from sandmask.training import Progress, make_spec, stack_key, train_stack
+from sandmask.paper._runs import train_runs
+from sandmask.records import RunRecord, RunSpec
+from sandmask.training import make_spec
 
 TEST_ENV = 0  # the environment without shortcuts: accuracy there is that of the spiral alone
 MOMENTUM, NOISE, SCALE = 0.9, 0.0, 1.0  # what two of the three are while the third is varied
 METHODS = ("ERM", "ANDMask", "ANDMask-rescaled", "SANDMask", "SANDMask-released")
+VARIED = ("adam_beta1", "init_scale")  # hyperparameters that the figure sets
 SHAPES = (("batch_size", 128), ("mlp_width", 256), ("mlp_depth", 3), ("dropout", 0))
 SEARCH_SEED = 1000  # the seeds of the search are not those of the figure
 
@@ -63,22 +64,21 @@ class Design:
     def _spec(
         self, method: str, chosen: dict[str, float], condition: tuple[float, float, float], seed: int, draw: int = 0
     ) -> RunSpec:
+        momentum, noise, scale = condition
         spec = make_spec(
             DATASETS["Spirals"],
             method,
             [TEST_ENV],
             steps=self.steps,
             checkpoint_every=max((self.steps - 1) // 10, 1),
-            hparams={**chosen, **dict(self.shapes)},
+            hparams={**chosen, **dict(self.shapes), "adam_beta1": momentum, "init_scale": scale},
             hparams_seed=draw,
             trial_seed=0 if seed >= SEARCH_SEED else seed,  # of which a draw is a function
             seed=seed,
             space="paper",
             precision=self.precision,
         )
-        momentum, noise, scale = condition
-        hparams = {**spec.hparams, "adam_beta1": momentum}
-        return replace(spec, hparams=hparams, options={"noise": noise, "init_scale": scale})
+        return replace(spec, options={"noise": noise})
 
 
 FULL = Design()
@@ -110,7 +110,7 @@ def best_settings(runs: Sequence[RunRecord]) -> Settings:
         if is_search(run):
             last = float(run.accuracy_in[-1, TEST_ENV]) if run.status == "done" else 0.0
             scores.setdefault(run.spec.algorithm, {}).setdefault(run.spec.hparams_seed, []).append(last)
-            values = {name: value for name, value in run.spec.hparams.items() if name != "adam_beta1"}
+            values = {name: value for name, value in run.spec.hparams.items() if name not in VARIED}
             drawn[run.spec.algorithm, run.spec.hparams_seed] = values
     best = {
         method: max(found, key=lambda draw: sum(found[draw]) / len(found[draw])) for method, found in scores.items()
@@ -118,50 +118,25 @@ def best_settings(runs: Sequence[RunRecord]) -> Settings:
     return {method: drawn[method, draw] for method, draw in best.items()}
 
 
-def stacks(specs: Sequence[RunSpec]) -> list[list[RunSpec]]:
-    """Runs that train as one program on the same data."""
-    found: dict[tuple[object, ...], list[RunSpec]] = {}
-    for spec in specs:
-        found.setdefault((stack_key(spec), spec.options["noise"]), []).append(spec)
-    return list(found.values())
+def noise_of(spec: RunSpec) -> str:
+    """The data of a run: Spirals with noise on the invariant dimensions."""
+    return f"noise-{spec.options['noise']:g}"
 
 
 def train(design: Design, folder: Path, device: torch.device, report: Report) -> list[RunRecord]:
     """All runs of a design, the search first. What is done is kept in `folder`; what was started goes on there."""
-    folder.mkdir(parents=True, exist_ok=True)
     search = design.search()
     total = design.steps * (len(search) + len(design.specs({method: {} for method in METHODS})))
-    found = _train_all(search, folder, device, lambda what, done: report(f"search: {what}", done, total))
-    before = design.steps * len(search)
-    specs = design.specs(best_settings(found))
-    runs = _train_all(specs, folder, device, lambda what, done: report(what, before + done, total))
-    return [*found, *runs]
+
+    def train_some(specs: Sequence[RunSpec], stage: str, before: int) -> list[RunRecord]:
+        def tell(what: str, done: int, _: int) -> None:
+            report(stage + what, before + done, total)
+
+        return train_runs(specs, noise_of, _load, folder, device, tell)
+
+    found = train_some(search, "search: ", 0)
+    return [*found, *train_some(design.specs(best_settings(found)), "", design.steps * len(search))]
 
 
-def _train_all(
-    specs: Sequence[RunSpec], folder: Path, device: torch.device, report: Callable[[str, int], None]
-) -> list[RunRecord]:
-    runs: list[RunRecord] = []
-    for stack in stacks(specs):
-        runs += _stack(stack, folder, device, report, len(runs) * stack[0].steps)
-    return runs
-
-
-def _stack(
-    specs: Sequence[RunSpec], folder: Path, device: torch.device, report: Callable[[str, int], None], before: int
-) -> list[RunRecord]:
-    """One stack's records, trained or read."""
-    noise = specs[0].options["noise"]
-    ids = hashlib.sha256("".join(spec.id for spec in specs).encode()).hexdigest()[:8]
-    name = f"{specs[0].algorithm.lower()}-noise-{noise:g}-{ids}"
-    archive, checkpoint = folder / f"{name}.records.parquet", folder / f"{name}.safetensors"
-    if archive.exists():
-        return read_runs(archive)
-
-    def tell(progress: Progress) -> None:
-        report(f"{specs[0].algorithm}, noise {noise:g}, {len(specs)} runs", before + len(specs) * progress.done)
-
-    records = train_stack(specs, load_dataset("Spirals", noise=noise), device, checkpoint, report=tell)
-    write_archive(records, archive)
-    checkpoint.unlink(missing_ok=True)
-    return records
+def _load(spec: RunSpec) -> Dataset:
+    return load_dataset("Spirals", noise=spec.options["noise"])

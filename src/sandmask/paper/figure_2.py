@@ -46,7 +46,7 @@ def conditions(run: RunRecord) -> dict[str, float]:
     return {
         "momentum": spec.hparams["adam_beta1"],
         "noise": float(spec.options["noise"]),
-        "init": float(spec.options["init_scale"]),
+        "init": float(spec.hparams.get("init_scale", spec.options.get("init_scale", 1.0))),  # older records: options,
     }
 
 

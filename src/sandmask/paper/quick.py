@@ -10,8 +10,9 @@ import torch
 
 from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
 from sandmask.paper._product import Report, silent
+from sandmask.paper._runs import train_runs
 from sandmask.records import RunRecord, RunSpec
-from sandmask.training import make_spec, stack_key, train_stack
+from sandmask.training import make_spec
 
 SCRATCH = "none"  # no pretrained weights
 
@@ -103,15 +104,15 @@ def run_tiny(
     sweeps: Sequence[TinySweep], device: torch.device, data_dir: Path | None = None, report: Report = silent
 ) -> list[RunRecord]:
     """Train the runs of tiny sweeps, stacked, and return their records."""
-    stacks: dict[tuple[object, ...], list[RunSpec]] = {}
-    for sweep in sweeps:
-        for spec in sweep.specs():
-            stacks.setdefault(stack_key(spec), []).append(spec)
+    specs = [spec for sweep in sweeps for spec in sweep.specs()]
     data = {sweep.dataset: sweep.data(data_dir) for sweep in sweeps}
-    records: list[RunRecord] = []
     with tempfile.TemporaryDirectory() as folder:
-        for number, specs in enumerate(stacks.values()):
-            report(f"{specs[0].algorithm} on {specs[0].dataset}", number, len(stacks))
-            checkpoint = Path(folder) / f"{number}.safetensors"
-            records += train_stack(specs, data[specs[0].dataset], device, checkpoint, weights=SCRATCH)
-    return records
+        return train_runs(
+            specs,
+            lambda spec: spec.dataset,
+            lambda spec: data[spec.dataset],
+            Path(folder),
+            device,
+            report,
+            weights=SCRATCH,
+        )

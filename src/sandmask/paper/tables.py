@@ -24,7 +24,7 @@ def as_protocol(runs: Sequence[RunRecord], dataset: str) -> list[RunRecord]:
     """The runs on a dataset with the network that the paper used for it, without those of Figure 2."""
     network = DATASETS[dataset].network
     mine = [run for run in runs if run.spec.dataset == dataset and run.spec.network == network]
-    return [run for run in mine if "init_scale" not in run.spec.options]
+    return [run for run in mine if "noise" not in run.spec.options]
 
 
 def is_untrained(run: RunRecord) -> bool:

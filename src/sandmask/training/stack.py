@@ -71,7 +71,7 @@ def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, drop
 
 def _scaled(state: State, spec: RunSpec) -> State:
     """The first state with parameters `init_scale` times as large."""
-    scale = float(spec.hparams.get("init_scale", spec.options.get("init_scale", 1.0)))
+    scale = float(spec.hparams.get("init_scale", 1.0))
     return state if scale == 1.0 else {**state, "params": state["params"] * scale}
 
 

@@ -1,9 +1,10 @@
 """Draw the pictures of the page "Masks that work" from the records beside this file.
 
-python results/recipe/figures.py     writes docs/images/recipe-maps.png and docs/images/recipe-mechanism.png
+python results/recipe/figures.py     draws recipe-maps.png, recipe-environments.png and recipe-mechanism.png
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -14,7 +15,8 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from sandmask.records import RunRecord, read_runs
+from sandmask.datasets.spirals import SpiralParameters
+from sandmask.records import RunRecord, RunSpec, read_runs
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"
@@ -27,12 +29,20 @@ def runs(name: str) -> list[RunRecord]:
     return read_runs(HERE / "maps" / f"{name}.records.parquet")
 
 
+def settings(spec: RunSpec) -> Mapping[str, float]:
+    """A run's hyperparameters and the parameters of its data."""
+    options = dict(part.split("=") for part in spec.dataset.split(":")[1:])
+    data = SpiralParameters.parse(options)
+    return {**spec.hparams, "environments": data.environments, "signature": data.signature}
+
+
 def heat(axes: Axes, found: list[RunRecord], algorithm: str, x: str, y: str) -> None:
     """Accuracy on the held-out environment after the last step, a mean over environments, in percent."""
     cells = defaultdict(list)
     for run in found:
         if run.spec.algorithm == algorithm:
-            cells[run.spec.hparams[y], run.spec.hparams[x]].append(run.accuracy_in[-1, run.spec.test_envs[0]])
+            own = settings(run.spec)
+            cells[own[y], own[x]].append(run.accuracy_in[-1, run.spec.test_envs[0]])
     rows, columns = (sorted({key[axis] for key in cells}) for axis in (0, 1))
     values = 100 * np.array([[np.mean(cells[row, column]) for column in columns] for row in rows])
     axes.imshow(values, cmap="RdYlBu", vmin=0, vmax=100, aspect="auto", origin="lower")
@@ -55,6 +65,17 @@ def draw_maps() -> None:
     for axes, algorithm in zip(grid[3:], list(TITLES)[:2], strict=True):
         heat(axes, batch, algorithm, "tau", "batch_size")
     figure.savefig(IMAGES / "recipe-maps.png", dpi=110)
+
+
+def draw_environments() -> None:
+    """Number of environments with a signature x dimension of the signatures."""
+    figure, grid = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
+    found = runs("environments-signature")
+    for axes, algorithm in zip(grid, ("ERM", "ANDMask-rescaled", "SANDMask-rescaled"), strict=True):
+        heat(axes, found, algorithm, "signature", "environments")
+        axes.set_xlabel("dimension of the signatures", fontsize=8)
+        axes.set_ylabel("training environments", fontsize=8)
+    figure.savefig(IMAGES / "recipe-environments.png", dpi=110)
 
 
 def draw_mechanism() -> None:
@@ -88,4 +109,5 @@ def draw_mechanism() -> None:
 
 if __name__ == "__main__":
     draw_maps()
+    draw_environments()
     draw_mechanism()

@@ -26,13 +26,20 @@ DECAYS = [0.0, *(10.0**x for x in (-6, -5, -4.5, -4, -3.5, -3, -2))]
 
 
 def spec(
-    algorithm: str, env: int, steps: int = 1001, dataset: str = "Spirals", seed: int = 0, **hparams: float
+    algorithm: str,
+    env: int,
+    steps: int = 1001,
+    dataset: str = "Spirals",
+    seed: int = 0,
+    precision: str = "tf32",
+    averages: tuple[str, ...] = (),
+    **hparams: float,
 ) -> RunSpec:
     """One run of the recipe on published data, or on the data given."""
     known = {name: value for name, value in hparams.items() if name != "tau" or "Mask" in algorithm}
     return make_spec(
         dataset_entry(dataset), algorithm, [env], steps=steps, checkpoint_every=50,
-        hparams=known, seed=seed, space="recipe", precision="tf32",
+        hparams=known, seed=seed, space="recipe", precision=precision, averages=averages,
     )  # fmt: skip
 
 
@@ -82,7 +89,34 @@ def kinds_of_decay() -> Iterator[RunSpec]:
             )
 
 
+CHANGES: dict[str, dict[str, float]] = {
+    "the recipe": {},
+    "not rescaled": {"rescale": 0},
+    "no weight decay": {"weight_decay": 0.0},
+    "decoupled weight decay of 0.1": {"weight_decay": 0.0, "decoupled_decay": 0.1},
+    "batch of 128": {"batch_size": 128},
+    "dropout of 0.1": {"dropout": 0.1},
+    "dropout of 0.5": {"dropout": 0.5},
+    "tau of 0.7": {"tau": 0.7},
+    "tau of 1": {"tau": 1.0},
+    "constant learning rate": {"lr_final": 1.0},
+    "Adam's first beta of 0.5": {"adam_beta1": 0.5},
+}
+
+
+def one_change() -> Iterator[RunSpec]:
+    """The recipe with one change at a time, on fresh data; also with averaged weights and in other precisions."""
+    for env, seed, algorithm in itertools.product((1, 3, 5, 9, 14), range(3), ("ANDMask", "SANDMask")):
+        one = {"algorithm": algorithm, "env": env, "seed": seed, "dataset": "Spirals:seed=11"}
+        for change in CHANGES.values():
+            yield spec(**one, **change)
+        yield spec(**one, averages=("sma",))
+        for precision in ("fp32", "bf16", "fp16"):
+            yield spec(**one, precision=precision)
+
+
 MAPS = {
+    "one-change": one_change,
     "thresholds": thresholds,
     "kinds-of-decay": kinds_of_decay,
     "decay-rate-501": lambda: decay_and_rate(501, MASKS),

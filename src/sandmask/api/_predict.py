@@ -175,7 +175,7 @@ def read_examples(run: "TrainedRun", path: Path) -> list[Example]:
 
 
 def _of_array(run: "TrainedRun", path: Path, name: str, array: "NDArray[Any]") -> Iterator[Example]:
-    """The examples in an array: it is one, or it holds one a row."""
+    """The examples in an array: it is one, or it holds one per row."""
     file = f"{path}:{name}" if name else str(path)
     shape = run.input_shape
     if path.suffix.lower() == ".csv" and array.shape[1:] == (math.prod(shape),):
@@ -187,7 +187,7 @@ def _of_array(run: "TrainedRun", path: Path, name: str, array: "NDArray[Any]") -
     except SandmaskError as error:
         raise SandmaskError(f"{file}: {error}") from error
     if not bool(examples.isfinite().all()):
-        raise SandmaskError(f"{file} holds values that are no numbers (NaN or infinite).")
+        raise SandmaskError(f"{file} contains NaN or infinite values.")
     for row, x in enumerate(examples):
         yield Example(file, None if is_one else row, x)
 

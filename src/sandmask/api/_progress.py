@@ -62,7 +62,7 @@ class NotebookText:
         self._handle: Any = None
 
     def show(self, text: str) -> None:
-        """Show `text` in place of what was shown before."""
+        """Show `text` instead of what was shown before."""
         data = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
         if self._handle is None:
             display: Any = import_module("IPython.display")

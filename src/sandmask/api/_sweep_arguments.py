@@ -38,7 +38,7 @@ def requested_sweep(folder: SweepFolder, *, config: str | os.PathLike[str] | Non
     fields = {**(read_sweep(Path(config)) if config is not None else {}), **fields}
     for name in ("datasets", "algorithms"):
         if name not in fields:
-            raise SandmaskError(f"{folder.path} holds no sweep yet: say which {name} with --{name} or --config.")
+            raise SandmaskError(f"{folder.path} holds no sweep yet: name its {name} with --{name} or --config.")
     return normalized(SweepSpec(**fields))
 
 

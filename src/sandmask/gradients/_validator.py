@@ -37,6 +37,12 @@ def find_leaks(model: nn.Module) -> list[Leak]:
 
     :param model: the model to inspect.
     :return: one `Leak` per module, with the reason and a fix; empty if there is none.
+
+    >>> import sandmask
+    >>> from torch import nn
+    >>> for leak in sandmask.find_leaks(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))):
+    ...     print(leak.name, leak.module)
+    1 BatchNorm1d
     """
     found = []
     for name, module in model.named_modules():

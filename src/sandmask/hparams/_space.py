@@ -13,9 +13,11 @@ from sandmask.registry import closest
 
 
 def seed_hash(*args: object) -> int:
-    """A seed in 0 .. 2^31 - 1 from any values: the md5 of their printed tuple, as in DomainBed.
+    """Derive a seed in 0 .. 2^31 - 1 from any values: the md5 of their printed tuple, as in DomainBed.
 
-    NumPy scalars count as the Python numbers they stand for, so a seed taken from an array is the same.
+    NumPy scalars count as the Python numbers that they represent.
+
+    :param args: the values.
     """
     plain = tuple(arg.item() if isinstance(arg, np.generic) else arg for arg in args)
     digest = hashlib.md5(str(plain).encode(), usedforsecurity=False).hexdigest()
@@ -60,11 +62,14 @@ class Space(Mapping[str, Hparam]):
 def space_for(
     scope: str, dataset: str, algorithm: str, own: Sequence[Hparam | Like], space: str = DEFAULT_SPACE
 ) -> Space:
-    """The dataset's rows and the algorithm's `own`, which replace those of the same name, as they hold there.
+    """Return the hyperparameters of an algorithm on a dataset, in one of the search spaces.
 
     :param scope: the kind of dataset: "tabular", "small-image" or "image".
+    :param dataset: name of the dataset.
+    :param algorithm: name of the algorithm.
+    :param own: the algorithm's own hyperparameters, which replace the dataset's of the same name.
     :param space: "recipe" (settings that were found to work), "paper" (the paper's table, with DomainBed's rows for
-        the baselines, which it does not list) or "domainbed" (DomainBed's code).
+        the baselines) or "domainbed" (DomainBed's code).
     """
     scope = scope_name(scope)
     if scope not in SCOPES:
@@ -95,9 +100,15 @@ def resolve(
     trial_seed: int = 0,
     overrides: Mapping[str, str | float] | None = None,
 ) -> dict[str, float]:
-    """The configuration of one run: the defaults (seed 0) or a draw, then the overrides, checked.
+    """Return the configuration of one run: the defaults or a draw, then the overrides, checked.
 
-    The draw is DomainBed's: run `hparams_seed` of trial `trial_seed` has the same values there.
+    Draws equal DomainBed's for the same seeds.
+
+    :param space: search space, from `space_for`.
+    :param hparams_seed: number of the draw; 0 means the defaults.
+    :param trial_seed: number of the repetition.
+    :param overrides: values by name that replace drawn ones.
+    :return: all values by name.
     """
     for name, seed in (("hparams_seed", hparams_seed), ("trial_seed", trial_seed)):
         if seed < 0:
@@ -119,7 +130,11 @@ def resolve(
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, str]:
-    """What was given as `--hparam name=value`, by name."""
+    """Parse the values of `--hparam name=value` options.
+
+    :param items: texts such as "lr=0.001".
+    :return: texts of the values by name.
+    """
     overrides: dict[str, str] = {}
     for item in items:
         name, equals, value = (part.strip() for part in item.partition("="))

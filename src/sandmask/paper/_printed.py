@@ -65,11 +65,16 @@ def printed(
     *,
     table: str | None = None,
 ) -> PrintedCell | None:
-    """The paper's number for a cell; None where it has none.
+    """Return the paper's number for a cell; None if it has none.
 
-    `printed("oracle", "PACS", "SANDMask", "A")` is a cell of the appendix, without the environment it is the
-    dataset's average of Table 2, and `printed("oracle", "Avg", "SANDMask")` is the last column there. `table`
-    asks for the number in one place, where the paper prints it in two.
+    `printed("oracle", "PACS", "SANDMask", "A")` is a cell of the appendix. Without the environment, it is the
+    dataset's average in Table 2, and `printed("oracle", "Avg", "SANDMask")` is the last column there.
+
+    :param selection: "training-domain" or "oracle".
+    :param dataset: name, or "Avg".
+    :param algorithm: name of the algorithm.
+    :param environment: name in the paper's tables, or "Avg".
+    :param table: "1", "2", "3" or "appendix", where the paper prints a number twice.
     """
     return _index(table).get((selection, dataset, environment, algorithm))
 

@@ -155,7 +155,7 @@ def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: i
     networks = ", ".join(sorted({run.spec.network for run in mine}))
     steps = ", ".join(f"{count:,}" for count in sorted({run.spec.steps for run in mine}))
     note = (
-        f"Not the paper's table: {networks} in place of {protocol}, {steps} steps. The paper's numbers (in brackets) "
+        f"Not the paper's table: {networks} instead of {protocol}, {steps} steps. The paper's numbers (in brackets) "
         "are of another network, and a difference says nothing about the method."
     )
     how = {"draws": draws, "trials": trials}

@@ -13,7 +13,7 @@ from sandmask.selection import Selected
 if TYPE_CHECKING:
     import pandas as pd
 
-AVERAGE = "Avg"  # in place of an environment or a dataset
+AVERAGE = "Avg"  # instead of an environment or a dataset
 
 
 class PublishedCell(Protocol):

@@ -164,5 +164,10 @@ FORMATS.register(Format("json", "everything, unrounded", lambda r, s: to_json(r)
 
 
 def render(report: Report, format_name: str = "text", *, statistics: bool = True) -> str:
-    """A report in one of the formats. JSON always has the statistics, and CSV never has them."""
+    """Format a report. JSON always contains the statistics, and CSV never does.
+
+    :param report: the report.
+    :param format_name: "text", "markdown", "latex", "csv" or "json".
+    :param statistics: include the comparisons with the baseline.
+    """
     return FORMATS[format_name].render(report, statistics)

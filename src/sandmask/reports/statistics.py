@@ -21,20 +21,24 @@ __all__ = [
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of accuracies over trials and its standard error, both in percent.
+    """Return the mean of accuracies over trials and its standard error, both in percent.
 
-    The error is the population standard deviation over sqrt(n). The order of operations is DomainBed's,
-    because a value that lies between two printed digits is rounded by its last bit.
+    The error is the population standard deviation over sqrt(n). The order of operations is DomainBed's, because a
+    value between two printed digits is rounded by its last bit.
+
+    :param values: accuracies in 0..1.
     """
     sample = np.asarray(values, dtype=np.float64)
     return float(100 * np.mean(sample)), float(100 * np.std(sample / np.sqrt(len(sample))))
 
 
 def fewest_values(level: float = 0.95) -> int:
-    """The fewest values that can support an interval at this level without assuming a distribution.
+    """Return the fewest values that can support an interval at this level without assuming a distribution.
 
-    The widest interval that n values give, from the smallest to the largest, misses the median with probability
-    2 / 2^n. That is also the smallest p-value of the two-sided sign-flip test. At 95% it takes six values.
+    The widest interval of n values, from the smallest to the largest, misses the median with probability 2 / 2^n. This
+    is also the smallest p-value of the two-sided sign-flip test. At 95%, six values are needed.
+
+    :param level: confidence level.
     """
     return math.ceil(round(1 - math.log2(1 - level), 9))
 
@@ -42,9 +46,14 @@ def fewest_values(level: float = 0.95) -> int:
 def bootstrap_interval(
     values: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> tuple[float, float] | None:
-    """The percentile bootstrap interval of the mean, always the same for the same values.
+    """Return the percentile bootstrap interval of the mean; the same values give the same interval.
 
-    None for fewer than `fewest_values(level)` values: resampling them would give an interval that is far too narrow.
+    It is None for fewer than `fewest_values(level)` values, whose interval would be far too narrow.
+
+    :param values: the values.
+    :param level: confidence level.
+    :param resamples: number of resamples.
+    :param seed: seed of the resampling.
     """
     sample = np.asarray(values, dtype=np.float64)
     if len(sample) < fewest_values(level):
@@ -71,12 +80,17 @@ class PairedComparison:
 def paired_comparison(
     method: Sequence[float], baseline: Sequence[float], *, resamples: int = 20_000, seed: int = 0
 ) -> PairedComparison:
-    """Compare two methods measured under the same conditions, pair by pair.
+    """Compare two methods that were measured under the same conditions, pair by pair.
 
-    The p-value is that of the two-sided sign-flip permutation test: if the methods were alike, each
-    difference could as well have had the other sign. All sign patterns are tried for up to 14 pairs, random
-    ones (seeded) for more. The interval is the 95% bootstrap interval of the mean difference. Environments
-    of one trial share training data, so pairs are not quite independent, and p-values are a little too small.
+    The p-value is that of the two-sided sign-flip permutation test: if the methods were alike, each difference could
+    as well have the other sign. It is exact for up to 14 pairs and uses random sign patterns for more. The interval is
+    the 95% bootstrap interval of the mean difference. Environments of one trial share training data, so pairs are not
+    quite independent, and p-values are a little too small.
+
+    :param method: values of the method.
+    :param baseline: values of the baseline, in the same order.
+    :param resamples: number of random sign patterns and resamples.
+    :param seed: seed of both.
     """
     if len(method) != len(baseline) or not len(method):
         raise ValueError(f"Expected as many values as baseline values, and some. Found {len(method)}, {len(baseline)}.")
@@ -103,7 +117,10 @@ def _sign_flip(differences: NDArray[np.float64], resamples: int, seed: int) -> f
 
 
 def mean_ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean rank of each method in [conditions, methods]; 1 is the best, and ties share their ranks."""
+    """Return the mean rank of each method; 1 is the best, and ties share their ranks.
+
+    :param scores: `[conditions, methods]`, larger is better.
+    """
     greater = (scores[:, None, :] > scores[:, :, None]).sum(axis=2)
     equal = (scores[:, None, :] == scores[:, :, None]).sum(axis=2)
     ranks: NDArray[np.float64] = (greater + (equal + 1) / 2).mean(axis=0)
@@ -111,7 +128,14 @@ def mean_ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def critical_difference(methods: int, conditions: int, *, alpha: float = 0.05) -> float:
-    """Nemenyi's critical difference: mean ranks that differ by less are not told apart at level alpha."""
+    """Return Nemenyi's critical difference of mean ranks.
+
+    Mean ranks that differ by less are not significantly different.
+
+    :param methods: number of methods.
+    :param conditions: number of conditions that they were ranked on.
+    :param alpha: significance level.
+    """
     return studentized_range(methods, 1 - alpha) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * conditions))
 
 

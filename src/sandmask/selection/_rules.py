@@ -10,18 +10,24 @@ from sandmask.selection._base import RULES, Choice, SelectionRule, mean_over_env
 
 @selection_rule("training-domain", 'highest mean "out" accuracy over the training environments')
 def training_domain(run: RunRecord) -> Choice:
-    """The checkpoint with the highest mean "out" accuracy over training environments; of ties, the first."""
+    """Select the checkpoint with the highest mean "out" accuracy over training environments; the first of ties.
+
+    :param run: record of a run.
+    """
     values = mean_over_environments(run.accuracy_out[:, run.train_envs])
     index = int(values.argmax())
     return Choice(index, (float(values[index]),))
 
 
 def leave_one_domain_out(run: RunRecord, pairs: Sequence[RunRecord]) -> Choice | None:
-    """The step at which the sibling runs do best on the environment that only they hold out.
+    """Select the step at which sibling runs do best on the environment that only they hold out.
 
-    For every training environment of `run` there has to be one sibling (same hyperparameters) that holds it
-    out as well; its accuracy there, on the "in" split, counts. The value of a step is the mean over siblings,
-    and only steps that all of them reached are candidates; the earliest of ties is taken.
+    Every training environment of `run` needs one sibling that also holds it out. The value of a step is the mean of
+    the siblings' "in" accuracies there. Only steps that all of them reached are candidates; the earliest of ties is
+    selected.
+
+    :param run: record of a run that holds out one environment.
+    :param pairs: runs with the same hyperparameters that hold out a second one.
     """
     siblings = []
     for environment in run.train_envs:
@@ -57,9 +63,11 @@ RULES.register(
     "oracle", 'highest "out" accuracy of the held-out environment, last checkpoints only', uses_test_data=True
 )
 def oracle(run: RunRecord) -> Choice | None:
-    """The last checkpoint, by the held-out environment's "out" accuracy.
+    """Select the last checkpoint, judged by the held-out environment's "out" accuracy.
 
-    There is no early stopping, so a run that diverged has no last checkpoint to offer.
+    A run that diverged has no last checkpoint.
+
+    :param run: record of a run.
     """
     if run.status != "done":
         return None
@@ -68,10 +76,11 @@ def oracle(run: RunRecord) -> Choice | None:
 
 @selection_rule("worst-training-domain", 'highest worst "out" accuracy over the training environments (ours)')
 def worst_training_domain(run: RunRecord) -> Choice:
-    """The checkpoint whose worst "out" accuracy over the training environments is highest.
+    """Select the checkpoint whose lowest "out" accuracy over the training environments is highest.
 
-    Ties are decided by the mean over them, then by the earlier step, between the checkpoints of a run and
-    between runs. It uses no test data.
+    Ties are decided by the mean, then by the earlier step, within a run and between runs. The rule uses no test data.
+
+    :param run: record of a run.
     """
     accuracy = run.accuracy_out[:, run.train_envs]
     worst, mean = accuracy.min(axis=1), mean_over_environments(accuracy)

@@ -219,11 +219,20 @@ def train_stack(
 ) -> list[RunRecord]:
     """Train runs that share a `stack_key` as one program, and return their records, each done or diverged.
 
-    The evaluations live in `checkpoint` until the end: interrupted or killed, the same call goes on from there. It is
-    for the caller to write the records and then to delete that file.
+    Evaluations are kept in `checkpoint` until the end; after an interruption, the same call continues from there. The
+    caller writes the records and then deletes that file.
 
-    With `fast`, on a GPU, the program is captured as CUDA graphs; with `compiled` the network is compiled.
-    `diagnostics` adds metrics, and changes nothing else. With `keep_checkpoint` that file holds the states of the end.
+    :param specs: specs of the runs.
+    :param dataset: the dataset.
+    :param device: where to train.
+    :param checkpoint: checkpoint file.
+    :param weights: file with pretrained weights of a timm network, or "none".
+    :param compiled: compile the network.
+    :param fast: use CUDA graphs on a GPU.
+    :param diagnostics: also record metrics of masks and gradients; nothing else changes.
+    :param report: called with a `Progress` after every few steps and every evaluation.
+    :param checkpoint_seconds: seconds between checkpoints.
+    :param keep_checkpoint: keep the checkpoint with the final states.
     """
     with plugin_failures_named():
         trainer = Trainer(

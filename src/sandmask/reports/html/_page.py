@@ -32,7 +32,14 @@ from sandmask.selection import RULES, method_names
 def write_html(
     runs: Sequence[RunRecord], path: str | os.PathLike[str], rules: Sequence[str] | None = None, **settings: Any
 ) -> Path:
-    """Write the page of `render_html`, which explains the arguments. The file appears whole or not at all."""
+    """Write the page of `render_html` to a file, which is complete or absent.
+
+    :param runs: records of the runs.
+    :param path: file to write.
+    :param rules: names of selection rules; all if not given.
+    :param settings: other arguments of `render_html`.
+    :return: the path of the file.
+    """
     target = Path(path)
     if target.is_dir():
         raise SandmaskError(f"{target} is a folder. Name the file to write, such as {target / 'report.html'}.")

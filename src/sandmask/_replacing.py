@@ -43,6 +43,17 @@ def replacing(path: Path, *, durable: bool = False, suffix: str = "") -> Iterato
         raise
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error that names no file, such as a full disk, the name of the file that is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def sync(path: Path) -> None:
     """Return when a file, or the names in a folder, are on the disk. Folders can be synced on POSIX only."""
     if os.name != "posix" and path.is_dir():

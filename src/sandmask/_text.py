@@ -31,12 +31,14 @@ def _escaped(letter: str) -> str:
 
 
 def tell(text: str) -> None:
-    """Print a line on standard error. If nobody reads it any more, this and what follows is dropped.
+    """Print a line on standard error. If it cannot be written, this and what follows is dropped.
 
-    A training that runs for hours should not end because the program that shows its progress did.
+    A training that runs for hours should not end because the program that shows its progress did, or because the disk
+    of its log is full.
     """
     try:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-    except BrokenPipeError:
+        if sys.stderr is not None:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+    except OSError:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the program

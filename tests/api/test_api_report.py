@@ -35,10 +35,19 @@ def test_a_report_is_text_a_frame_and_a_page(runs: Path, tmp_path: Path) -> None
     assert "<title>Mine" in page.read_text()
 
 
+def test_a_page_does_not_replace_records(runs: Path) -> None:
+    records = runs / "ERM-a" / "records.jsonl"
+    before = records.read_bytes()
+    with pytest.raises(sandmask.SandmaskError, match="named like a file of records"):
+        sandmask.report(runs).to_html(records)
+    assert records.read_bytes() == before
+
+
 def test_several_folders_and_rules(runs: Path) -> None:
     together = sandmask.report([runs / "ERM-a", runs / "ANDMask-a"], "oracle")
     assert together.runs == 2
     assert {rule.rule for rule in together.rules} == {"oracle"}
+    assert len(sandmask.report(runs, "oracle,training-domain").rules) == 2
     assert len(sandmask.report(runs, "all").rules) > 2
     with pytest.raises(sandmask.SandmaskError, match="Did you mean 'oracle'"):
         sandmask.report(runs, "orakle")

@@ -52,6 +52,8 @@ def test_results_are_frames(tmp_path: Path) -> None:
     assert "ANDMask on DebugVector, after step 4" in run._repr_html_()
     assert "<td>True</td>" in run._repr_html_()
     assert run.model().classes == run.record.classes
+    assert sandmask.load_run(run).classes == run.record.classes
+    assert sandmask.report(run).runs == 1
 
 
 def test_it_shows_nothing_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,8 +237,11 @@ def test_closed_output_is_no_reason_to_stop(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").exists()
 
 
-def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
+@pytest.mark.parametrize("log", ["closed", "full"])
+def test_a_run_goes_on_when_nobody_reads_its_progress(log: str, tmp_path: Path) -> None:
+    reader, writer = (
+        os.pipe() if log == "closed" else (os.open("/dev/null", os.O_RDONLY), os.open("/dev/full", os.O_WRONLY))
+    )
     os.close(reader)
     words = f"train DebugVector SANDMask --test-env a --steps 1 --hparam batch_size=4 --device cpu --out {tmp_path}"
     command = [sys.executable, "-m", "sandmask", *words.split()]
@@ -313,6 +316,24 @@ def test_what_the_disk_refuses_is_one_line(
     command(probe)
     result = runner.invoke(_app.app, ["probe"])
     assert (result.exit_code, result.stderr) == (2, said)
+
+
+def test_a_current_folder_that_is_gone_is_named(
+    command: Callable[[Callable[[], None]], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    command(lambda: print(Path("runs").absolute()))
+    result = runner.invoke(_app.app, ["probe"])
+    assert (result.exit_code, result.stderr) == (2, "error: the current folder: No such file or directory.\n")
+
+
+def test_a_terminal_of_unknown_width_has_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr(_app, "app", lambda prog_name: None)
+    _app.run()
+    assert "COLUMNS" not in os.environ
 
 
 def test_a_terminal_that_knows_only_ascii_is_no_reason_to_stop() -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from sandmask._physical import reachable
 from sandmask.datasets import DATASETS, load_dataset
-from sandmask.functional import adam, dense, head, random
+from sandmask.functional import adam, dense, head, random, running_means
 from sandmask.functional.kernels import dense as dense_kernels
 from sandmask.functional.kernels import head as head_kernels
 from sandmask.functional.kernels import random as random_kernels
+from sandmask.functional.kernels import running_means as mean_kernels
 from sandmask.functional.tape import dense as taped_dense
 from sandmask.functional.tape import linear_pair, moment_tape
 from sandmask.masks import _base as masks
@@ -23,7 +24,7 @@ from sandmask.training import Stack, make_spec, set_precision
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
-MODULES = (adam, dense, head, masks, moment_tape, random, taped_dense, linear_pair)
+MODULES = (adam, dense, head, masks, moment_tape, random, running_means, taped_dense, linear_pair)
 
 
 def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
@@ -35,11 +36,23 @@ def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
 
 
 def trained(patch: pytest.MonkeyPatch, algorithm: str, precision: str, dropout: float) -> tuple[Tensor, ...]:
-    """Losses, parameters and right answers of two runs after some steps; widths that are no multiples of 16."""
+    """Losses, parameters, right answers and means of two runs after some steps; widths that are no multiples of 16."""
     hparams = {"batch_size": 6, "mlp_width": 21, "lr": 0.01, "dropout": dropout}
     hparams |= {"tau": 0.5} if "Mask" in algorithm else {}
     entry = DATASETS["DebugVector"]
-    specs = [make_spec(entry, algorithm, [0], steps=3, hparams=hparams, seed=k, precision=precision) for k in (0, 1)]
+    specs = [
+        make_spec(
+            entry,
+            algorithm,
+            [0],
+            steps=3,
+            hparams=hparams,
+            seed=k,
+            precision=precision,
+            averages=("sma", "ema", "swad"),
+        )
+        for k in (0, 1)
+    ]
     set_precision(precision)
     stack = Stack(specs, load_dataset("DebugVector"), DEVICE)
     patch.setattr(stack.algorithm, "step", None)  # the step of one run, which is the fallback
@@ -47,7 +60,8 @@ def trained(patch: pytest.MonkeyPatch, algorithm: str, precision: str, dropout: 
     for batch in stack.feed(0):
         state, metrics = stack.step(state, batch)
         losses.append(metrics["loss"])
-    return torch.stack(losses), state["params"], stack.tally(state).right
+    means = torch.stack([state["averages"][name]["weights"]["params"] for name in ("sma", "ema")])
+    return torch.stack(losses), state["params"], stack.tally(state).right, means
 
 
 @pytest.mark.parametrize(
@@ -72,6 +86,7 @@ def test_a_stack_with_kernels_trains_as_without(
     tolerance = 1e-4 if precision == "fp32" else 1e-2
     torch.testing.assert_close(fast[0], plain[0], rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(fast[1], plain[1], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(fast[3], plain[3], rtol=tolerance, atol=tolerance)
     if precision == "fp32":
         assert torch.equal(fast[2], plain[2])
 
@@ -86,6 +101,20 @@ def test_keys_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = torch.randn(2, 500, device=DEVICE)
     matrices = flat[:, 10 : 10 + 22 * 18].view(2, 22, 18)
     assert torch.equal(dense_kernels.pad(matrices, 24, 24), torch.nn.functional.pad(matrices, (0, 6, 0, 2)))
+
+
+@pytest.mark.parametrize(("n_means", "n_iterates"), [(1, 1), (1, 2), (2, 1), (3, 2), (4, 3)])
+def test_means_follow_iterates(n_means: int, n_iterates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every number of means and iterates, also more than one pass takes, with shares from none to all."""
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    shape = (2, 3, mean_kernels.BLOCK // 2)  # whose last block is half full
+    means, iterates = ([torch.randn(shape, device=DEVICE) for _ in range(n)] for n in (n_means, n_iterates))
+    shares = torch.rand(n_means, n_iterates, 2, device=DEVICE)
+    shares[0, 0] = torch.tensor([0.0, 1.0])
+    found = mean_kernels.follow(means, iterates, shares)
+    torch.testing.assert_close(found, running_means.plain_follow(means, iterates, shares))
+    assert n_iterates > 1 or torch.equal(found[0], torch.stack([means[0][0], iterates[0][1]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -230,6 +230,11 @@ def test_a_wrong_override_is_named_with_the_remedy(overrides: dict[str, float], 
         resolve(space_for("image", "PACS", "ERM", (), "paper"), overrides=overrides)
 
 
+def test_more_layers_than_memory_holds_are_refused() -> None:
+    with pytest.raises(SandmaskError, match=r"'mlp_depth' should be in \[1, 1000\]\. Found 1000000000"):
+        resolve(space_for("tabular", "Spirals", "ERM", (), "paper"), overrides={"mlp_depth": 10**9})
+
+
 def test_overrides_are_read_from_the_command_line() -> None:
     assert parse_overrides(["lr=1e-3", " tau = 0.5 "]) == {"lr": "1e-3", "tau": "0.5"}
     for item in ("lr", "lr=", "=3", ""):

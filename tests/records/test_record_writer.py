@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from io import FileIO
@@ -219,3 +220,17 @@ def test_a_foreign_file_is_not_appended_to(tmp_path: Path) -> None:
     with pytest.raises(SandmaskError, match=r"records\.jsonl:1 is not a line of a record file"):
         RecordWriter(path)
     assert path.read_text() == '{"some": "thing"}\n'
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    with RecordWriter(path) as writer:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            with pytest.raises(OSError, match=r"File too large: '.*records\.jsonl'"):
+                write(writer, made_up_run([[0.5, 0.5]]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, before)

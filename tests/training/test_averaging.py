@@ -23,12 +23,12 @@ def walk(n_steps: int, n_runs: int = 2, seed: int = 0) -> list[Tensor]:
     return [torch.randn(n_runs, 5, generator=generator) for _ in range(n_steps)]
 
 
-def follow(name: str, iterates: list[Tensor], **hparams: float) -> Tensor:
+def follow(name: str, iterates: list[Tensor], at_once: int = 1, **hparams: float) -> Tensor:
     averages = start_averages([name], {"params": torch.zeros_like(iterates[0])}, ["params"])
     numbers = {key: torch.full((len(iterates[0]),), value) for key, value in hparams.items()}
-    for step, params in enumerate(iterates, 1):
-        state = {"params": params, "step": torch.full((len(params),), step)}
-        averages = step_averages(averages, state, numbers)
+    states = [{"params": params, "step": torch.full((len(params),), step)} for step, params in enumerate(iterates, 1)]
+    for begin in range(0, len(states), at_once):
+        averages = step_averages(averages, states[begin : begin + at_once], numbers)
     found: Tensor = averages[name]["weights"]["params"]
     return found
 
@@ -47,6 +47,12 @@ def test_ema_weighs_the_past_by_powers_of_its_decay() -> None:
         share = max(0.1, 1.0 / step)
         expected = (1 - share) * expected + share * params
     torch.testing.assert_close(follow("ema", iterates, ema_decay=0.9), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sma", "ema"])
+def test_iterates_may_be_taken_in_together(name: str) -> None:
+    iterates = walk(7)
+    assert torch.equal(follow(name, iterates, at_once=3, sma_start=3.0), follow(name, iterates, sma_start=3.0))
 
 
 def naive_swad(segments: list[Tensor], losses: list[float], ratio: float) -> Tensor:
@@ -76,9 +82,8 @@ def test_swad_averages_the_segments_of_its_valley(seed: int) -> None:
     average = start_averages(["swad"], {"params": torch.zeros(1, 5)}, ["params"])["swad"]
     for k, (segment, loss) in enumerate(zip(segments, losses, strict=True)):
         noise = [0.5, -0.5] if k else [0.0]  # two iterates whose mean is the segment; the first segment has one
-        for each in noise:
-            state = {"params": segment + each, "step": torch.tensor([1])}
-            average = step_averages({"swad": average}, state, {})["swad"]
+        iterates = [{"params": segment + each, "step": torch.tensor([1])} for each in noise]
+        average = step_averages({"swad": average}, iterates, {})["swad"]
         average = evaluate_swad(average, torch.tensor([loss], dtype=torch.float32), {"swad_ratio": torch.tensor([0.3])})
     found = averaged_state({}, average)["params"]
     rounded = [float(np.float32(loss)) for loss in losses]

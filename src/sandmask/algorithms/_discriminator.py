@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from sandmask.functional.dropout import Dropout
-from sandmask.hparams import BELOW_ONE, COUNT, NON_NEGATIVE, Choice, Hparam, IntLogUniform, Like, LogUniform
+from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Hparam, IntLogUniform, Like, LogUniform
 from sandmask.networks import MLP
 
 HPARAMS = (
@@ -15,7 +15,7 @@ HPARAMS = (
     Hparam("beta1", 0.5, Choice(0.0, 0.5), BELOW_ONE),
     # The discriminator's. On Spirals, whose network is an MLP too, both have the same width and depth.
     Hparam("mlp_width", 256, IntLogUniform(2, 6, 10), COUNT),
-    Hparam("mlp_depth", 3, Choice(3, 4, 5), COUNT),
+    Hparam("mlp_depth", 3, Choice(3, 4, 5), DEPTH),
     Hparam("mlp_dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE),
     Like("lr_g", "lr"),
     Like("lr_d", "lr"),

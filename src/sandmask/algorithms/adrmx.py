@@ -29,7 +29,7 @@ from sandmask.functional.adam import AdamState, adam_init, adam_step
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import FlatModule
-from sandmask.hparams import BELOW_ONE, COUNT, NON_NEGATIVE, Choice, Constant, Hparam, Scope, seed_hash
+from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Constant, Hparam, Scope, seed_hash
 
 _NOISE = 1000  # the discriminator's dropout: a stream apart from the networks'
 
@@ -153,7 +153,7 @@ def _of_networks(scope: Scope, lr: float, draw: Choice) -> tuple[Hparam, ...]:
     return (
         Hparam("lr", lr, draw, NON_NEGATIVE, scope=scope),
         Hparam("mlp_width", 256, Constant(256), COUNT, scope=scope),
-        Hparam("mlp_depth", 9, Choice(8, 9, 10), COUNT, scope=scope),
+        Hparam("mlp_depth", 9, Choice(8, 9, 10), DEPTH, scope=scope),
     )
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sandmask._arguments import checked, paths
 from sandmask.datasets._scan import SUFFIXES
 from sandmask.datasets._walk import list_files
 from sandmask.errors import SandmaskError
@@ -40,9 +41,10 @@ class Predictions:
     left_out: dict[str, int] = field(default_factory=dict)
 
 
+@checked
 def predict(
     run: PathLike | TrainedRun,
-    files: PathLike | Sequence[PathLike],
+    files: PathLike | Iterable[PathLike],
     *,
     top: int = 1,
     device: "str | torch.device | None" = None,
@@ -51,7 +53,7 @@ def predict(
 
         sandmask.predict("runs/pacs", ["photo.jpg", "drawings/"], top=3)
 
-    :param run: folder of a trained run, its model.safetensors, or what `load_run` returned.
+    :param run: a trained run: what `train` or `load_run` returned, its folder, or its model.safetensors.
     :param files: images; arrays as .npy, .npz or .csv; or folders with them.
     :param top: number of classes for each example, the likeliest first.
     :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
@@ -62,9 +64,8 @@ def predict(
 
     if top < 1:
         raise SandmaskError(f"top should be at least 1. Found {top}.")
-    given = [files] if isinstance(files, str | os.PathLike) else files
     trained = run if isinstance(run, TrainedRun) else _loaded(run, device)
-    found = predict_files(trained, [Path(file) for file in given], top)
+    found = predict_files(trained, paths(files), top)
     if found.failures:
         raise SandmaskError(" ".join(found.failures))
     rows = [

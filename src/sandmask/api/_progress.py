@@ -42,7 +42,7 @@ def choose_screen(progress: ShowProgress) -> Screen:
         return "none"
     if Console().is_jupyter:
         return "notebook"
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         return "terminal"
     return "lines" if progress == "lines" else "none"
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
 from sandmask.api._images import allowances, check_sources
@@ -56,6 +57,7 @@ class SweepRequest(TypedDict, total=False):
     seed: int | None
 
 
+@checked
 def sweep(
     folder: PathLike,
     datasets: Names | None = None,
@@ -92,7 +94,7 @@ def sweep(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     diagnostics: bool = False,
     tensorboard: PathLike | None = None,
-    plugins: Iterable[PathLike] = (),
+    plugins: PathLike | Iterable[PathLike] = (),
     progress: ShowProgress = True,
 ) -> Sweep:
     """Train the missing runs of a sweep in a folder. The same call resumes it; asking for more extends it.
@@ -165,7 +167,7 @@ def sweep(
         seed=seed,
     )
     choose_screen(progress)  # a wrong value is refused before anything is written
-    files = tuple(str(Path(path).expanduser().resolve()) for path in plugins)
+    files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
     load_plugins(files)
     target = SweepFolder(Path(folder).absolute())
     spec = requested_sweep(target, **asked)
@@ -254,6 +256,7 @@ def _say_failures(result: SweepResult) -> None:
         tell("Fix this and rerun: finished runs are kept.")
 
 
+@checked
 def plan_sweep(
     folder: PathLike,
     *,
@@ -265,7 +268,7 @@ def plan_sweep(
     data_dir: PathLike | None = None,
     skip_corrupt: bool = False,
     allow_missing_classes: bool = False,
-    plugins: Iterable[PathLike] = (),
+    plugins: PathLike | Iterable[PathLike] = (),
     progress: ShowProgress = True,
     **request: Unpack[SweepRequest],
 ) -> Plan:
@@ -289,7 +292,7 @@ def plan_sweep(
     :param request: the arguments of `sweep` that say which runs there are, from `datasets` to `config`.
     """
     screen = choose_screen(progress)
-    load_plugins(map(Path, plugins))
+    load_plugins(paths(plugins))
     target = SweepFolder(Path(folder))
     spec = requested_sweep(target, **request)
     expansion = expand(spec)

@@ -86,6 +86,10 @@ class Sweep:
         index = pd.MultiIndex.from_tuples(list(rows), names=["dataset", "algorithm"])
         return pd.DataFrame(list(rows.values()), index=index, columns=[rule.rule for rule in built.rules]).fillna("-")
 
+    def __fspath__(self) -> str:
+        """The folder: a sweep can be passed where one is asked for, as in `sandmask.report(sweep)`."""
+        return str(self.folder)
+
     def __repr__(self) -> str:
         return f"Sweep({str(self.folder)!r}, {len(self.runs)} runs, {len(self.failed)} failed)"
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
 from sandmask.algorithms import ALGORITHMS
 from sandmask.api._images import allowances, announce, check_images
 from sandmask.api._progress import ShowProgress, TrainingBar, choose_screen
+from sandmask.api._sweep_arguments import Names, names
 from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.plugins import load_plugins
@@ -68,6 +70,10 @@ class Run:
         """
         return load_run(self.folder, device)
 
+    def __fspath__(self) -> str:
+        """The folder: a run can be passed where one is asked for, as in `sandmask.predict(run, files)`."""
+        return str(self.folder)
+
     def __repr__(self) -> str:
         return f"Run({self._title()}, {str(self.folder)!r})"
 
@@ -84,6 +90,7 @@ class Run:
         return f"{what}, after step {record.steps[-1]}"
 
 
+@checked
 def train(
     dataset: PathLike,
     algorithm: str,
@@ -99,7 +106,7 @@ def train(
     network: str | None = None,
     weights: str | None = None,
     precision: str = "fp32",
-    averages: Sequence[str] = (),
+    averages: Names = (),
     compiled: bool = False,
     fast: bool = True,
     device: "str | torch.device | None" = None,
@@ -111,7 +118,7 @@ def train(
     diagnostics: bool = False,
     tensorboard: PathLike | None = None,
     out: PathLike | None = None,
-    plugins: Iterable[PathLike] = (),
+    plugins: PathLike | Iterable[PathLike] = (),
     progress: ShowProgress = True,
 ) -> Run:
     """Train an algorithm on a dataset with one or more environments held out.
@@ -154,7 +161,7 @@ def train(
     :return: the run, with its record.
     """
     screen = choose_screen(progress)
-    load_plugins(map(Path, plugins))
+    load_plugins(paths(plugins))
     entry = dataset_entry(os.fspath(dataset))
     allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
     data = load_dataset(entry, None if data_dir is None else Path(data_dir), **dict.fromkeys(allowed, True))
@@ -173,7 +180,7 @@ def train(
         network=network,
         weights=weights,
         precision=precision,
-        averages=averages,
+        averages=names(averages),
     )
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
         tell(f"warning: {caution}")

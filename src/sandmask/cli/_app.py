@@ -114,7 +114,7 @@ def _one_line() -> Iterator[None]:
     except OSError as error:
         if error.strerror is None or error.errno == errno.EPIPE:  # whoever read the output has seen enough: typer knows
             raise
-        where = f"{printable(str(error.filename))}: " if error.filename is not None else ""
+        where = f"{printable(str(error.filename))}: " if error.filename is not None else _nameless(error)
         said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
         typer.echo(f"error: {where}{said}.", err=True)
         raise typer.Exit(2) from None
@@ -127,6 +127,16 @@ def _one_line() -> Iterator[None]:
             raise
         typer.echo(f"error: {failure}", err=True)
         raise typer.Exit(2) from None
+
+
+def _nameless(error: OSError) -> str:
+    """What an error is about that names no file: the current folder, if somebody has deleted it."""
+    if isinstance(error, FileNotFoundError):
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            return "the current folder: "
+    return ""
 
 
 def _explained(error: Any) -> str:
@@ -212,4 +222,6 @@ def run() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the program
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a bar that cannot be shown is no reason to stop
+    if os.environ.get("COLUMNS") == "0":  # how some programs say that they do not know; tables would be empty
+        del os.environ["COLUMNS"]
     app(prog_name="sandmask")

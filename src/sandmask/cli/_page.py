@@ -66,15 +66,6 @@ def check_two_files(html: Path | None, tables: Path | None) -> None:
         raise SandmaskError(f"The page and the tables both go to {html}. Give them a file each: --html and --output.")
 
 
-def check_is_no_record(*targets: Path | None) -> None:
-    """Whether what is written goes anywhere but into a file of records, which it would replace."""
-    for target in targets:
-        if target is not None and target.name.endswith((".jsonl", ".records.parquet")):
-            raise SandmaskError(
-                f"{target} is named like a file of records, which this would replace. Name another file."
-            )
-
-
 def page_title(directory: Path) -> str:
     """What the page is called: the name of the folder or archive."""
     name = directory.resolve().name

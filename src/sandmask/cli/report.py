@@ -12,7 +12,6 @@ from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.cli._options import JsonOption
 from sandmask.cli._page import (
     check_format,
-    check_is_no_record,
     check_open,
     check_two_files,
     open_page,
@@ -21,10 +20,9 @@ from sandmask.cli._page import (
     write_page,
 )
 from sandmask.errors import SandmaskError
+from sandmask.records._store import refuse_record_name
 from sandmask.reports import FORMATS, render
-from sandmask.reports._report import PAPER_RULES, rule_names
-
-MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
+from sandmask.reports._report import MOST, PAPER_RULES, rule_names
 
 
 def report(
@@ -100,7 +98,8 @@ def report(
     check_format(format_name)
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
     check_two_files(html, tables)
-    check_is_no_record(html, tables)
+    for target in filter(None, (html, tables)):
+        refuse_record_name(target)
     names = rule_names(selection)
     settings: dict[str, Any] = {
         "against_paper": against_paper,

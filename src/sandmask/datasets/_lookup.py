@@ -23,10 +23,17 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
     text = os.fspath(name_or_path)
     separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
     is_path = isinstance(name_or_path, Path) or any(separator in text for separator in separators) or text == "."
-    if is_path or (text != "" and not is_registered(text) and Path(text).is_dir()):
+    if is_path or (text != "" and not is_registered(text) and _is_folder(text)):
         return image_folder.entry_of(Path(text))
     name, *parameters = text.split(":")
     return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
+
+
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).is_dir()
+    except (OSError, ValueError):  # too long for a name of a file
+        return False
 
 
 def is_registered(name: str) -> bool:

@@ -40,6 +40,7 @@ ANY = Bounds()
 POSITIVE = Bounds(low=0, open_low=True)
 NON_NEGATIVE = Bounds(low=0)
 COUNT = Bounds(low=1)
+DEPTH = Bounds(low=1, high=1000)  # layers: a million of them take minutes to build and cannot train
 FRACTION = Bounds(low=0, high=1)
 POSITIVE_FRACTION = Bounds(low=0, high=1, open_low=True)
 BELOW_ONE = Bounds(low=0, high=1, open_high=True)

@@ -1,7 +1,7 @@
 """The hyperparameters that do not depend on the algorithm: those of the dataset, and options of the optimizer."""
 
 from sandmask.hparams._distributions import Choice, Constant, IntLogUniform, LogUniform
-from sandmask.hparams._hparam import BELOW_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE_FRACTION, Hparam
+from sandmask.hparams._hparam import BELOW_ONE, COUNT, DEPTH, FRACTION, NON_NEGATIVE, POSITIVE_FRACTION, Hparam
 
 # Where several rows of one name hold, the last one counts.
 SHARED: tuple[Hparam, ...] = (
@@ -17,7 +17,7 @@ SHARED: tuple[Hparam, ...] = (
     Hparam("weight_decay", 0.0, LogUniform(10, -6, -2), NON_NEGATIVE, scope="image"),
     Hparam("weight_decay", 1e-3, LogUniform(10, -6, -2), NON_NEGATIVE, scope="tabular"),
     Hparam("mlp_width", 256, IntLogUniform(2, 6, 10), COUNT, scope="tabular"),
-    Hparam("mlp_depth", 3, Choice(3, 4, 5), COUNT, scope="tabular"),
+    Hparam("mlp_depth", 3, Choice(3, 4, 5), DEPTH, scope="tabular"),
     # DomainBed names dropout after the network. The MNIST ConvNet has none; its value is drawn all the same.
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, stream="resnet_dropout"),
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, scope="tabular", stream="mlp_dropout"),
@@ -26,7 +26,7 @@ SHARED: tuple[Hparam, ...] = (
     Hparam("weight_decay", 3e-4, LogUniform(10, -6, -3), NON_NEGATIVE, scope="tabular", space="recipe"),
     Hparam("batch_size", 512, Constant(512), COUNT, scope="tabular", space="recipe"),
     Hparam("mlp_width", 256, Constant(256), COUNT, scope="tabular", space="recipe"),
-    Hparam("mlp_depth", 3, Constant(3), COUNT, scope="tabular", space="recipe"),
+    Hparam("mlp_depth", 3, Constant(3), DEPTH, scope="tabular", space="recipe"),
     Hparam("dropout", 0.0, Constant(0.0), BELOW_ONE, scope="tabular", space="recipe"),
     Hparam("lr_final", 0.0, Constant(0.0), FRACTION, scope="tabular", space="recipe"),
 )

@@ -47,6 +47,12 @@ def _files(path: str | os.PathLike[str]) -> list[Path]:
     return [file for file in found if file.is_file() or not file.exists()]
 
 
+def refuse_record_name(target: Path) -> None:
+    """Raise an error if a file that is about to be written is named like one of records: it would replace that."""
+    if target.name.endswith((".jsonl", ARCHIVE_SUFFIX)):
+        raise SandmaskError(f"{target} is named like a file of records, which this would replace. Name another file.")
+
+
 def _read(file: Path) -> list[RunRecord]:
     if file.suffix == ".parquet":
         return read_archive(file)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from sandmask._locking import lock
-from sandmask._replacing import replacing, sync
+from sandmask._replacing import naming, replacing, sync
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_names, check_run
 from sandmask.records._lines import checksum, decode, end_line, eval_line, run_line, with_checksum
@@ -124,7 +124,8 @@ class RecordWriter:
 
     def commit(self) -> None:
         """Return once everything written so far is on the disk."""
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            os.fsync(self._file.fileno())
         if self._entry_is_new:
             sync(self.path.parent)
             self._entry_is_new = False
@@ -189,7 +190,8 @@ class RecordWriter:
 
     def _write(self, run: _Progress, line: bytes) -> None:
         written, crc = with_checksum(line, run.crc)
-        _write_all(self._file, written)
+        with naming(self.path):
+            _write_all(self._file, written)
         run.crc, run.has_crc = crc, True
 
     def _lines(self) -> Iterable[bytes]:

@@ -4,6 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from sandmask._arguments import checked
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs, split_averages
 from sandmask.records._protocol import dataset_order
@@ -16,8 +17,10 @@ from sandmask.reports._trials import Expected, expected_of, settle_trial
 from sandmask.selection import RULES, GroupKey, SelectionRule, group_runs
 
 PAPER_RULES = ("training-domain", "oracle")
+MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 
 
+@checked
 def report(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     selection: str | Sequence[str] | None = None,
@@ -42,6 +45,11 @@ def report(
     :param trials: trials of a complete cell; as many as there are if not given.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not several:
+        raise SandmaskError("A report needs at least one folder or file of records. Found none.")
+    for name, value in (("draws", draws), ("trials", trials)):
+        if value is not None and not 1 <= value <= MOST:
+            raise SandmaskError(f"{name} should be from 1 to {MOST:,}. Found {value:,}.")
     return build_report(
         read_runs(*several),
         rule_names(selection),
@@ -54,7 +62,8 @@ def report(
 
 def rule_names(selection: str | Sequence[str] | None) -> list[str]:
     """The selection rules that are meant."""
-    named = [selection] if isinstance(selection, str) else list(selection or PAPER_RULES)
+    given = [selection] if isinstance(selection, str) else list(selection or PAPER_RULES)
+    named = [word.strip() for each in given for word in each.split(",")]
     return list(RULES) if "all" in named else named
 
 

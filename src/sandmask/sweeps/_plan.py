@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from sandmask.datasets import Dataset, load_dataset
+from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, disk, largest_stack, memory, work_of
 from sandmask.sweeps._expand import Expansion
@@ -93,6 +94,8 @@ class Estimator:
         :param workers: stacks that train at a time.
         :param most: the user's own limit.
         """
+        if most is not None and most < 1:
+            raise SandmaskError(f"max_stack should be at least 1. Found {most}.")
         fair = -(-missing // workers) if workers > 1 else missing
         most = max(1, fair if most is None else min(fair, most))
 

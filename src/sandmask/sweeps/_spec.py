@@ -47,8 +47,8 @@ class SweepSpec:
         for name in _GROWING_NUMBERS:
             if getattr(self, name) < 1:
                 raise SandmaskError(f"{name} should be at least 1. Found {getattr(self, name)}.")
-        if self.seed < 0:
-            raise SandmaskError(f"seed should be 0 or more. Found {self.seed}.")
+        if not 0 <= self.seed < 2**63:
+            raise SandmaskError(f"seed should be from 0 to 2^63 - 1. Found {self.seed}.")
         if ALL in self.test_envs and len(self.test_envs) > 1:
             raise SandmaskError("test_envs should be 'all' or a list of environments, not both.")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sandmask.algorithms import Hparams, State
 from sandmask.errors import SandmaskError
+from sandmask.functional.running_means import follow
 from sandmask.records import AVERAGES
 from sandmask.registry import closest
 
@@ -19,6 +20,7 @@ SMA_START = 100.0  # iterates that a uniform mean leaves out (Arpit et al., 2022
 EMA_DECAY = 0.999
 SWAD_CONVERGE, SWAD_TOLERANCE = 3, 6  # evaluations (Cha et al., 2021)
 SWAD_RATIO = 0.3
+AT_ONCE = 2  # iterates that averages take in together: on a GPU, that halves the passes over memory
 
 Average = dict[str, Any]  # tensors [K, ...]; those under "weights" have the shapes of the state's entries
 
@@ -45,24 +47,30 @@ def start_averages(names: Sequence[str], state: State, entries: Sequence[str]) -
     return {name: _start_swad(weights) if name == "swad" else {"weights": _copy(weights)} for name in names}
 
 
-def step_averages(averages: dict[str, Average], state: State, hparams: Hparams) -> dict[str, Average]:
-    """The averages after a step that led to `state`."""
-    if not averages:
+def step_averages(averages: dict[str, Average], iterates: Sequence[State], hparams: Hparams) -> dict[str, Average]:
+    """The averages after steps that led to these states, one after the other."""
+    if not averages or not iterates:
         return averages
-    done = state["step"].to(torch.float32)
+    done = torch.stack([state["step"] for state in iterates]).to(torch.float32)
+    shares = torch.stack([_shares(name, average, done, hparams) for name, average in averages.items()])
+    means = [average["segment" if name == "swad" else "weights"] for name, average in averages.items()]
+    moved = {entry: follow([mean[entry] for mean in means], [s[entry] for s in iterates], shares) for entry in means[0]}
     stepped = {}
-    for name, average in averages.items():
+    for number, (name, average) in enumerate(averages.items()):
+        mean = {entry: of_averages[number] for entry, of_averages in moved.items()}
         if name == "swad":
-            length = average["length"] + 1.0
-            stepped[name] = {**average, "length": length, "segment": _towards(average["segment"], state, 1.0 / length)}
-            continue
-        share = _share(name, done, hparams)
-        stepped[name] = {"weights": _towards(average["weights"], state, share)}
+            stepped[name] = {**average, "length": average["length"] + float(len(iterates)), "segment": mean}
+        else:
+            stepped[name] = {"weights": mean}
     return stepped
 
 
-def _share(name: str, done: Tensor, hparams: Hparams) -> Tensor:
-    """The share [K] that the newest iterate gets in an average; 1 replaces the average by it."""
+def _shares(name: str, average: Average, done: Tensor, hparams: Hparams) -> Tensor:
+    """The share that each iterate gets in an average, like the steps done [iterates, K]; 1 replaces the average."""
+    if name == "swad":
+        numbers = torch.arange(1, len(done) + 1, dtype=done.dtype, device=done.device)
+        length: Tensor = average["length"]
+        return 1.0 / (length + numbers.unsqueeze(1))
     if name == "sma":
         return 1.0 / (done - hparams.get("sma_start", SMA_START)).clamp(min=1.0)
     # A uniform mean until the window is full: the first iterates would otherwise weigh far too much.
@@ -135,10 +143,6 @@ def averaged_state(state: State, average: Average) -> State:
         started = average["segments"] > 0
         weights = {entry: _where(started, mean, average["segment"][entry]) for entry, mean in weights.items()}
     return {**state, **weights}
-
-
-def _towards(means: dict[str, Tensor], state: State, share: Tensor) -> dict[str, Tensor]:
-    return {entry: torch.lerp(mean, state[entry], _column(share, mean)) for entry, mean in means.items()}
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:

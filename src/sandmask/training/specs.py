@@ -64,8 +64,9 @@ def make_spec(
         if not 1 <= value < 2**63:
             raise SandmaskError(f"{name} should be at least 1 and less than 2^63. Found {value}.")
     _check_evaluations(steps, checkpoint_every)
-    if not 0 <= seed < 2**63:
-        raise SandmaskError(f"seed should be from 0 to 2^63 - 1. Found {seed}.")
+    for name, value in (("seed", seed), ("hparams_seed", hparams_seed), ("trial_seed", trial_seed)):
+        if not 0 <= value < 2**63:
+            raise SandmaskError(f"{name} should be from 0 to 2^63 - 1. Found {value}.")
     network = network or entry.network
     return RunSpec(
         dataset=entry.name,

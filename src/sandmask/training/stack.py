@@ -17,7 +17,7 @@ from sandmask.errors import SandmaskError
 from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Functional, random
 from sandmask.networks import Network, build_featurizer, normalization
 from sandmask.records import RunSpec, averages_of
-from sandmask.training.averaging import Average, average_metric, averaged_state, start_averages, step_averages
+from sandmask.training.averaging import AT_ONCE, Average, average_metric, averaged_state, start_averages, step_averages
 from sandmask.training.evaluation import Accuracies, Evaluator, Tally
 from sandmask.training.held_out import HeldOut
 from sandmask.training.precision import compute_dtype, temporary_precision
@@ -263,14 +263,19 @@ class Stack:
     def _steps_of(
         self, keys: Tensor, hparams: Hparams, state: State, batches: Iterable[EnvBatch]
     ) -> tuple[State, list[Metrics]]:
-        found = []
+        found: list[Metrics] = []
+        iterates: list[State] = []  # that the averages have yet to take in
         state, averages = without_averages(state)
         for batch in batches:
             own = random.fold(random.fold(keys, state["step"]), _STEP)
             now = scheduled(hparams, state["step"], self.specs[0].steps)
             state, metrics = self._step(state, batch, now, own)
-            averages = step_averages(averages, state, hparams)
             found.append(metrics)
+            if averages:
+                iterates.append({entry: state[entry] for entry in ("step", *self.algorithm.averaged)})
+            if len(iterates) == AT_ONCE:
+                averages, iterates = step_averages(averages, iterates, hparams), []
+        averages = step_averages(averages, iterates, hparams)
         return ({**state, "averages": averages} if averages else state), found
 
     @torch.no_grad()

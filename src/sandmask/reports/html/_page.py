@@ -17,6 +17,7 @@ from sandmask._text import printable
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, split_averages
+from sandmask.records._store import refuse_record_name
 from sandmask.reports._data import Report
 from sandmask.reports._json import to_json
 from sandmask.reports._published import has_published
@@ -41,6 +42,7 @@ def write_html(
     :return: the path of the file.
     """
     target = Path(path)
+    refuse_record_name(target)
     if target.is_dir():
         raise SandmaskError(f"{target} is a folder. Name the file to write, such as {target / 'report.html'}.")
     try:

@@ -1,0 +1,135 @@
+"""The arguments of the public functions, checked at the door: an argument takes the same values wherever it appears.
+
+A wrong type would otherwise be found deep inside, after something was written, or not at all. Numbers of NumPy become
+Python's, so that records can hold them; generators become lists.
+"""
+
+import functools
+import inspect
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from sandmask.errors import SandmaskError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Check = Callable[[Any], Any]  # the value as it is used; TypeError or ValueError for one that cannot be
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, with the arguments that `CHECKS` names checked. Defaults pass."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # Python's own words for a missing or unknown argument
+        for name, value in bound.arguments.items():
+            parameter = signature.parameters[name]
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[name] = {key: _checked(key, each, None) for key, each in value.items()}
+            else:
+                bound.arguments[name] = _checked(name, value, parameter.default)
+        return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def paths(value: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """One path or several as a list."""
+    return [Path(each) for each in ([value] if isinstance(value, str | os.PathLike) else value)]
+
+
+def _checked(name: str, value: Any, default: Any) -> Any:
+    if name not in CHECKS or value is default:
+        return value
+    kind, check = CHECKS[name]
+    try:
+        return check(value)
+    except (TypeError, ValueError):
+        shown = repr(value)
+        shown = f"{shown[:77]}..." if len(shown) > 80 else shown
+    raise SandmaskError(f"{name} should be {kind}. Found {shown}.")
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | str | bytes) or math.isnan(value):
+        raise TypeError
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _path(value: Any) -> Any:
+    if "\0" in _text(os.fspath(value)):
+        raise ValueError
+    return value
+
+
+def _run(value: Any) -> Any:
+    return value if callable(getattr(value, "predict", None)) else _path(value)
+
+
+def _name(value: Any) -> Any:
+    return value if isinstance(value, str) else os.fspath(value) if isinstance(value, os.PathLike) else _whole(value)
+
+
+def _names(value: Any) -> list[Any]:
+    return [_name(value)] if _is_one(value) else [_name(each) for each in _several(value)]
+
+
+def _paths(value: Any) -> list[Any]:
+    return [_path(value)] if _is_one(value) else [_path(each) for each in _several(value)]
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
+
+
+def _several(value: Any) -> Iterable[Any]:
+    if isinstance(value, bytes):
+        raise TypeError
+    return list(value)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return {_text(name): each for name, each in value.items()}
+
+
+_COUNTS = """
+    steps checkpoint_every hparams_seed trial_seed seed n_hparams n_trials workers cpus_per_worker max_stack top draws
+    trials
+"""
+_KINDS: dict[str, tuple[Check, str]] = {
+    "a whole number": (_whole, _COUNTS),
+    "a number": (_number, "checkpoint_seconds gpus_per_worker"),
+    "a text": (_text, "algorithm space network precision executor ray_address baseline"),
+    "a name or a path": (_path, "dataset"),
+    "a path": (_path, "folder out data_dir config tensorboard weights"),
+    "a folder, a model file or a trained run": (_run, "run"),
+    "a path or several": (_paths, "paths files plugins"),
+    "a name or number, or several": (_names, "test_env test_envs datasets algorithms averages selection"),
+    "a mapping from names to values": (_mapping, "hparams"),
+    "the name of a device": (str, "device"),
+}
+CHECKS: dict[str, tuple[str, Check]] = {
+    name: (kind, check) for kind, (check, names) in _KINDS.items() for name in names.split()
+}

@@ -1,0 +1,90 @@
+"""Arguments of the public functions: what they take, and one line for what they do not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sandmask
+from sandmask._arguments import checked
+
+
+@checked
+def echo(**given: Any) -> dict[str, Any]:
+    return given
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ({"steps": np.int64(3)}, 3),
+        ({"steps": torch.tensor(3)}, 3),
+        ({"seed": None}, None),
+        ({"checkpoint_seconds": np.float32(0.5)}, 0.5),
+        ({"test_envs": np.int64(1)}, [1]),
+        ({"test_envs": np.array([0, 1])}, [0, 1]),
+        ({"test_env": np.array(2)}, [2]),
+        ({"datasets": (name for name in ("a", Path("b")))}, ["a", "b"]),
+        ({"averages": "sma"}, ["sma"]),
+        ({"plugins": Path("a.py")}, [Path("a.py")]),
+        ({"device": torch.device("cpu")}, "cpu"),
+        ({"unknown": 1.5}, 1.5),
+    ],
+)
+def test_values_become_what_records_can_hold(given: dict[str, Any], used: object) -> None:
+    (found,) = echo(**given).values()
+    assert found == used
+    assert type(found) is type(used)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": "3"}, "steps should be a whole number. Found '3'."),
+        ({"steps": 1.5}, "steps should be a whole number. Found 1.5."),
+        ({"n_trials": True}, "n_trials should be a whole number. Found True."),
+        ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds should be a number. Found nan."),
+        ({"algorithm": ["ERM"]}, "algorithm should be a text. Found ['ERM']."),
+        ({"out": 3}, "out should be a path. Found 3."),
+        ({"out": "a\0b"}, "out should be a path. Found 'a\\x00b'."),
+        ({"dataset": b"Spirals"}, "dataset should be a name or a path. Found b'Spirals'."),
+        ({"files": np.zeros(2)}, "files should be a path or several. Found array([0., 0.])."),
+        ({"test_env": 1.0}, "test_env should be a name or number, or several. Found 1.0."),
+        ({"selection": [None]}, "selection should be a name or number, or several. Found [None]."),
+        ({"hparams": [("lr", 1)]}, "hparams should be a mapping from names to values. Found [('lr', 1)]."),
+        ({"hparams": {3: 1}}, "hparams should be a mapping from names to values. Found {3: 1}."),
+        ({"run": 3}, "run should be a folder, a model file or a trained run. Found 3."),
+    ],
+)
+def test_wrong_types_are_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(sandmask.SandmaskError) as caught:
+        echo(**given)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: sandmask.train("DebugVector", "ERM", None),  # type: ignore[arg-type]
+        lambda: sandmask.sweep(None),  # type: ignore[arg-type]
+        lambda: sandmask.plan_sweep("x", datasets="DebugVector", algorithms="ERM", n_hparams=1.5),  # type: ignore[arg-type]
+        lambda: sandmask.plan_sweep("x", datasets="DebugVector", algorithms="ERM", max_stack=0, calibrate=False),
+        lambda: sandmask.report([]),
+        lambda: sandmask.report("x", draws=0),
+        lambda: sandmask.report("x", trials=10**12),
+        lambda: sandmask.predict("x", None),  # type: ignore[arg-type]
+        lambda: sandmask.train("x" * 5000, "ERM", 0),
+        lambda: sandmask.train("DebugVector", "ERM", 0, hparams_seed=2**64),
+    ],
+)
+def test_every_function_checks_its_arguments(call: Callable[[], object]) -> None:
+    with pytest.raises(sandmask.SandmaskError, match=r"should be|needs at least|Unknown dataset"):
+        call()
+
+
+def test_a_missing_or_unknown_argument_is_pythons_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
+        sandmask.train("DebugVector", "ERM", 0, step=3)  # type: ignore[call-arg]

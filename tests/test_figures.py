@@ -24,7 +24,7 @@ def test_every_picture_is_drawn_and_shown(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_chances_of_agreement_are_those_of_coin_tosses() -> None:
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 5).T  # all 32 ways, [5, 32]
-    found = GradientMoments.of_stack(signs).agreement
+    found = GradientMoments.of_gradients(signs).agreement
     for value, chance in SCRIPT["agreements"](5):
         assert (found - value).abs().lt(1e-6).float().mean().item() == pytest.approx(chance)
 

@@ -17,7 +17,7 @@ tensor([[-1.,  0.]])
 >>> report.dead_fraction
 0.5
 
-- `ANDMask`, `SANDMask`, `GeometricMean`, `AgrSum`, `AgrRand`: the masks. Called on stacked gradients `[E, *shape]`,
+- `ANDMask`, `SANDMask`, `GeometricMean`, `AgrSum`, `AgrRand`: the masks. Called on gradients `[E, *shape]`,
   each returns the masked mean gradient. `GradientMoments` accumulates gradients one by one for them.
 - `backward`: fills `.grad` from one loss per environment and returns a `MaskReport`. Works with a generator of
   losses, mixed precision and gradient accumulation.

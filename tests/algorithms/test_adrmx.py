@@ -32,7 +32,7 @@ def naive_contrast(z: Tensor, y: list[int]) -> Tensor:
 
 
 def naive_remix(head: nn.Module, b: Tensor, c: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
-    y, noise = batch.y.flatten().tolist(), random.uniform(random.fold(batch.rows.flatten(), key)).tolist()
+    y, noise = batch.y.flatten().tolist(), random.uniform(random.fold(batch.example_keys.flatten(), key)).tolist()
     total = torch.zeros(())
     for label in range(4):
         members = sorted((i for i in range(len(y)) if y[i] == label), key=noise.__getitem__)

@@ -29,7 +29,7 @@ def padded(batch: EnvBatch, n: int) -> EnvBatch:
         torch.cat([batch.x, 9 * torch.randn(n_envs, n, *batch.x.shape[2:])], 1),
         torch.cat([batch.y, torch.ones(n_envs, n, dtype=torch.int64)], 1),
         torch.cat([batch.weight, torch.zeros(n_envs, n)], 1),
-        torch.cat([batch.rows, torch.arange(n).expand(n_envs, n)], 1),
+        torch.cat([batch.example_keys, torch.arange(n).expand(n_envs, n)], 1),
     )
 
 

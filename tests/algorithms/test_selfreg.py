@@ -17,7 +17,7 @@ MakeHparams = Callable[..., dict[str, Tensor]]
 
 
 def naive_partners(batch: EnvBatch, key: Tensor) -> list[int]:
-    y, noise = batch.y.flatten().tolist(), random.uniform(random.fold(batch.rows.flatten(), key)).tolist()
+    y, noise = batch.y.flatten().tolist(), random.uniform(random.fold(batch.example_keys.flatten(), key)).tolist()
     found = [0] * len(y)
     for c in set(y):
         members = [i for i in range(len(y)) if y[i] == c]

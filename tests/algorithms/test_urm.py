@@ -53,7 +53,7 @@ def test_trains_like_modules_with_two_optimizers(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        noise = random.uniform(random.fold(batch.rows.flatten(), key), featurizer.n_features).double()
+        noise = random.uniform(random.fold(batch.example_keys.flatten(), key), featurizer.n_features).double()
         noise = noise if activation else 2 * noise - 1
         its_loss = judge_by(judged(layers, n_hidden, noise), one)
         its_loss = its_loss + 0.7 * judge_by(judged(layers, n_hidden, z.detach()), zero)

@@ -82,13 +82,13 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_stopped(
 ) -> None:
     sandmask.sweep(tmp_path / "whole", **ASKED, **HERE)
 
-    def interrupted(specs: Any, *arguments: Any, report: Any, **named: Any) -> Any:
+    def interrupted(specs: Any, *arguments: Any, on_progress: Any, **named: Any) -> Any:
         def stop(progress: Any) -> None:
-            report(progress)
+            on_progress(progress)
             if progress.done >= 3:
                 raise KeyboardInterrupt
 
-        return train_stack(specs, *arguments, report=stop, **named)
+        return train_stack(specs, *arguments, on_progress=stop, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(job_module, "train_stack", interrupted)

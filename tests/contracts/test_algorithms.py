@@ -171,7 +171,7 @@ def padded(batch: EnvBatch, n: int) -> EnvBatch:
         torch.cat([batch.x, x], 1),
         torch.cat([batch.y, torch.ones(N_ENVS, n, dtype=torch.int64)], 1),
         torch.cat([batch.weight, torch.zeros(N_ENVS, n)], 1),
-        torch.cat([batch.rows, torch.arange(n).expand(N_ENVS, n)], 1),
+        torch.cat([batch.example_keys, torch.arange(n).expand(N_ENVS, n)], 1),
     )
 
 

@@ -23,7 +23,7 @@ from sandmask.functional.flat import Slot
 from sandmask.functional.tape import dense as taped_dense
 from sandmask.functional.tape import moment_tape
 from sandmask.functional.tape.moment_tape import MomentTape
-from sandmask.masks import TensorMoments, stack_moments
+from sandmask.masks import TensorMoments, gradient_moments
 from sandmask.networks import MNISTConvNet, mnist_convnet
 from sandmask.records import RunSpec
 from sandmask.training import Stack, make_spec, stack
@@ -215,7 +215,7 @@ def moments_of_plain_blocks(case: Case, tensors: list[Tensor], n_envs: int) -> l
             y = case.apply(plain_conv_block, x, *own).mean((2, 3))
             pieces = torch.autograd.grad(y.square().mean(), own)
             gradients.append(torch.cat([piece.flatten() for piece in pieces]))
-        moments.append(stack_moments(torch.stack(gradients)))
+        moments.append(gradient_moments(torch.stack(gradients)))
     return moments
 
 

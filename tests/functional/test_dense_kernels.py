@@ -12,7 +12,7 @@ from sandmask.functional.dense import affine, dense, layer_of_runs, plain_dense
 from sandmask.functional.flat import Slot
 from sandmask.functional.tape.moment_tape import MomentTape
 from sandmask.gradients import UnsupportedError
-from sandmask.masks import ANDMask, Mask, SANDMask, TensorMoments, stack_moments
+from sandmask.masks import ANDMask, Mask, SANDMask, TensorMoments, gradient_moments
 
 DEVICES = [
     "cpu",
@@ -117,7 +117,7 @@ def test_moments_of_k_runs_against_gradients_one_by_one(device: str, dtype: torc
             y = plain_dense(own["x"][k, own_rows], weight, bias, Dropout(rate[k], rows[k, own_rows]), 1)
             pieces = torch.autograd.grad(y.float().square().mean(), (weight, bias))
             gradients.append(torch.cat([piece.float().flatten() for piece in pieces]))
-        wanted = stack_moments(torch.stack(gradients))
+        wanted = gradient_moments(torch.stack(gradients))
         n = len(wanted.mean)
         tolerance = 1e-4 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(found.mean[k, :n], wanted.mean, rtol=tolerance, atol=tolerance)
@@ -188,7 +188,7 @@ def test_adam_of_k_runs_with_numbers_of_their_own(device: str) -> None:
 @pytest.mark.parametrize("kind", ["and", "sand", "released"])
 def test_masks_of_k_runs_with_numbers_of_their_own(device: str, kind: str) -> None:
     gradients = torch.randn(E, K, 3000, generator=torch.Generator().manual_seed(2)).to(device)
-    moments = stack_moments(gradients)
+    moments = gradient_moments(gradients)
     tau = torch.tensor([0.0, 0.4, 0.9], device=device)
     gain = torch.tensor([0.1, 10.0, 1e4], device=device)
 

@@ -55,7 +55,7 @@ def test_stacked_runs_take_environments_of_their_own() -> None:
 
 def test_every_example_has_a_key_that_a_longer_batch_does_not_change() -> None:
     short, long = some_batch(4), some_batch(6)
-    assert torch.equal(long.rows[:, :4], short.rows)
-    assert len(set(long.rows.flatten().tolist())) == 18
+    assert torch.equal(long.example_keys[:, :4], short.example_keys)
+    assert len(set(long.example_keys.flatten().tolist())) == 18
     assert short.weight.dtype == torch.float32
     assert short.weight.all()

@@ -8,7 +8,7 @@ from torch.func import vmap
 from sandmask.functional.flat import Slot
 from sandmask.functional.linear_pair import linear_pair, plain_linear_pair
 from sandmask.functional.tape.moment_tape import MomentTape
-from sandmask.masks import stack_moments
+from sandmask.masks import gradient_moments
 from sandmask.networks import Network
 from sandmask.networks.mlp import MLP
 
@@ -58,7 +58,7 @@ def test_moments_on_a_tape_are_those_of_each_environments_gradients(n_envs: int)
         inputs = x[run].detach().requires_grad_()
         losses = (plain_linear_pair(inputs, *of_run) ** 2).view(n_envs, -1).sum(1)
         grads = [torch.autograd.grad(loss, of_run, retain_graph=True) for loss in losses]
-        wanted = stack_moments(torch.stack([torch.cat([g.flatten() for g in of_env]) for of_env in grads]))
+        wanted = gradient_moments(torch.stack([torch.cat([g.flatten() for g in of_env]) for of_env in grads]))
         torch.testing.assert_close(found.mean[run], wanted.mean)
         torch.testing.assert_close(found.m2[run], wanted.m2)
         assert torch.equal(found.sign_sum[run], wanted.sign_sum)

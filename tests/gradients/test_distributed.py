@@ -81,7 +81,7 @@ def mean_of_the_largest(rank: int, world: int) -> Tensor:
     """Shares of 14, 8, 7 and 8 in 37 add up to more than 1 in float32."""
     count = (14, 8, 7, 8)[rank] if world == 4 else 3
     largest = torch.full((count, 2), torch.finfo(torch.float32).max)
-    moments: GradientMoments = sandmask.distributed.merge_moments(GradientMoments.of_stack(largest))
+    moments: GradientMoments = sandmask.distributed.merge_moments(GradientMoments.of_gradients(largest))
     mean: Tensor = moments.mean
     return mean
 
@@ -162,7 +162,7 @@ def test_gradients_are_those_of_one_process(results: list[dict[str, Any]], idle:
 
 @pytest.mark.parametrize("idle", [0, 1])
 def test_moments_are_those_of_one_process(results: list[dict[str, Any]], idle: int) -> None:
-    expected = GradientMoments.of_stack(stacks(), log_magnitude=True)
+    expected = GradientMoments.of_gradients(stacks(), log_magnitude=True)
     for result in results:
         found = result["moments"][idle]
         assert found["count"] == ENVIRONMENTS

@@ -237,9 +237,9 @@ def test_an_error_names_the_environment_by_its_number(method: Any) -> None:
 
 
 def test_stacks_are_numbered_on() -> None:
-    moments = GradientMoments.of_stack(torch.ones(3, 2))
+    moments = GradientMoments.of_gradients(torch.ones(3, 2))
     with pytest.raises(MaskError, match="in environment 4 should be finite"):
-        moments.update_stack(torch.tensor([[1.0, 1.0], [torch.inf, 1.0]]))
+        moments.update_many(torch.tensor([[1.0, 1.0], [torch.inf, 1.0]]))
 
 
 @pytest.mark.parametrize("method", ["loop", "auto"])
@@ -373,7 +373,7 @@ def test_chunks_are_what_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     model = nn.Linear(6, 3)
     model.register_forward_hook(lambda *_: calls.append(1))
-    monkeypatch.setattr(_requests, "STACK_LIMIT", 2 * 21)  # two gradients
+    monkeypatch.setattr(_requests, "AT_ONCE_LIMIT", 2 * 21)  # two gradients
     for chunk_size, passes in ((2, 7), (None, 13)):
         calls.clear()
         environment_moments(model, F.cross_entropy, make_batches(), per_sample=True, chunk_size=chunk_size)

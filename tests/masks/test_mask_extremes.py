@@ -66,8 +66,8 @@ def test_the_largest_numbers_of_both_signs_have_the_right_mean(dtype: torch.dtyp
     backwards = ANDMask(0.0).new_moments()
     for grad in grads.flip(0):
         backwards.merge(ANDMask(0.0).new_moments().update(grad))
-    many_into_one = ANDMask(0.0).new_moments().update(grads[0]).merge(GradientMoments.of_stack(grads[1:]))
-    one_into_many = GradientMoments.of_stack(grads[1:]).update(grads[0])
+    many_into_one = ANDMask(0.0).new_moments().update(grads[0]).merge(GradientMoments.of_gradients(grads[1:]))
+    one_into_many = GradientMoments.of_gradients(grads[1:]).update(grads[0])
     results = [ANDMask(0.0)(grads)]
     results += [ANDMask(0.0).from_moments(m) for m in (streamed, backwards, many_into_one, one_into_many)]
     for found in results:

@@ -78,7 +78,7 @@ def test_rescaled_masks_do_not_mind_the_order_of_environments(mask: Mask) -> Non
 def test_many_environments_take_the_same_way_in_chunks(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     grads = torch.randn(7, 5, 11)
     whole = mask(grads)
-    monkeypatch.setattr("sandmask.masks._stack._CHUNK_CPU", 7 * 4)
+    monkeypatch.setattr("sandmask.masks._two_pass._CHUNK_CPU", 7 * 4)
     torch.testing.assert_close(mask(grads), whole)
 
 

@@ -36,7 +36,7 @@ def test_runs_in_a_stack_equal_runs_alone(member: int, rescale: str) -> None:
 
     def run(tau: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         mask = family(tau, rescale)[member]
-        moments = GradientMoments.of_stack(grads, log_magnitude=mask.needs_log_magnitude, check_finite=False)
+        moments = GradientMoments.of_gradients(grads, log_magnitude=mask.needs_log_magnitude, check_finite=False)
         return mask.from_moments(moments), mask(grads, check_finite=False)
 
     stacked = vmap(run)(taus, grads)
@@ -55,7 +55,7 @@ def test_gains_may_differ_from_run_to_run() -> None:
 
 @pytest.mark.parametrize("chunk", [3 * 2, 2**18])
 def test_chunks_under_vmap(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandmask.masks._stack._CHUNK_CPU", chunk)
+    monkeypatch.setattr("sandmask.masks._two_pass._CHUNK_CPU", chunk)
     grads = torch.randn(2, 3, 5)
     stacked = vmap(lambda g: ANDMask(1.0)(g, check_finite=False))(grads)
     torch.testing.assert_close(stacked, torch.stack([ANDMask(1.0)(g) for g in grads]))

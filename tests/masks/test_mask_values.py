@@ -78,7 +78,7 @@ def test_every_mask_equals_its_twin(mask: Mask, seed: int, envs: int, streamed: 
         for grad in grads:
             moments.update(grad)
     else:
-        moments.update_stack(grads)
+        moments.update_many(grads)
     rtol, atol = (1e-9, 1e-9) if wide else (2e-4, 2e-5)
     np.testing.assert_allclose(mask.weights_from_moments(moments), weights, rtol=rtol, atol=atol)
     np.testing.assert_allclose(mask.from_moments(moments), masked, rtol=rtol, atol=atol)
@@ -120,7 +120,7 @@ def test_identical_gradients_have_exactly_no_variance(value: float, envs: int) -
     for grad in grads:
         streamed.update(grad)
     merged = mask.new_moments().merge(streamed).merge(streamed)
-    for moments in (streamed, merged, mask.new_moments().update_stack(grads)):
+    for moments in (streamed, merged, mask.new_moments().update_many(grads)):
         assert moments.m2.tolist() == [0, 0]
         assert mask.from_moments(moments).tolist() == grads[0].tolist()
 

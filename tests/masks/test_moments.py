@@ -77,7 +77,7 @@ def test_merging_moments_in_which_different_tensors_had_gradients(grads: list[Te
     left = GradientMoments().update([a[0], None]).update([a[1], None])
     right = GradientMoments().update([None, b[2]])
     zero_a, zero_b = torch.zeros_like(a[0]), torch.zeros_like(b[0])
-    expected = GradientMoments.of_stack([torch.stack([a[0], a[1], zero_a]), torch.stack([zero_b, zero_b, b[2]])])
+    expected = GradientMoments.of_gradients([torch.stack([a[0], a[1], zero_a]), torch.stack([zero_b, zero_b, b[2]])])
     for merged in (GradientMoments().merge(left).merge(right), GradientMoments().merge(right).merge(left)):
         assert merged.count == 3
         for name in ("mean", "m2", "sign_sum"):
@@ -87,7 +87,7 @@ def test_merging_moments_in_which_different_tensors_had_gradients(grads: list[Te
 
 
 def test_merging_leaves_the_other_alone(grads: list[Tensor]) -> None:
-    other = GradientMoments.of_stack(grads)
+    other = GradientMoments.of_gradients(grads)
     before = [t.clone() for t in other.mean]
     GradientMoments().merge(other).merge(other).update(environment(grads, 0))
     assert all(torch.equal(x, y) for x, y in zip(other.mean, before, strict=True))
@@ -115,7 +115,7 @@ def test_bfloat16_accumulates_in_float32() -> None:
 
 
 def test_mixed_dtypes_and_many_tensors_go_through_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandmask.masks._fold._BUCKET", 20)
+    monkeypatch.setattr("sandmask.masks._welford._BUCKET", 20)
     dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float16]
     grads = [torch.randn(3, 1 + 3 * i).to(dtypes[i % 4]) for i in range(12)]
     streamed = GradientMoments()

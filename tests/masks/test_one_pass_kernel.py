@@ -23,7 +23,7 @@ for count in (2, 3, 16):
     grads[:, 2] *= 1e-12
     released = SANDMask(np.float32(0.1), dispersion="absolute", gain=np.float32(0.5))
     for mask in (ANDMask(1), ANDMask(1 / 3), SANDMask(0.3), released):
-        twin = mask.from_moments(GradientMoments.of_stack(grads))
+        twin = mask.from_moments(GradientMoments.of_gradients(grads))
         torch.testing.assert_close(_triton.masked_mean(mask, grads), twin, rtol=1e-4, atol=1e-6)
         assert _triton.supports(mask, grads)
 
@@ -59,5 +59,5 @@ def test_kernel_agrees_with_the_moments(mask: Mask, count: int, dtype: torch.dty
     grads = torch.randn(count, 1031, 33, device="cuda", dtype=dtype)
     grads[:, 0] = grads[0, 0]
     grads[:, 1] = 0
-    twin = mask.from_moments(GradientMoments.of_stack(grads))
+    twin = mask.from_moments(GradientMoments.of_gradients(grads))
     torch.testing.assert_close(mask(grads), twin, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-5)

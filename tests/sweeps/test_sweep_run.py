@@ -60,7 +60,7 @@ class Watched:
         monkeypatch.setattr(job_module, "train_stack", self)
         monkeypatch.setattr(job_module, "_limits", {})
 
-    def __call__(self, specs: Sequence[RunSpec], *args: Any, report: Any, **options: Any) -> list[RunRecord]:
+    def __call__(self, specs: Sequence[RunSpec], *args: Any, on_progress: Any, **options: Any) -> list[RunRecord]:
         self.stacks.append([spec.id for spec in specs])
         first: list[int] = []
 
@@ -69,9 +69,9 @@ class Watched:
                 first.append(progress.done)
                 self.began.append(progress.done)
             self.fail(specs, progress)
-            report(progress)
+            on_progress(progress)
 
-        return train_stack(specs, *args, report=watching, **options)
+        return train_stack(specs, *args, on_progress=watching, **options)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def test_so_is_one_that_was_stopped(tmp_path: Path, dataset: Dataset, spec_of: S
     whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
     whole.train(spec_of(steps=17), dataset, device)
     with pytest.raises(KeyboardInterrupt):
-        parts.train(spec_of(steps=12), dataset, device, report=stop)
+        parts.train(spec_of(steps=12), dataset, device, on_progress=stop)
     parts.train(spec_of(steps=17), dataset, device)
     for file in FILES:
         assert (whole.path / file).read_bytes() == (parts.path / file).read_bytes()

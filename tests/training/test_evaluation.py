@@ -17,7 +17,7 @@ def test_an_evaluation_says_how_far_it_is(
 ) -> None:
     stack = Stack([spec_of(algorithm)], dataset, device)
     told: list[tuple[int, int]] = []
-    stack.evaluator.report = lambda done, total: told.append((done, total))
+    stack.evaluator.on_batch = lambda done, total: told.append((done, total))
     stack.evaluator._chunks = torch.split(torch.arange(len(dataset.labels)), 50)
     stack.tally(stack.init())
     done, totals = zip(*told, strict=True)

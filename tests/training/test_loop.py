@@ -41,7 +41,7 @@ def test_interrupted_at_any_step_goes_on_to_the_same_bits(
     whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
     whole.train(spec, dataset, device)
     with pytest.raises(KeyboardInterrupt):
-        parts.train(spec, dataset, device, report=interrupt)
+        parts.train(spec, dataset, device, on_progress=interrupt)
     parts.train(spec, dataset, device)
     for file in ("records.jsonl", "model.safetensors"):
         assert (whole.path / file).read_bytes() == (parts.path / file).read_bytes()
@@ -62,7 +62,7 @@ def test_interrupted_runs_with_averages_go_on_to_the_same_bits(
     whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
     whole.train(spec, dataset, device)
     with pytest.raises(KeyboardInterrupt):
-        parts.train(spec, dataset, device, report=interrupt)
+        parts.train(spec, dataset, device, on_progress=interrupt)
     parts.train(spec, dataset, device)
     assert (whole.path / "records.jsonl").read_bytes() == (parts.path / "records.jsonl").read_bytes()
 
@@ -82,10 +82,10 @@ def test_old_checkpoint_and_newer_records(
         return report
 
     with pytest.raises(KeyboardInterrupt):
-        folder.train(spec, dataset, device, report=interrupt_at(2))
+        folder.train(spec, dataset, device, on_progress=interrupt_at(2))
     early = (folder.path / "checkpoint.safetensors").read_bytes()
     with pytest.raises(KeyboardInterrupt):
-        folder.train(spec, dataset, device, report=interrupt_at(9))
+        folder.train(spec, dataset, device, on_progress=interrupt_at(9))
     (folder.path / "checkpoint.safetensors").write_bytes(early)
     assert folder.train(spec, dataset, device).steps.tolist() == [0, 5, 10, 11]
 
@@ -95,7 +95,7 @@ def test_a_finished_run_is_not_trained_again(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.train(spec_of(), dataset, device)
-    folder.train(spec_of(), dataset, device, report=lambda _: pytest.fail("it trained"))
+    folder.train(spec_of(), dataset, device, on_progress=lambda _: pytest.fail("it trained"))
 
 
 @pytest.mark.parametrize("lr", [1e-2, 1e30], ids=["done", "diverged"])

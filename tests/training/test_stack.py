@@ -16,7 +16,7 @@ from sandmask.masks import TensorMoments
 from sandmask.records import RunSpec
 from sandmask.training import Stack, cuda_graph, make_spec, split_environment
 from sandmask.training.cuda_graph import Carry, Program
-from sandmask.training.stack import CACHED_NUMBERS
+from sandmask.training.stack import CACHED_ACTIVATIONS
 from sandmask.training.stack_step import _moments
 
 Specs = Callable[..., RunSpec]
@@ -125,7 +125,7 @@ def test_wide_networks_are_evaluated_on_fewer_examples_at_a_time(spec_of: Specs,
     parts = [(torch.zeros(500, 2), torch.zeros(500)) for _ in range(3)]
     many = TensorDataset("DebugVector", ("a", "b", "c"), ("0", "1"), parts)
     wide = Stack([spec_of(hparams={"mlp_width": 2048})], many, device)
-    assert max(map(len, wide.evaluator._chunks)) * 2048 <= CACHED_NUMBERS
+    assert max(map(len, wide.evaluator._chunks)) * 2048 <= CACHED_ACTIVATIONS
 
 
 def test_half_precision_is_scaled_into_its_range(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

@@ -52,7 +52,7 @@ def test_a_run_that_was_stopped_is_shown_once(
 
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        folder.train(spec, dataset, device, tensorboard=tmp_path / "board", report=interrupt)
+        folder.train(spec, dataset, device, tensorboard=tmp_path / "board", on_progress=interrupt)
     assert len(read(tmp_path / "board")["loss"]) == 2
     record = folder.train(spec, dataset, device, tensorboard=tmp_path / "board")
     assert read(tmp_path / "board") == expected(record)

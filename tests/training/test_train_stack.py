@@ -42,7 +42,7 @@ def test_interrupted_and_resumed_gives_the_same_records(
 ) -> None:
     whole = train_stack(specs, dataset, device, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train_stack(specs, dataset, device, tmp_path / "parts", report=interrupt_at(stop_at))
+        train_stack(specs, dataset, device, tmp_path / "parts", on_progress=interrupt_at(stop_at))
     parts = train_stack(specs, dataset, device, tmp_path / "parts")
     assert [run.status for run in whole] == ["done"] * 4
     assert whole[0].steps.tolist() == [0, 5, 10, 11]
@@ -55,11 +55,11 @@ def test_a_checkpoint_splits_into_those_of_some_runs(
 ) -> None:
     whole = {run.spec.id: run for run in train_stack(specs, dataset, device, tmp_path / "whole")}
     with pytest.raises(KeyboardInterrupt):
-        train_stack(specs, dataset, device, tmp_path / "all", report=interrupt_at(8))
+        train_stack(specs, dataset, device, tmp_path / "all", on_progress=interrupt_at(8))
     parts = [([specs[2], specs[0]], tmp_path / "a"), ([specs[1], specs[3]], tmp_path / "b")]
     split_checkpoint(tmp_path / "all", parts)
     done: list[int] = []
     for chosen, path in parts:
-        for run in train_stack(chosen, dataset, device, path, report=lambda progress: done.append(progress.done)):
+        for run in train_stack(chosen, dataset, device, path, on_progress=lambda progress: done.append(progress.done)):
             np.testing.assert_array_equal(run.accuracy_in, whole[run.spec.id].accuracy_in)
     assert min(done) == 9, "work was done again"

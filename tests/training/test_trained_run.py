@@ -192,7 +192,7 @@ def test_an_unfinished_run(tmp_path: Path, dataset: Dataset, spec_of: Specs) -> 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        RunFolder(tmp_path).train(spec_of(), dataset, CPU, report=interrupt)
+        RunFolder(tmp_path).train(spec_of(), dataset, CPU, on_progress=interrupt)
     with pytest.raises(SandmaskError, match="not finished: 6 of 12 steps are recorded"):
         load_run(tmp_path)
 

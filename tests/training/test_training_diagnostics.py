@@ -160,7 +160,7 @@ def test_a_run_goes_on_as_it_began(spec_of: Specs, dataset: Dataset, device: tor
     specs = [spec_of("SANDMask", seed=k, hparams=HPARAMS) for k in range(2)]
     whole = train_stack(specs, dataset, device, tmp_path / "whole", diagnostics=True)
     with pytest.raises(KeyboardInterrupt):
-        train_stack(specs, dataset, device, tmp_path / "parts", diagnostics=True, report=interrupt)
+        train_stack(specs, dataset, device, tmp_path / "parts", diagnostics=True, on_progress=interrupt)
     with pytest.raises(SandmaskError, match="begun with --diagnostics"):
         train_stack(specs, dataset, device, tmp_path / "parts")
     parts = train_stack(specs, dataset, device, tmp_path / "parts", diagnostics=True)

@@ -71,7 +71,7 @@ def pairs_of_classes(batch: EnvBatch, n_classes: int, key: Tensor) -> tuple[Tens
     """For each class two random examples of it, numbered as in `batch.inputs`, and whether it has two: [C] each."""
     classes = torch.arange(n_classes, device=key.device).unsqueeze(-1)
     member = (batch.y.flatten() == classes) & (batch.weight.flatten() > 0)
-    noise = random.uniform(random.fold(batch.rows.flatten(), key))
+    noise = random.uniform(random.fold(batch.example_keys.flatten(), key))
     order = torch.where(member, noise, 2.0).argsort(stable=True)
     last = min(1, order.shape[-1] - 1)
     return order[:, 0], order[:, last], member.sum(-1) >= 2

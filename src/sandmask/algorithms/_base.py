@@ -94,7 +94,7 @@ class Algorithm(ABC):
         """The dropout noise of the examples of a batch, in the order of `batch.inputs`."""
         if not self.problem.dropout or "dropout" not in hparams:
             return None
-        return Dropout(hparams["dropout"], batch.rows.flatten())
+        return Dropout(hparams["dropout"], batch.example_keys.flatten())
 
     def logits(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
         """Training-time logits [E, B, n_classes] of a batch, in one forward pass."""

@@ -13,7 +13,7 @@ class Exchange:
     """A random partner for every example of a batch, and a ratio, both drawn by the examples' own keys."""
 
     def __init__(self, batch: EnvBatch, key: Tensor) -> None:
-        rows = random.fold(batch.rows.flatten(), key)
+        rows = random.fold(batch.example_keys.flatten(), key)
         true = batch.weight.flatten() > 0
         self.ratio = random.uniform(random.fold(rows, 0)).unsqueeze(-1)
         # The n-th true example is given the n-th of the true examples in random order: padding takes no part.

@@ -130,7 +130,7 @@ class ADRMX(Algorithm):
     def _discriminator_dropout(self, batch: EnvBatch, hparams: Hparams) -> Dropout | None:
         if not self.problem.dropout or "mlp_dropout" not in hparams:
             return None
-        return Dropout(hparams["mlp_dropout"], random.fold(batch.rows.flatten(), _NOISE))
+        return Dropout(hparams["mlp_dropout"], random.fold(batch.example_keys.flatten(), _NOISE))
 
     def predict(self, state: State, x: Tensor) -> Tensor:
         """Logits by the label features' head."""

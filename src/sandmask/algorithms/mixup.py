@@ -47,7 +47,7 @@ def mix(batch: EnvBatch, order: Tensor, share: Tensor) -> tuple[EnvBatch, Tensor
     second = EnvBatch(*(field[order.roll(-1)] for field in batch))
     lam = share.view(-1, *(1 for _ in first.x.shape[1:]))
     x = lam * first.x + (1.0 - lam) * second.x
-    return EnvBatch(x, first.y, first.weight * second.weight, first.rows), second.y
+    return EnvBatch(x, first.y, first.weight * second.weight, first.example_keys), second.y
 
 
 ALGORITHMS.register(

@@ -66,7 +66,7 @@ class URM(Algorithm):
 
         gradient, loss, (_, z) = differentiate.gradient(of_model, state["params"])
         params, adam = adam_update(state["params"], gradient, state["adam"], hparams)
-        uniform = random.uniform(random.fold(batch.rows.flatten(), key), z.shape[-1]).to(z.dtype)
+        uniform = random.uniform(random.fold(batch.example_keys.flatten(), key), z.shape[-1]).to(z.dtype)
         noise = torch.where(activation > 0, uniform, 2.0 * uniform - 1.0)
 
         def of_discriminator(vector: Tensor) -> tuple[Tensor, tuple[()]]:

@@ -199,7 +199,7 @@ def train(
             fast=fast,
             diagnostics=diagnostics,
             tensorboard=None if tensorboard is None else Path(tensorboard),
-            report=bar.update,
+            on_progress=bar.update,
             evaluating=bar.evaluating,
             keep_checkpoint=keep_checkpoint,
             checkpoint_seconds=checkpoint_seconds,

@@ -1,4 +1,4 @@
-"""Adam as a pure function, equal to `torch.optim.Adam` to rounding; every number may be a per-run tensor."""
+"""Adam as a pure function, equal to `torch.optim.Adam` to rounding; every setting may be a per-run tensor."""
 
 import math
 from functools import partial
@@ -18,8 +18,8 @@ class AdamState(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # hides `tuple.count`, which nobody needs here
 
 
-class Numbers(NamedTuple):
-    """What a step is taken with; under `vmap`, each run's own."""
+class Settings(NamedTuple):
+    """Of a step; under `vmap`, each run's own."""
 
     lr: Tensor | float
     weight_decay: Tensor | float
@@ -74,13 +74,13 @@ def adam_step(
     :param eps: added to the denominator.
     :return: new parameters and state.
     """
-    numbers = Numbers(lr, weight_decay, betas, decoupled, eps)
+    settings = Settings(lr, weight_decay, betas, decoupled, eps)
     if params.ndim == 1 and params.shape == gradient.shape == state.mean.shape:
         if has_kernels(params):
-            return _by_kernel(params, gradient, state, numbers)
+            return _by_kernel(params, gradient, state, settings)
         if _fuses(params, gradient, *state[:2]):
-            return _fused(params, gradient, state, numbers)
-    return plain_adam_step(params, gradient, state, *numbers)
+            return _fused(params, gradient, state, settings)
+    return plain_adam_step(params, gradient, state, *settings)
 
 
 def plain_adam_step(
@@ -103,13 +103,13 @@ def plain_adam_step(
     return params - (lr / _correction(betas[0], count)) * mean / denominator, AdamState(mean, square, count)
 
 
-def _by_kernel(params: Tensor, gradient: Tensor, state: AdamState, numbers: Numbers) -> tuple[Tensor, AdamState]:
-    lr, weight_decay, betas, _, eps = numbers
+def _by_kernel(params: Tensor, gradient: Tensor, state: AdamState, settings: Settings) -> tuple[Tensor, AdamState]:
+    lr, weight_decay, betas, _, eps = settings
     count = state.count + 1.0
     from sandmask.functional.kernels import adam as adam_kernel
 
     first, second = _correction(betas[0], count), _correction(betas[1], count).sqrt()
-    scalars = (weight_decay, *betas, lr / first, second, numbers.shrinkage)
+    scalars = (weight_decay, *betas, lr / first, second, settings.shrinkage)
     each = [number + torch.zeros_like(count) for number in scalars]
     tensors = (params, gradient, state.mean, state.square, *each)
     params, mean, square = on_all_runs(partial(adam_kernel.adam, eps=eps), *tensors)
@@ -123,10 +123,10 @@ def _fuses(*tensors: Tensor) -> bool:
     return alike and on_cpu and reachable() and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-def _fused(params: Tensor, gradient: Tensor, state: AdamState, numbers: Numbers) -> tuple[Tensor, AdamState]:
-    lr, weight_decay, betas, _, eps = numbers
+def _fused(params: Tensor, gradient: Tensor, state: AdamState, settings: Settings) -> tuple[Tensor, AdamState]:
+    lr, weight_decay, betas, _, eps = settings
     count = state.count + 1.0
-    each = [number + torch.zeros_like(count) for number in (lr, *betas, weight_decay, numbers.shrinkage)]
+    each = [number + torch.zeros_like(count) for number in (lr, *betas, weight_decay, settings.shrinkage)]
     tensors = (params, state.mean, state.square, gradient, count, *each)
     params, mean, square = on_all_runs(partial(_fused_of_runs, eps=eps), *tensors)
     return params, AdamState(mean, square, count)
@@ -135,8 +135,8 @@ def _fused(params: Tensor, gradient: Tensor, state: AdamState, numbers: Numbers)
 def _fused_of_runs(*tensors: Tensor, eps: float) -> tuple[Tensor, ...]:
     """One pass over memory a run, where the plain operations take a dozen."""
     params, mean, square = (tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors[:3])
-    gradient, count, *numbers = tensors[3:]
-    of_runs = zip(*(number.tolist() for number in numbers), strict=True)
+    gradient, count, *settings = tensors[3:]
+    of_runs = zip(*(number.tolist() for number in settings), strict=True)
     for run, (lr, beta1, beta2, weight_decay, shrinkage) in enumerate(of_runs):
         if shrinkage != 1.0:
             params[run].mul_(shrinkage)

@@ -11,14 +11,14 @@ from sandmask.functional import random
 class EnvBatch(NamedTuple):
     """One minibatch from each of E environments, B examples each; a pytree, so it works under `vmap`.
 
-    `weight` is 1 for an example and 0 for padding. `rows` holds a random key for every example: what is
+    `weight` is 1 for an example and 0 for padding. `example_keys` holds a random key for every example: what is
     random about an example (dropout, say) follows its key, wherever in a batch the example stands.
     """
 
     x: Tensor  # [E, B, *input_shape]
     y: Tensor  # [E, B] int64
     weight: Tensor  # [E, B]
-    rows: Tensor  # [E, B] int64
+    example_keys: Tensor  # [E, B] int64
 
     @property
     def n_envs(self) -> int:

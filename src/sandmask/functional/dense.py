@@ -29,8 +29,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, 
         return result
     if not has_kernels(x):
         return plain_dense(x, weight, bias, drop, site)
-    rows, rate = (None, None) if drop is None else (drop.rows, drop.rate)
-    return _apply(x, weight, bias, rows, rate, how=(site, True))
+    keys, rate = (None, None) if drop is None else (drop.keys, drop.rate)
+    return _apply(x, weight, bias, keys, rate, how=(site, True))
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -80,9 +80,9 @@ class _Dense(Function):
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, site: int, relu: bool
+        x: Tensor, weight: Tensor, bias: Tensor, keys: Tensor | None, rate: Tensor | None, site: int, relu: bool
     ) -> Tensor:
-        return layer_of_runs(*aligned(x, weight, bias), rows, rate, site, relu)
+        return layer_of_runs(*aligned(x, weight, bias), keys, rate, site, relu)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -108,12 +108,12 @@ def layer_of_runs(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
-    rows: Tensor | None = None,
+    keys: Tensor | None = None,
     rate: Tensor | None = None,
     site: int = 0,
     relu: bool = True,
 ) -> Tensor:
-    """Of x [K, N, in], weight [K, out, in], bias [K, out], rows [K, N], rate [K]; on any device.
+    """Of x [K, N, in], weight [K, out, in], bias [K, out], keys [K, N], rate [K]; on any device.
 
     Without `relu` it is x W^T + b alone.
     """
@@ -122,10 +122,10 @@ def layer_of_runs(
     if has_kernels(x):
         from sandmask.functional.kernels import dense as dense_kernels
 
-        return dense_kernels.activate(torch.bmm(x, weight.mT), bias, rows, rate, site)
+        return dense_kernels.activate(torch.bmm(x, weight.mT), bias, keys, rate, site)
     y = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-    if rows is not None and rate is not None:
-        y = Dropout(rate.view(-1, 1, 1), rows)(y, site).to(y.dtype)
+    if keys is not None and rate is not None:
+        y = Dropout(rate.view(-1, 1, 1), keys)(y, site).to(y.dtype)
     return saturated(y.relu())
 
 

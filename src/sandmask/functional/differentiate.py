@@ -17,7 +17,7 @@ from sandmask.functional.batch import EnvBatch
 from sandmask.masks import GradientMoments, TensorMoments
 
 Objective = Callable[[Tensor], tuple[Tensor, Any]]
-STACK_BYTES = 2**31  # of all environments' gradients together, that are kept at once on a GPU
+AT_ONCE_BYTES = 2**31  # of all environments' gradients together, that are kept at once on a GPU
 EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
 
 
@@ -45,7 +45,7 @@ class Differentiator(Protocol):
 
 
 class Functional:
-    """Through `torch.func`; the environments' gradients are taken together, as a stack."""
+    """Through `torch.func`; the environments' gradients are taken together."""
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """See `Differentiator.gradient`."""
@@ -57,7 +57,7 @@ class Functional:
     ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
         gradients, values = self._stacked(losses, vector, batch, None)
-        moments = GradientMoments.of_stack(gradients, log_magnitude=log_magnitude, check_finite=False)
+        moments = GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False)
         return _of_vector(moments), values
 
     def environment_gradients(
@@ -122,7 +122,7 @@ class Direct(Autograd):
     ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
         gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
-        moments = GradientMoments.of_stack(gradients, log_magnitude=log_magnitude, check_finite=False)
+        moments = GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False)
         return _of_vector(moments), values
 
     def environment_gradients(
@@ -142,11 +142,11 @@ def _of_one(losses: EnvironmentLosses) -> Callable[[Tensor, EnvBatch], Tensor]:
 
 def _fold(gradients: Iterator[Tensor], n_envs: int, vector: Tensor, *, log_magnitude: bool) -> GradientMoments:
     """Moments of gradients that come one by one; on a GPU with memory to spare, of all of them by one kernel."""
-    if vector.device.type == "cuda" and n_envs * vector.numel() * vector.element_size() <= STACK_BYTES:
-        stack = torch.empty(n_envs, vector.numel(), dtype=vector.dtype, device=vector.device)
+    if vector.device.type == "cuda" and n_envs * vector.numel() * vector.element_size() <= AT_ONCE_BYTES:
+        kept = torch.empty(n_envs, vector.numel(), dtype=vector.dtype, device=vector.device)
         for e, gradient in enumerate(gradients):
-            stack[e] = gradient
-        return GradientMoments.of_stack(stack, log_magnitude=log_magnitude, check_finite=False)
+            kept[e] = gradient
+        return GradientMoments.of_gradients(kept, log_magnitude=log_magnitude, check_finite=False)
     moments = GradientMoments(log_magnitude=log_magnitude, check_finite=False)
     for gradient in gradients:
         moments.update(gradient)

@@ -10,12 +10,12 @@ from sandmask.functional import random
 
 @dataclass(frozen=True)
 class Dropout:
-    """Drops units at `rate` (a per-run tensor). `rows` holds one random key per example: [N]."""
+    """Drops units at `rate` (a per-run tensor). `keys` holds one random key per example: [N]."""
 
     rate: Tensor
-    rows: Tensor
+    keys: Tensor
 
     def __call__(self, x: Tensor, site: int) -> Tensor:
         """Drop units of x `[N, features]`; every `site` in a network draws noise of its own."""
-        noise = random.uniform(random.fold(self.rows, site), x.shape[-1])
+        noise = random.uniform(random.fold(self.keys, site), x.shape[-1])
         return torch.where(noise >= self.rate, x / (1.0 - self.rate), 0.0)

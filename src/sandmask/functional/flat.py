@@ -119,12 +119,12 @@ class FlatModule:
         """The flat vector of parameters given by name: the inverse of `named`."""
         return torch.cat([slot.write(named[slot.name]) for slot in self.slots])
 
-    def flatten_stacks(self, named: Mapping[str, Tensor]) -> Tensor:
+    def flatten_each(self, named: Mapping[str, Tensor]) -> Tensor:
         """Flat vectors [E, P], in float32, of E values of every parameter: [E, *shape] by name."""
-        stacks = (named[slot.name] for slot in self.slots)
+        values = (named[slot.name] for slot in self.slots)
         pieces = [
-            (stack.permute(0, 1, 3, 4, 2) if slot.channels_last else stack).flatten(1)
-            for slot, stack in zip(self.slots, stacks, strict=True)
+            (value.permute(0, 1, 3, 4, 2) if slot.channels_last else value).flatten(1)
+            for slot, value in zip(self.slots, values, strict=True)
         ]
         return torch.cat([piece.to(torch.promote_types(piece.dtype, torch.float32)) for piece in pieces], dim=1)
 

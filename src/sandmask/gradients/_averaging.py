@@ -12,7 +12,7 @@ from sandmask.gradients._merging import buckets, flat
 from sandmask.gradients._processes import Message, exchange
 from sandmask.masks import MaskError
 from sandmask.masks._layout import Layout, check_kind
-from sandmask.masks._stack import accumulation_dtype
+from sandmask.masks._two_pass import accumulation_dtype
 
 
 def averaged(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
-from sandmask.gradients._losses import scalar_loss
+from sandmask.gradients._losses import gradients_by_environment, scalar_loss
 from sandmask.gradients._merging import merge
 from sandmask.gradients._one_pass import OnePass, known_cases
 from sandmask.gradients._params import check_mask, trainable_parameters
@@ -48,15 +48,15 @@ def environment_gradients(
         in one pass over their concatenated batches (with `torch.func.vmap` for models that use parameters outside
         of the usual layers); "auto" chooses.
     :param per_sample: treat every example as an environment, as in ILC.
-    :return: the stacked gradients by parameter name, `[E, *shape]`, in the order of `batches`.
+    :return: the gradients by parameter name, `[E, *shape]`, in the order of `batches`.
     """
     check_request(model, method, None)
     checked, params = check_batches(batches, per_sample=per_sample), trainable(model)
     method = choose_method(method, model, params, len(checked))
-    stacks = list(_stacks(model, loss_fn, checked, params, method, one_pass=not per_sample))
-    order = torch.tensor([e for envs, _ in stacks for e in envs]).argsort()
-    together = {name: torch.cat([grads[name] for _, grads in stacks]) for name in stacks[0][1]}
-    return {name: stack[order.to(stack.device)] for name, stack in together.items()}
+    pieces = list(_pieces(model, loss_fn, checked, params, method, one_pass=not per_sample))
+    order = torch.tensor([e for envs, _ in pieces for e in envs]).argsort()
+    together = {name: torch.cat([grads[name] for _, grads in pieces]) for name in pieces[0][1]}
+    return {name: grads[order.to(grads.device)] for name, grads in together.items()}
 
 
 @torch.enable_grad()
@@ -95,11 +95,13 @@ def environment_moments(
         folded = _folded(model, loss_fn, checked, params, check_finite=check_finite)
         if folded is not None:
             return folded
-    stacks = _stacks(model, loss_fn, checked, params, method, one_pass=one_pass, chunk_size=chunk_size)
-    envs, first = next(stacks)
-    moments = GradientMoments.of_stack(first, log_magnitude=log_magnitude, check_finite=check_finite, numbers=envs)
-    for envs, grads in stacks:
-        moments.update_stack(grads, numbers=envs)
+    pieces = _pieces(model, loss_fn, checked, params, method, one_pass=one_pass, chunk_size=chunk_size)
+    envs, first = next(pieces)
+    moments = GradientMoments.of_gradients(
+        first, log_magnitude=log_magnitude, check_finite=check_finite, environments=envs
+    )
+    for envs, grads in pieces:
+        moments.update_many(grads, environments=envs)
     return moments
 
 
@@ -147,7 +149,7 @@ def set_gradients(
     return fill_gradients(named, mask, moments, Scaling(None))
 
 
-def _stacks(
+def _pieces(
     model: nn.Module,
     loss_fn: LossFunction,
     batches: Batches,
@@ -157,7 +159,7 @@ def _stacks(
     one_pass: bool,
     chunk_size: int | None = None,
 ) -> Iterator[tuple[list[int], NamedGradients]]:
-    """Pieces of the result: numbers of some environments, and their stacked gradients."""
+    """Pieces of the result: some environments, and their gradients."""
     if method == "loop":
         yield from _loop(model, loss_fn, batches, params)
         return
@@ -226,12 +228,12 @@ def _one_pass(
 def _loop(
     model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients
 ) -> Iterator[tuple[list[int], NamedGradients]]:
-    for e, (x, y) in enumerate(batches):
-        loss = scalar_loss(loss_fn(model(x), y), e)
-        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
-        if sparse := [name for name, g in zip(params, grads, strict=True) if g.layout is not torch.strided]:
+    losses = (loss_fn(model(x), y) for x, y in batches)
+    for e, grads in enumerate(gradients_by_environment(losses, list(params.values()))):
+        of_one = dict(zip(params, grads, strict=True))
+        if sparse := [name for name, g in of_one.items() if g is not None and g.layout is not torch.strided]:
             raise MaskError(f"The gradient of `{sparse[0]}` should be dense. Build its module with sparse=False.")
-        yield [e], {name: g.unsqueeze(0) for name, g in zip(params, grads, strict=True)}
+        yield [e], {n: torch.zeros_like(params[n])[None] if g is None else g[None] for n, g in of_one.items()}
 
 
 def _vmapped(

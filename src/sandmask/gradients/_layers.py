@@ -37,9 +37,9 @@ class _Linear(torch.autograd.Function):
 
 def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
     """grad^T x of each environment: one batched product where all have the same number of rows."""
-    if len(set(tape.rows)) > 1:
+    if len(set(tape.sizes)) > 1:
         return tape.by_environment(lambda g, v: g.flatten(0, -2).T @ v.flatten(0, -2), grad, x)
-    n_envs = len(tape.rows)
+    n_envs = len(tape.sizes)
     grad, x = (t.reshape(n_envs, -1, t.shape[-1]) for t in (grad, x))
     if not tape.folds or grad.device.type != "cpu":
         return torch.bmm(grad.mT, x)
@@ -50,9 +50,9 @@ def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
 
 def _bias_sums(tape: "OnePass", grad: Tensor) -> Tensor:
     """The sums of each environment's rows."""
-    if len(set(tape.rows)) > 1:
+    if len(set(tape.sizes)) > 1:
         return tape.by_environment(lambda g: g.flatten(0, -2).sum(0), grad)
-    return grad.reshape(len(tape.rows), -1, grad.shape[-1]).sum(1)
+    return grad.reshape(len(tape.sizes), -1, grad.shape[-1]).sum(1)
 
 
 class _Conv2d(torch.autograd.Function):
@@ -196,8 +196,8 @@ def _embedding(
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise UnsupportedError("an embedding has max_norm, scale_grad_by_freq or sparse")
     if input.ndim > 1 and input.shape[0] == 1:  # positions that all examples share
-        input = input.expand(sum(tape.rows), *input.shape[1:])  # noqa: A001
-    if input.shape[:1] != (sum(tape.rows),):
+        input = input.expand(sum(tape.sizes), *input.shape[1:])  # noqa: A001
+    if input.shape[:1] != (sum(tape.sizes),):
         raise UnsupportedError(f"an embedding's input has the shape {tuple(input.shape)}")
     if padding_idx is not None and padding_idx < 0:
         padding_idx += len(weight)

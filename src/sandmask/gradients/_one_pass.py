@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from sandmask.gradients._layers import LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
-from sandmask.masks import MaskError, TensorMoments, stack_moments
+from sandmask.masks import MaskError, TensorMoments, gradient_moments
 
-Rows = Sequence[int]  # examples of each environment, in the order of the concatenated batch
+Sizes = Sequence[int]  # examples of each environment, in the order of the concatenated batch
 
 # Models, and the sizes and shapes with which their examples were seen to be independent of each other.
 _independent: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
@@ -37,15 +37,15 @@ class OnePass(Tape):
 
     layers = LAYERS
 
-    def __init__(self, params: Mapping[str, Tensor], rows: Rows, *, fold: bool = False, traces: bool = False) -> None:
+    def __init__(self, params: Mapping[str, Tensor], sizes: Sizes, *, fold: bool = False, traces: bool = False) -> None:
         super().__init__(params)
         self.folds = fold
         self._traced: list[Tensor] | None = [] if traces else None
         self._records = True
         self._running = False
         self._moments: dict[str, TensorMoments] = {}
-        self.rows = list(rows)
-        self._stacks: dict[str, Tensor] = {}
+        self.sizes = list(sizes)
+        self._gradients: dict[str, Tensor] = {}
         self._used: set[str] = set()
         self.shares = False  # whether a parameter was used twice
 
@@ -68,10 +68,10 @@ class OnePass(Tape):
 
     def check_rows(self, x: Tensor) -> None:
         """A layer's input should still have one row per example, or nobody knows whose gradient is whose."""
-        if x.ndim < 2 or x.shape[0] != sum(self.rows):
+        if x.ndim < 2 or x.shape[0] != sum(self.sizes):
             raise UnsupportedError(f"a layer's input has the shape {tuple(x.shape)}")
 
-    def add(self, param: Tensor | None, stack: Callable[[], Tensor]) -> None:
+    def add(self, param: Tensor | None, gradients: Callable[[], Tensor]) -> None:
         """Add gradients `[E, *shape]` of a parameter; a shared one is added to."""
         if not self._running:
             raise MaskError(
@@ -81,17 +81,17 @@ class OnePass(Tape):
         if param is None or id(param) not in self.names or not self._records:
             return
         name = self.names[id(param)]
-        found = stack().to(param.dtype)
+        found = gradients().to(param.dtype)
         if self.folds:
             if name in self._moments:
                 raise UnsupportedError("a parameter is used twice")
-            self._moments[name] = stack_moments(found.detach())
+            self._moments[name] = gradient_moments(found.detach())
             return
-        self._stacks[name] = self._stacks[name] + found if name in self._stacks else found
+        self._gradients[name] = self._gradients[name] + found if name in self._gradients else found
 
     def by_environment(self, of_rows: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`of_rows` of each environment's rows, stacked."""
-        parts = zip(*(torch.split(tensor, self.rows) for tensor in tensors), strict=True)
+        parts = zip(*(torch.split(tensor, self.sizes) for tensor in tensors), strict=True)
         found = [of_rows(*part) for part in parts]
         if found[0].is_contiguous():
             return torch.stack(found)
@@ -117,7 +117,7 @@ class OnePass(Tape):
         self._records = False
         gradients = self.differentiate(loss, self._traced, retain_graph=True)
         self._records, self._traced = True, None
-        if any(gradient is not None and bool(gradient[self.rows[0] :].any()) for gradient in gradients):
+        if any(gradient is not None and bool(gradient[self.sizes[0] :].any()) for gradient in gradients):
             raise UnsupportedError("examples do not pass through the model independently of each other")
 
     def differentiate(
@@ -136,13 +136,13 @@ class OnePass(Tape):
 
     def used(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`, of those parameters that were used."""
-        return {name: stack.detach() for name, stack in self._stacks.items()}
+        return {name: found.detach() for name, found in self._gradients.items()}
 
     def gradients(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`; zeros for parameters that were not used."""
         found = self.used()
         return {
-            name: found[name] if name in found else param.new_zeros(len(self.rows), *param.shape)
+            name: found[name] if name in found else param.new_zeros(len(self.sizes), *param.shape)
             for name, param in self.params.items()
         }
 

@@ -135,11 +135,13 @@ class Recording:
         if tape.folds:
             return _folded(tape, named, checked, check_finite=check_finite)
         used = tape.used()
-        stacks = dict(zip(named, scaling.unscale([used.get(name) for name in named]), strict=True))
+        gradients_by_name = dict(zip(named, scaling.unscale([used.get(name) for name in named]), strict=True))
         if transform is None:
-            return GradientMoments.of_stack(stacks, log_magnitude=mask.needs_log_magnitude, check_finite=check_finite)
+            return GradientMoments.of_gradients(
+                gradients_by_name, log_magnitude=mask.needs_log_magnitude, check_finite=check_finite
+            )
         moments = mask.new_moments(check_finite=check_finite)
-        for gradients in transform(_unstacked(list(stacks.values()), len(checked))):
+        for gradients in transform(_by_environment(list(gradients_by_name.values()), len(checked))):
             moments.update(dict(zip(named, gradients, strict=True)))
         return moments
 
@@ -159,8 +161,8 @@ class Recording:
             raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
 
 
-def _unstacked(stacks: Sequence[Tensor | None], count: int) -> Iterator[EnvironmentGradients]:
-    return ([None if stack is None else stack[e] for stack in stacks] for e in range(count))
+def _by_environment(gradients: Sequence[Tensor | None], count: int) -> Iterator[EnvironmentGradients]:
+    return ([None if of_all is None else of_all[e] for of_all in gradients] for e in range(count))
 
 
 def _folded(

@@ -12,8 +12,8 @@ from sandmask.masks import MaskError
 Batches = list[tuple[Tensor, Tensor]]
 Method = Literal["auto", "loop", "batched"]
 
-# "auto" stacks gradients up to this many elements in all (E x P); a loop keeps one environment's at a time.
-STACK_LIMIT = 128 * 1024 * 1024
+# "auto" keeps all gradients at once up to this many elements in all (E x P); a loop keeps one environment's at a time.
+AT_ONCE_LIMIT = 128 * 1024 * 1024
 
 
 def check_request(model: nn.Module, method: str, chunk_size: int | None) -> None:
@@ -62,7 +62,7 @@ def choose_method(method: Method, model: nn.Module, params: Mapping[str, Tensor]
     reason = None if method == "loop" else why_apart(model, params)
     if reason is not None and method == "batched":
         raise MaskError(f'The environments cannot be batched: {reason}. Use method="loop".')
-    too_many = at_once * sum(p.numel() for p in params.values()) > STACK_LIMIT
+    too_many = at_once * sum(p.numel() for p in params.values()) > AT_ONCE_LIMIT
     return "loop" if reason is not None or (method == "auto" and too_many) else method
 
 

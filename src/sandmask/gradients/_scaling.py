@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 from sandmask.gradients._graph import nodes
 from sandmask.masks import MaskError
 from sandmask.masks._finite import all_finite
-from sandmask.masks._stack import accumulation_dtype
+from sandmask.masks._two_pass import accumulation_dtype
 
 _checked: WeakSet[GradScaler] = WeakSet()
 

@@ -1,6 +1,6 @@
 """Gradient masks over environments, and the running moments that they are computed from.
 
-A mask called on stacked gradients `[E, *shape]` returns the masked mean gradient:
+A mask called on the gradients `[E, *shape]` of E environments returns the masked mean gradient:
 
 >>> import torch
 >>> from sandmask.masks import ANDMask, GradientMoments
@@ -36,7 +36,7 @@ from sandmask.masks._histogram import agreement_counts
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 from sandmask.masks._sand import SANDMask
-from sandmask.masks._stack import fold_stacks, stack_moments
+from sandmask.masks._two_pass import fold_runs, gradient_moments
 
 __all__ = [
     "ANDMask",
@@ -55,9 +55,9 @@ __all__ = [
     "agreement",
     "agreement_counts",
     "and_weights",
-    "fold_stacks",
+    "fold_runs",
     "geometric_mean",
+    "gradient_moments",
     "rescale_by_sparsity",
     "sand_weights",
-    "stack_moments",
 ]

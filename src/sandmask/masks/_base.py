@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sandmask._physical import has_kernels
 from sandmask.masks._errors import MaskError
-from sandmask.masks._evaluate import mask_weights, masked_mean, masked_mean_of_stacks, moments_of_stacks
+from sandmask.masks._evaluate import mask_weights, masked_mean, masked_mean_of, moments_for
 from sandmask.masks._functional import Scalar, TensorMoments
 from sandmask.masks._gpu import weigh_by_kernel
 from sandmask.masks._layout import Gradients
@@ -30,7 +30,7 @@ def check_number(name: str, value: object) -> None:
 class Mask(ABC):
     """A weight in [0, 1] for every element of the mean gradient over environments.
 
-    Called on stacked gradients `[E, *shape]` (a tensor, or a sequence or dict of tensors) it returns the
+    Called on the gradients `[E, *shape]` of E environments (a tensor, or a sequence or dict of tensors) it returns the
     masked mean gradient `[*shape]`, in the gradients' dtype. On `GradientMoments` the same is done by
     `from_moments`.
 
@@ -81,11 +81,11 @@ class Mask(ABC):
     @overload
     def __call__(self, grads: Mapping[str, Tensor], *, check_finite: bool = ...) -> dict[str, Tensor]: ...
     def __call__(self, grads: Gradients, *, check_finite: bool = True) -> Any:
-        """Masked mean of stacked gradients `[E, *shape]`.
+        """Masked mean of gradients `[E, *shape]`.
 
         `check_finite=False` leaves out the check for inf and NaN, which waits for the device once per call.
         """
-        return masked_mean_of_stacks(self, grads, check_finite=check_finite)
+        return masked_mean_of(self, grads, check_finite=check_finite)
 
     @overload
     def weights(self, grads: Tensor, *, check_finite: bool = ...) -> Tensor: ...
@@ -94,8 +94,8 @@ class Mask(ABC):
     @overload
     def weights(self, grads: Mapping[str, Tensor], *, check_finite: bool = ...) -> dict[str, Tensor]: ...
     def weights(self, grads: Gradients, *, check_finite: bool = True) -> Any:
-        """The mask itself, for stacked gradients `[E, *shape]`."""
-        return mask_weights(self, moments_of_stacks(self, grads, check_finite=check_finite))
+        """The mask itself, for gradients `[E, *shape]`."""
+        return mask_weights(self, moments_for(self, grads, check_finite=check_finite))
 
     def from_moments(self, moments: GradientMoments) -> Any:
         """Masked mean gradient, in the gradients' form; `None` for a tensor without any gradient."""

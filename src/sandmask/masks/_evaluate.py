@@ -1,4 +1,4 @@
-"""Evaluate a mask on moments or on stacked gradients: the one place for faster ways to do either."""
+"""Evaluate a mask on moments or on gradients `[E, *shape]`: the one place for faster ways to do either."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,13 +23,13 @@ class Evaluation(NamedTuple):
     masked: list[Tensor]
 
 
-def masked_mean_of_stacks(mask: "Mask", grads: Gradients, *, check_finite: bool) -> Any:
-    """The masked mean of stacked gradients, in the form they came in."""
+def masked_mean_of(mask: "Mask", grads: Gradients, *, check_finite: bool) -> Any:
+    """The masked mean of gradients `[E, *shape]`, in the form they came in."""
     if isinstance(grads, Tensor):
         one_pass = _in_one_pass(mask, grads, check_finite=check_finite)
         if one_pass is not None:
             return one_pass
-    return masked_mean(mask, moments_of_stacks(mask, grads, check_finite=check_finite))
+    return masked_mean(mask, moments_for(mask, grads, check_finite=check_finite))
 
 
 def _in_one_pass(mask: "Mask", grads: Tensor, *, check_finite: bool) -> Tensor | None:
@@ -41,9 +41,9 @@ def _in_one_pass(mask: "Mask", grads: Tensor, *, check_finite: bool) -> Tensor |
     return None if check_finite and not torch.isfinite(masked).all() else masked
 
 
-def moments_of_stacks(mask: "Mask", grads: Gradients, *, check_finite: bool) -> GradientMoments:
-    """The moments that this mask needs of stacked gradients."""
-    return GradientMoments.of_stack(grads, log_magnitude=mask.needs_log_magnitude, check_finite=check_finite)
+def moments_for(mask: "Mask", grads: Gradients, *, check_finite: bool) -> GradientMoments:
+    """The moments that this mask needs of gradients `[E, *shape]`."""
+    return GradientMoments.of_gradients(grads, log_magnitude=mask.needs_log_magnitude, check_finite=check_finite)
 
 
 @torch.no_grad()

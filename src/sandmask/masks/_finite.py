@@ -67,16 +67,16 @@ def all_finite(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [largest([t for t in filled if t.device == device]).isfinite().all() for device in devices]
 
 
-def check_stacks_finite(
-    layout: Layout, stacks: Mapping[int, Tensor], means: Sequence[Tensor], numbers: Sequence[int]
+def check_gradients_finite(
+    layout: Layout, gradients: Mapping[int, Tensor], means: Sequence[Tensor], environments: Sequence[int]
 ) -> None:
-    """Raise if a stacked gradient is not finite. The means tell, and are E times smaller than the stacks."""
+    """Raise if a gradient `[E, *shape]` is not finite. The means tell, and are E times smaller."""
     if all(bool(flag) for flag in all_finite(means)):
         return
-    for i, stack in stacks.items():
-        for environment, grad in enumerate(stack):
+    for i, of_environments in gradients.items():
+        for environment, grad in enumerate(of_environments):
             if not bool(grad.isfinite().all()):
-                raise not_finite(layout, i, numbers[environment], float(grad[~grad.isfinite()][0]))
+                raise not_finite(layout, i, environments[environment], float(grad[~grad.isfinite()][0]))
 
 
 def not_finite(layout: Layout, slot: int, environment: int, value: float) -> MaskError:

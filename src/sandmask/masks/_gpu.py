@@ -1,4 +1,4 @@
-"""When and how stacked gradients go through the GPU kernels of `_triton`."""
+"""When and how gradients `[E, *shape]` go through the GPU kernels of `_triton`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,9 +21,9 @@ def launches(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu" and not in_transform()
 
 
-def kernels(stacks: Sequence[Tensor]) -> ModuleType | None:
+def kernels(gradients: Sequence[Tensor]) -> ModuleType | None:
     """The module of kernels if these gradients can go through it: on a GPU, with a torch that has Triton."""
-    if not all(stack.device.type == "cuda" and launches(stack) for stack in stacks):
+    if not all(gradient.device.type == "cuda" and launches(gradient) for gradient in gradients):
         return None
     try:
         from sandmask.masks import _triton
@@ -32,23 +32,23 @@ def kernels(stacks: Sequence[Tensor]) -> ModuleType | None:
     return _triton
 
 
-def moments_of_many(stacks: Sequence[Tensor]) -> list[TensorMoments] | None:
-    """Moments of several stacks `[E, *shape]` by one kernel; None where that cannot be.
+def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
+    """Moments of several tensors' gradients `[E, *shape]` by one kernel; None where that cannot be.
 
-    Every stack is read in the order that a single gradient has in memory, and its moments have that order too.
+    Each is read in the order that the gradient of one environment has in memory, and its moments have that order too.
     """
-    triton = kernels(stacks)
+    triton = kernels(gradients)
     if triton is None:
         return None
-    one = stacks[0]
-    alike = all(s.dtype == one.dtype and s.device == one.device and len(s) == len(one) for s in stacks)
-    if not alike or not all(is_dense(stack[0]) for stack in stacks):
+    one = gradients[0]
+    alike = all(s.dtype == one.dtype and s.device == one.device and len(s) == len(one) for s in gradients)
+    if not alike or not all(is_dense(gradient[0]) for gradient in gradients):
         return None
-    flat = torch.cat([s.as_strided((len(s), s[0].numel()), (s.stride(0), 1)) for s in stacks], dim=1)
+    flat = torch.cat([s.as_strided((len(s), s[0].numel()), (s.stride(0), 1)) for s in gradients], dim=1)
     if not triton.takes(flat):
         return None
-    gradients = [stack[0] for stack in stacks]
-    parts = (unpack(moment, gradients) for moment in triton.stack_moments(flat))
+    one_environment = [gradient[0] for gradient in gradients]
+    parts = (unpack(moment, one_environment) for moment in triton.moments(flat))
     return [TensorMoments(len(one), *of_one) for of_one in zip(*parts, strict=True)]
 
 

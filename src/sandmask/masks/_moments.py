@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sandmask.masks._errors import MaskError
-from sandmask.masks._finite import FiniteCheck, check_stacks_finite
-from sandmask.masks._fold import Sums, buckets, fold_gradients, fold_sums
+from sandmask.masks._finite import FiniteCheck, check_gradients_finite
 from sandmask.masks._functional import EPSILON, TensorMoments, agreement
 from sandmask.masks._gpu import moments_of_many
 from sandmask.masks._layout import Gradients, Layout, check_kind
-from sandmask.masks._stack import accumulation_dtype, stack_moments
+from sandmask.masks._two_pass import accumulation_dtype, gradient_moments
+from sandmask.masks._welford import Sums, buckets, fold_gradients, fold_sums
 
 
 class GradientMoments:
@@ -22,7 +22,7 @@ class GradientMoments:
 
     Gradients are one tensor, a sequence of tensors, or a dict of tensors by name; results come back in the
     same form, in float32 (float64 for float64 gradients). Environments arrive one by one (`update`),
-    several at a time (`update_stack`) or from another object (`merge`), in any order and grouping: the
+    several at a time (`update_many`) or from another object (`merge`), in any order and grouping: the
     result is the same to rounding. Three buffers of the model's size are kept (four with `log_magnitude`),
     whatever the number of environments.
 
@@ -45,32 +45,32 @@ class GradientMoments:
         self.merged = False  # whether the environments of other processes are among them
 
     @classmethod
-    def of_stack(
+    def of_gradients(
         cls,
         grads: Gradients,
         *,
         log_magnitude: bool = False,
         check_finite: bool = True,
-        numbers: Sequence[int] | None = None,
+        environments: Sequence[int] | None = None,
     ) -> "GradientMoments":
-        """Moments of stacked gradients `[E, *shape]`, at once and in two passes.
+        """Moments of the gradients `[E, *shape]` of E environments, at once and in two passes.
 
-        `numbers` are what an error calls the environments: 0 to E - 1, if not given.
+        `environments` are what an error calls the environments: 0 to E - 1, if not given.
 
         Works under `torch.func.vmap` with `check_finite=False` (the check reads a value).
         """
         layout = Layout.of(grads)
-        stacks = {i: stack for i, stack in enumerate(layout.flatten(grads)) if stack is not None}
+        gradients = {i: gradient for i, gradient in enumerate(layout.flatten(grads)) if gradient is not None}
         self = cls(log_magnitude=log_magnitude, check_finite=check_finite)
         self.layout = layout
-        self.count = _number_of_environments(layout, stacks)
+        self.count = _number_of_environments(layout, gradients)
         with torch.no_grad():
-            together = None if log_magnitude else moments_of_many(list(stacks.values()))
-            each = together or (stack_moments(stack, log=log_magnitude) for stack in stacks.values())
-            for (i, stack), moments in zip(stacks.items(), each, strict=True):
-                self._append(i, moments, stack.dtype)
+            together = None if log_magnitude else moments_of_many(list(gradients.values()))
+            each = together or (gradient_moments(gradient, log=log_magnitude) for gradient in gradients.values())
+            for (i, gradient), moments in zip(gradients.items(), each, strict=True):
+                self._append(i, moments, gradient.dtype)
             if check_finite:
-                check_stacks_finite(layout, stacks, self.sums.mean, numbers or range(self.count))
+                check_gradients_finite(layout, gradients, self.sums.mean, environments or range(self.count))
         return self
 
     @classmethod
@@ -123,16 +123,16 @@ class GradientMoments:
         self.count += 1
         return self
 
-    def update_stack(self, grads: Gradients, *, numbers: Sequence[int] | None = None) -> "GradientMoments":
+    def update_many(self, grads: Gradients, *, environments: Sequence[int] | None = None) -> "GradientMoments":
         """Fold in the gradients `[E, *shape]` of E more environments.
 
-        `numbers` are what an error calls them: those after the environments before, if not given.
+        `environments` are what an error calls them: those after the environments before, if not given.
         """
-        more = GradientMoments.of_stack(
+        more = GradientMoments.of_gradients(
             grads,
             log_magnitude=self.log_magnitude,
             check_finite=self.finite is not None,
-            numbers=numbers or range(self.count, sys.maxsize),
+            environments=environments or range(self.count, sys.maxsize),
         )
         return self.merge(more)
 
@@ -261,20 +261,20 @@ class GradientMoments:
             )
 
 
-def _number_of_environments(layout: Layout, stacks: dict[int, Tensor]) -> int:
+def _number_of_environments(layout: Layout, gradients: dict[int, Tensor]) -> int:
     count: int | None = None
-    for i, stack in stacks.items():
-        check_kind(layout, i, stack)
-        if stack.ndim == 0 or stack.shape[0] == 0:
+    for i, gradient in gradients.items():
+        check_kind(layout, i, gradient)
+        if gradient.ndim == 0 or gradient.shape[0] == 0:
             raise MaskError(
                 f"{layout.describe(i)} should be stacked over environments, [E, *shape] with E >= 1. "
-                f"Found shape {tuple(stack.shape)}."
+                f"Found shape {tuple(gradient.shape)}."
             )
-        count = stack.shape[0] if count is None else count
-        if stack.shape[0] != count:
+        count = gradient.shape[0] if count is None else count
+        if gradient.shape[0] != count:
             raise MaskError(
                 f"{layout.describe(i)} should have {count} environments in its first dimension, as the "
-                f"tensors before it. Found shape {tuple(stack.shape)}."
+                f"tensors before it. Found shape {tuple(gradient.shape)}."
             )
     if count is None:
         raise MaskError("Parameter `grads` should hold at least one tensor. Found none.")

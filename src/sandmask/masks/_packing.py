@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sandmask.masks._fold import Sums
 from sandmask.masks._functional import TensorMoments
+from sandmask.masks._welford import Sums
 
 
 def pack(sums: Sums, count: int) -> TensorMoments:

@@ -1,7 +1,7 @@
-"""Stacked gradients on a GPU, in one pass over memory: every gradient is read once.
+"""Gradients `[E, *shape]` on a GPU, in one pass over memory: every gradient is read once.
 
-`masked_mean` writes the masked mean, `stack_moments` the moments. The same numbers come from
-`_stack.stack_moments` and the functions of `_functional`, the twins that tests compare these with.
+`masked_mean` writes the masked mean, `moments` the moments. The same numbers come from
+`_two_pass.gradient_moments` and the functions of `_functional`, the twins that tests compare these with.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -139,7 +139,7 @@ def _weigh_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 
 def takes(grads: Tensor) -> bool:
-    """Whether the kernels can read these stacked gradients."""
+    """Whether the kernels can read these gradients `[E, *shape]`."""
     return (
         grads.dtype in _DTYPES
         and 2 <= grads.shape[0] <= _MOST_ENVIRONMENTS
@@ -164,7 +164,7 @@ def masked_mean(mask: "Mask", grads: Tensor) -> Tensor:
     return out
 
 
-def stack_moments(grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def moments(grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sum of signs, mean and M2 over the first dimension of gradients `[E, *shape]`, in float32."""
     outs = [torch.empty(grads.shape[1:], device=grads.device) for _ in range(3)]
     launch: Any = _moments_kernel[(triton.cdiv(outs[0].numel(), _BLOCK),)]

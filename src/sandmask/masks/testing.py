@@ -1,6 +1,6 @@
 """Properties that masks have, as assertions: run them over a new mask.
 
-Each takes a mask and stacked gradients `[E, *shape]`. Numbers are compared to a few roundings of the dtype
+Each takes a mask and gradients `[E, *shape]`. Numbers are compared to a few roundings of the dtype
 that moments are kept in, relative to the largest gradient of the element.
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sandmask.masks._base import Mask
-from sandmask.masks._stack import accumulation_dtype
+from sandmask.masks._two_pass import accumulation_dtype
 
 
 def assert_close(found: Tensor, expected: Tensor, grads: Tensor, roundings: float = 64.0) -> None:
@@ -53,7 +53,7 @@ def assert_finite(mask: Mask, grads: Tensor) -> None:
 def assert_between_zero_and_mean(mask: Mask, grads: Tensor) -> None:
     """The result has the mean's sign or is zero, and is no larger; unless the mask rescales."""
     masked = mask(grads)
-    mean = mask.new_moments().update_stack(grads).mean.to(grads.dtype)
+    mean = mask.new_moments().update_many(grads).mean.to(grads.dtype)
     assert bool((masked * mean.sign() >= 0).all())
     assert bool((masked.abs() <= mean.abs()).all())
 
@@ -77,7 +77,7 @@ def assert_grouping_does_not_matter(mask: Mask, grads: Tensor) -> None:
     """Moments of any groups of environments, merged in any order, give what all at once give."""
     for cut in range(1, len(grads)):
         bounds = sorted({0, cut, (cut + len(grads)) // 2, len(grads)})
-        parts = [mask.new_moments().update_stack(grads[low:high]) for low, high in pairwise(bounds)]
+        parts = [mask.new_moments().update_many(grads[low:high]) for low, high in pairwise(bounds)]
         for order in (parts, parts[::-1]):
             merged = mask.new_moments()
             for part in order:

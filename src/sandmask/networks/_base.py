@@ -101,7 +101,7 @@ class Network:
         self.has_kernels = self._flat.has_kernels  # whether, on a GPU, they can by kernels of their own
         self.init = self._flat.init
         self.flatten = self._flat.flatten
-        self.flatten_stacks = self._flat.flatten_stacks
+        self.flatten_each = self._flat.flatten_each
         self.named = self._flat.named
         self.unflatten = self._flat.unflatten
         self._pairs = self._flat.says("pairs")

@@ -58,7 +58,7 @@ def gradients(points: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Masking:
-    """A mask by name: from stacked gradients [E, ...] to weights [...]."""
+    """A mask by name: from gradients [E, ...] to weights [...]."""
 
     name: str
     label: str

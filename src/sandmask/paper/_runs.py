@@ -49,7 +49,7 @@ def train_runs(
             def tell(progress: Progress, what: str = what, before: int = before, count: int = len(stack)) -> None:
                 report(what, before + count * progress.done, total)
 
-            records = train_stack(stack, load(stack[0]), device, checkpoint, report=tell, weights=weights)
+            records = train_stack(stack, load(stack[0]), device, checkpoint, on_progress=tell, weights=weights)
             write_archive(records, archive)
             checkpoint.unlink(missing_ok=True)
         runs += read_runs(archive)

@@ -226,7 +226,7 @@ class _Training:
             compiled=compiled,
             fast=options.fast,
             diagnostics=options.diagnostics,
-            report=progress.follow(part),
+            on_progress=progress.follow(part),
             checkpoint_seconds=options.checkpoint_seconds,
             keep_checkpoint=options.states,
         )

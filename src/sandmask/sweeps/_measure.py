@@ -36,8 +36,8 @@ class Sample(Dataset):
         sizes = [min(most, stop - start) for start, stop in zip(starts, base.bounds[1:], strict=True)]
         self.bounds = tuple(torch.tensor([0, *sizes]).cumsum(0).tolist())
         kept = [torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-        self._numbers = torch.cat(kept).to(base.labels.device)
-        self.labels = base.labels[self._numbers]
+        self._kept = torch.cat(kept).to(base.labels.device)
+        self.labels = base.labels[self._kept]
 
     @property
     def resident(self) -> bool:
@@ -46,7 +46,7 @@ class Sample(Dataset):
 
     def inputs(self, indices: Tensor) -> Tensor:
         """The examples with these numbers."""
-        return self.base.inputs(self._numbers[indices])
+        return self.base.inputs(self._kept[indices])
 
     def to(self, device: torch.device) -> "Sample":
         """The same on `device`."""
@@ -54,15 +54,15 @@ class Sample(Dataset):
 
     def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
         """The examples as a training step sees them."""
-        return self.base.training_inputs(self._numbers[indices], key)
+        return self.base.training_inputs(self._kept[indices], key)
 
     def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:
         """`inputs` of each element in turn."""
-        return self.base.batches((self._numbers[some] for some in indices), depth)
+        return self.base.batches((self._kept[some] for some in indices), depth)
 
     def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
         """`training_inputs` of each (indices, key) in turn."""
-        return self.base.training_batches(((self._numbers[some], key) for some, key in requests), depth)
+        return self.base.training_batches(((self._kept[some], key) for some, key in requests), depth)
 
 
 def _reset_peak(device: torch.device) -> float:
@@ -110,7 +110,7 @@ def _measure(
     seen: list[tuple[float, int]] = []
     begin = time.monotonic()
 
-    def report(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         now = time.monotonic()
@@ -121,14 +121,16 @@ def _measure(
 
     before = _reset_peak(device)
     with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
-        train_stack(specs, sample, device, Path(folder) / "c.safetensors", weights=weights, fast=fast, report=report)
+        train_stack(
+            specs, sample, device, Path(folder) / "c.safetensors", weights=weights, fast=fast, on_progress=on_progress
+        )
     used = _peak(device) - before
     step, evaluation = _apart(seen)
     return Measured(len(specs), work_of(specs[0], sample), step, evaluation, used)
 
 
 def _apart(seen: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Seconds of a step and of an evaluation: some gaps between reports have an evaluation in them."""
+    """Seconds of a step and of an evaluation: some gaps between calls have an evaluation in them."""
     plain: list[tuple[float, int]] = []
     mixed: list[tuple[float, int]] = []
     for (t0, d0), (t1, d1) in pairwise(seen):

@@ -18,7 +18,7 @@ WRITE_SECONDS = 1.0
 
 
 class StackProgress:
-    """Takes a loop's reports, and writes a small file about once a second; `stop` is asked as often.
+    """Follows a loop, and writes a small file about once a second; `stop` is asked as often.
 
     The best accuracies are those of training-domain selection, run by run: what a table would be made of now.
     """
@@ -49,9 +49,9 @@ class StackProgress:
         self._written = 0.0
 
     def follow(self, specs: Sequence[RunSpec]) -> Callable[[Progress], None]:
-        """What to give a loop that trains these runs of the stack as its `report`."""
+        """What to give a loop that trains these runs of the stack as its `on_progress`."""
 
-        def report(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             if progress.accuracies is not None:
                 for spec, seen in zip(specs, _seen(specs, progress.accuracies), strict=True):
                     self._keep(spec, *seen)
@@ -67,7 +67,7 @@ class StackProgress:
                     raise KeyboardInterrupt
 
         self._began = None
-        return report
+        return on_progress
 
     def finish(self, records: Sequence[RunRecord]) -> None:
         """Say what finished runs came to, which is final."""

@@ -36,10 +36,10 @@ class Tally(NamedTuple):
 class Evaluator:
     """Tallies groups of examples. Group 2e is environment e's "in" split, 2e + 1 its "out" split.
 
-    It never waits for the device, so that it can be part of a captured program. `report` is called after each batch.
+    It never waits for the device, so that it can be part of a captured program. `on_batch` is called after each batch.
     """
 
-    report: Evaluating = staticmethod(lambda _, __: None)
+    on_batch: Evaluating = staticmethod(lambda _, __: None)
 
     def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], device: torch.device, chunk: int) -> None:
         self.dataset = dataset
@@ -78,14 +78,14 @@ class Evaluator:
         counts = torch.zeros(shape, device=self._belongs.device)
         losses = torch.zeros(shape, dtype=torch.float64, device=self._belongs.device)
         done = 0
-        for numbers, x in zip(self._chunks, self.dataset.batches(self._chunks), strict=True):
-            right, loss = _score(predict(_laid_out(x)), self.dataset.labels[numbers])
-            belongs = self._belongs[numbers].flatten(1)
+        for indices, x in zip(self._chunks, self.dataset.batches(self._chunks), strict=True):
+            right, loss = _score(predict(_laid_out(x)), self.dataset.labels[indices])
+            belongs = self._belongs[indices].flatten(1)
             # Whole numbers below 2^24 add up exactly in float32, in any order. Losses would lose digits in TF32.
             counts = counts + (right @ belongs).view(shape)
             losses = losses + (loss.double() @ belongs.double()).view(shape)
-            done += len(numbers)
-            self.report(done, len(self.dataset.labels))
+            done += len(indices)
+            self.on_batch(done, len(self.dataset.labels))
         return Tally(self._of_own_trial(counts), self._of_own_trial(losses))
 
     def _of_own_trial(self, sums: Tensor) -> Tensor:
@@ -97,15 +97,15 @@ class Evaluator:
         """For methods that look at the whole batch: batches of one environment and one split, as DomainBed's."""
         columns: list[list[Tensor]] = []
         for group in range(self.shape[1]):
-            self.report(int(self._sizes[0, :group].sum()), int(self._sizes[0].sum()))
+            self.on_batch(int(self._sizes[0, :group].sum()), int(self._sizes[0].sum()))
             members = torch.stack([trial[group] for trial in self._members])[self._trial_of_run]  # [K, n]
-            scores = [self._score_batch(predict, numbers) for numbers in torch.split(members, batch_size, dim=1)]
+            scores = [self._score_batch(predict, indices) for indices in torch.split(members, batch_size, dim=1)]
             columns.append([torch.stack(sums).sum(0) for sums in zip(*scores, strict=True)])
         right, loss = (torch.stack(sums, dim=1) for sums in zip(*columns, strict=True))
         return Tally(right, loss)
 
-    def _score_batch(self, predict: Predict, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        right, loss = _score(predict(self.dataset.inputs(numbers)), self.dataset.labels[numbers])
+    def _score_batch(self, predict: Predict, indices: Tensor) -> tuple[Tensor, Tensor]:
+        right, loss = _score(predict(self.dataset.inputs(indices)), self.dataset.labels[indices])
         return right.sum(1), loss.double().sum(1)
 
     def validation_loss(self, tally: Tally) -> Tensor:

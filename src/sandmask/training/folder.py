@@ -23,7 +23,7 @@ from sandmask.training.averaging import averaged_state
 from sandmask.training.checkpoint import load_checked
 from sandmask.training.checkpoint_edits import extend_checkpoint, is_longer
 from sandmask.training.evaluation import Evaluating, evaluation_steps
-from sandmask.training.loop import CHECKPOINT_SECONDS, Report, Trainer
+from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model
 from sandmask.training.stack import Stack, without_averages
 from sandmask.training.tensorboard import RunLog
@@ -48,7 +48,7 @@ class RunFolder:
         fast: bool = True,
         diagnostics: bool = False,
         tensorboard: Path | None = None,
-        report: Report = lambda _: None,
+        on_progress: OnProgress = lambda _: None,
         evaluating: Evaluating | None = None,
         keep_checkpoint: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -56,8 +56,8 @@ class RunFolder:
         """Train to the end, from the beginning or from where an earlier call was stopped.
 
         `diagnostics` adds metrics to the records, and `tensorboard` event files in that folder; a run that is finished
-        stays as it is. `report` is called after every few steps and every evaluation, `evaluating` many times within an
-        evaluation, with the number of examples done and of all examples.
+        stays as it is. `on_progress` is called after every few steps and every evaluation, `evaluating` many times
+        within an evaluation, with the number of examples done and of all examples.
 
         With `keep_checkpoint`, the checkpoint stays in the folder at the end, so that a later call with a larger number
         of steps continues from there.
@@ -77,7 +77,7 @@ class RunFolder:
                 trainer = Trainer(
                     stack,
                     self.path / CHECKPOINT,
-                    report,
+                    on_progress,
                     checkpoint_seconds=checkpoint_seconds,
                     fast=fast,
                     on_evaluation=lines.add,

@@ -28,7 +28,7 @@ class HeldOut:
         self.dataset = dataset
         self._step = (stacked_step(probe) if stacks else None) or looped_step(probe)
         count = examples_of(dataset)
-        self.numbers = torch.stack([self._numbers(dataset, spec, count) for spec in specs]).to(dataset.labels.device)
+        self.indices = torch.stack([self._indices(dataset, spec, count) for spec in specs]).to(dataset.labels.device)
         # No more examples at once than a training step has: what fits into memory then fits now.
         self._together = max(1, len(specs) * int(specs[0].hparams["batch_size"]) // count)
 
@@ -39,27 +39,27 @@ class HeldOut:
         return None if probe is None or not examples_of(dataset) else cls(probe, dataset, specs, stacks=stacks)
 
     @staticmethod
-    def _numbers(dataset: Dataset, spec: RunSpec, count: int) -> Tensor:
+    def _indices(dataset: Dataset, spec: RunSpec, count: int) -> Tensor:
         """Which examples [E, count] of a run's training environments."""
         envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
         return torch.stack([split_environment(dataset, env, spec.trial_seed)[1][:count] for env in envs])
 
     def __call__(self, state: State, hparams: Hparams) -> Metrics:
         """The probe's metrics [K]; never waits for the device where the dataset is there."""
-        runs = torch.split(torch.arange(len(self.numbers)), self._together)
+        runs = torch.split(torch.arange(len(self.indices)), self._together)
         parts = [self._look(state["params"], hparams, slice(int(some[0]), int(some[-1]) + 1)) for some in runs]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _look(self, params: Tensor, hparams: Hparams, runs: slice) -> Metrics:
-        numbers = self.numbers[runs]
+        indices = self.indices[runs]
         batch = EnvBatch(
-            self.dataset.inputs(numbers),
-            self.dataset.labels[numbers],
-            torch.ones(numbers.shape, device=numbers.device),
-            torch.zeros_like(numbers),  # keys of dropout, which there is none of
+            self.dataset.inputs(indices),
+            self.dataset.labels[indices],
+            torch.ones(indices.shape, device=indices.device),
+            torch.zeros_like(indices),  # keys of dropout, which there is none of
         )
         own = {name: values[runs] for name, values in hparams.items()}
-        return self._step({"params": params[runs]}, batch, own, torch.zeros_like(numbers[:, 0, 0]))[1]
+        return self._step({"params": params[runs]}, batch, own, torch.zeros_like(indices[:, 0, 0]))[1]
 
 
 def examples_of(dataset: Dataset) -> int:

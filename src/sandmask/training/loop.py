@@ -23,13 +23,13 @@ from sandmask.training.precision import stack_settings
 from sandmask.training.stack import Stack
 
 CHECKPOINT_SECONDS = 30.0
-REPORT_SECONDS = 0.5  # between reports for which the host waits for the device
+PROGRESS_SECONDS = 0.5  # between calls of `on_progress` for which the host waits for the device
 AHEAD = 2  # pieces of work that the device is given before the host waits
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a loop reports after every few steps; losses and accuracies after an evaluation, but not after each."""
+    """How far a loop is, after every few steps; losses and accuracies after an evaluation, but not after each."""
 
     done: int
     steps: int
@@ -37,7 +37,7 @@ class Progress:
     accuracies: Accuracies | None = None
 
 
-Report = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 
 class Trainer:
@@ -51,7 +51,7 @@ class Trainer:
         self,
         stack: Stack,
         checkpoint: Path,
-        report: Report = lambda _: None,
+        on_progress: OnProgress = lambda _: None,
         *,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         fast: bool = True,
@@ -60,16 +60,16 @@ class Trainer:
     ) -> None:
         self.stack = stack
         self.checkpoint = checkpoint
-        self.report = report
+        self.on_progress = on_progress
         self.checkpoint_seconds = checkpoint_seconds
         self.on_evaluation = on_evaluation
         if evaluating is not None:
-            stack.evaluator.report = evaluating
+            stack.evaluator.on_batch = evaluating
         self.steps = stack.specs[0].steps
         self.history = History(stack)
         self.program = Program(stack, self._resume(), fast=fast)
         self._resumed = self.program.done
-        self._reported = self._saved = time.monotonic()
+        self._told = self._saved = time.monotonic()
         self._given: deque[torch.cuda.Event] = deque()
 
     @property
@@ -101,7 +101,7 @@ class Trainer:
                     self.save()
                 self.program.advance(self._to_next_evaluation())
                 self._wait_for_earlier_work()
-                self.report(Progress(self.done, self.steps))
+                self.on_progress(Progress(self.done, self.steps))
         except (KeyboardInterrupt, torch.OutOfMemoryError):
             self.save()
             raise
@@ -130,11 +130,11 @@ class Trainer:
         if self.on_evaluation is not None:
             self.on_evaluation(self, step)
         waits = self.stack.device.type != "cpu"
-        if waits and step < self.steps - 1 and time.monotonic() - self._reported < REPORT_SECONDS:
+        if waits and step < self.steps - 1 and time.monotonic() - self._told < PROGRESS_SECONDS:
             return False
         losses = self.history.means(step)["loss"]
-        self.report(Progress(self.done, self.steps, losses, self.history.accuracies(step)))
-        self._reported = time.monotonic()
+        self.on_progress(Progress(self.done, self.steps, losses, self.history.accuracies(step)))
+        self._told = time.monotonic()
         return min(self.diverged_at) >= 0
 
     def _evaluate_swad(self, validation_loss: torch.Tensor) -> Metrics:
@@ -213,7 +213,7 @@ def train_stack(
     compiled: bool = False,
     fast: bool = True,
     diagnostics: bool = False,
-    report: Report = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     keep_checkpoint: bool = False,
 ) -> list[RunRecord]:
@@ -238,7 +238,7 @@ def train_stack(
         trainer = Trainer(
             Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics),
             checkpoint,
-            report,
+            on_progress,
             checkpoint_seconds=checkpoint_seconds,
             fast=fast,
         )

@@ -25,8 +25,8 @@ def split_environment(dataset: Dataset, env: int, trial_seed: int) -> tuple[Tens
     order = np.arange(stop - start)
     np.random.RandomState(seed_hash(trial_seed, env)).shuffle(order)
     n_out = int(HOLDOUT_FRACTION * len(order))
-    numbers = torch.from_numpy(order + start)
-    return numbers[n_out:], numbers[:n_out]
+    indices = torch.from_numpy(order + start)
+    return indices[n_out:], indices[:n_out]
 
 
 class Sampler:
@@ -39,7 +39,7 @@ class Sampler:
         self.sizes = torch.tensor([[len(pool) for pool in run] for run in pools], device=device)  # [K, E]
         longest = int(self.sizes.max())
         padded = [[torch.nn.functional.pad(pool, (0, longest - len(pool))) for pool in run] for run in pools]
-        self.numbers = torch.stack([torch.stack(run) for run in padded]).to(device)  # [K, E, longest]
+        self.indices = torch.stack([torch.stack(run) for run in padded]).to(device)  # [K, E, longest]
 
     @staticmethod
     def _pools(dataset: Dataset, spec: RunSpec) -> list[Tensor]:
@@ -47,6 +47,6 @@ class Sampler:
         return [split_environment(dataset, env, spec.trial_seed)[0] for env in envs]
 
     def __call__(self, keys: Tensor) -> Tensor:
-        """Example numbers [..., K, E, B] for keys [..., K]."""
+        """Indices of examples [..., K, E, B] for keys [..., K]."""
         places = random.integers(keys, self.sizes.unsqueeze(-1), self.n_envs, self.batch_size)
-        return self.numbers.expand(*keys.shape, -1, -1).gather(-1, places)
+        return self.indices.expand(*keys.shape, -1, -1).gather(-1, places)

@@ -28,9 +28,9 @@ from sandmask.training.stack_step import Step, looped_step, stacked_step
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000
-EVALUATED_NUMBERS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
-CACHED_NUMBERS = 2**21  # the same on a CPU: what stays in its cache
-_NUMBERS, _ROWS, _AUGMENT, _STEP = range(4)  # what a step's random numbers are for
+EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
+CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
+_INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step are for
 
 
 class Shapes(Protocol):
@@ -151,8 +151,8 @@ class Stack:
         shape = dataset.input_shape
         width = max(int(specs[0].hparams.get("mlp_width", 0)), 1024)
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
-        numbers = EVALUATED_NUMBERS // self.n_runs if device.type != "cpu" else CACHED_NUMBERS
-        examples = numbers // activations
+        room = EVALUATED_ACTIVATIONS // self.n_runs if device.type != "cpu" else CACHED_ACTIVATIONS
+        examples = room // activations
         self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
 
@@ -171,7 +171,7 @@ class Stack:
             return self.n_runs
         width = int(self.specs[0].hparams.get("mlp_width", self.algorithm.network.n_features))
         of_one = self.sampler.n_envs * self.sampler.batch_size * width
-        return min(max(CACHED_NUMBERS // (2 * of_one), 1), self.n_runs)
+        return min(max(CACHED_ACTIVATIONS // (2 * of_one), 1), self.n_runs)
 
     def _stack_hparams(self) -> dict[str, Tensor]:
         names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
@@ -206,11 +206,11 @@ class Stack:
     def feed(self, start: int) -> Generator[EnvBatch, None, None]:
         """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""
         steps = range(start, self.specs[0].steps)
-        requests = ((self._numbers(keys), random.fold(keys, _AUGMENT)) for keys in map(self._step_keys, steps))
+        requests = ((self._indices(keys), random.fold(keys, _AUGMENT)) for keys in map(self._step_keys, steps))
         for step, x in zip(steps, self.dataset.training_batches(requests), strict=True):
             keys = self._step_keys(step)
-            numbers = self._numbers(keys)
-            yield EnvBatch(x, self.dataset.labels[numbers], self._ones, self._rows(keys))
+            indices = self._indices(keys)
+            yield EnvBatch(x, self.dataset.labels[indices], self._ones, self._example_keys(keys))
 
     def batches(self, start: Tensor, count: int) -> Iterator[EnvBatch]:
         """The minibatches of `count` steps from `start` (a whole number on the device) on, for resident datasets.
@@ -218,24 +218,24 @@ class Stack:
         The same as from `feed`; what is random about them is drawn for all steps together.
         """
         keys = self._step_keys(start + torch.arange(count, device=self.device))
-        numbers, rows = self._numbers(keys), self._rows(keys)
+        indices, example_keys = self._indices(keys), self._example_keys(keys)
         augment = random.fold(keys, _AUGMENT)
-        labels = self.dataset.labels[numbers]
+        labels = self.dataset.labels[indices]
         for step in range(count):
-            x = self.dataset.training_inputs(numbers[step], augment[step])
-            yield EnvBatch(x, labels[step], self._ones, rows[step])
+            x = self.dataset.training_inputs(indices[step], augment[step])
+            yield EnvBatch(x, labels[step], self._ones, example_keys[step])
 
     def _step_keys(self, steps: Tensor | int) -> Tensor:
         """Keys [..., K] of steps [...]."""
         return random.fold(self.keys, steps.unsqueeze(-1) if isinstance(steps, Tensor) else steps)
 
-    def _numbers(self, step_keys: Tensor) -> Tensor:
+    def _indices(self, step_keys: Tensor) -> Tensor:
         """Which examples [..., K, E, B] steps train on."""
-        return self.sampler(random.fold(step_keys, _NUMBERS))
+        return self.sampler(random.fold(step_keys, _INDICES))
 
-    def _rows(self, step_keys: Tensor) -> Tensor:
+    def _example_keys(self, step_keys: Tensor) -> Tensor:
         """A key for every example of steps: [..., K, E, B]."""
-        return random.keys(random.fold(step_keys, _ROWS), *self._ones.shape[1:])
+        return random.keys(random.fold(step_keys, _EXAMPLE_KEYS), *self._ones.shape[1:])
 
     @property
     def takes_turns(self) -> bool:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import Algorithm, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import EnvBatch
-from sandmask.functional.differentiate import STACK_BYTES
+from sandmask.functional.differentiate import AT_ONCE_BYTES
 from sandmask.functional.tape.moment_tape import MomentTape
 from sandmask.gradients import OnePass, UnsupportedError
 from sandmask.masks import GradientMoments, TensorMoments
@@ -52,7 +52,7 @@ def _one_pass_step(
 ) -> tuple[State, Metrics]:
     """A step of one run whose environments' gradients come from one pass over all of them, where they fit."""
     network, n_envs = algorithm.network, batch.n_envs
-    if network.compiled or n_envs * network.numel * 4 > STACK_BYTES:
+    if network.compiled or n_envs * network.numel * 4 > AT_ONCE_BYTES:
         return algorithm.step(state, batch, hparams, key)
     leaf = state["params"].detach().requires_grad_()
     params = network.unflatten(leaf)
@@ -64,7 +64,7 @@ def _one_pass_step(
     except UnsupportedError:
         return algorithm.step(state, batch, hparams, key)
     with torch.no_grad():
-        moments = GradientMoments.of_stack(network.flatten_stacks(tape.gradients()), check_finite=False).of(0)
+        moments = GradientMoments.of_gradients(network.flatten_each(tape.gradients()), check_finite=False).of(0)
         assert moments is not None
         return algorithm.update(state, moments, risks.detach(), hparams)
 

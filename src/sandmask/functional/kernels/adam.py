@@ -54,17 +54,17 @@ def adam(
     gradient: Tensor,
     mean: Tensor,
     square: Tensor,
-    *numbers: Tensor,
+    *settings: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """New parameters and running means [K, P].
 
-    `numbers` are [K] each: weight decay, both betas, learning rate over the first correction, the root of the second
+    `settings` are [K] each: weight decay, both betas, learning rate over the first correction, the root of the second
     correction, and the factor by which decoupled weight decay shrinks the parameters.
     """
     outs = [torch.empty(params.shape, device=params.device) for _ in range(3)]
     numel = params.shape[1]
     launch: Any = _adam_kernel[(triton.cdiv(numel, BLOCK), len(params))]
-    tensors = [tensor.contiguous() for tensor in (params, gradient, mean, square, *numbers)]
+    tensors = [tensor.contiguous() for tensor in (params, gradient, mean, square, *settings)]
     launch(*tensors, *outs, numel, eps=eps, block=BLOCK)
     return outs[0], outs[1], outs[2]

@@ -121,7 +121,7 @@ def weight_moments(
 
 
 @triton.jit
-def _stack_moments_kernel(
+def _fold_runs_kernel(
     grads,
     unscale,
     signs_out,
@@ -155,15 +155,15 @@ def _stack_moments_kernel(
     tl.store(m2_out + place, m2, mask=inside)
 
 
-def stack_moments(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int) -> None:
-    """Moments over environments of gradients [K, E, rows, columns], into `targets` [3, K, n] as in `weight_moments`.
+def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int) -> None:
+    """The twin of `masks.fold_runs`: moments over environments of gradients [K, E, rows, columns].
 
-    Of every row the first `width` columns are meant.
+    They go into `targets` [3, K, n] as in `weight_moments`. Of every row the first `width` columns are meant.
     """
     if grads.stride(3) != 1:
         grads = grads.contiguous()
     n_runs, n_envs, n_rows, _ = grads.shape
-    launch: Any = _stack_moments_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
+    launch: Any = _fold_runs_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
     scale = grads if unscale is None else unscale.contiguous()
     strides = (grads.stride(2), grads.stride(0), grads.stride(1), targets.stride(1))
     how = {"n_envs": n_envs, "scaled": unscale is not None, "block": BLOCK}

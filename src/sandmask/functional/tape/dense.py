@@ -22,8 +22,8 @@ def taped_dense(
     tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0
 ) -> Tensor:
     """`dense`."""
-    rows, rate = (None, None) if drop is None else (drop.rows, drop.rate)
-    return _taped(tape, x, weight, bias, rows, rate, site=site, relu=True)
+    keys, rate = (None, None) if drop is None else (drop.keys, drop.rate)
+    return _taped(tape, x, weight, bias, keys, rate, site=site, relu=True)
 
 
 def taped_linear(
@@ -96,7 +96,7 @@ def _fold_by_kernels(tape: "MomentTape", sizes: tuple[int, int], place: "Place",
         runs = slice(begin, begin + together)
         products = by_environment(grad[runs], n_envs).mT @ by_environment(x[runs], n_envs)
         unscale = None if tape.unscale is None else tape.unscale[runs]
-        moment_kernels.stack_moments(products[:, :, : sizes[0]], unscale, target[:, runs], sizes[1])
+        moment_kernels.fold_runs(products[:, :, : sizes[0]], unscale, target[:, runs], sizes[1])
 
 
 class _TapedLayer(Function):
@@ -105,14 +105,14 @@ class _TapedLayer(Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
-        rows: Tensor | None,
+        keys: Tensor | None,
         rate: Tensor | None,
         site: int,
         relu: bool,
         n_envs: int,  # noqa: ARG004 - as the next
         fold: Any,  # noqa: ARG004 - for the backward pass
     ) -> Tensor:
-        return layer_of_runs(*aligned(x, weight, bias), rows, rate, site, relu)
+        return layer_of_runs(*aligned(x, weight, bias), keys, rate, site, relu)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:

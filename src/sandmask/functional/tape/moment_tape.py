@@ -23,7 +23,7 @@ from sandmask.functional.tape.head import taped_head
 from sandmask.functional.tape.linear_pair import taped_linear_pair
 from sandmask.functional.tape.scaling import scaled
 from sandmask.gradients import Tape, UnsupportedError
-from sandmask.masks import TensorMoments, fold_stacks, stack_moments
+from sandmask.masks import TensorMoments, fold_runs, gradient_moments
 
 Place = tuple[int, int]  # where in the flat vector a parameter begins and ends
 
@@ -101,7 +101,7 @@ class MomentTape(Tape):
             from sandmask.functional.kernels import moments as moment_kernels
 
             found = gradients(slice(None)).flatten(2).unsqueeze(2)  # [K, E, 1, n]
-            moment_kernels.stack_moments(found, self.unscale, targets, targets.shape[2])
+            moment_kernels.fold_runs(found, self.unscale, targets, targets.shape[2])
             return
         on_cpu = targets.device.type == "cpu"
         if on_cpu:
@@ -112,9 +112,9 @@ class MomentTape(Tape):
             if self.unscale is not None:
                 found = found * self.unscale[runs].unsqueeze(-1)
             if on_cpu:
-                fold_stacks(found, targets[:, runs])
+                fold_runs(found, targets[:, runs])
                 continue
-            moments = stack_moments(found.transpose(0, 1))
+            moments = gradient_moments(found.transpose(0, 1))
             for target, value in zip(targets, (moments.sign_sum, moments.mean, moments.m2), strict=True):
                 target[runs] = value
 

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from sandmask._scratch import LARGEST, scratch
-from sandmask.masks import _stack, fold_stacks, stack_moments
+from sandmask.masks import _two_pass, fold_runs, gradient_moments
 
 
 def fold(grads: Tensor) -> Tensor:
     found = torch.empty(3, len(grads), grads.shape[2], dtype=grads.dtype)
-    fold_stacks(grads, found)
+    fold_runs(grads, found)
     return found
 
 
 def twin(grads: Tensor) -> Tensor:
-    return torch.stack([torch.stack(_stack._moments(of_run, log=False)) for of_run in grads], dim=1)
+    return torch.stack([torch.stack(_two_pass._moments(of_run, log=False)) for of_run in grads], dim=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -30,7 +30,7 @@ def test_equals_the_plain_moments(shape: tuple[int, ...], dtype: torch.dtype) ->
 def test_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     grads = torch.randn(3, 4, 50)
     whole = fold(grads)
-    monkeypatch.setattr(_stack, "_CHUNK_CPU", 32)
+    monkeypatch.setattr(_two_pass, "_CHUNK_CPU", 32)
     torch.testing.assert_close(fold(grads), whole)
 
 
@@ -60,7 +60,7 @@ def test_a_run_is_the_same_alone_and_among_others() -> None:
 
 def test_gradients_that_autograd_follows_are_not_folded_in_place() -> None:
     grads = torch.randn(3, 4, requires_grad=True)
-    stack_moments(grads).m2.sum().backward()  # type: ignore[no-untyped-call]
+    gradient_moments(grads).m2.sum().backward()  # type: ignore[no-untyped-call]
     assert grads.grad is not None
     assert bool((grads.grad != 0).any())
 

@@ -1,4 +1,4 @@
-"""Moments of gradients that are all there at once, as a stack [E, *shape]."""
+"""Moments of gradients that are all there at once, `[E, *shape]`: two passes over them."""
 
 import math
 
@@ -20,8 +20,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def stack_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
-    """Compute moments over the first dimension of stacked gradients; works under `torch.func.vmap`.
+def gradient_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
+    """Compute moments over the first dimension of gradients; works under `torch.func.vmap`.
 
     :param grads: gradients `[E, *shape]`.
     :param log: also sum log(|g| + 1e-10).
@@ -29,7 +29,7 @@ def stack_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
     count, shape = grads.shape[0], grads.shape[1:]
     if not log and _folds(grads):
         moments = torch.empty(3, *shape, dtype=accumulation_dtype(grads.dtype))
-        fold_stacks(grads.reshape(1, count, -1).to(moments.dtype), moments.view(3, 1, -1))
+        fold_runs(grads.reshape(1, count, -1).to(moments.dtype), moments.view(3, 1, -1))
         return TensorMoments(count, *moments)
     columns = max((_CHUNK_CPU if grads.device.type == "cpu" else _CHUNK) // count, 1)
     if shape.numel() <= columns or not grads.is_contiguous():
@@ -39,16 +39,16 @@ def stack_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
 
 
 def _folds(grads: Tensor) -> bool:
-    """Whether `fold_stacks` can take these gradients: it works in place, and looks at values."""
+    """Whether `fold_runs` can take these gradients: it works in place, and looks at values."""
     if grads.device.type != "cpu" or not grads.is_contiguous() or torch.compiler.is_compiling():
         return False
     return not in_transform() and not (grads.requires_grad and torch.is_grad_enabled())
 
 
-def fold_stacks(grads: Tensor, moments: Tensor) -> None:
+def fold_runs(grads: Tensor, moments: Tensor) -> None:
     """Compute the moments of K runs' gradients on a CPU, in few passes over memory.
 
-    The result equals `stack_moments` of each run.
+    The result equals `gradient_moments` of each run.
 
     :param grads: gradients `[K, E, n]`.
     :param moments: target `[3, K, n]`: sums of signs, means and sums of squared deviations.

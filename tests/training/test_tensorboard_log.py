@@ -9,8 +9,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from sandmask.datasets import Dataset
+from sandmask.loggers import log_record
 from sandmask.records import RunRecord, RunSpec
-from sandmask.training import Progress, RunFolder, log_record
+from sandmask.training import Progress, RunFolder
 
 Specs = Callable[..., RunSpec]
 
@@ -38,7 +39,7 @@ def spec(spec_of: Specs) -> RunSpec:
 
 def test_a_run_is_written_as_it_trains(spec: RunSpec, dataset: Dataset, device: torch.device, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    record = folder.train(spec, dataset, device, diagnostics=True, tensorboard=tmp_path / "board")
+    record = folder.train(spec, dataset, device, diagnostics=True, loggers=[f"tensorboard:{tmp_path / 'board'}"])
     assert "agreement/all/9" in record.metrics
     assert read(tmp_path / "board") == expected(record)
 
@@ -52,9 +53,9 @@ def test_a_run_that_was_stopped_is_shown_once(
 
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        folder.train(spec, dataset, device, tensorboard=tmp_path / "board", on_progress=interrupt)
+        folder.train(spec, dataset, device, loggers=[f"tensorboard:{tmp_path / 'board'}"], on_progress=interrupt)
     assert len(read(tmp_path / "board")["loss"]) == 2
-    record = folder.train(spec, dataset, device, tensorboard=tmp_path / "board")
+    record = folder.train(spec, dataset, device, loggers=[f"tensorboard:{tmp_path / 'board'}"])
     assert read(tmp_path / "board") == expected(record)
 
 
@@ -62,5 +63,5 @@ def test_a_finished_record_can_be_written_too(
     spec: RunSpec, dataset: Dataset, device: torch.device, tmp_path: Path
 ) -> None:
     record = RunFolder(tmp_path / "run").train(spec, dataset, device)
-    log_record(record, tmp_path / "board")
-    assert read(tmp_path / "board") == expected(record)
+    log_record(record, [f"tensorboard:{tmp_path / 'board'}"])
+    assert read(tmp_path / "board" / spec.folder_name) == expected(record)

@@ -14,6 +14,7 @@ from sandmask.api._progress import ShowProgress, choose_screen, say_on
 from sandmask.api._sweep_arguments import Names, Workers, choose_workers, device_list, requested_sweep
 from sandmask.api._sweep_progress import SweepDisplay, headline
 from sandmask.api._swept import Sweep
+from sandmask.loggers import named_loggers
 from sandmask.plugins import load_plugins
 from sandmask.selection import RULES
 from sandmask.sweeps import (
@@ -94,6 +95,7 @@ def sweep(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     diagnostics: bool = False,
     tensorboard: PathLike | None = None,
+    log: Sequence[str] = (),
     plugins: PathLike | Iterable[PathLike] = (),
     progress: ShowProgress = True,
 ) -> Sweep:
@@ -144,6 +146,8 @@ def sweep(
     :param checkpoint_seconds: seconds between checkpoints.
     :param diagnostics: also record statistics of the mask and the agreement of held-out gradients.
     :param tensorboard: folder for event files of TensorBoard.
+    :param log: loggers that receive every run when it is done: "tensorboard:FOLDER", "wandb:PROJECT", "mlflow:FOLDER",
+        or one that a plugin registers.
     :param plugins: Python files that register algorithms or datasets.
     :param progress: show progress in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
     :return: the sweep. Runs that could not be trained are in its `failed`, and named on standard error.
@@ -169,6 +173,7 @@ def sweep(
     choose_screen(progress)  # a wrong value is refused before anything is written
     files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
     load_plugins(files)
+    loggers = named_loggers(log, tensorboard)
     target = SweepFolder(Path(folder).absolute())
     spec = requested_sweep(target, **asked)
     expansion = expand(spec)
@@ -196,7 +201,7 @@ def sweep(
         plugins=files,
         carry=crew.remote,
         diagnostics=diagnostics,
-        tensorboard=_absolute(tensorboard),
+        loggers=loggers,
     )
     accepted = _Accepted(Path(folder), target, spec, expansion, crew, options)
     return accepted.train_missing(max_stack, progress, measure=calibrate)

@@ -16,6 +16,7 @@ from sandmask.api._progress import ShowProgress, TrainingBar, choose_screen
 from sandmask.api._sweep_arguments import Names, names
 from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
+from sandmask.loggers import Logger, requested_loggers
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, frame
 from sandmask.training import RunFolder, TrainedRun, choose_device, load_run, make_spec
@@ -117,6 +118,7 @@ def train(
     keep_checkpoint: bool = False,
     diagnostics: bool = False,
     tensorboard: PathLike | None = None,
+    log: Sequence[Logger] = (),
     out: PathLike | None = None,
     plugins: PathLike | Iterable[PathLike] = (),
     progress: ShowProgress = True,
@@ -155,6 +157,8 @@ def train(
     :param keep_checkpoint: keep the last checkpoint, so that the run can be given more steps later.
     :param diagnostics: also record statistics of the mask and the agreement of held-out gradients.
     :param tensorboard: folder for event files of TensorBoard.
+    :param log: loggers that receive every evaluation: "tensorboard:FOLDER", "wandb:PROJECT", "mlflow:FOLDER", one that
+        a plugin registers, or a function that opens a `sandmask.loggers.RunLogger`.
     :param out: folder of the run; runs/NAME-ID if not given.
     :param plugins: Python files that register algorithms or datasets.
     :param progress: show a bar in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
@@ -162,6 +166,7 @@ def train(
     """
     screen = choose_screen(progress)
     load_plugins(paths(plugins))
+    loggers = requested_loggers(log, tensorboard)
     entry = dataset_entry(os.fspath(dataset))
     allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
     data = load_dataset(entry, None if data_dir is None else Path(data_dir), **dict.fromkeys(allowed, True))
@@ -185,7 +190,7 @@ def train(
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
         tell(f"warning: {caution}")
     folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
-    _say_what_is_there(folder, spec, extras=tensorboard is not None or diagnostics)
+    _say_what_is_there(folder, spec, extras=bool(loggers) or diagnostics)
     announce(data, screen)
     if not folder.finished(spec):
         check_images(data, screen, keep=True)
@@ -198,7 +203,7 @@ def train(
             compiled=compiled,
             fast=fast,
             diagnostics=diagnostics,
-            tensorboard=None if tensorboard is None else Path(tensorboard),
+            loggers=loggers,
             on_progress=bar.update,
             evaluating=bar.evaluating,
             keep_checkpoint=keep_checkpoint,

@@ -107,6 +107,14 @@ DiagnosticsOption = Annotated[
         help="Also record statistics of the mask and the agreement of held-out gradients. Results do not change.",
     ),
 ]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="NAME[:TARGET]",
+        help="Also log to tensorboard:DIR, wandb:PROJECT or mlflow:DIR-OR-ADDRESS. Repeatable.",
+    ),
+]
 TensorBoardOption = Annotated[
     Path | None,
     typer.Option("--tensorboard", metavar="DIR", help="Also write losses, accuracies and diagnostics for TensorBoard."),

@@ -17,6 +17,7 @@ from sandmask.cli._options import (
     DiagnosticsOption,
     FastOption,
     JsonOption,
+    LogOption,
     MissingClassesOption,
     PluginOption,
     SkipCorruptOption,
@@ -130,6 +131,7 @@ def run(
     checkpoint_seconds: CheckpointSecondsOption = 30,
     diagnostics: DiagnosticsOption = False,
     tensorboard: TensorBoardOption = None,
+    log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train the missing runs of a sweep in DIR. Rerun to resume.
@@ -165,6 +167,7 @@ def run(
             checkpoint_seconds=checkpoint_seconds,
             diagnostics=diagnostics,
             tensorboard=tensorboard,
+            log=log or (),
             progress=False if json else "lines",
             **request,
         )

@@ -16,6 +16,7 @@ from sandmask._replacing import replacing
 from sandmask._signals import deferred, stop_requested
 from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.errors import SandmaskError
+from sandmask.loggers import log_record
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, write_archive
 from sandmask.sweeps._folder import SweepFolder
@@ -23,7 +24,7 @@ from sandmask.sweeps._locks import claim
 from sandmask.sweeps._progress import StackProgress
 from sandmask.sweeps._resume import split_or_remove
 from sandmask.sweeps._stacks import PlannedStack, equal_parts, stack_id
-from sandmask.training import choose_device, log_record, stack_key, train_stack
+from sandmask.training import choose_device, stack_key, train_stack
 from sandmask.training.checkpoint import DamagedFileError
 from sandmask.training.specs import trains_alone
 
@@ -39,8 +40,8 @@ class JobOptions:
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. With `states`, what a stack ended
-    with stays as <id>.state.safetensors, which is large. `diagnostics` adds metrics to the records. `tensorboard` is a
-    folder where every run that is done gets one with its curves.
+    with stays as <id>.state.safetensors, which is large. `diagnostics` adds metrics to the records. `loggers`
+    receive every run that is done.
     """
 
     folder: str
@@ -56,7 +57,7 @@ class JobOptions:
     carry: bool = False
     states: bool = False
     diagnostics: bool = False
-    tensorboard: str | None = None
+    loggers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -236,9 +237,9 @@ class _Training:
         name = stack_id(spec.id for spec in part)
         path = self.folder.records(name)
         write_archive(records, path)
-        if self.options.tensorboard is not None:
+        if self.options.loggers:
             for run in records:
-                log_record(run, Path(self.options.tensorboard) / run.spec.folder_name)
+                log_record(run, self.options.loggers)
         checkpoint = self.folder.checkpoint(name)
         if self.options.states:
             checkpoint.replace(self.folder.state(name))

@@ -17,7 +17,6 @@ from sandmask.training.precision import PRECISIONS, choose_device, set_precision
 from sandmask.training.sampling import split_environment
 from sandmask.training.specs import make_spec, stack_key
 from sandmask.training.stack import Stack
-from sandmask.training.tensorboard import RunLog, log_record
 from sandmask.training.trained_run import TrainedRun, load_run
 
 __all__ = [
@@ -26,14 +25,12 @@ __all__ = [
     "Exported",
     "Progress",
     "RunFolder",
-    "RunLog",
     "Stack",
     "TrainedRun",
     "Trainer",
     "choose_device",
     "export_run",
     "load_run",
-    "log_record",
     "make_spec",
     "parse_averages",
     "set_precision",

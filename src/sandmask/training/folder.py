@@ -6,7 +6,7 @@ model.safetensors        the weights by name, with what is needed to use them
 model-sma.safetensors    the same for averaged weights, where the run keeps them
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
+from sandmask.loggers import Logger, RunLog
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
 from sandmask.training.averaging import averaged_state
 from sandmask.training.checkpoint import load_checked
@@ -26,7 +27,6 @@ from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model
 from sandmask.training.stack import Stack, without_averages
-from sandmask.training.tensorboard import RunLog
 
 RECORDS, CHECKPOINT, MODEL = "records.jsonl", "checkpoint.safetensors", "model.safetensors"
 
@@ -47,7 +47,7 @@ class RunFolder:
         compiled: bool = False,
         fast: bool = True,
         diagnostics: bool = False,
-        tensorboard: Path | None = None,
+        loggers: Sequence[Logger] = (),
         on_progress: OnProgress = lambda _: None,
         evaluating: Evaluating | None = None,
         keep_checkpoint: bool = False,
@@ -55,9 +55,9 @@ class RunFolder:
     ) -> RunRecord:
         """Train to the end, from the beginning or from where an earlier call was stopped.
 
-        `diagnostics` adds metrics to the records, and `tensorboard` event files in that folder; a run that is finished
-        stays as it is. `on_progress` is called after every few steps and every evaluation, `evaluating` many times
-        within an evaluation, with the number of examples done and of all examples.
+        `diagnostics` adds metrics to the records, and `loggers` receive every evaluation; a run that is finished stays
+        as it is. `on_progress` is called after every few steps and every evaluation, `evaluating` many times within an
+        evaluation, with the number of examples done and of all examples.
 
         With `keep_checkpoint`, the checkpoint stays in the folder at the end, so that a later call with a larger number
         of steps continues from there.
@@ -69,9 +69,7 @@ class RunFolder:
             with _out_of_memory_explained(device), ExitStack() as files:
                 # What may refuse comes before the first file: a mistake leaves nothing behind.
                 stack = Stack([spec], dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics)
-                log = None
-                if tensorboard is not None:
-                    log = files.enter_context(RunLog(tensorboard, spec, dataset.environments))
+                log = files.enter_context(RunLog(loggers, spec, dataset.environments)) if loggers else None
                 writer = files.enter_context(RecordWriter(self.path / RECORDS))
                 lines = _Lines(writer, spec, stack.dataset, log)
                 trainer = Trainer(
@@ -85,6 +83,8 @@ class RunFolder:
                 )
                 lines.catch_up(trainer)
                 self._complete(trainer, lines, keep_checkpoint=keep_checkpoint)
+                if log is not None:
+                    log.finish(self.record().status, [self.path / RECORDS, self.path / MODEL])
         return self.record()
 
     def _complete(self, trainer: Trainer, lines: "_Lines", *, keep_checkpoint: bool) -> None:
@@ -182,7 +182,7 @@ def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
 
 
 class _Lines:
-    """A run's lines in its record file, written as it trains, and its points for TensorBoard if there is a log."""
+    """A run's lines in its record file, written as it trains, and its points in the log if there is one."""
 
     def __init__(self, writer: RecordWriter, spec: RunSpec, dataset: Dataset, log: RunLog | None) -> None:
         self.writer = writer

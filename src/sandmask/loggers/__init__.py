@@ -1,0 +1,31 @@
+"""Loggers: where the evaluations of runs go besides the records, such as TensorBoard, Weights & Biases or MLflow.
+
+A logger is named by a text, `NAME` or `NAME:TARGET`:
+
+    sandmask.train("Spirals", "ANDMask", 0, log=["tensorboard:logs", "wandb:my-project", "mlflow:mlruns"])
+
+Each run becomes a run of the logger, with the spec as its parameters, every evaluation as metrics, and the records and
+the model as artifacts where the logger has them. A logger that fails says so once and never stops a run.
+
+A logger of your own is a class with the two methods of `RunLogger`. Pass a function that opens it to `sandmask.train`,
+or register it under a name in a plugin, which also works in sweeps:
+
+    from sandmask.loggers import LOGGERS, LoggerEntry
+    LOGGERS.register(LoggerEntry(name="mine", summary="a line per evaluation", open=open_mine))
+"""
+
+from sandmask.loggers import mlflow, tensorboard, wandb  # noqa: F401 - they register themselves
+from sandmask.loggers._base import LOGGERS, LoggerEntry, OpenLogger, RunLogger
+from sandmask.loggers._run_log import Logger, RunLog, log_record, named_loggers, requested_loggers
+
+__all__ = [
+    "LOGGERS",
+    "Logger",
+    "LoggerEntry",
+    "OpenLogger",
+    "RunLog",
+    "RunLogger",
+    "log_record",
+    "named_loggers",
+    "requested_loggers",
+]

@@ -1,0 +1,115 @@
+"""Evaluations of runs in MLflow, on a tracking server or in a local folder."""
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from sandmask.loggers._base import LOGGERS, LoggerEntry
+from sandmask.records import RunSpec, Status
+
+EXPERIMENT = "sandmask"
+ID_TAG = "sandmask_id"
+_STATUSES = {"done": "FINISHED", "diverged": "FAILED", "running": "KILLED"}
+_LONGEST = 500  # characters of a parameter
+_METRICS_PER_CALL = 1000
+
+
+class MlflowLogger:
+    """One run of the experiment "sandmask", found again by its id when a run is resumed.
+
+    The spec becomes the parameters, the records and models of a finished run its artifacts.
+
+    :param target: address of a tracking server, or a folder, which then holds a database and the artifacts; MLflow's
+        own setting (`MLFLOW_TRACKING_URI`) if empty.
+    :param spec: spec of the run.
+    :param shared: not used: all runs are in one experiment.
+    """
+
+    def __init__(self, target: str, spec: RunSpec, shared: bool) -> None:  # noqa: ARG002
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of the tables of a new database
+        folder = Path(target) if target and "://" not in target else None
+        self._client = MlflowClient(tracking_uri=_database(folder) if folder is not None else target or None)
+        experiment = self._experiment(folder)
+        self._run = self._find(experiment, spec)
+        self._last = self._last_step()
+        params = [Param(_allowed(name), text[:_LONGEST]) for name, text in parameters(spec)]
+        self._client.log_batch(self._run, params=params)
+
+    def _experiment(self, folder: Path | None) -> str:
+        found = self._client.get_experiment_by_name(EXPERIMENT)
+        if found is not None:
+            return str(found.experiment_id)
+        artifacts = None if folder is None else (folder / "artifacts").as_uri()
+        return str(self._client.create_experiment(EXPERIMENT, artifact_location=artifacts))
+
+    def _find(self, experiment: str, spec: RunSpec) -> str:
+        """The run with this spec's id, opened again, or a new one."""
+        earlier = self._client.search_runs([experiment], f"tags.{ID_TAG} = '{spec.id}'", max_results=1)
+        if earlier:
+            self._client.update_run(earlier[0].info.run_id, status="RUNNING")
+            return str(earlier[0].info.run_id)
+        made = self._client.create_run(experiment, run_name=spec.folder_name, tags={ID_TAG: spec.id})
+        return str(made.info.run_id)
+
+    def _last_step(self) -> int:
+        """The last step that the run already has."""
+        names = list(self._client.get_run(self._run).data.metrics)[:1]  # an evaluation has all of them
+        history = [point for name in names for point in self._client.get_metric_history(self._run, name)]
+        return max((int(point.step) for point in history), default=-1)
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Log one evaluation, unless the run has it."""
+        from mlflow.entities import Metric
+
+        if step <= self._last:
+            return
+        now = int(1000 * time.time())
+        metrics = [Metric(_allowed(name), value, now, step) for name, value in values.items()]
+        for begin in range(0, len(metrics), _METRICS_PER_CALL):
+            self._client.log_batch(self._run, metrics=metrics[begin : begin + _METRICS_PER_CALL])
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        """Keep the files and end the run."""
+        for file in files:
+            self._client.log_artifact(self._run, str(file))
+        self._client.set_terminated(self._run, _STATUSES[status])
+
+
+def _database(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{folder / 'mlflow.db'}"
+
+
+def parameters(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Yield the spec as names and texts; hyperparameters go by their own names.
+
+    :param spec: spec of the run.
+    """
+    for name, value in spec.to_json().items():
+        if isinstance(value, dict):
+            yield from ((key, str(each)) for key, each in value.items())
+        else:
+            yield name, str(value)
+
+
+def _allowed(name: str) -> str:
+    """A name that MLflow accepts."""
+    return re.sub(r"[^\w\-. /:]", "_", name)
+
+
+LOGGERS.register(
+    LoggerEntry(
+        name="mlflow",
+        summary="MLflow, at the tracking address or in the folder TARGET",
+        open=MlflowLogger,
+        package="mlflow",
+        extra="mlflow",
+        target="a tracking address or a folder",
+        is_path=True,
+    )
+)

@@ -1,0 +1,134 @@
+"""Weights & Biases, MLflow and loggers of one's own, with the real packages, offline."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+import sandmask
+from sandmask.api import Run
+from sandmask.errors import SandmaskError
+from sandmask.loggers import LOGGERS, LoggerEntry, RunLogger
+from sandmask.loggers._run_log import without_single_tensors
+from sandmask.loggers.mlflow import EXPERIMENT
+from sandmask.records import RunSpec, Status
+
+SMALL = {"batch_size": 8, "mlp_width": 16}
+
+
+class Notes:
+    """A logger that remembers; one that is told to fail does so at the second evaluation."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.steps: list[int] = []
+        self.names: set[str] = set()
+        self.end: tuple[Status, list[str]] | None = None
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        if self.fails and self.steps:
+            raise OSError("no route to host")
+        self.steps.append(step)
+        self.names |= set(values)
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        self.end = status, [file.name for file in files]
+
+
+def train(out: Path, log: Sequence[object], **options: object) -> Run:
+    settings = {"steps": 6, "checkpoint_every": 5, "hparams": SMALL, "progress": False, **options}
+    return sandmask.train("DebugVector", "ANDMask", 0, out=out, log=log, **settings)  # type: ignore[arg-type]
+
+
+def test_a_logger_of_ones_own_receives_every_evaluation_and_the_files(tmp_path: Path) -> None:
+    notes = Notes()
+    train(tmp_path / "run", [lambda _: notes])
+    assert notes.steps == [0, 5]
+    assert {"loss", "accuracy/in/c", "accuracy/out/training environments"} <= notes.names
+    assert notes.end == ("done", ["records.jsonl", "model.safetensors"])
+
+
+def test_a_logger_that_fails_is_named_and_the_run_is_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(_: RunSpec) -> RunLogger:
+        raise RuntimeError("no account")
+
+    notes, failing = Notes(), Notes(fails=True)
+    run = train(tmp_path / "run", [refuses, lambda _: failing, lambda _: notes])
+    alone = train(tmp_path / "alone", [])
+    said = capsys.readouterr().err
+    assert "no account" in said
+    assert said.count("no route to host") == 1
+    assert failing.steps == [0]
+    assert notes.steps == [0, 5]
+    assert (run.folder / "model.safetensors").read_bytes() == (alone.folder / "model.safetensors").read_bytes()
+
+
+def test_an_unknown_logger_or_one_without_its_target_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(SandmaskError, match=r"Unknown logger 'wanddb'\. Did you mean 'wandb'"):
+        train(tmp_path / "run", ["wanddb"])
+    with pytest.raises(SandmaskError, match="tensorboard needs a folder"):
+        train(tmp_path / "run", ["tensorboard"])
+    with pytest.raises(SandmaskError, match=r"write \['wandb'\]"):
+        train(tmp_path / "run", "wandb")
+    missing = LoggerEntry("absent", "", lambda *_: Notes(), package="not_installed", extra="absent")
+    LOGGERS.register(missing)
+    try:
+        with pytest.raises(SandmaskError, match=r"pip install 'sandmask\[absent\]'"):
+            train(tmp_path / "run", ["absent"])
+    finally:
+        LOGGERS._entries.popitem()
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    run = train(tmp_path / "run", ["wandb:trial"])
+    (file,) = tmp_path.rglob("*.wandb")
+    assert run.spec.id in file.name
+    content = file.read_bytes()
+    for text in ("accuracy/out/training environments", "mlp_width", "records.jsonl", run.spec.folder_name):
+        assert text.encode() in content
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow uses deprecated parts of SQLAlchemy
+def test_mlflow_in_a_folder_keeps_one_run_when_it_is_resumed(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    train(tmp_path / "run", ["mlflow:" + str(tmp_path / "tracking")], keep_checkpoint=True)
+    run = train(tmp_path / "other", ["mlflow:" + str(tmp_path / "tracking")])  # the same spec, so the same run
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'tracking' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    (logged,) = client.search_runs([experiment.experiment_id])
+    assert logged.info.status == "FINISHED"
+    assert logged.data.params["mlp_width"] == "16"
+    assert json.loads(logged.data.params["test_envs"]) == [0]
+    history = client.get_metric_history(logged.info.run_id, "accuracy/out/training environments")
+    assert [(point.step, point.value) for point in history] == [
+        (int(step), pytest.approx(float(run.record.accuracy_out[row, run.record.train_envs].mean())))
+        for row, step in enumerate(run.record.steps)
+    ]
+    assert {file.path for file in client.list_artifacts(logged.info.run_id)} == {"records.jsonl", "model.safetensors"}
+
+
+def test_a_sweep_logs_each_run(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    swept = sandmask.sweep(
+        tmp_path / "sweep", "DebugVector", ["ERM", "ANDMask"], test_envs=[0], n_hparams=1, n_trials=1, steps=6,
+        hparams=SMALL, log=["tensorboard:" + str(tmp_path / "board")], device="cpu", progress=False,
+    )  # fmt: skip
+    assert len(list((tmp_path / "board").iterdir())) == 2
+    assert not swept.failed
+    with pytest.raises(SandmaskError, match="takes loggers by name"):
+        sandmask.sweep(tmp_path / "sweep", log=[lambda _: Notes()], progress=False)  # type: ignore[list-item]
+
+
+def test_a_large_network_has_few_tags() -> None:
+    tensors = [*(f"block.{n}.weight" for n in range(151)), "all"]
+    metrics = {f"mask_density/{name}": 0.5 for name in tensors} | {f"agreement/{name}/3": 0.1 for name in tensors}
+    assert set(without_single_tensors({**metrics, "loss": 1.0})) == {"loss", "mask_density/all", "agreement/all/3"}
+    few = {f"mask_density/{name}": 0.5 for name in ("a", "b", "all")}
+    assert without_single_tensors(few) == few

@@ -42,7 +42,7 @@ from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
     from sandmask import diagnostics, distributed
-    from sandmask.api import plan_sweep, predict, sweep, train
+    from sandmask.api import plan_sweep, predict, soup, sweep, train
     from sandmask.gradients import (
         Leak,
         MaskReport,
@@ -99,6 +99,7 @@ __all__ = [
     "record",
     "report",
     "set_gradients",
+    "soup",
     "sweep",
     "train",
 ]
@@ -106,7 +107,7 @@ __all__ = [
 # Names are imported at first use: `sandmask --help` answers without torch, and the masks load torch alone.
 _HOMES = {
     "sandmask": ["diagnostics", "distributed"],
-    "sandmask.api": ["plan_sweep", "predict", "sweep", "train"],
+    "sandmask.api": ["plan_sweep", "predict", "soup", "sweep", "train"],
     "sandmask.gradients": [
         *("Leak", "MaskReport", "MaskSummary", "backward", "environment_gradients", "environment_moments"),
         *("find_leaks", "freeze_batchnorm", "record", "set_gradients"),

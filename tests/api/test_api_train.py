@@ -86,7 +86,7 @@ def test_an_interrupted_run_continues_as_if_it_had_not_stopped(tmp_path: Path, m
         ({"dataset": "DebugVektor"}, "Did you mean 'DebugVector'?"),
         ({"algorithm": "SANDMsk"}, "Did you mean 'SANDMask'?"),
         ({"test_env": "d"}, "has no environment 'd'"),
-        ({"test_env": ["a", "b"]}, "at least 2 environments to train on"),
+        ({"test_env": ["a", "b", "c"]}, "at least 1 environment to train on"),
         ({"hparams": {"lrr": 1}}, "Did you mean 'lr'?"),
         ({"device": "tpu9"}, "Device 'tpu9' cannot be used here"),
         ({"plugins": ["nowhere.py"]}, "There is no plugin file nowhere.py"),

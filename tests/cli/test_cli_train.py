@@ -113,7 +113,7 @@ def test_a_long_evaluation_shows_how_far_it_is(
         (("DebugVektor", "ERM", "--test-env", "a"), "Did you mean 'DebugVector'?"),
         (("DebugVector", "SANDMsk", "--test-env", "a"), "Did you mean 'SANDMask'?"),
         (("DebugVector", "ERM", "--test-env", "d"), "has no environment 'd'"),
-        (("DebugVector", "ERM", "--test-env", "a", "--test-env", "b"), "at least 2 environments to train on"),
+        (("DebugVector", "IRM", "--test-env", "a", "--test-env", "b"), "at least 2 environments to train on"),
         (("DebugVector", "ERM", "--test-env", "a", "--hparam", "lrr=1"), "Did you mean 'lr'?"),
         (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp8"), "Unknown precision 'fp8'"),
         (("DebugVector", "ERM", "--test-env", "a", "--device", "tpu9"), "Device 'tpu9' cannot be used here"),

@@ -180,11 +180,6 @@ def test_runs_of_different_shapes_do_not_stack(dataset: Dataset, spec_of: Specs,
         Stack([spec_of(), spec_of(hparams={"batch_size": 9})], dataset, device)
 
 
-def test_one_training_environment_is_too_few(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
-    with pytest.raises(SandmaskError, match="at least 2 environments to train on"):
-        Stack([spec_of(test_envs=(0, 1))], dataset, device)
-
-
 def test_an_environment_without_examples_to_select_by_is_refused(spec_of: Specs, device: torch.device) -> None:
     entry = DATASETS["DebugVector"]
     sizes = (9, 4, *[9] * (len(entry.environments) - 2))

@@ -226,6 +226,7 @@ class AlgorithmEntry:
     build: Callable[[Problem], Algorithm]
     hparams: Sequence[Hparam | Like] = ()
     caution: Callable[[Mapping[str, float]], str | None] = lambda _: None  # what is unwise about a configuration
+    compares_environments: bool = True  # False for a method that a single training environment is enough for
 
 
 ALGORITHMS: Registry[AlgorithmEntry] = Registry("algorithm")

@@ -32,5 +32,6 @@ ALGORITHMS.register(
         summary="Minimize the mean loss over all training environments",
         paper="Vapnik, Statistical Learning Theory, 1998",
         build=ERM,
+        compares_environments=False,
     )
 )

@@ -62,6 +62,7 @@ ALGORITHMS.register(
         summary="ERM that trains the classifier alone at first",
         paper="Teterwak et al., ERM++: an improved baseline for domain generalization, WACV 2025",
         build=ERMPlusPlus,
+        compares_environments=False,
         hparams=(
             Hparam("linear_lr", 5e-5, LogUniform(10, -5, -3.5), NON_NEGATIVE),
             Hparam("linear_steps", 500, Constant(500), NON_NEGATIVE),

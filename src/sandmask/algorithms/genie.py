@@ -84,6 +84,7 @@ ALGORITHMS.register(
         summary="Weight each parameter's step by the signal-to-noise ratio of its gradient over time",
         paper="Cho et al., One-step generalization ratio guided optimization for domain generalization, ICML 2025",
         build=GENIE,
+        compares_environments=False,
         hparams=(
             Hparam("convergence_rate", 0.015, LogUniform(10, -2.5, -1.5), NON_NEGATIVE),
             Hparam("update_drop", 0.4, Choice(0.0, 0.2, 0.4), BELOW_ONE),

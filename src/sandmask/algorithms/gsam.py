@@ -28,6 +28,7 @@ ALGORITHMS.register(
         summary="SAM, with a smaller gap between the loss here and at the worst point nearby",
         paper="Zhuang et al., Surrogate gap minimization improves sharpness-aware training, ICLR 2022",
         build=GSAM,
+        compares_environments=False,
         hparams=(RHO, Hparam("alpha", 1e-3, LogUniform(10, -4, -0.5), NON_NEGATIVE)),
     )
 )

@@ -68,6 +68,7 @@ ALGORITHMS.register(
         summary="Penalize the variance of the features within each environment",
         paper=PAPER,
         build=IBERM,
+        compares_environments=False,
         hparams=BOTTLENECK,
     )
 )

@@ -72,6 +72,7 @@ ALGORITHMS.register(
         summary="Mute the features that matter most, so that others are learned as well",
         paper="Huang et al., Self-challenging improves cross-domain generalization, ECCV 2020",
         build=RSC,
+        compares_environments=False,
         hparams=(
             Hparam("rsc_f_drop_factor", 1 / 3, Uniform(0, 0.5), FRACTION),
             Hparam("rsc_b_drop_factor", 1 / 3, Uniform(0, 0.5), FRACTION),

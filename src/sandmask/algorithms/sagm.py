@@ -30,6 +30,7 @@ ALGORITHMS.register(
         summary="Lower the loss here and at the worst point nearby, and match their gradients",
         paper="Wang et al., Sharpness-aware gradient matching for domain generalization, CVPR 2023",
         build=SAGM,
+        compares_environments=False,
         hparams=(
             RHO,
             Hparam("alpha", 1e-3, ALPHA, NON_NEGATIVE),

@@ -109,6 +109,7 @@ ALGORITHMS.register(
         summary="Classify under randomized style, and unlearn features from which style alone predicts",
         paper="Nam et al., Reducing domain gap by reducing style bias, CVPR 2021",
         build=SagNet,
+        compares_environments=False,
         hparams=(Hparam("sag_w_adv", 0.1, LogUniform(10, -2, 1), NON_NEGATIVE),),
     )
 )

@@ -20,6 +20,7 @@ ALGORITHMS.register(
         summary="Minimize the loss at the worst point nearby, and so prefer flat minima",
         paper="Foret et al., Sharpness-aware minimization for efficiently improving generalization, ICLR 2021",
         build=SAM,
+        compares_environments=False,
         hparams=(RHO,),
     )
 )

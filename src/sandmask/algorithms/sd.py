@@ -35,6 +35,7 @@ ALGORITHMS.register(
         summary="Penalize the square of the logits",
         paper="Pezeshki et al., Gradient starvation: a learning proclivity in neural networks, NeurIPS 2021",
         build=SD,
+        compares_environments=False,
         hparams=(Hparam("sd_reg", 0.1, LogUniform(10, -5, -1), NON_NEGATIVE),),
     )
 )

@@ -124,5 +124,6 @@ ALGORITHMS.register(
         summary="Pull together the logits and features of examples of one class from any environment",
         paper="Kim et al., SelfReg: self-supervised contrastive regularization for domain generalization, ICCV 2021",
         build=SelfReg,
+        compares_environments=False,
     )
 )

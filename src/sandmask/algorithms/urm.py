@@ -115,6 +115,7 @@ ALGORITHMS.register(
         paper="Krishnamachari et al., Uniformly distributed feature representations for fair and robust learning, "
         "TMLR 2024",
         build=URM,
+        compares_environments=False,
         hparams=(
             Hparam("urm_adv_lambda", 0.1, Uniform(0, 0.2), NON_NEGATIVE),
             Hparam("urm_discriminator_hidden_layers", 1, Choice(1, 2, 3), Bounds(0, MOST_LAYERS)),

@@ -11,8 +11,9 @@ with the message that the command prints.
 """
 
 from sandmask.api._predict import predict
+from sandmask.api._soup import soup
 from sandmask.api._sweep import SweepRequest, plan_sweep, sweep
 from sandmask.api._swept import Sweep
 from sandmask.api._train import Run, train
 
-__all__ = ["Run", "Sweep", "SweepRequest", "plan_sweep", "predict", "sweep", "train"]
+__all__ = ["Run", "Sweep", "SweepRequest", "plan_sweep", "predict", "soup", "sweep", "train"]

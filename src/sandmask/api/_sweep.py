@@ -55,6 +55,9 @@ class SweepRequest(TypedDict, total=False):
     weights: str | None
     precision: str | None
     averages: Names | None
+    metrics: Names | None
+    keep_models: str | None
+    shared_init: bool | None
     seed: int | None
 
 
@@ -76,6 +79,9 @@ def sweep(
     weights: str | None = None,
     precision: str | None = None,
     averages: Names | None = None,
+    metrics: Names | None = None,
+    keep_models: str | None = None,
+    shared_init: bool | None = None,
     seed: int | None = None,
     config: PathLike | None = None,
     executor: str = "local",
@@ -127,6 +133,10 @@ def sweep(
     :param weights: file with pretrained weights of a timm network, or "none".
     :param precision: compute precision: "fp32" (the default), "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
+    :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
+    :param keep_models: which weights of each run to keep: "none" (the default), "best" (at the checkpoint that
+        training-domain selection takes) or "last".
+    :param shared_init: start all runs of a trial from the same weights, as soups need it.
     :param seed: changes the seed of every run; 0 by default.
     :param config: TOML file with these arguments as keys; arguments take precedence over it.
     :param executor: where to train: "local", "ray" or "slurm".
@@ -168,6 +178,9 @@ def sweep(
         weights=weights,
         precision=precision,
         averages=averages,
+        metrics=metrics,
+        keep_models=keep_models,
+        shared_init=shared_init,
         seed=seed,
     )
     choose_screen(progress)  # a wrong value is refused before anything is written
@@ -202,6 +215,8 @@ def sweep(
         carry=crew.remote,
         diagnostics=diagnostics,
         loggers=loggers,
+        metrics=spec.metrics,
+        keep_models=spec.keep_models,
     )
     accepted = _Accepted(Path(folder), target, spec, expansion, crew, options)
     return accepted.train_missing(max_stack, progress, measure=calibrate)

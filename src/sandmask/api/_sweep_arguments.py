@@ -19,7 +19,7 @@ from sandmask.training import choose_device
 
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
 
-_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages")
+_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
 
 
 def requested_sweep(folder: SweepFolder, *, config: str | os.PathLike[str] | None = None, **given: Any) -> SweepSpec:

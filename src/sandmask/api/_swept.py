@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
-from sandmask.records import RunRecord, RunSpec, load_records, read_runs
+from sandmask.records import RunRecord, RunSpec, load_records, read_runs, split_averages
 from sandmask.reports import Report, Table, cell_text, report
+from sandmask.selection import mean_over_environments
 from sandmask.sweeps import SweepFolder, SweepSpec, SweepStatus, expand, sweep_status
+from sandmask.training import WEIGHTS, kept_models
 
 if TYPE_CHECKING:
     import os
 
     import pandas as pd
+
+_MODEL_COLUMNS = (
+    *("run", "dataset", "algorithm", "test_envs", "trial_seed", "hparams_seed"),
+    *("average", "step", "validation", "file"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,33 @@ class Sweep:
         """
         return report(self.folder, selection or self.spec.selection, **settings)
 
+    def models(self) -> "pd.DataFrame":
+        """The models that the sweep kept: a row for each run and kind of weights.
+
+        Columns: run, dataset, algorithm, test_envs, trial_seed, hparams_seed, average (missing for the weights
+        themselves), step, validation (mean "out" accuracy of the training environments at that step) and file.
+        `sandmask.load_run(folder, run=..., average=...)` loads one.
+        """
+        import pandas as pd
+
+        validations = _validations(self.records())
+        rows = [
+            {
+                "run": model.spec.id,
+                "dataset": model.spec.dataset,
+                "algorithm": model.spec.algorithm,
+                "test_envs": ",".join(map(str, model.spec.test_envs)),
+                "trial_seed": model.spec.trial_seed,
+                "hparams_seed": model.spec.hparams_seed,
+                "average": model.average,
+                "step": model.step,
+                "validation": validations.get((model.spec.id, model.kind, model.step)),
+                "file": str(model.file),
+            }
+            for model in kept_models(self.folder)
+        ]
+        return pd.DataFrame(rows, columns=list(_MODEL_COLUMNS))
+
     def table(self) -> "pd.DataFrame":
         """The accuracy on held-out environments in percent, as text: a row for each dataset and algorithm.
 
@@ -99,6 +133,22 @@ class Sweep:
         said = f"<p>{status.done}/{status.planned} runs done. Held-out accuracy in percent, mean over environments:</p>"
         failed = f"<p>{len(self.failed)} runs were not trained; see <code>failed</code>.</p>" if self.failed else ""
         return said + (self.table().to_html(border=0) if status.done else "") + failed
+
+
+def _validations(runs: Iterable[RunRecord]) -> dict[tuple[str, str, int], float]:
+    """The mean "out" accuracy of the training environments, by run, kind of weights and step."""
+    found = {}
+    for run in runs:
+        for record in split_averages([run]):
+            kind = record.spec.options.get("average", WEIGHTS)
+            values = mean_over_environments(record.accuracy_out[:, record.train_envs])
+            found.update(
+                {
+                    (run.spec.id, kind, step): value
+                    for step, value in zip(record.steps.tolist(), values.tolist(), strict=True)
+                }
+            )
+    return found
 
 
 def _of_some(table: Table, method: str) -> str:

@@ -18,7 +18,7 @@ from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.loggers import Logger, requested_loggers
 from sandmask.plugins import load_plugins
-from sandmask.records import RunRecord, RunSpec, frame
+from sandmask.records import RunRecord, RunSpec, frame, parse_measures
 from sandmask.training import RunFolder, TrainedRun, choose_device, load_run, make_spec
 from sandmask.training.folder import RECORDS
 from sandmask.training.loop import CHECKPOINT_SECONDS
@@ -108,6 +108,8 @@ def train(
     weights: str | None = None,
     precision: str = "fp32",
     averages: Names = (),
+    metrics: Names = (),
+    shared_init: bool = False,
     compiled: bool = False,
     fast: bool = True,
     device: "str | torch.device | None" = None,
@@ -147,6 +149,8 @@ def train(
     :param weights: file with pretrained weights of a timm network, or "none".
     :param precision: compute precision: "fp32", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
+    :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
+    :param shared_init: take the initial weights from the trial instead of the seed, as soups need it.
     :param compiled: compile the network, for timm networks.
     :param fast: use CUDA graphs on a GPU.
     :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
@@ -186,11 +190,13 @@ def train(
         weights=weights,
         precision=precision,
         averages=names(averages),
+        shared_init=shared_init,
     )
+    measures = parse_measures(names(metrics))
     if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
         tell(f"warning: {caution}")
     folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
-    _say_what_is_there(folder, spec, extras=bool(loggers) or diagnostics)
+    _say_what_is_there(folder, spec, extras=bool(loggers) or diagnostics or bool(measures))
     announce(data, screen)
     if not folder.finished(spec):
         check_images(data, screen, keep=True)
@@ -203,6 +209,7 @@ def train(
             compiled=compiled,
             fast=fast,
             diagnostics=diagnostics,
+            metrics=measures,
             loggers=loggers,
             on_progress=bar.update,
             evaluating=bar.evaluating,

@@ -77,6 +77,7 @@ COMMANDS = (
     Command(
         "sweep", "Train many runs: algorithms x datasets x held-out environments x draws", RUN, "sandmask.cli.sweep"
     ),
+    Command("soup", "Combine the models of a sweep: weight averages and ensembles", RUN, "sandmask.cli.soup"),
     Command("predict", "Classify images or arrays with a trained model", RUN, "sandmask.cli.predict"),
     Command("export", "Export a trained model for PyTorch (torch.export) or as ONNX", RUN, "sandmask.cli.export"),
     Command("report", "Tables and pages from the records of a sweep", READ, "sandmask.cli.report"),

@@ -85,6 +85,29 @@ AverageOption = Annotated[
         autocompletion=_completion.words("sma", "ema", "swad"),
     ),
 ]
+MetricsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics",
+        metavar="A,B",
+        help="Also record f1 (macro-F1), ece (calibration error), worst-group, per-class (accuracy), confusion, or "
+        "all. Results do not change.",
+        autocompletion=_completion.words("f1", "ece", "worst-group", "per-class", "confusion", "all"),
+    ),
+]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", metavar="ID", help="The run, if RUN is a sweep; see: sandmask sweep models"),
+]
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--average",
+        metavar="NAME",
+        help="Use averaged weights that the run kept: sma, ema or swad.",
+        autocompletion=_completion.words("sma", "ema", "swad"),
+    ),
+]
 FastOption = Annotated[bool, typer.Option("--fast/--no-fast", help="Use CUDA graphs on a GPU.")]
 CompileOption = Annotated[
     bool, typer.Option("--compile", help="Compile the network: slower start, faster steps. For timm networks.")

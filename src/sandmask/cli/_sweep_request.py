@@ -11,6 +11,7 @@ from sandmask.cli import _completion
 from sandmask.cli._options import (
     AverageOption,
     HparamOption,
+    MetricsOption,
     NetworkOption,
     PluginOption,
     StepsOption,
@@ -75,6 +76,19 @@ def _given(
         str | None, typer.Option(metavar="NAME", help="Compute precision: fp32 (the default), tf32, bf16 or fp16.")
     ] = None,
     averages: AverageOption = None,
+    metrics: MetricsOption = None,
+    keep_models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHICH",
+            help="Keep each run's weights: best (validation accuracy), last or none. (default: none)",
+            autocompletion=_completion.words("best", "last", "none"),
+        ),
+    ] = None,
+    shared_init: Annotated[
+        bool | None,
+        typer.Option("--shared-init", help="Start all runs of a trial from the same weights, as soups need it."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Selects another set of run seeds. (default: 0)")
     ] = None,

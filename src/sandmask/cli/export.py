@@ -6,18 +6,20 @@ from typing import Annotated
 import typer
 
 from sandmask.cli._console import STANDARD_OUTPUT
-from sandmask.cli._options import PluginOption
+from sandmask.cli._options import KindOption, PluginOption, RunOption
 from sandmask.errors import SandmaskError
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run, or a sweep.")],
     format_name: Annotated[
         str, typer.Option("--format", metavar="torch-export|onnx", help="Format of the file.")
     ] = "torch-export",
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: RUN/model.pt2 or RUN/model.onnx")
     ] = None,
+    run_id: RunOption = None,
+    average: KindOption = None,
     plugin: PluginOption = None,
 ) -> None:
     """Export a trained model for PyTorch without sandmask (torch.export), or as ONNX.
@@ -38,7 +40,7 @@ def export(
     if output == STANDARD_OUTPUT:
         raise SandmaskError("A model cannot be written to standard output. Name a file: --output model.pt2")
     load_plugins(plugin)
-    trained = load_run(run)
+    trained = load_run(run, run=run_id, average=average)
     exported = export_run(trained, format_name, output)
     shape = ", ".join(map(str, trained.input_shape))
     typer.echo(

@@ -7,17 +7,21 @@ import typer
 
 from sandmask._text import printable
 from sandmask.cli._console import counted, print_json, print_table
-from sandmask.cli._options import JsonOption, PluginOption
+from sandmask.cli._options import JsonOption, KindOption, PluginOption, RunOption
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run, or its model.safetensors.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a trained run, its model.safetensors, or a sweep.")
+    ],
     files: Annotated[
         list[Path],
         typer.Argument(metavar="FILE", help="Images, arrays (.npy, .npz or .csv), or folders of these."),
     ],
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Show the K most likely classes.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: a GPU if present.")] = None,
+    run_id: RunOption = None,
+    average: KindOption = None,
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
@@ -35,13 +39,15 @@ def predict(
     sandmask predict runs/pacs/model.safetensors photos/ --json
 
     sandmask predict runs/spirals points.csv --json
+
+    sandmask predict runs/sweep photo.jpg --run 1a2b3c4d --average sma
     """
     from sandmask.api._predict import predict_files
     from sandmask.plugins import load_plugins
     from sandmask.training import choose_device, load_run
 
     load_plugins(plugin)
-    found = predict_files(load_run(run, choose_device(device)), files, top)
+    found = predict_files(load_run(run, choose_device(device), run=run_id, average=average), files, top)
     for folder, count in found.left_out.items():
         typer.echo(f"note: left out {counted(count, 'file')} of other types in {printable(folder)}", err=True)
     if json:

@@ -9,7 +9,7 @@ import sandmask
 from sandmask._replacing import replacing
 from sandmask.cli import _completion
 from sandmask.cli._console import STANDARD_OUTPUT
-from sandmask.cli._options import JsonOption
+from sandmask.cli._options import JsonOption, listed
 from sandmask.cli._page import (
     check_format,
     check_open,
@@ -20,9 +20,11 @@ from sandmask.cli._page import (
     write_page,
 )
 from sandmask.errors import SandmaskError
+from sandmask.records import split_averages
 from sandmask.records._store import refuse_record_name
-from sandmask.reports import FORMATS, render
+from sandmask.reports import FORMATS, render, run_command
 from sandmask.reports._report import MOST, PAPER_RULES, rule_names
+from sandmask.selection import ACCURACY
 
 
 def report(
@@ -55,6 +57,12 @@ def report(
     against_paper: Annotated[
         bool, typer.Option("--against-paper", help="Show the paper's number and the difference in each cell.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Compare with earlier records: put their number, and the change, beside ours."
+        ),
+    ] = None,
     baseline: Annotated[
         str, typer.Option(help="The method that others are compared with.", autocompletion=_completion.algorithm)
     ] = "ERM",
@@ -70,6 +78,27 @@ def report(
         typer.Option(
             metavar="N", min=1, max=MOST, help="Number of trials in a complete cell. (default: as many as there are)"
         ),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A,B",
+            help="Metrics beyond accuracy to show, of those recorded: f1, ece, worst-group, per-class, confusion, all "
+            "or none. (default: the first three)",
+            autocompletion=_completion.words("f1", "ece", "worst-group", "per-class", "confusion", "all", "none"),
+        ),
+    ] = None,
+    select_by: Annotated[
+        str,
+        typer.Option(
+            metavar="METRIC",
+            help="What the rules select by: accuracy, f1, ece or worst-group.",
+            autocompletion=_completion.words("accuracy", "f1", "ece", "worst-group"),
+        ),
+    ] = "accuracy",
+    command: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Print the command that trains the run with this id, and no tables."),
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE|-", help="Write the tables to this file.")] = None,
 ) -> None:
@@ -89,6 +118,8 @@ def report(
 
     sandmask report runs --format latex --output tables.tex
 
+    sandmask report runs --metrics f1,confusion --select-by f1
+
     sandmask report runs --format csv --output cells.csv
     """
     check_open(html, open_browser)
@@ -100,22 +131,38 @@ def report(
     check_two_files(html, tables)
     for target in filter(None, (html, tables)):
         refuse_record_name(target)
-    names = rule_names(selection)
+    names = rule_names(selection, select_by)
     settings: dict[str, Any] = {
         "against_paper": against_paper,
         "baseline": baseline,
         "draws": draws,
         "trials": trials,
+        "metrics": None if metrics is None else [name for name in listed(metrics) if name != "none"],
     }
-    built = None if tables is None else sandmask.report(directory, names, **settings)
+    if command is not None:
+        _put(f"{_command_of(directory, command)}\n", output or STANDARD_OUTPUT)
+        return
+    built = None if tables is None else sandmask.report(directory, names, against=against, **settings)
     if html is not None:
         runs = read_with_patience(directory) if built is None else built.records
         title = page_title(directory)
-        write_page(runs, html, names if selection else None, title=title, statistics=statistics, **settings)
+        on_page = names if selection or select_by != ACCURACY else None
+        settings["earlier"] = None if against is None else read_with_patience(against)
+        write_page(runs, html, on_page, title=title, statistics=statistics, **settings)
         if open_browser:
             open_page(html)
     if built is not None and tables is not None:
         _put(render(built, format_name or "text", statistics=statistics), tables)
+
+
+def _command_of(directory: Path, run: str) -> str:
+    """The command of the run whose id begins so."""
+    found = [record for record in split_averages(read_with_patience(directory)) if record.spec.id.startswith(run)]
+    if len(found) != 1:
+        raise SandmaskError(
+            f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. Give more of it."
+        )
+    return run_command(found[0]) or f"sandmask soup {directory}"
 
 
 def _put(text: str, output: Path) -> None:

@@ -195,6 +195,34 @@ def _print(swept: "Sweep", *, json: bool) -> None:
 
 
 @app.command()
+def models(folder: Folder = DEFAULT_FOLDER, json: JsonOption = False, plugin: PluginOption = None) -> None:
+    """List the models that a sweep kept (--keep-models), for sandmask predict and sandmask export.
+
+    [bold]Examples[/bold]
+
+    sandmask sweep models runs/spirals
+
+    sandmask predict runs/spirals points.csv --run 1a2b3c4d
+    """
+    from sandmask.api import Sweep
+
+    found = Sweep.read(folder, plugin or ()).models()
+    plain = found.astype(object).where(found.notna(), None).to_dict("records")
+    if json:
+        print_json(plain)
+        return
+    columns = [str(name) for name in found if name != "file"]
+    rows = [tuple(_cell(row[name]) for name in columns) for row in plain]
+    print_table(f"{counted(len(rows), 'model')} in {folder}", tuple(columns), rows)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if isinstance(value, float) else str(value)
+
+
+@app.command()
 def status(
     folder: Folder = DEFAULT_FOLDER,
     watch: Annotated[bool, typer.Option("--watch", help="Update until all runs are done, or until Ctrl-C.")] = False,

@@ -23,6 +23,7 @@ from sandmask.cli._options import (
     HparamsSeedOption,
     JsonOption,
     LogOption,
+    MetricsOption,
     MissingClassesOption,
     NetworkOption,
     PluginOption,
@@ -71,6 +72,10 @@ def train(
     weights: WeightsOption = None,
     precision: PrecisionOption = "fp32",
     average: AverageOption = None,
+    metrics: MetricsOption = None,
+    shared_init: Annotated[
+        bool, typer.Option("--shared-init", help="Take the initial weights from the trial instead of the seed.")
+    ] = False,
     compiled: CompileOption = False,
     fast: FastOption = True,
     device: DeviceOption = None,
@@ -126,6 +131,8 @@ def train(
         weights=weights,
         precision=precision,
         averages=listed(average),
+        metrics=listed(metrics),
+        shared_init=shared_init,
         compiled=compiled,
         fast=fast,
         device=device,

@@ -13,27 +13,44 @@ A training program writes records, and reports read them:
 """
 
 from sandmask.records._archive import write_archive
-from sandmask.records._averages import AVERAGES, average_metrics, averages_of, split_averages
+from sandmask.records._averages import AVERAGES, average_metrics, averaged_spec, averages_of, split_averages
 from sandmask.records._domainbed import Imported, read_domainbed
 from sandmask.records._frame import frame, load_records
+from sandmask.records._measures import (
+    MEASURES,
+    Measure,
+    class_counts,
+    confusion_counts,
+    measured,
+    parse_measures,
+    recorded_measures,
+)
 from sandmask.records._store import read_runs
 from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
 from sandmask.records._writer import RecordWriter
 
 __all__ = [
     "AVERAGES",
+    "MEASURES",
     "SCHEMA_VERSION",
     "Imported",
+    "Measure",
     "RecordWriter",
     "RunRecord",
     "RunSpec",
     "Status",
     "average_metrics",
+    "averaged_spec",
     "averages_of",
+    "class_counts",
+    "confusion_counts",
     "frame",
     "load_records",
+    "measured",
+    "parse_measures",
     "read_domainbed",
     "read_runs",
+    "recorded_measures",
     "split_averages",
     "write_archive",
 ]

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_record
-from sandmask.records._fractions import denominators, pack, unpack
+from sandmask.records._fractions import denominators, pack, pack_counts, unpack, unpack_counts
 from sandmask.records._lines import check_schema
 from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
 
 ARCHIVE_SUFFIX = ".records.parquet"
 _VERSION_KEY = b"sandmask.schema"
-_METRIC = "metric."
+_METRIC, _TABLE = "metric.", "table."
 _RUNS_PER_GROUP = 512
 _SPLITS = ("in", "out")
 _WORDS = ("run", "spec", "env_names", "classes", "status", "diverged_at")
@@ -36,7 +36,7 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
 
     :param runs: records of the runs.
     :param path: file name that ends in `.records.parquet`.
-    :param metrics: include training curves.
+    :param metrics: include training curves and tables.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -50,17 +50,18 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
         except ValueError as error:
             raise SandmaskError(f"{target} cannot be written: {error}.") from error
     names = sorted({name for run in runs for name in run.metrics}) if metrics else []
-    schema = _schema(runs, names)
+    tables = sorted({name for run in runs for name in run.tables}) if metrics else []
+    schema = _schema(runs, names, tables)
     sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Durable: whoever sees the file may remove what it was made from.
     with replacing(target, durable=True) as temporary, pq.ParquetWriter(temporary, schema, **_layout(schema)) as writer:
         for begin in range(0, len(runs), _RUNS_PER_GROUP):
-            rows = [_row(run, sizes, names) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+            rows = [_row(run, sizes, names, tables) for run in runs[begin : begin + _RUNS_PER_GROUP]]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def _schema(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Any:
+def _schema(runs: Sequence[RunRecord], metrics: Sequence[str], tables: Sequence[str]) -> Any:
     import pyarrow as pa
 
     fields: list[tuple[str, Any]] = [
@@ -81,6 +82,7 @@ def _schema(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Any:
     for name in metrics:
         number = pa.float32() if _is_single(runs, name) else pa.float64()
         fields.append((f"{_METRIC}{name}", pa.list_(number)))
+    fields += [(f"{_TABLE}{name}", pa.list_(pa.int32())) for name in tables]
     return pa.schema(fields, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
@@ -92,7 +94,7 @@ def _layout(schema: Any) -> dict[str, Any]:
     for field in schema:
         is_list = pa.types.is_list(field.type)
         column = f"{field.name}.list.element" if is_list else field.name
-        if field.name.endswith(("_counts", "_raw")) or field.name.startswith(_METRIC):
+        if field.name.endswith(("_counts", "_raw")) or field.name.startswith((_METRIC, _TABLE)):
             split[column] = "BYTE_STREAM_SPLIT"
         else:
             repeating.append(column)
@@ -131,7 +133,7 @@ def _split_sizes(runs: Sequence[RunRecord]) -> _Sizes:
     }
 
 
-def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str]) -> dict[str, Any]:
+def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str], tables: Sequence[str]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "run": run.spec.id,
         "spec": json.dumps(run.spec.to_json()),
@@ -148,6 +150,8 @@ def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str]) -> dict[str, Any
         row[f"{split}_raw"] = accuracy.ravel() if size is None else None
     for name in metrics:
         row[f"{_METRIC}{name}"] = run.metrics.get(name)
+    for name in tables:
+        row[f"{_TABLE}{name}"] = pack_counts(run.tables[name]) if name in run.tables and len(run.steps) else None
     return row
 
 
@@ -199,7 +203,8 @@ def _runs(batch: Any) -> Iterator[RunRecord]:
         for name, column in columns.items()
         if name.startswith(_METRIC)
     }
-    tables = {split: _accuracies(columns, split, words["env_names"]) for split in _SPLITS}
+    accuracies = {split: _accuracies(columns, split, words["env_names"]) for split in _SPLITS}
+    tables = {name.removeprefix(_TABLE): column for name, column in columns.items() if name.startswith(_TABLE)}
     shared: dict[Any, Any] = {}
     for row in range(batch.num_rows):
         names, classes = tuple(words["env_names"][row]), tuple(words["classes"][row])
@@ -210,12 +215,17 @@ def _runs(batch: Any) -> Iterator[RunRecord]:
             spec=RunSpec.from_json(json.loads(words["spec"][row])),
             env_names=shared.setdefault(names, names),
             steps=shared.setdefault(steps.tobytes(), steps),
-            accuracy_in=tables["in"][row],
-            accuracy_out=tables["out"][row],
+            accuracy_in=accuracies["in"][row],
+            accuracy_out=accuracies["out"][row],
             metrics={name: curve for name, curve in curves.items() if curve is not None},
             status=words["status"][row],
             diverged_at=words["diverged_at"][row],
             classes=shared.setdefault(classes, classes),
+            tables={
+                name: unpack_counts(packed, len(steps))
+                for name, column in tables.items()
+                if (packed := column[row]) is not None
+            },
         )
         if words["run"][row] != run.spec.id:
             raise ValueError(f"the id {words['run'][row]!r} does not belong to its spec, whose id is {run.spec.id!r}")

@@ -4,16 +4,19 @@ A run that was trained with `options["averages"] = "sma,ema"` has one record in 
 three: the run itself, and one record each whose spec has `options["average"]`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
-from sandmask.records._types import RunRecord
+from sandmask.records._types import RunRecord, RunSpec
 
 AVERAGES = ("sma", "ema", "swad")
 _PREFIX = "average/"
+_Number = TypeVar("_Number", np.float64, np.int64)
 
 
 def averages_of(options: dict[str, object]) -> tuple[str, ...]:
@@ -55,14 +58,21 @@ def _each(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
         if not averages:
             yield run
             continue
-        options = {name: value for name, value in run.spec.options.items() if name != "averages"}
+        spec = averaged_spec(run.spec)
         metrics = {name: values for name, values in run.metrics.items() if not name.startswith(_PREFIX)}
-        yield replace(run, spec=replace(run.spec, options=options), metrics=metrics)
+        tables = {name: counts for name, counts in run.tables.items() if not name.startswith(_PREFIX)}
+        yield replace(run, spec=spec, metrics=metrics, tables=tables)
         for average in averages:
-            yield _averaged(run, average, options)
+            yield _averaged(run, average)
 
 
-def _averaged(run: RunRecord, average: str, options: dict[str, object]) -> RunRecord:
+def averaged_spec(spec: RunSpec, average: str | None = None) -> RunSpec:
+    """The spec under which reports show a run that kept averages, or one of its averages."""
+    options = {name: value for name, value in spec.options.items() if name != "averages"}
+    return replace(spec, options=options if average is None else {**options, "average": average})
+
+
+def _averaged(run: RunRecord, average: str) -> RunRecord:
     n_envs = len(run.env_names)
     names = average_metrics(average, n_envs)
     missing = np.full(len(run.steps), np.nan)
@@ -77,9 +87,22 @@ def _averaged(run: RunRecord, average: str, options: dict[str, object]) -> RunRe
         )
     return replace(
         run,
-        spec=replace(run.spec, options={**options, "average": average}),
+        spec=averaged_spec(run.spec, average),
         steps=run.steps[known],
         accuracy_in=np.ascontiguousarray(accuracies[:, :n_envs]),
         accuracy_out=np.ascontiguousarray(accuracies[:, n_envs:]),
-        metrics={"validation_loss": values[:, -1]},
+        metrics={"validation_loss": values[:, -1], **_own(run.metrics, average, known, names)},
+        tables=_own(run.tables, average, known, ()),
     )
+
+
+def _own(
+    found: Mapping[str, NDArray[_Number]], average: str, known: NDArray[np.bool_], left_out: Collection[str]
+) -> dict[str, NDArray[_Number]]:
+    """What was recorded of an average beyond its accuracies, by the names that a run has for it."""
+    prefix = f"{_PREFIX}{average}/"
+    return {
+        name.removeprefix(prefix): values[known]
+        for name, values in found.items()
+        if name.startswith(prefix) and name not in left_out
+    }

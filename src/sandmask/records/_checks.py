@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from sandmask.records._measures import table_size
 from sandmask.records._types import RunRecord, RunSpec, Status
 
 LONGEST_NAME = 1000  # characters; a longer name is damage, and would take every table with it
@@ -94,6 +95,21 @@ def check_accuracies(values: Any, environments: int) -> None:
             raise ValueError(f"accuracies should be numbers from 0 to 1, not {value!r}")
 
 
+def check_counts(name: str, values: Any, length: int) -> None:
+    """Check a table as a line has it: a list of so many counts."""
+    if not isinstance(values, list) or len(values) != length:
+        raise ValueError(f"the table {name!r} should be a list of {length} counts")
+    for value in values:
+        check_integer("a count", value)
+
+
+def _check_tables(run: RunRecord) -> None:
+    for name, table in run.tables.items():
+        size = table_size(name, len(run.env_names), len(run.classes))
+        if table.shape != (len(run.steps), size) or (table.size and table.min() < 0):
+            raise ValueError(f"its table {name!r} should have {size} counts at each of {len(run.steps)} steps")
+
+
 def check_record(run: RunRecord) -> None:
     """Check a whole run at once: its spec and names, its steps, and every accuracy."""
     try:
@@ -104,6 +120,7 @@ def check_record(run: RunRecord) -> None:
             raise ValueError(f"it has {shape[0]} steps and {shape[1]} environments, but its accuracies have not")
         if any(curve.shape != shape[:1] for curve in run.metrics.values()):
             raise ValueError(f"it has {shape[0]} steps, but a metric has not")
+        _check_tables(run)
         if len(run.steps) and (run.steps[0] < 0 or (np.diff(run.steps) <= 0).any()):
             raise ValueError("its steps do not increase")
         if run.status not in get_args(Status):

@@ -1,13 +1,16 @@
 """The evaluations of many runs, one after the other in a few long arrays."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sandmask.records._measures import MEASURES, SPLITS, measured
 from sandmask.records._types import RunRecord, RunSpec, Status
 
+_MEASURE = re.compile(rf"({'|'.join(MEASURES)})/({'|'.join(SPLITS)})/\d+")
 _SLAB = 1 << 22  # numbers; 32 MB are mapped by themselves, and go back to the system when they are freed
 
 
@@ -45,6 +48,13 @@ class _Long:
         return whole
 
 
+def _by_environment(run: RunRecord) -> dict[str, NDArray[np.float64]]:
+    """Metrics beyond accuracy, [T, environments] each, by the names of their columns."""
+    names = [name for name in MEASURES if not MEASURES[name].is_table]
+    found = {f"{split}_{name.replace('-', '_')}": measured(run, name, split) for name in names for split in SPLITS}
+    return {name: table for name, table in found.items() if table is not None}
+
+
 class Curves:
     """What a frame is made of: accuracies of every row, metrics of every checkpoint, and the rest of every run."""
 
@@ -55,6 +65,8 @@ class Curves:
         self.steps: list[NDArray[np.int64]] = []
         self._accuracies = (_Long(), _Long())
         self._metrics: dict[str, _Long] = {}
+        self._measures: dict[str, _Long] = {}  # of every row, as accuracies
+        self._rows = 0
         self._checkpoints = 0
         self._shared: dict[Any, Any] = {}
         for run in runs:
@@ -68,7 +80,15 @@ class Curves:
         self.steps.append(self._shared.setdefault(run.steps.tobytes(), run.steps))
         for long, accuracy in zip(self._accuracies, (run.accuracy_in, run.accuracy_out), strict=True):
             long.extend(accuracy.ravel())
+        by_environment = _by_environment(run)
+        for name, table in by_environment.items():
+            long = self._measures.setdefault(name, _Long())
+            long.pad(self._rows)
+            long.extend(table.ravel())
+        self._rows += run.accuracy_in.size
         for name, values in run.metrics.items():
+            if _MEASURE.fullmatch(name) and by_environment:
+                continue
             metric = self._metrics.setdefault(name, _Long())
             metric.pad(self._checkpoints)
             metric.extend(values)
@@ -78,6 +98,12 @@ class Curves:
         """The "in" and "out" accuracies, row by row; to be asked for once."""
         inside, outside = self._accuracies
         return inside.join(), outside.join()
+
+    def measures(self) -> Iterator[tuple[str, NDArray[np.float64]]]:
+        """Metrics of environments, such as "in_f1", row by row; NaN for the runs that did not record them."""
+        for name, long in self._measures.items():
+            long.pad(self._rows)
+            yield name, long.join()
 
     @property
     def metrics(self) -> list[str]:

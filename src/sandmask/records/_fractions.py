@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from math import lcm
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,15 +42,30 @@ def pack(accuracy: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.
     Changes are small and many are zero; writing 0, -1, 1, -2, 2, ... as 0, 1, 2, 3, 4, ... leaves the
     upper bytes empty, which is what compresses.
     """
-    counts = np.rint(accuracy * sizes).astype(np.int32).T
-    changes = np.diff(counts, axis=1, prepend=np.int32(0))
+    return pack_counts(np.rint(accuracy * sizes))
+
+
+def pack_counts(counts: NDArray[Any]) -> NDArray[np.int32]:
+    """The same for [T, numbers] counts."""
+    changes = np.diff(counts.astype(np.int32).T, axis=1, prepend=np.int32(0))
     folded: NDArray[np.int32] = (changes << 1) ^ (changes >> 31)
     return folded.ravel()
 
 
 def unpack(packed: NDArray[np.int32], sizes: NDArray[np.int64], runs: int = 1) -> NDArray[np.float64]:
     """The inverse of `pack`, bit for bit: [T, environments], or for several runs at once [runs, T, environments]."""
-    changes = (packed >> 1) ^ -(packed & 1)
-    counts = np.cumsum(changes.reshape(runs, len(sizes), -1), axis=2, dtype=np.int64)
+    counts = _unfolded(packed.reshape(runs, len(sizes), -1))
     accuracy: NDArray[np.float64] = np.ascontiguousarray(counts.transpose(0, 2, 1)) / sizes
     return accuracy if runs > 1 else accuracy[0]
+
+
+def unpack_counts(packed: NDArray[np.int32], rows: int) -> NDArray[np.int64]:
+    """The inverse of `pack_counts`, for T `rows`."""
+    return np.ascontiguousarray(_unfolded(packed.reshape(-1, max(rows, 1))).T)
+
+
+def _unfolded(packed: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Counts from folded changes along the last dimension."""
+    changes = (packed >> 1) ^ -(packed & 1)
+    counts: NDArray[np.int64] = np.cumsum(changes, axis=-1, dtype=np.int64)
+    return counts

@@ -25,9 +25,9 @@ def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.D
     """Read everything below a folder as a pandas frame: one row for each (run, step, environment).
 
     Columns: run, dataset, algorithm, test_envs (as text: "0" or "0,2"), trial_seed, hparams_seed, seed, space, options
-    (as text: "average=sma"), step, env, env_name, is_test, in_accuracy, out_accuracy, status, the metrics, and the
-    hyperparameters as `hparams.NAME`. Averages of a run's weights have rows of their own, with an option such as
-    "average=sma".
+    (as text: "average=sma"), step, env, env_name, is_test, in_accuracy, out_accuracy, metrics of environments where
+    they were recorded (in_f1, out_f1, ...), status, the other metrics, and the hyperparameters as `hparams.NAME`.
+    Averages of a run's weights have rows of their own, with an option such as "average=sma".
 
     To keep large sweeps small, words are categories, integers have 32 bits where those suffice, and hyperparameters
     that most rows lack are sparse columns; `frame.sparse.to_dense()` converts them.
@@ -85,6 +85,7 @@ def _columns(curves: Curves, hparams: bool) -> Iterator[tuple[str, _Column]]:
     ]
     yield "is_test", _tiled(held_out, curves, np.bool_)
     yield from zip(("in_accuracy", "out_accuracy"), curves.accuracies(), strict=True)
+    yield from curves.measures()
     yield "status", _words(curves.statuses, rows)
     for name in curves.metrics:
         yield name, np.repeat(curves.metric(name), widths)

@@ -21,7 +21,7 @@ _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}\n\Z')
 _CRC_LENGTH = len(',"crc":"00000000"}\n')
 _KEYS = {
     "run": {"schema", "kind", "run", "spec", "env_names", "classes"},
-    "eval": {"kind", "run", "step", "in", "out", "metrics"},
+    "eval": {"kind", "run", "step", "in", "out", "metrics", "tables"},
     "end": {"kind", "run", "status", "step"},
 }
 
@@ -99,19 +99,21 @@ def eval_line(
     accuracy_in: Sequence[float],
     accuracy_out: Sequence[float],
     metrics: Mapping[str, float],
+    tables: Mapping[str, Sequence[int]] | None = None,
 ) -> bytes:
     """One checkpoint's evaluation. Floats have as many digits as it takes to read them back exactly."""
     plain = {name: value if math.isfinite(value) else str(value) for name, value in _floats(metrics)}
-    return _encode(
-        {
-            "kind": "eval",
-            "run": run_id,
-            "step": int(step),
-            "in": [float(value) for value in accuracy_in],
-            "out": [float(value) for value in accuracy_out],
-            "metrics": plain,
-        }
-    )
+    line: dict[str, Any] = {
+        "kind": "eval",
+        "run": run_id,
+        "step": int(step),
+        "in": [float(value) for value in accuracy_in],
+        "out": [float(value) for value in accuracy_out],
+        "metrics": plain,
+    }
+    if tables:
+        line["tables"] = {name: [int(count) for count in counts] for name, counts in tables.items()}
+    return _encode(line)
 
 
 def _floats(metrics: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
-from sandmask.records._checks import check_accuracies, check_integer, check_names, check_run
+from sandmask.records._checks import check_accuracies, check_counts, check_integer, check_names, check_run
 from sandmask.records._lines import check_schema, checksum, decode, metric_value
+from sandmask.records._measures import table_size
 from sandmask.records._types import RunRecord, RunSpec, Status
 
 
@@ -23,6 +25,7 @@ class _Growing:
     accuracy_in: list[list[float]] = field(default_factory=list)
     accuracy_out: list[list[float]] = field(default_factory=list)
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
+    tables: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     status: Status = "running"
     diverged_at: int | None = None
     crc: int = 0
@@ -41,9 +44,15 @@ class _Growing:
             if name not in self.metrics:
                 check_names("metric", [name])
             self.metrics.setdefault(name, {})[len(self.steps)] = metric_value(value)
+        self._add_tables(line.get("tables", {}))
         self.steps.append(step)
         self.accuracy_in.append(line["in"])
         self.accuracy_out.append(line["out"])
+
+    def _add_tables(self, tables: dict[str, Any]) -> None:
+        for name, counts in tables.items():
+            check_counts(name, counts, table_size(name, len(self.env_names), len(self.classes)))
+            self.tables.setdefault(name, {})[len(self.steps)] = counts
 
     def end(self, line: dict[str, Any]) -> None:
         if self.status != "running":
@@ -70,7 +79,15 @@ class _Growing:
             status=self.status,
             diverged_at=self.diverged_at,
             classes=self.classes,
+            tables={name: _filled(rows, len(self.steps)) for name, rows in self.tables.items()},
         )
+
+
+def _filled(rows: dict[int, list[int]], count: int) -> NDArray[np.int64]:
+    """A table with zeros at the evaluations that have no counts."""
+    table = np.zeros((count, len(next(iter(rows.values())))), dtype=np.int64)
+    table[list(rows)] = list(rows.values())
+    return table
 
 
 def read_file(path: Path) -> list[RunRecord]:

@@ -67,7 +67,8 @@ class RunRecord:
 
     Environments are numbered as in the dataset, held-out ones included. `status` is "diverged" when training
     met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept. `classes` may be
-    empty where the source did not name them.
+    empty where the source did not name them. `tables` are counts for each class, where those were asked for: see
+    `class_counts` and `confusion_counts`.
     """
 
     spec: RunSpec
@@ -79,6 +80,7 @@ class RunRecord:
     status: Status
     diverged_at: int | None = None
     classes: tuple[str, ...] = ()
+    tables: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)  # name -> [T, numbers]
 
     @property
     def train_envs(self) -> tuple[int, ...]:

@@ -99,8 +99,13 @@ class RecordWriter:
         accuracy_in: Sequence[float],
         accuracy_out: Sequence[float],
         metrics: Mapping[str, float] | None = None,
+        tables: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """Append one checkpoint: an accuracy in 0..1 for every environment's "in" and "out" split."""
+        """Append one checkpoint: an accuracy in 0..1 for every environment's "in" and "out" split.
+
+        :param metrics: numbers by name.
+        :param tables: counts for each class by name: see `RunRecord.tables`.
+        """
         run = self._running(run_id)
         if run.last_step is not None and step <= run.last_step:
             raise SandmaskError(
@@ -113,7 +118,8 @@ class RecordWriter:
                     f"Expected {run.environments} accuracies in 0..1, one per environment. Found {list(split)}."
                 )
         check_names("metric", metrics or {})
-        self._write(run, eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}))
+        check_names("table", tables or {})
+        self._write(run, eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}, tables))
         run.last_step = step
 
     def end(self, run_id: str, status: Literal["done", "diverged"], step: int) -> None:

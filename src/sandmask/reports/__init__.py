@@ -9,6 +9,7 @@
 `tables.rules[0].datasets["PACS"].cells["SANDMask", "A"]` is a cell with its trials, interval and gaps.
 """
 
+from sandmask.reports._commands import run_command
 from sandmask.reports._data import Cell, Comparison, Gap, Report, RuleReport, Statistics, Table, Trial
 from sandmask.reports._formats import FORMATS, Format, latex, markdown, render, text
 from sandmask.reports._grids import Grid, cell_text, grids
@@ -33,5 +34,6 @@ __all__ = [
     "markdown",
     "render",
     "report",
+    "run_command",
     "text",
 ]

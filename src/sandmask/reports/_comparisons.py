@@ -8,6 +8,7 @@ import numpy as np
 from sandmask.reports._data import Comparison, Statistics
 from sandmask.reports._tables import Trials, is_of, method_order
 from sandmask.reports.statistics import critical_difference, mean_ranks, paired_comparison
+from sandmask.selection import is_soup
 
 ALL = "all"
 _Condition = tuple[str, str, int]  # dataset, environment, trial
@@ -65,11 +66,11 @@ def _scores(trials: Mapping[str, Trials]) -> _Scores:
 def _ranks(methods: Sequence[str], scores: _Scores, reference: str) -> tuple[dict[str, float], int]:
     """Mean ranks over the baseline's cells (means over trials), of the methods that have them all.
 
-    Also how many cells those are.
+    Also how many cells those are. Soups have no rank: they are of many runs, and would change the ranks of the others.
     """
     means = {method: _cell_means(scores[method]) for method in methods}
     cells = sorted(means.get(reference, {}))
-    ranked = [method for method in methods if cells and means[method].keys() >= set(cells)]
+    ranked = [name for name in methods if cells and means[name].keys() >= set(cells) and not is_soup(name)]
     if len(ranked) < 2:
         return {}, 0
     table = np.array([[means[method][cell] for method in ranked] for cell in cells])

@@ -68,6 +68,14 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class Before:
+    """The number of an earlier set of runs for the same cell, in percent."""
+
+    mean: float
+    error: float | None
+
+
+@dataclass(frozen=True)
 class Cell:
     """A number of a table, in percent; `mean` is None when too much is missing to give one.
 
@@ -86,11 +94,17 @@ class Cell:
     diverged: int = 0
     paper: PublishedCell | None = None
     parts: Parts | None = None
+    before: Before | None = None
 
     @property
     def complete(self) -> bool:
         """Whether every run that should be there is finished, and there is a number over all columns."""
         return self.mean is not None and self.have == self.expected and (self.parts is None or self.parts.complete)
+
+    @property
+    def change(self) -> float | None:
+        """This number minus the earlier one, in percent."""
+        return None if self.mean is None or self.before is None else self.mean - self.before.mean
 
     @property
     def difference(self) -> float | None:
@@ -109,6 +123,27 @@ class Table:
     averages: Mapping[str, Cell]  # by method
     notes: tuple[str, ...] = ()
     chances: Mapping[str, float] = field(default_factory=dict)  # by column, in percent, where classes are known
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class MetricReport:
+    """A metric beyond accuracy under one selection rule: a table for each dataset, as those of accuracy."""
+
+    metric: str
+    title: str
+    description: str
+    datasets: Mapping[str, Table]
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Examples of held-out environments by true class (rows) and predicted class, summed over trials."""
+
+    dataset: str
+    method: str
+    classes: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -131,6 +166,15 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A method on a dataset, now minus before, over the (environment, trial) pairs that both have."""
+
+    dataset: str
+    method: str
+    compared: PairedComparison
+
+
+@dataclass(frozen=True)
 class RuleReport:
     """Everything under one selection rule."""
 
@@ -140,6 +184,9 @@ class RuleReport:
     averages: Table | None
     statistics: Statistics | None
     notes: tuple[str, ...] = ()
+    metrics: tuple[MetricReport, ...] = ()
+    confusions: tuple[Confusion, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sandmask._text import printable
-from sandmask.reports._data import Cell, Gap, Report, RuleReport, Statistics, Table
-from sandmask.reports.statistics import fewest_values
+from sandmask.reports._data import Cell, Change, Confusion, Gap, Report, RuleReport, Statistics, Table
+from sandmask.reports.statistics import PairedComparison, fewest_values
 
 NOT_RUN = "-"
+_COMPARED = ("Difference", "95% interval", "p", "Pairs")
 _LISTED_GAPS = 6
 _STATISTICS_NOTE = (
     "Mean rank over environments (1 is best) of the methods that have them all. Difference in percent over "
@@ -53,15 +54,36 @@ def _rule_grids(rule: RuleReport, statistics: bool) -> Iterator[Grid]:
         yield table_grid(table, f"{table.title}, {suffix}", "environment")
     if rule.averages is not None:
         yield table_grid(rule.averages, f"{rule.averages.title}, {suffix}", "dataset")
+    for metric in rule.metrics:
+        note = f"{metric.title}: {metric.description}."  # what is missing is told below the table of accuracies
+        for table in metric.datasets.values():
+            yield Grid(f"{table.title}, {metric.title}, {suffix}", _header(table), _rows(table), (note,))
+    yield from (_confusion_grid(each, suffix) for each in rule.confusions)
+    if rule.changes:
+        yield _changes_grid(rule.changes, suffix)
     if rule.statistics is not None and statistics:
         yield _statistics_grid(rule.statistics, suffix)
     if rule.notes:
         yield Grid(f"Not reported, {suffix}", (), (), rule.notes)
 
 
-def table_grid(table: Table, title: str, kind: str) -> Grid:
-    """A table in words; `kind` says what its columns are."""
-    rows = tuple(
+def _confusion_grid(confusion: Confusion, suffix: str) -> Grid:
+    rows = []
+    for name, counts in zip(confusion.classes, confusion.counts, strict=True):
+        total = sum(counts)
+        shares = (f"{100 * count / total:.1f}" if total else NOT_RUN for count in counts)
+        rows.append((name, *shares, str(total)))
+    note = "Rows are true classes, columns predicted ones, in percent of the row; last, the number of examples."
+    title = f"{confusion.dataset}, Confusion of {confusion.method}, {suffix}"
+    return Grid(title, ("Class", *confusion.classes, "Examples"), tuple(rows), (note,))
+
+
+def _header(table: Table) -> tuple[str, ...]:
+    return ("Algorithm", *table.columns, "Avg")
+
+
+def _rows(table: Table) -> tuple[tuple[str, ...], ...]:
+    return tuple(
         (
             method,
             *(cell_text(table.cells[method, column]) for column in table.columns),
@@ -69,6 +91,10 @@ def table_grid(table: Table, title: str, kind: str) -> Grid:
         )
         for method in table.methods
     )
+
+
+def table_grid(table: Table, title: str, kind: str) -> Grid:
+    """A table in words; `kind` says what its columns are."""
     notes = list(table.notes)
     if any(cell.paper is not None for cell in (*table.cells.values(), *table.averages.values())):
         notes.append("[the paper's number, ours minus the paper's before rounding]")
@@ -76,7 +102,7 @@ def table_grid(table: Table, title: str, kind: str) -> Grid:
         notes += _table_notes(table)
     elif any(cell.diverged for cell in table.cells.values()):
         notes.append("† with runs that diverged; see the dataset's table.")
-    return Grid(title, ("Algorithm", *table.columns, "Avg"), rows, tuple(notes))
+    return Grid(title, _header(table), _rows(table), tuple(notes))
 
 
 def cell_text(cell: Cell) -> str:
@@ -95,6 +121,9 @@ def cell_text(cell: Cell) -> str:
         text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + mark
         partial = ", ".join(_partial(cell))
         text += f" ({partial})" if partial else ""
+    if cell.before is not None:
+        change = "" if cell.change is None else f", {_signed(cell.change)}"
+        text += f" [was {cell.before.mean:.1f}{change}]"
     if cell.paper is not None:
         text += (
             f" [{cell.paper.mean_digits}" + ("" if cell.difference is None else f", {_signed(cell.difference)}") + "]"
@@ -153,30 +182,31 @@ def _listed(items: Sequence[str]) -> str:
     return shown if len(items) <= _LISTED_GAPS else f"{shown}; and {len(items) - _LISTED_GAPS} more"
 
 
+def _changes_grid(changes: Sequence[Change], suffix: str) -> Grid:
+    rows = tuple((each.dataset, each.method, *_compared(each.compared)) for each in changes)
+    note = "Now minus before, in percent over the (environment, trial) pairs that both have; otherwise as below."
+    return Grid(f"Compared with before, {suffix}", ("Dataset", "Algorithm", *_COMPARED), rows, (note,))
+
+
+def _compared(against: PairedComparison) -> tuple[str, ...]:
+    interval = NOT_RUN if against.interval is None else " to ".join(map(_signed, against.interval))
+    p_value = "<0.001" if against.p_value < 0.001 else f"{against.p_value:.3f}"
+    return (_signed(against.difference), interval, p_value, str(against.pairs))
+
+
 def _statistics_grid(statistics: Statistics, suffix: str) -> Grid:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for item in statistics.comparisons:
         rank = NOT_RUN if item.mean_rank is None else f"{item.mean_rank:.2f}"
         against = item.against_baseline
         if against is None:
             rows.append((item.scope, item.method, rank, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN))
             continue
-        interval = NOT_RUN if against.interval is None else " to ".join(map(_signed, against.interval))
-        rows.append(
-            (
-                item.scope,
-                item.method,
-                rank,
-                _signed(against.difference),
-                interval,
-                "<0.001" if against.p_value < 0.001 else f"{against.p_value:.3f}",
-                str(against.pairs),
-            )
-        )
+        rows.append((item.scope, item.method, rank, *_compared(against)))
     notes = [_STATISTICS_NOTE]
     notes += [
         f"{scope}: mean ranks closer than {value:.2f} are not told apart (Nemenyi, 0.05)."
         for scope, value in statistics.critical_differences.items()
     ]
-    header = ("Dataset", "Algorithm", "Mean rank", "Difference", "95% interval", "p", "Pairs")
+    header = ("Dataset", "Algorithm", "Mean rank", *_COMPARED)
     return Grid(f"Compared with {statistics.baseline}, {suffix}", header, tuple(rows), tuple(notes))

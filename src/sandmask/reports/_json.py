@@ -5,7 +5,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from sandmask.reports._data import Cell, Report, RuleReport, Statistics, Table, Trial
+from sandmask.reports._commands import run_command
+from sandmask.reports._data import Cell, MetricReport, Report, RuleReport, Statistics, Table, Trial
 from sandmask.reports._tables import best_cells
 
 
@@ -35,13 +36,28 @@ def finite(value: Any) -> Any:
 
 
 def _rule(rule: RuleReport) -> dict[str, Any]:
-    return {
+    content: dict[str, Any] = {
         "selection": rule.rule,
         "description": rule.description,
         "datasets": {name: _table(table) for name, table in rule.datasets.items()},
         "averages": None if rule.averages is None else _table(rule.averages),
         "statistics": None if rule.statistics is None else _statistics(rule.statistics),
         "notes": list(rule.notes),
+    }
+    if rule.metrics:
+        content["metrics"] = {metric.metric: _metric(metric) for metric in rule.metrics}
+    if rule.changes:
+        content["changes"] = [asdict(change) for change in rule.changes]
+    if rule.confusions:
+        content["confusions"] = [asdict(confusion) for confusion in rule.confusions]
+    return content
+
+
+def _metric(metric: MetricReport) -> dict[str, Any]:
+    return {
+        "title": metric.title,
+        "description": metric.description,
+        "datasets": {name: _table(table) for name, table in metric.datasets.items()},
     }
 
 
@@ -61,6 +77,7 @@ def _table(table: Table) -> dict[str, Any]:
         ],
         "notes": list(table.notes),
         "chances": dict(table.chances),
+        **({"lower_is_better": True} if table.lower_is_better else {}),
     }
 
 
@@ -80,6 +97,8 @@ def _cell(cell: Cell, best: bool) -> dict[str, Any]:
         content["parts"] = asdict(cell.parts)
     if cell.trials:
         content["trials"] = [_trial(trial) for trial in cell.trials]
+    if cell.before is not None:
+        content["before"] = {**asdict(cell.before), "change": cell.change}
     if cell.paper is not None:
         content["paper"] = {"mean": cell.paper.mean, "error": cell.paper.error, "table": cell.paper.table}
         content["difference"] = cell.difference
@@ -91,6 +110,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     if trial.selected is not None:
         content |= {
             "run": trial.selected.run.spec.id,
+            "command": run_command(trial.selected.run),
             "hparams_seed": trial.selected.run.spec.hparams_seed,
             "test_env": trial.selected.test_env,
             "step": trial.selected.step,

@@ -9,12 +9,23 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs, split_averages
 from sandmask.records._protocol import dataset_order
 from sandmask.registry import closest
+from sandmask.reports._against import beside_earlier
 from sandmask.reports._comparisons import compare
 from sandmask.reports._data import Report, RuleReport, Trial
+from sandmask.reports._measures import confusions, metric_reports, shown_measures
 from sandmask.reports._published import beside_published
 from sandmask.reports._tables import averages_table, dataset_table, is_of, method_order
 from sandmask.reports._trials import Expected, expected_of, settle_trial
-from sandmask.selection import RULES, GroupKey, SelectionRule, group_runs
+from sandmask.selection import (
+    ACCURACY,
+    RULES,
+    GroupKey,
+    SelectionRule,
+    by_metric,
+    find_rule,
+    group_runs,
+    is_soup,
+)
 
 PAPER_RULES = ("training-domain", "oracle")
 MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
@@ -29,6 +40,9 @@ def report(
     baseline: str = "ERM",
     draws: int | None = None,
     trials: int | None = None,
+    metrics: str | Sequence[str] | None = None,
+    select_by: str = ACCURACY,
+    against: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Tables of the runs in folders of records: one for each dataset, the averages, and comparisons.
 
@@ -43,6 +57,10 @@ def report(
     :param baseline: the method that others are compared with.
     :param draws: hyperparameter draws of a complete cell; as many as there are if not given.
     :param trials: trials of a complete cell; as many as there are if not given.
+    :param metrics: metrics beyond accuracy to show, or "all"; those that are a number for each environment if not
+        given. The runs have to have recorded them.
+    :param against: a folder of earlier records to compare with: its number is put beside each cell, with the change.
+    :param select_by: what the rules select by: "accuracy", "f1", "ece" or "worst-group".
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not several:
@@ -52,19 +70,23 @@ def report(
             raise SandmaskError(f"{name} should be from 1 to {MOST:,}. Found {value:,}.")
     return build_report(
         read_runs(*several),
-        rule_names(selection),
+        rule_names(selection, select_by),
         against_paper=against_paper,
         baseline=baseline,
         draws=draws,
         trials=trials,
+        metrics=[metrics] if isinstance(metrics, str) else metrics,
+        earlier=None if against is None else read_runs(against),
     )
 
 
-def rule_names(selection: str | Sequence[str] | None) -> list[str]:
-    """The selection rules that are meant."""
+def rule_names(selection: str | Sequence[str] | None, select_by: str = ACCURACY) -> list[str]:
+    """The selection rules that are meant. With a metric, "all" are those that select by accuracy otherwise."""
     given = [selection] if isinstance(selection, str) else list(selection or PAPER_RULES)
     named = [word.strip() for each in given for word in each.split(",")]
-    return list(RULES) if "all" in named else named
+    if "all" in named:
+        named = [name for name in RULES if select_by == ACCURACY or not RULES[name].needs_metrics]
+    return [by_metric(find_rule(name), select_by).name for name in named]
 
 
 BASELINE = "ERM"
@@ -79,6 +101,8 @@ def build_report(
     baseline: str = BASELINE,
     draws: int | None = None,
     trials: int | None = None,
+    metrics: Sequence[str] | None = None,
+    earlier: Sequence[RunRecord] | None = None,
 ) -> Report:
     """Compute every table of a set of runs under each rule.
 
@@ -90,11 +114,14 @@ def build_report(
     :param baseline: method that the others are compared with.
     :param draws: number of draws in a complete cell; as many as there are if not given.
     :param trials: number of trials in a complete cell; as many as there are if not given.
+    :param earlier: records of other runs to compare with.
+    :param metrics: metrics beyond accuracy to include; the recorded ones that are a number for each environment if not
+        given.
     """
     if not runs:
         raise SandmaskError("There are no runs to report. Name a folder that has records in it.")
     given, runs = runs, list(split_averages(runs))
-    chosen = [RULES[name] for name in rules]
+    chosen = [find_rule(name) for name in rules]
     of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
         of_dataset[run.spec.dataset].append(run)
@@ -103,13 +130,25 @@ def build_report(
     methods = method_order(list({key.method for key in groups}))
     if baseline != BASELINE and not any(is_of(method, baseline) for method in methods):
         raise SandmaskError(f"No run is of the baseline {baseline!r}. {closest(baseline, list(methods))}")
-    reports = [_rule_report(rule, groups, expected, baseline) for rule in chosen]
-    settings = {"against_paper": against_paper, "baseline": baseline, "draws": draws, "trials": trials}
+    shown = shown_measures(runs, metrics)
+    reports = [_rule_report(rule, groups, expected, baseline, shown) for rule in chosen]
+    settings = {
+        "against_paper": against_paper,
+        "baseline": baseline,
+        "draws": draws,
+        "trials": trials,
+        "metrics": metrics,
+        "earlier": earlier,
+    }
     report = Report(len(runs), tuple(reports), given, settings)
+    if earlier is not None:
+        report = beside_earlier(report, build_report(earlier, rules, draws=draws, trials=trials, metrics=metrics))
     return beside_published(report) if against_paper else report
 
 
-def _rule_report(rule: SelectionRule, groups: _Groups, expected: dict[str, Expected], baseline: str) -> RuleReport:
+def _rule_report(
+    rule: SelectionRule, groups: _Groups, expected: dict[str, Expected], baseline: str, metrics: Sequence[str]
+) -> RuleReport:
     usable, notes = dict(expected), []
     if rule.needs_pairs:
         for dataset in expected:
@@ -120,8 +159,7 @@ def _rule_report(rule: SelectionRule, groups: _Groups, expected: dict[str, Expec
         if all(rule.lacks(run) for run in _runs_of(groups, dataset)):
             del usable[dataset]
             notes.append(
-                f"{dataset}: no run recorded {' and '.join(rule.needs_metrics)}, which this rule needs: train with "
-                "--diagnostics."
+                f"{dataset}: no run recorded {' and '.join(rule.needs_metrics)}, which this rule needs: {rule.remedy}."
             )
     trials = {dataset: _dataset_trials(rule, groups, dataset, usable[dataset]) for dataset in usable}
     chances = {dataset: chance for dataset in usable if (chance := _chance(_runs_of(groups, dataset))) is not None}
@@ -137,6 +175,8 @@ def _rule_report(rule: SelectionRule, groups: _Groups, expected: dict[str, Expec
         averages=averages,
         statistics=compare(trials, baseline),
         notes=tuple(notes),
+        metrics=metric_reports(metrics, usable, trials),
+        confusions=confusions(metrics, trials),
     )
 
 
@@ -160,9 +200,10 @@ def _dataset_trials(
     methods = sorted({key.method for key in groups if key.dataset == dataset})
     found = {}
     for method in methods:
+        draws = (0,) if is_soup(method) else expected.draws  # a soup is one for all draws
         for index, name in enumerate(expected.environments):
             keys = [GroupKey(dataset, method, index, trial) for trial in expected.trials]
             found[method, name] = [
-                settle_trial(rule, groups.get(key, []), index, key.trial_seed, expected.draws) for key in keys
+                settle_trial(rule, groups.get(key, []), index, key.trial_seed, draws) for key in keys
             ]
     return found

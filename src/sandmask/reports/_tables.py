@@ -1,7 +1,7 @@
 """From trials to cells, from cells to tables, and which cell of a column is the best."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from sandmask.reports._data import Cell, Parts, Table, Trial
 from sandmask.reports._trials import Expected
 from sandmask.reports.statistics import bootstrap_interval, mean_and_error
-from sandmask.selection import algorithm_of
+from sandmask.selection import Selected, algorithm_of, is_soup
 
 ENVIRONMENTS = "environments"
 # The order of methods in DomainBed's tables, which papers follow; the masks come last there.
@@ -33,12 +33,13 @@ _CUSTOMARY = (
     *("ANDMask", "SANDMask"),
 )
 Trials = Mapping[tuple[str, str], Sequence[Trial]]  # by method and environment
+Value = Callable[[Selected], float | None]  # what a table shows of a selected checkpoint
 
 
 def method_order(methods: Sequence[str]) -> tuple[str, ...]:
-    """The customary order, then the alphabet."""
+    """The customary order, then the alphabet; soups and ensembles, which are of many runs, come last."""
     places = {name: place for place, name in enumerate(_CUSTOMARY)}
-    return tuple(sorted(methods, key=lambda name: (places.get(algorithm_of(name), len(places)), name)))
+    return tuple(sorted(methods, key=lambda name: (is_soup(name), places.get(algorithm_of(name), len(places)), name)))
 
 
 def is_of(method: str, name: str) -> bool:
@@ -65,9 +66,22 @@ def _cell(trials: Sequence[Trial], accuracies: Sequence[float]) -> Cell:
     )
 
 
-def trial_cell(trials: Sequence[Trial]) -> Cell:
-    """A cell of a dataset's table: mean and error over the trials that have a value."""
-    return _cell(trials, [trial.selected.test_accuracy for trial in trials if trial.selected is not None])
+def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
+    """A cell of a metric; without any value, it is as if nothing had been run."""
+    return _cell(trials, values) if values else Cell(mean=None)
+
+
+def trial_cell(trials: Sequence[Trial], value: Value | None = None) -> Cell:
+    """A cell of a dataset's table: mean and error over the trials that have a value, by default their accuracy."""
+    selected = [trial.selected for trial in trials if trial.selected is not None]
+    if value is None:
+        return _cell(trials, [one.test_accuracy for one in selected])
+    return value_cell(trials, [number for one in selected if (number := value(one)) is not None])
+
+
+def column_mean(cells: Sequence[Cell], kind: str) -> Cell:
+    """The plain average of a row over all of its columns."""
+    return _mean_of(cells, len(cells), kind)
 
 
 def _mean_of(cells: Sequence[Cell], of: int, kind: str) -> Cell:
@@ -86,12 +100,14 @@ def _mean_of(cells: Sequence[Cell], of: int, kind: str) -> Cell:
     )
 
 
-def dataset_table(dataset: str, expected: Expected, trials: Trials, chance: float | None = None) -> Table:
+def dataset_table(
+    dataset: str, expected: Expected, trials: Trials, chance: float | None = None, value: Value | None = None
+) -> Table:
     """One dataset: methods by held-out environments. Environments that no run holds out have no column."""
     methods = method_order(list({method for method, _ in trials}))
     tried = held_out(expected.environments, trials)
     absent = [name for name in expected.reported if name not in tried]
-    cells = {(method, column): trial_cell(trials[method, column]) for method in methods for column in tried}
+    cells = {(method, column): trial_cell(trials[method, column], value) for method in methods for column in tried}
     return Table(
         title=dataset,
         methods=methods,
@@ -169,17 +185,19 @@ BEST_NOTE = (
 def best_cells(table: Table) -> set[tuple[str, str | None]]:
     """The (method, column) of each column's best cell; None is the column of averages."""
     found: set[tuple[str | None, str | None]] = set()
+    lowest = table.lower_is_better
     for column in table.columns:
-        best = best_method({m: table.cells[m, column] for m in table.methods}, table.chances.get(column))
+        cells = {method: table.cells[method, column] for method in table.methods}
+        best = best_method(cells, table.chances.get(column), lowest=lowest)
         found.add((best, column))
     known = [table.chances[column] for column in table.columns if column in table.chances]
     chance = sum(known) / len(known) if known and len(known) == len(table.columns) else None
-    found.add((best_method(table.averages, chance), None))
+    found.add((best_method(table.averages, chance, lowest=lowest), None))
     return {(method, column) for method, column in found if method is not None}
 
 
-def best_method(cells: Mapping[str, Cell], chance: float | None) -> str | None:
-    """The method with the highest mean of a column; None for ties as printed, and for what is not above chance.
+def best_method(cells: Mapping[str, Cell], chance: float | None, *, lowest: bool = False) -> str | None:
+    """The method with the highest (or `lowest`) mean of a column; None for ties as printed, and up to chance.
 
     Averages compete with those over as many columns: over others, they do not compare. A single number is not a best.
     """
@@ -188,9 +206,9 @@ def best_method(cells: Mapping[str, Cell], chance: float | None) -> str | None:
     shown = {method: round(mean, 1) for method, mean in means.items() if _columns(cells[method]) == widest}
     if len(shown) < 2:
         return None
-    highest = max(shown.values())
-    first, *others = [method for method, mean in shown.items() if mean == highest]
-    is_above_chance = chance is None or highest > round(chance, 1)
+    best = min(shown.values()) if lowest else max(shown.values())
+    first, *others = [method for method, mean in shown.items() if mean == best]
+    is_above_chance = chance is None or best > round(chance, 1)
     return first if is_above_chance and not others else None
 
 

@@ -32,7 +32,8 @@ def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None
                 f"{printable(', '.join(run.env_names))}. They are not one dataset: report them from separate folders."
             )
     seen_trials = sorted({run.spec.trial_seed for run in runs})
-    seen_draws = sorted({run.spec.hparams_seed for run in runs})
+    drawn = [run for run in runs if "soup" not in run.spec.options] or runs
+    seen_draws = sorted({run.spec.hparams_seed for run in drawn})
     return Expected(
         environments=names,
         reported=_reported(runs[0].spec.dataset, names),

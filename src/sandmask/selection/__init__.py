@@ -25,21 +25,26 @@ from sandmask.selection._rules import leave_one_domain_out
 from sandmask.selection._rules import oracle
 from sandmask.selection._rules import worst_training_domain
 from sandmask.selection._common_signal import common_signal, has_common_signal, signal_threshold
-from sandmask.selection._groups import GroupKey, algorithm_of, group_runs, method_names
+from sandmask.selection._by_metric import ACCURACY, by_metric, find_rule
+from sandmask.selection._groups import GroupKey, algorithm_of, group_runs, is_soup, method_names
 from sandmask.selection._select import candidates, is_settled, select, siblings
 
 __all__ = [
+    "ACCURACY",
     "RULES",
     "Choice",
     "GroupKey",
     "Selected",
     "SelectionRule",
     "algorithm_of",
+    "by_metric",
     "candidates",
     "common_signal",
+    "find_rule",
     "group_runs",
     "has_common_signal",
     "is_settled",
+    "is_soup",
     "leave_one_domain_out",
     "mean_over_environments",
     "method_names",

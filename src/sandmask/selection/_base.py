@@ -56,7 +56,8 @@ class SelectionRule:
 
     `choose` is given a run that holds out one environment, and the runs of the same hyperparameters that hold
     out a second one too (few rules need them); it answers with a checkpoint, or None for a run that it cannot
-    judge. Between runs the largest value wins. `needs_metrics` are curves without which it cannot judge a run.
+    judge. Between runs the largest value wins. `needs_metrics` are curves without which it cannot judge a run, and
+    `remedy` says how they are recorded.
     """
 
     name: str
@@ -65,6 +66,7 @@ class SelectionRule:
     uses_test_data: bool = False
     needs_pairs: bool = False
     needs_metrics: tuple[str, ...] = ()
+    remedy: str = "train with --diagnostics"
 
     def lacks(self, run: RunRecord) -> bool:
         """Whether a run did not record what the rule judges by."""

@@ -25,10 +25,11 @@ _OPTIMIZER = frozenset(hparam.name for hparam in OPTIONAL)
 # Options that are named after the algorithm, as people say it: "ERM + SMA". All others stand in brackets.
 _SPOKEN: dict[str, Callable[[str], str]] = {
     "average": str.upper,
+    "soup": lambda kind: kind if kind == "ensemble" else f"{kind} soup",
     "schedule": "{} schedule".format,
     "decay": "{} decay".format,
 }
-_ALWAYS = frozenset({"average"})  # shown even where all runs of an algorithm have it
+_ALWAYS = frozenset({"average", "soup"})  # shown even where all runs of an algorithm have it
 _PLUS, _BRACKET = " + ", " ("
 
 
@@ -91,6 +92,12 @@ def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str]) -> str
     spoken = [say(values[name]) for name, say in _SPOKEN.items() if name in values]
     others = ", ".join(f"{name}={value}" for name, value in sorted(values.items()) if name not in _SPOKEN)
     return _PLUS.join([spec.algorithm, *spoken]) + (f"{_BRACKET}{others})" if others else "")
+
+
+def is_soup(method: str) -> bool:
+    """Whether a method's records are of many runs together: `ERM + greedy soup`, `ERM + SMA + ensemble`."""
+    spoken = method.split(_BRACKET, maxsplit=1)[0].split(_PLUS)[1:]
+    return any(word == "ensemble" or word.endswith(" soup") for word in spoken)
 
 
 def algorithm_of(method: str) -> str:

@@ -16,12 +16,16 @@ from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job
 from sandmask.sweeps._plan import Estimator, Plan, StackEstimate, make_plan
 from sandmask.sweeps._run import SweepResult, run_sweep
+from sandmask.sweeps._soup import ENSEMBLE, SOUPS, Candidates, Soup, candidates, make_soup, parse_soups, why_no_mean
 from sandmask.sweeps._spec import SweepSpec, refused_changes
 from sandmask.sweeps._stacks import PlannedStack, group
 from sandmask.sweeps._status import StackStatus, Standing, SweepStatus, sweep_status
 from sandmask.sweeps._toml import read_sweep, to_toml, write_sweep
 
 __all__ = [
+    "ENSEMBLE",
+    "SOUPS",
+    "Candidates",
     "Estimator",
     "Expansion",
     "Job",
@@ -29,6 +33,7 @@ __all__ = [
     "Outcome",
     "Plan",
     "PlannedStack",
+    "Soup",
     "StackEstimate",
     "StackStatus",
     "Standing",
@@ -36,10 +41,13 @@ __all__ = [
     "SweepResult",
     "SweepSpec",
     "SweepStatus",
+    "candidates",
     "expand",
     "group",
     "make_plan",
+    "make_soup",
     "normalized",
+    "parse_soups",
     "read_sweep",
     "refused_changes",
     "run_job",
@@ -47,5 +55,6 @@ __all__ = [
     "run_sweep",
     "sweep_status",
     "to_toml",
+    "why_no_mean",
     "write_sweep",
 ]

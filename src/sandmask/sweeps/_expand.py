@@ -9,7 +9,7 @@ from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DatasetEntry, dataset_entry, is_registered, resolve_environment
 from sandmask.errors import SandmaskError
 from sandmask.hparams import OPTIONAL, seed_hash, space_for
-from sandmask.records import RunSpec
+from sandmask.records import RunSpec, parse_measures
 from sandmask.registry import closest
 from sandmask.selection import RULES
 from sandmask.sweeps._spec import ALL, SweepSpec
@@ -45,6 +45,7 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
         algorithms=tuple(ALGORITHMS[name].name for name in sweep.algorithms),
         selection=tuple(RULES[name].name for name in rules),
         averages=parse_averages(sweep.averages),
+        metrics=parse_measures(sweep.metrics),
         weights=sweep.weights if sweep.weights in (None, "none") else os.path.abspath(sweep.weights),  # noqa: PTH100
     )
 
@@ -139,6 +140,7 @@ def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence
             weights=sweep.weights,
             precision=sweep.precision,
             averages=sweep.averages,
+            shared_init=sweep.shared_init,
         )
         for test_envs in sets:  # a draw is the same for all of them
             seed = run_seed(entry.name, algorithm, test_envs, draw, trial, sweep.seed)

@@ -2,6 +2,7 @@
 
 sweep.toml                          the request
 stacks/<id>.records.parquet         the finished runs of a stack
+stacks/<id>.models.safetensors      the models of those runs, where they are kept
 stacks/<id>.checkpoint.safetensors  all that is needed to go on with it
 stacks/<id>.progress.json           how far it is, and the best accuracies of its runs
 stacks/<id>.lock                    held while a process trains it
@@ -22,6 +23,7 @@ from sandmask.records._archive import ARCHIVE_SUFFIX, read_statuses
 from sandmask.sweeps._locks import turn
 from sandmask.sweeps._spec import SweepSpec, refused_changes
 from sandmask.sweeps._toml import read_sweep, write_sweep
+from sandmask.training import MODELS_SUFFIX
 
 _CHECKSUM = "crc32"
 
@@ -53,6 +55,10 @@ class SweepFolder:
     def state(self, stack: str) -> Path:
         """What a stack ended with, where that is kept."""
         return self.stacks / f"{stack}.state.safetensors"
+
+    def models(self, stack: str) -> Path:
+        """The kept models of a stack's runs."""
+        return self.stacks / f"{stack}{MODELS_SUFFIX}"
 
     def progress(self, stack: str) -> Path:
         """How far a stack is."""

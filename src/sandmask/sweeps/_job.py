@@ -40,7 +40,7 @@ class JobOptions:
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. With `states`, what a stack ended
-    with stays as <id>.state.safetensors, which is large. `diagnostics` adds metrics to the records. `loggers`
+    with stays as <id>.state.safetensors, which is large. `diagnostics` and `metrics` add to the records. `loggers`
     receive every run that is done.
     """
 
@@ -58,6 +58,8 @@ class JobOptions:
     states: bool = False
     diagnostics: bool = False
     loggers: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    keep_models: str = "none"
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,8 @@ class _Training:
             return self._resume(part, dataset, progress)
 
     def _resume(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
-        options, checkpoint = self.options, self.folder.checkpoint(stack_id(spec.id for spec in part))
+        options, name = self.options, stack_id(spec.id for spec in part)
+        checkpoint = self.folder.checkpoint(name)
         compiled = options.compiled and trains_alone(part[0])
         return train_stack(
             part,
@@ -227,13 +230,19 @@ class _Training:
             compiled=compiled,
             fast=options.fast,
             diagnostics=options.diagnostics,
+            metrics=options.metrics,
+            keep=options.keep_models,
+            models=self.folder.models(name),
             on_progress=progress.follow(part),
             checkpoint_seconds=options.checkpoint_seconds,
             keep_checkpoint=options.states,
         )
 
     def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:
-        """Records first, then the checkpoint goes: killed in between, the next run sees that all is done."""
+        """Records first, then the checkpoint goes: killed in between, the next run sees that all is done.
+
+        Models are there before: killed in between, they are written again.
+        """
         name = stack_id(spec.id for spec in part)
         path = self.folder.records(name)
         write_archive(records, path)
@@ -246,7 +255,8 @@ class _Training:
         else:
             checkpoint.unlink(missing_ok=True)
         if self.options.carry:
-            self.archives[name] = path.read_bytes()
+            files = [path, self.folder.models(name)]
+            self.archives |= {file.name: file.read_bytes() for file in files if file.exists()}
 
     def _split(self, part: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
         """A stack in smaller ones; what was done of it goes along."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
+from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
@@ -141,16 +142,17 @@ class _Driver:
         return Job(source, tuple(spec.to_json() for spec in stack.specs), self.options)
 
     def _note(self, outcome: Outcome) -> None:
-        for name, content in outcome.archives.items():
-            self._fetch(name, content)
+        # Models first: once its records are there, a run counts as done.
+        for name in sorted(outcome.archives, key=lambda name: name.endswith(ARCHIVE_SUFFIX)):
+            self._fetch(name, outcome.archives[name])
         if outcome.state in ("memory", "failed"):
             if outcome.message not in self.result.failed.values():  # once, though it may be true of every stack
                 self.notice(f"stack {outcome.stack}: {outcome.message}")
             self.result.failed.update(dict.fromkeys(outcome.runs, outcome.message))
 
     def _fetch(self, name: str, content: bytes) -> None:
-        """The records of a worker that writes to a disk of its own."""
-        target = self.folder.records(name)
+        """A file of a worker that writes to a disk of its own: records, or models."""
+        target = self.folder.stacks / name
         with turn(self.folder.stacks):
             if not target.exists():
                 with replacing(target, durable=True) as temporary:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE
+from sandmask.training import KEPT
 
 ALL = "all"
 _GROWING_LISTS = ("datasets", "algorithms", "selection")
@@ -18,7 +19,9 @@ class SweepSpec:
     `test_envs` are names or numbers, or ("all",): those that the tables report. `n_hparams` draws are numbers 0 (the
     defaults) to n - 1. `hparams` are set by hand in every draw of the algorithms that have them. What is None
     follows the dataset's protocol. `seed` changes every run's own seed, and nothing else. `averages` of the weights
-    ("sma", "ema", "swad") are evaluated beside the weights themselves.
+    ("sma", "ema", "swad") are evaluated beside the weights themselves. `metrics` beyond accuracy are recorded;
+    `keep_models` says which weights of each run stay in the folder ("none", "best", "last"). With `shared_init`, all
+    runs of a trial start from the same weights.
     """
 
     datasets: tuple[str, ...]
@@ -36,6 +39,9 @@ class SweepSpec:
     seed: int = 0
     hparams: Mapping[str, str | float] = field(default_factory=dict)
     averages: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    keep_models: str = "none"
+    shared_init: bool = False
 
     def __post_init__(self) -> None:
         for name in ("datasets", "algorithms", "test_envs", "selection"):
@@ -49,6 +55,8 @@ class SweepSpec:
                 raise SandmaskError(f"{name} should be at least 1. Found {getattr(self, name)}.")
         if not 0 <= self.seed < 2**63:
             raise SandmaskError(f"seed should be from 0 to 2^63 - 1. Found {self.seed}.")
+        if self.keep_models not in KEPT:
+            raise SandmaskError(f"keep_models should be one of {', '.join(KEPT)}. Found {self.keep_models!r}.")
         if ALL in self.test_envs and len(self.test_envs) > 1:
             raise SandmaskError("test_envs should be 'all' or a list of environments, not both.")
 

@@ -14,9 +14,11 @@ from sandmask.registry import closest
 from sandmask.sweeps._spec import SweepSpec
 
 _CHECKSUM = "# crc32 = "  # at the top, so that a file that was cut short still has it
-_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages")
+_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
 _COUNTS = ("n_hparams", "n_trials", "steps", "checkpoint_every", "seed")
-_WORDS = ("space", "network", "weights", "precision")
+_SWITCHES = ("shared_init",)
+_UNUSUAL = ("metrics", "keep_models", "shared_init")  # written where they say something: older versions lack them
+_WORDS = ("space", "network", "weights", "precision", "keep_models")
 
 
 def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
@@ -51,6 +53,8 @@ def _checked(path: Path, key: str, value: Any) -> Any:
         raise SandmaskError(f"{path}: {key} should be a list of names. Found {value!r}.")
     if key in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):
         raise SandmaskError(f"{path}: {key} should be a whole number. Found {value!r}.")
+    if key in _SWITCHES and not isinstance(value, bool):
+        raise SandmaskError(f"{path}: {key} should be true or false. Found {value!r}.")
     if key in _WORDS and not isinstance(value, str):
         raise SandmaskError(f"{path}: {key} should be a text in quotes. Found {value!r}.")
     if key == "hparams" and not (
@@ -93,7 +97,8 @@ def to_toml(sweep: SweepSpec) -> str:
     lines = []
     for each in fields(SweepSpec):
         value = getattr(sweep, each.name)
-        if each.name != "hparams" and not (value is None and each.default is not MISSING):
+        is_default = value is None or (each.name in _UNUSUAL and value == each.default)
+        if each.name != "hparams" and not (is_default and each.default is not MISSING):
             lines.append(f"{each.name} = {_value(value)}")
     if sweep.hparams:
         lines += ["", "[hparams]", *(f"{_value(name)} = {_value(value)}" for name, value in sweep.hparams.items())]
@@ -103,5 +108,7 @@ def to_toml(sweep: SweepSpec) -> str:
 def _value(value: object) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_value(each) for each in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
     # JSON's texts and numbers are TOML's too, once DEL is escaped; repr keeps every bit of a number.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

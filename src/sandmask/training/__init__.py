@@ -12,24 +12,32 @@ from sandmask.training.checkpoint_edits import split_checkpoint
 from sandmask.training.evaluation import Accuracies
 from sandmask.training.exporting import Exported, export_run
 from sandmask.training.folder import RunFolder
+from sandmask.training.keeping import KEPT, WEIGHTS
 from sandmask.training.loop import Progress, Trainer, train_stack
 from sandmask.training.precision import PRECISIONS, choose_device, set_precision
 from sandmask.training.sampling import split_environment
 from sandmask.training.specs import make_spec, stack_key
 from sandmask.training.stack import Stack
+from sandmask.training.stack_models import MODELS_SUFFIX, KeptModel, StackModels, kept_models
 from sandmask.training.trained_run import TrainedRun, load_run
 
 __all__ = [
+    "KEPT",
+    "MODELS_SUFFIX",
     "PRECISIONS",
+    "WEIGHTS",
     "Accuracies",
     "Exported",
+    "KeptModel",
     "Progress",
     "RunFolder",
     "Stack",
+    "StackModels",
     "TrainedRun",
     "Trainer",
     "choose_device",
     "export_run",
+    "kept_models",
     "load_run",
     "make_spec",
     "parse_averages",

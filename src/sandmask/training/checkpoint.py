@@ -19,14 +19,14 @@ from sandmask.errors import SandmaskError
 _CHECKSUM = "crc32"
 
 
-def _word(key: Any) -> str:
+def tree_word(key: Any) -> str:
     """One step of a path through a tree: the name of a field, the key of a dict or the place in a list."""
     return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))
 
 
 def _named_leaves(tree: Any) -> dict[str, Tensor]:
     leaves, _ = pytree.tree_flatten_with_path(tree)
-    return {".".join(map(_word, path)): leaf for path, leaf in leaves}
+    return {".".join(map(tree_word, path)): leaf for path, leaf in leaves}
 
 
 def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sandmask.algorithms import cross_entropy
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
+from sandmask.training.measures import Counter
 from sandmask.training.sampling import split_environment
 
 Predict = Callable[[Tensor], Tensor]  # inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
@@ -27,22 +28,35 @@ class Accuracies:
 
 
 class Tally(NamedTuple):
-    """Sums over the examples of each group, [K, G]: right answers in float32, exact, and cross-entropies in float64."""
+    """Sums over the examples of each group, [K, G]: right answers in float32, exact, and cross-entropies in float64.
+
+    `measured` are metrics beyond accuracy, [K, numbers] each by name, where those were asked for.
+    """
 
     right: Tensor
     loss: Tensor
+    measured: dict[str, Tensor]
 
 
 class Evaluator:
     """Tallies groups of examples. Group 2e is environment e's "in" split, 2e + 1 its "out" split.
 
     It never waits for the device, so that it can be part of a captured program. `on_batch` is called after each batch.
+    `metrics` are the names of metrics beyond accuracy.
     """
 
     on_batch: Evaluating = staticmethod(lambda _, __: None)
 
-    def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], device: torch.device, chunk: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        specs: Sequence[RunSpec],
+        device: torch.device,
+        chunk: int,
+        metrics: Sequence[str] = (),
+    ) -> None:
         self.dataset = dataset
+        self.metrics = tuple(metrics)
         trials = sorted({spec.trial_seed for spec in specs})
         groups = [self._groups(dataset, trial) for trial in trials]
         self._trial_of_run = torch.tensor([trials.index(spec.trial_seed) for spec in specs], device=device)
@@ -77,16 +91,24 @@ class Evaluator:
         shape = (n_runs, self._belongs.shape[1], n_groups)
         counts = torch.zeros(shape, device=self._belongs.device)
         losses = torch.zeros(shape, dtype=torch.float64, device=self._belongs.device)
+        counter = self._counter()
         done = 0
         for indices, x in zip(self._chunks, self.dataset.batches(self._chunks), strict=True):
-            right, loss = _score(predict(_laid_out(x)), self.dataset.labels[indices])
+            logits = predict(_laid_out(x))
+            right, loss = _score(logits, self.dataset.labels[indices])
+            if self.metrics:
+                groups = self._belongs[indices].argmax(-1).T[self._trial_of_run]  # [K, n]
+                counter.add(logits, self.dataset.labels[indices], groups)
             belongs = self._belongs[indices].flatten(1)
             # Whole numbers below 2^24 add up exactly in float32, in any order. Losses would lose digits in TF32.
             counts = counts + (right @ belongs).view(shape)
             losses = losses + (loss.double() @ belongs.double()).view(shape)
             done += len(indices)
             self.on_batch(done, len(self.dataset.labels))
-        return Tally(self._of_own_trial(counts), self._of_own_trial(losses))
+        return Tally(self._of_own_trial(counts), self._of_own_trial(losses), counter.values())
+
+    def _counter(self) -> Counter:
+        return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device)
 
     def _of_own_trial(self, sums: Tensor) -> Tensor:
         """Of sums [K, trials, G], those of each run's trial: [K, G]."""
@@ -96,16 +118,21 @@ class Evaluator:
     def in_context(self, predict: Predict, batch_size: int = 64) -> Tally:
         """For methods that look at the whole batch: batches of one environment and one split, as DomainBed's."""
         columns: list[list[Tensor]] = []
+        counter = self._counter()
         for group in range(self.shape[1]):
             self.on_batch(int(self._sizes[0, :group].sum()), int(self._sizes[0].sum()))
             members = torch.stack([trial[group] for trial in self._members])[self._trial_of_run]  # [K, n]
-            scores = [self._score_batch(predict, indices) for indices in torch.split(members, batch_size, dim=1)]
+            batches = torch.split(members, batch_size, dim=1)
+            scores = [self._score_batch(predict, indices, counter, group) for indices in batches]
             columns.append([torch.stack(sums).sum(0) for sums in zip(*scores, strict=True)])
         right, loss = (torch.stack(sums, dim=1) for sums in zip(*columns, strict=True))
-        return Tally(right, loss)
+        return Tally(right, loss, counter.values())
 
-    def _score_batch(self, predict: Predict, indices: Tensor) -> tuple[Tensor, Tensor]:
-        right, loss = _score(predict(self.dataset.inputs(indices)), self.dataset.labels[indices])
+    def _score_batch(self, predict: Predict, indices: Tensor, counter: Counter, group: int) -> tuple[Tensor, Tensor]:
+        logits, labels = predict(self.dataset.inputs(indices)), self.dataset.labels[indices]
+        right, loss = _score(logits, labels)
+        if self.metrics:
+            counter.add(logits, labels, torch.full_like(labels, group))
         return right.sum(1), loss.double().sum(1)
 
     def validation_loss(self, tally: Tally) -> Tensor:

@@ -59,10 +59,11 @@ def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str]
 
     :param run: the trained run, from `load_run`.
     :param format_name: "torch-export" or "onnx".
-    :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given.
+    :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given, `ID.pt2` in a
+        sweep's.
     """
     chosen = _format(format_name)
-    path = run.path / f"model{chosen.suffix}" if output is None else Path(output)
+    path = run.path / f"{run.name}{chosen.suffix}" if output is None else Path(output)
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a device"
         raise SandmaskError(f"{path} is {what}. Name the file to write, such as model{chosen.suffix}.")

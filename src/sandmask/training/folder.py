@@ -47,6 +47,7 @@ class RunFolder:
         compiled: bool = False,
         fast: bool = True,
         diagnostics: bool = False,
+        metrics: Sequence[str] = (),
         loggers: Sequence[Logger] = (),
         on_progress: OnProgress = lambda _: None,
         evaluating: Evaluating | None = None,
@@ -55,9 +56,9 @@ class RunFolder:
     ) -> RunRecord:
         """Train to the end, from the beginning or from where an earlier call was stopped.
 
-        `diagnostics` adds metrics to the records, and `loggers` receive every evaluation; a run that is finished stays
-        as it is. `on_progress` is called after every few steps and every evaluation, `evaluating` many times within an
-        evaluation, with the number of examples done and of all examples.
+        `diagnostics` and `metrics` (names of `records.MEASURES`) add to the records, and `loggers` receive every
+        evaluation; a run that is finished stays as it is. `on_progress` is called after every few steps and every
+        evaluation, `evaluating` many times within an evaluation, with the number of examples done and of all examples.
 
         With `keep_checkpoint`, the checkpoint stays in the folder at the end, so that a later call with a larger number
         of steps continues from there.
@@ -68,7 +69,15 @@ class RunFolder:
         else:
             with _out_of_memory_explained(device), ExitStack() as files:
                 # What may refuse comes before the first file: a mistake leaves nothing behind.
-                stack = Stack([spec], dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics)
+                stack = Stack(
+                    [spec],
+                    dataset,
+                    device,
+                    weights=weights,
+                    compiled=compiled,
+                    diagnostics=diagnostics,
+                    metrics=metrics,
+                )
                 log = files.enter_context(RunLog(loggers, spec, dataset.environments)) if loggers else None
                 writer = files.enter_context(RecordWriter(self.path / RECORDS))
                 lines = _Lines(writer, spec, stack.dataset, log)
@@ -206,7 +215,8 @@ class _Lines:
         metrics = {name: values[0] for name, values in trainer.history.means(step).items()}
         inside, outside = accuracies.inside[0].tolist(), accuracies.outside[0].tolist()
         if is_new:
-            self.writer.evaluation(self.run, step, inside, outside, metrics)
+            tables = {name: counts[0] for name, counts in trainer.history.tables(step).items()}
+            self.writer.evaluation(self.run, step, inside, outside, metrics, tables)
         if self.log is not None:
             self.log.evaluation(step, inside, outside, metrics)
 

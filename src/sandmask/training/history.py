@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms import DIAGNOSTICS, diagnostic_names
-from sandmask.records import RunRecord, average_metrics
+from sandmask.records import MEASURES, Measure, RunRecord, average_metrics
 from sandmask.training.averaging import average_metric
 from sandmask.training.evaluation import Accuracies, evaluation_steps
 from sandmask.training.stack import Stack
@@ -17,7 +17,8 @@ from sandmask.training.stack import Stack
 class History:
     """T evaluations of K runs: right answers [T, K, G], and the mean of every metric since the one before, [T, K].
 
-    Mask diagnostics and averages are metrics that are vectors, [T, K, M]; readers find their entries by name.
+    Mask diagnostics, averages and metrics beyond accuracy are vectors, [T, K, M]; readers find their entries by name.
+    Those that are tables have no names of entries, and go to the records' tables.
 
     Writing into it never waits for the device.
     """
@@ -33,16 +34,32 @@ class History:
         """The names of the entries of a metric that is a vector; None for one that is a number."""
         if name == DIAGNOSTICS:
             return diagnostic_names(self.stack.algorithm.network.slots)
+        n_envs = len(self.stack.dataset.environments)
         for average in self.stack.averages:
             if name == average_metric(average):
-                return average_metrics(average, len(self.stack.dataset.environments))
-        return None
+                return average_metrics(average, n_envs)
+        prefix, measure = self._measure(name)
+        return None if measure is None else [f"{prefix}{entry}" for entry in measure.entries(n_envs)]
+
+    def _measure(self, name: str) -> tuple[str, Measure | None]:
+        """The metric beyond accuracy of this name, and what comes before it: that of an average, `average/sma/f1`."""
+        prefix, slash, last = name.rpartition("/")
+        known = last in self.stack.evaluator.metrics
+        return prefix + slash, MEASURES[last] if known else None
+
+    def _is_table(self, name: str) -> bool:
+        measure = self._measure(name)[1]
+        return measure is not None and measure.is_table
 
     def zeros(self, name: str) -> Tensor:
         """A metric of all runs: [K], or [K, M]."""
+        measure = self._measure(name)[1]
         names = self._entries(name)
-        shape = (self.stack.n_runs,) if names is None else (self.stack.n_runs, len(names))
-        exact = names is not None and name != DIAGNOSTICS  # accuracies
+        width = None if names is None else len(names)
+        if measure is not None:
+            width = measure.size(len(self.stack.dataset.environments), len(self.stack.dataset.classes))
+        exact = names is not None and name != DIAGNOSTICS and not self._is_table(name)  # counts are, in float32
+        shape = (self.stack.n_runs,) if width is None else (self.stack.n_runs, width)
         return torch.zeros(shape, device=self.stack.device, dtype=torch.float64 if exact else torch.float32)
 
     def open_curves(self, names: Iterable[str]) -> None:
@@ -69,9 +86,11 @@ class History:
             self.curves[name][row] = value
 
     def _named(self) -> dict[str, Tensor]:
-        """Every metric [T, K] by its name."""
+        """Every metric [T, K] by its name, without tables."""
         curves: dict[str, Tensor] = {}
         for name, curve in self.curves.items():
+            if self._is_table(name):
+                continue
             names = self._entries(name)
             curves.update({name: curve} if names is None else zip(names, curve.unbind(-1), strict=True))
         return curves
@@ -87,10 +106,21 @@ class History:
         values = torch.stack([curve[row] for curve in curves.values()]).tolist()  # one transfer, not one a metric
         return dict(zip(curves, values, strict=True))
 
+    def _tables(self) -> dict[str, Tensor]:
+        """Every table [T, K, M] by its name."""
+        return {name: curve for name, curve in self.curves.items() if self._is_table(name)}
+
+    def tables(self, step: int) -> dict[str, list[list[int]]]:
+        """The counts [K, M] of every table at one evaluation; waits for the device."""
+        row = self.steps.index(step)
+        return {name: counts[row].nan_to_num(0.0).long().tolist() for name, counts in self._tables().items()}
+
     def records(self, done: int, diverged_at: Tensor) -> list[RunRecord]:
         """The runs' records after `done` steps; a run that diverged keeps its evaluations from before that."""
         accuracies = self.stack.evaluator.fractions(self.counts)
         curves = {name: curve.double().cpu().numpy() for name, curve in self._named().items()}
+        # SWAD has counts at the last evaluation only; what it has none of is left out with its accuracies.
+        tables = {name: curve.nan_to_num(0.0).long().cpu().numpy() for name, curve in self._tables().items()}
         ends = diverged_at.tolist()
         steps = np.array(self.steps)
         dataset = self.stack.dataset
@@ -107,6 +137,7 @@ class History:
                 status="diverged" if ends[k] >= 0 else "done" if done == self.stack.specs[k].steps else "running",
                 diverged_at=ends[k] if ends[k] >= 0 else None,
                 classes=tuple(dataset.classes),
+                tables={name: counts[kept, k] for name, counts in tables.items()},
             )
 
         return [record(k) for k in range(self.stack.n_runs)]

@@ -14,13 +14,15 @@ from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.plugins import plugin_failures_named
 from sandmask.records import RunRecord, RunSpec
-from sandmask.training.averaging import Average, average_metric, evaluate_swad
+from sandmask.training.averaging import Average, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.evaluation import Accuracies, Evaluating, is_evaluation_step
 from sandmask.training.history import History
+from sandmask.training.keeping import Keeper
 from sandmask.training.precision import stack_settings
-from sandmask.training.stack import Stack
+from sandmask.training.stack import Stack, without_averages
+from sandmask.training.stack_models import save_models
 
 CHECKPOINT_SECONDS = 30.0
 PROGRESS_SECONDS = 0.5  # between calls of `on_progress` for which the host waits for the device
@@ -44,7 +46,8 @@ class Trainer:
     """Trains a stack to its end, from wherever its checkpoint stands.
 
     `on_evaluation` is called after every evaluation with the step, and sees the history and `diverged_at` up to date.
-    `evaluating` is called many times within an evaluation, with the number of examples done and of all examples.
+    `evaluating` is called many times within an evaluation, with the number of examples done and of all examples. `keep`
+    says which weights `kept` gives: "best" or "last".
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Trainer:
         *,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         fast: bool = True,
+        keep: str = "none",
         on_evaluation: Callable[["Trainer", int], None] | None = None,
         evaluating: Evaluating | None = None,
     ) -> None:
@@ -67,6 +71,7 @@ class Trainer:
             stack.evaluator.on_batch = evaluating
         self.steps = stack.specs[0].steps
         self.history = History(stack)
+        self.keeper = Keeper(stack, keep)
         self.program = Program(stack, self._resume(), fast=fast)
         self._resumed = self.program.done
         self._told = self._saved = time.monotonic()
@@ -112,6 +117,10 @@ class Trainer:
         """The runs' records so far."""
         return self.history.records(self.program.carry.done, self.program.carry.diverged_at)
 
+    def kept(self) -> tuple[dict[str, State], dict[str, list[int]]]:
+        """The states to keep of each kind of weights, and the steps that they are from: see `Keeper`."""
+        return self.keeper.final(self.program.carry.state, self.diverged_at)
+
     def _to_next_evaluation(self) -> int:
         every = self.stack.specs[0].checkpoint_every
         if self.done == 0:
@@ -127,6 +136,9 @@ class Trainer:
         right, metrics = self.program.evaluate()
         metrics = {**metrics, **self.stack.held_out(carry.state), **self._evaluate_swad(metrics["validation_loss"])}
         self.history.write(step, right, carry.sums, metrics)
+        if self.keeper.values:
+            outside = self.history.accuracies(step).outside
+            self.keeper.look(step, self.program.carry.state, outside, metrics, self.diverged_at)
         if self.on_evaluation is not None:
             self.on_evaluation(self, step)
         waits = self.stack.device.type != "cpu"
@@ -147,7 +159,7 @@ class Trainer:
             self.program.replace_averages({**averages, "swad": swad})
         if self.done < self.steps:
             return {}
-        return {average_metric("swad"): self.stack.evaluate_swad(self.program.carry.state)}
+        return self.stack.evaluate_average(*without_averages(self.program.carry.state), "swad")
 
     def _has_evaluated_swad(self, swad: Average) -> bool:
         """Whether the checkpoint that this loop started from was saved after the present evaluation of SWAD's average.
@@ -171,12 +183,15 @@ class Trainer:
         carry = self.program.carry
         names = {"metrics": list(carry.sums), "curves": list(self.history.curves)}
         runs = [spec.id for spec in self.stack.specs]
-        metadata = {"runs": runs, "done": carry.done, "diagnostics": self.stack.diagnostics, **names}
+        extras = {"diagnostics": self.stack.diagnostics, "measures": list(self.stack.evaluator.metrics)}
+        extras["keeps"] = "best" if self.keeper.values else "last"
+        metadata = {"runs": runs, "done": carry.done, **extras, **names}
         save_tree(self.checkpoint, self._tree(carry), metadata)
         self._saved = time.monotonic()
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
-        return {**carry.tree(), "history": self.history.tree()}
+        kept = {"kept": self.keeper.tree()} if self.keeper.values else {}
+        return {**carry.tree(), "history": self.history.tree(), **kept}
 
     def _start(self) -> Carry:
         nowhere = torch.full((self.stack.n_runs,), -1, device=self.stack.device)
@@ -185,22 +200,37 @@ class Trainer:
     def _resume(self) -> Carry:
         """The carry of the checkpoint, or a fresh one."""
         carry = self._start()
+        self.keeper.start(carry.state)
         if not self.checkpoint.exists():
             return carry
         metadata = load_metadata(self.checkpoint)
         if metadata.get("runs") != [spec.id for spec in self.stack.specs]:
             raise SandmaskError(f"{self.checkpoint} belongs to other runs. Choose another folder with --out.")
+        self._check_extras(metadata)
+        carry.sums = {name: self.history.zeros(name) for name in metadata["metrics"]}
+        self.history.open_curves(metadata["curves"])
+        tree = load_tree(self.checkpoint, self._tree(carry), self.stack.device)
+        history = tree.pop("history")
+        if "kept" in tree:
+            self.keeper.restore(tree.pop("kept"))
+        self.history.counts, self.history.curves = history["counts"], history["curves"]
+        return Carry(**tree)
+
+    def _check_extras(self, metadata: dict[str, Any]) -> None:
+        """Refuse a checkpoint whose first evaluations recorded more, or less, than is asked for now."""
         if (before := metadata.get("diagnostics", False)) != self.stack.diagnostics:
             how = "with" if before else "without"
             raise SandmaskError(
                 f"{self.checkpoint} was started {how} --diagnostics. Continue {how} it, or delete it to start over."
             )
-        carry.sums = {name: self.history.zeros(name) for name in metadata["metrics"]}
-        self.history.open_curves(metadata["curves"])
-        tree = load_tree(self.checkpoint, self._tree(carry), self.stack.device)
-        history = tree.pop("history")
-        self.history.counts, self.history.curves = history["counts"], history["curves"]
-        return Carry(**tree)
+        there, asked = metadata.get("measures", []), list(self.stack.evaluator.metrics)
+        if there != asked:
+            how = f"with --metrics {','.join(there)}" if there else "without --metrics"
+            raise SandmaskError(f"{self.checkpoint} was begun {how}. Go on so, or delete that file to begin anew.")
+        if metadata.get("keeps", "last") != ("best" if self.keeper.values else "last"):
+            raise SandmaskError(
+                f"{self.checkpoint} was begun with other --keep-models. Go on so, or delete that file to begin anew."
+            )
 
 
 def train_stack(
@@ -213,6 +243,9 @@ def train_stack(
     compiled: bool = False,
     fast: bool = True,
     diagnostics: bool = False,
+    metrics: Sequence[str] = (),
+    keep: str = "none",
+    models: Path | None = None,
     on_progress: OnProgress = lambda _: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     keep_checkpoint: bool = False,
@@ -230,19 +263,26 @@ def train_stack(
     :param compiled: compile the network.
     :param fast: use CUDA graphs on a GPU.
     :param diagnostics: also record metrics of masks and gradients; nothing else changes.
+    :param metrics: names of `records.MEASURES` to record; nothing else changes.
+    :param keep: which weights of the runs to keep, "best" or "last": see `keeping`.
+    :param models: file for those weights.
     :param report: called with a `Progress` after every few steps and every evaluation.
     :param checkpoint_seconds: seconds between checkpoints.
     :param keep_checkpoint: keep the checkpoint with the final states.
     """
     with plugin_failures_named():
         trainer = Trainer(
-            Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics),
+            Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics, metrics=metrics),
             checkpoint,
             on_progress,
             checkpoint_seconds=checkpoint_seconds,
             fast=fast,
+            keep=keep,
         )
         trainer.run()
         if keep_checkpoint:
             trainer.save()
-    return trainer.records()
+        records = trainer.records()
+        if keep != "none" and models is not None:
+            save_models(models, trainer.stack, *trainer.kept(), records)
+    return records

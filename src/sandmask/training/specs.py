@@ -8,8 +8,8 @@ import numpy as np
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
-from sandmask.hparams import DEFAULT_SPACE, resolve, space_for
-from sandmask.records import RunSpec
+from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
+from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
 from sandmask.training.sampling import HOLDOUT_FRACTION
 
@@ -17,7 +17,9 @@ from sandmask.training.sampling import HOLDOUT_FRACTION
 SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
 # Networks whose runs gain from a stack. A large backbone fills the machine by itself.
 STACKED_NETWORKS = ("mlp", "mnist-convnet")
+INIT, SHARED = "init", "shared"  # the option of runs that start from the weights of their trial
 MOST_EVALUATIONS = 100_000  # of one run
+MOST_NUMBERS = 50_000_000  # of one metric of one run: 200 MB of memory
 
 
 def make_spec(
@@ -36,6 +38,7 @@ def make_spec(
     weights: str | None = None,
     precision: str = "fp32",
     averages: Sequence[str] = (),
+    shared_init: bool = False,
 ) -> RunSpec:
     """Return a complete, validated spec; arguments that are None follow the dataset's protocol.
 
@@ -82,8 +85,19 @@ def make_spec(
         network=network,
         weights=_weights_name(network, weights),
         precision=precision,
-        options={"averages": ",".join(kept)} if (kept := parse_averages(averages)) else {},
+        options=_options(averages, shared_init=shared_init),
     )
+
+
+def _options(averages: Sequence[str], *, shared_init: bool) -> dict[str, str]:
+    """What a spec says of a run that is not usual; nothing, where all is as it is by default."""
+    kept = parse_averages(averages)
+    return {**({"averages": ",".join(kept)} if kept else {}), **({INIT: SHARED} if shared_init else {})}
+
+
+def init_seed(spec: RunSpec) -> int:
+    """The seed of a run's initial weights: its own, or one that all runs of its trial have."""
+    return seed_hash(INIT, spec.trial_seed) if spec.options.get(INIT) == SHARED else spec.seed
 
 
 def _check_evaluations(steps: int, every: int) -> None:
@@ -111,11 +125,11 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
             raise SandmaskError(f"{dataset.name} has environments 0 to {n_envs - 1}. Found test environment {env}.")
     if len(dataset.classes) < 2:
         raise SandmaskError(f"{dataset.name} has a single class, {dataset.classes[0]!r}: there is nothing to learn.")
-    n_train = n_envs - len(spec.test_envs)
-    if n_train < 2:
+    n_train, least = n_envs - len(spec.test_envs), 2 if ALGORITHMS[spec.algorithm].compares_environments else 1
+    if n_train < least:
         raise SandmaskError(
-            f"{spec.algorithm} needs at least 2 environments to train on; {dataset.name} has {n_envs}, of which "
-            f"{len(spec.test_envs)} are held out. Hold out fewer."
+            f"{spec.algorithm} needs at least {least} environment{'s' * (least > 1)} to train on; {dataset.name} has "
+            f"{n_envs}, of which {len(spec.test_envs)} are held out. Hold out fewer."
         )
     sizes = np.diff(dataset.bounds)
     if int(HOLDOUT_FRACTION * sizes.min()) < 1:
@@ -124,6 +138,18 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
             f"Every environment should have at least {round(1 / HOLDOUT_FRACTION)} examples, as some of them are held "
             f"back for selection. Found {sizes[smallest]} in {dataset.environments[smallest]!r} of {dataset.name}."
         )
+
+
+def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> None:
+    """Refuse metrics that would take more room than memory and a record file should give them."""
+    evaluations = -(-spec.steps // spec.checkpoint_every) + 1
+    for name in names:
+        numbers = evaluations * MEASURES[name].size(len(dataset.environments), len(dataset.classes))
+        if numbers > MOST_NUMBERS:
+            raise SandmaskError(
+                f"The metric {name!r} of {dataset.name} has {numbers:,} numbers a run, which is over {MOST_NUMBERS:,}. "
+                "Leave it out, or evaluate less often with --checkpoint-every."
+            )
 
 
 def stack_key(spec: RunSpec) -> tuple[object, ...]:

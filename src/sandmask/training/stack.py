@@ -23,7 +23,7 @@ from sandmask.training.held_out import HeldOut
 from sandmask.training.precision import compute_dtype, temporary_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.schedule import scheduled
-from sandmask.training.specs import SHAPE_HPARAMS, check_environments, stack_key
+from sandmask.training.specs import SHAPE_HPARAMS, check_environments, check_measures, init_seed, stack_key
 from sandmask.training.stack_step import Step, looped_step, stacked_step
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
@@ -116,10 +116,12 @@ class Stack:
         weights: str | None = None,
         compiled: bool = False,
         diagnostics: bool = False,
+        metrics: Sequence[str] = (),
     ) -> None:
         if len({stack_key(spec) for spec in specs}) != 1:
             raise SandmaskError("These runs differ in more than numbers and cannot train as one program.")
         check_environments(specs[0], dataset)
+        check_measures(metrics, specs[0], dataset)
         self.specs = tuple(specs)
         self.device = device
         self.dataset = _normalized_for(specs[0].network, dataset).to(device)
@@ -153,7 +155,7 @@ class Stack:
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
         room = EVALUATED_ACTIVATIONS // self.n_runs if device.type != "cpu" else CACHED_ACTIVATIONS
         examples = room // activations
-        self.evaluator = Evaluator(self.dataset, specs, device, chunk=max(examples, 16))
+        self.evaluator = Evaluator(self.dataset, specs, device, max(examples, 16), metrics)
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
 
     def _reaches_kernels(self) -> bool:
@@ -181,7 +183,7 @@ class Stack:
 
     def init(self) -> State:
         """The runs' states before the first step, stacked: every tensor has a leading dimension K."""
-        states = [_scaled(self.algorithm.init(spec.seed), spec) for spec in self.specs]
+        states = [_scaled(self.algorithm.init(init_seed(spec)), spec) for spec in self.specs]
         stacked: State = pytree.tree_map(lambda *leaves: torch.stack(leaves).to(self.device), *states)
         if self.averages:
             stacked["averages"] = start_averages(self.averages, stacked, self.algorithm.averaged)
@@ -283,17 +285,18 @@ class Stack:
         """Right answers [K, G] in every group of the evaluator; the validation loss and what averages achieve."""
         state, averages = without_averages(state)
         tally = self.tally(state)
-        metrics = {"validation_loss": self.evaluator.validation_loss(tally)}
-        for name, average in averages.items():
+        metrics = {"validation_loss": self.evaluator.validation_loss(tally), **tally.measured}
+        for name in averages:
             if name != "swad":  # it is known at the end of the training only
-                metrics[average_metric(name)] = self.evaluator.summary(self.tally(averaged_state(state, average)))
+                metrics |= self.evaluate_average(state, averages, name)
         return tally.right, metrics
 
     @torch.no_grad()
-    def evaluate_swad(self, state: State) -> Tensor:
-        """What SWAD's average achieves now: see `Evaluator.summary`."""
-        state, averages = without_averages(state)
-        return self.evaluator.summary(self.tally(averaged_state(state, averages["swad"])))
+    def evaluate_average(self, state: State, averages: dict[str, Average], name: str) -> Metrics:
+        """What an average achieves now: see `Evaluator.summary`."""
+        tally, metric = self.tally(averaged_state(state, averages[name])), average_metric(name)
+        measured = {f"{metric}/{measure}": values for measure, values in tally.measured.items()}
+        return {metric: self.evaluator.summary(tally), **measured}
 
     @torch.no_grad()
     def tally(self, state: State) -> Tally:

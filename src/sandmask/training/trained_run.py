@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from sandmask.algorithms import ALGORITHMS, Algorithm, State
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, read_runs
+from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
 from sandmask.training.model_file import ModelInfo, constants_of, load_info, load_state, set_constants
 from sandmask.training.modules import as_module
 from sandmask.training.precision import choose_device, temporary_precision
 from sandmask.training.stack import build_algorithm
+from sandmask.training.stack_models import MODELS_SUFFIX, StackModels, find_model
 
 BATCH_SIZE = 256
 
@@ -39,8 +41,17 @@ class TrainedRun:
     at a time. With all other methods, a prediction depends on its example alone.
     """
 
-    def __init__(self, path: Path, info: ModelInfo, algorithm: Algorithm, state: State, device: torch.device) -> None:
+    def __init__(
+        self,
+        path: Path,
+        info: ModelInfo,
+        algorithm: Algorithm,
+        state: State,
+        device: torch.device,
+        models: Path | None = None,
+    ) -> None:
         self.path = path
+        self._models = models  # the file that it is from, where that holds many
         self.info = info
         self.device = device
         self._algorithm = algorithm
@@ -50,6 +61,11 @@ class TrainedRun:
     def spec(self) -> RunSpec:
         """What was trained, and how."""
         return self.info.spec
+
+    @property
+    def name(self) -> str:
+        """What to call its files: "model" in a folder of its own, the run's id in a sweep."""
+        return "model" if self._models is None else self.spec.id
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -73,12 +89,21 @@ class TrainedRun:
 
     def record(self) -> RunRecord:
         """The run's evaluations."""
+        if self._models is not None:
+            return self._record_of_stack(self._models)
         if not (self.path / RECORDS).exists():
             raise SandmaskError(f"There is no {RECORDS} beside the model in {self.path}.")
         record = RunFolder(self.path).record()
         if record.spec != self.spec:
             raise SandmaskError(f"{self.path / RECORDS} holds another run than the model beside it.")
         return record
+
+    def _record_of_stack(self, models: Path) -> RunRecord:
+        archive = models.with_name(models.name.removesuffix(MODELS_SUFFIX) + ARCHIVE_SUFFIX)
+        found = [run for run in (read_runs(archive) if archive.exists() else []) if run.spec.id == self.spec.id]
+        if not found:
+            raise SandmaskError(f"There is no record of run {self.spec.id} in {archive}.")
+        return found[0]
 
     def preprocess(self, x: Any) -> Tensor:
         """Examples as the network takes them, `[N, *input_shape]`: what `module` and exported models want."""
@@ -127,31 +152,61 @@ class TrainedRun:
             yield self.preprocess(x[begin : begin + step])
 
 
-def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> TrainedRun:
-    """Load the trained run in a folder that `sandmask train` made, or in a model file.
+def load_run(
+    path: str | os.PathLike[str],
+    device: str | torch.device = "cpu",
+    *,
+    run: str | None = None,
+    average: str | None = None,
+) -> TrainedRun:
+    """Load the trained run in a folder that `sandmask train` made, in a model file, or in a sweep that kept models.
 
-    Folders and files can be moved, copied and renamed; `model.safetensors` is all that is needed to predict. Register
-    your own algorithm before you load its runs (see `sandmask.plugins`).
+    Folders and files can be moved, copied and renamed; a model file is all that is needed to predict. Register your own
+    algorithm before you load its runs (see `sandmask.plugins`).
 
-    :param path: folder of a run, or its model file.
-    :param device: where to load the model.
+    :param path: folder of a run, its model.safetensors, or the folder of a sweep.
+    :param device: where to load it.
+    :param run: id of the run, or the beginning of it, if the path is that of a sweep.
+    :param average: averaged weights that the run kept: "sma", "ema" or "swad".
     """
-    path = Path(path)
-    model = path if path.is_file() else path / MODEL
+    path, where = Path(path), choose_device(str(device))
+    if _holds_many(path):
+        return _load_kept(path, where, run, average)
+    model = path if path.is_file() else path / (MODEL if average is None else f"model-{average}.safetensors")
     if not model.is_file():
-        raise SandmaskError(_why_no_model(path))
+        raise SandmaskError(_why_no_model(path, average))
     info = _read_info(model)
-    spec = info.spec
     if info.status != "done":
         raise SandmaskError(_diverged(path))
+    if run is not None and not info.spec.id.startswith(run):
+        raise SandmaskError(f"{path} holds the run {info.spec.id}, not {run!r}.")
+    algorithm = _algorithm_of(info, path, where)
+    return TrainedRun(model.parent, info, algorithm, load_state(model, algorithm, where), where)
+
+
+def _holds_many(path: Path) -> bool:
+    """Whether a path is a sweep's folder, or one of its files of models."""
+    if path.is_file():
+        return path.name.endswith(MODELS_SUFFIX)
+    return not (path / MODEL).exists() and not (path / RECORDS).exists() and (path / "sweep.toml").exists()
+
+
+def _load_kept(path: Path, device: torch.device, run: str | None, average: str | None) -> TrainedRun:
+    model = find_model(path, run, average)
+    models = StackModels(model.file)
+    info = models.info(model)
+    algorithm = _algorithm_of(info, path, device)
+    return TrainedRun(model.file.parent, info, algorithm, models.state(model, algorithm, device), device, model.file)
+
+
+def _algorithm_of(info: ModelInfo, path: Path, device: torch.device) -> Algorithm:
+    spec = info.spec
     if spec.algorithm not in ALGORITHMS:
         raise SandmaskError(
             f"The run in {path} was trained with {spec.algorithm!r}, which is not registered here. Import the "
             "module that registers it, or name it with --plugin FILE."
         )
-    where = choose_device(str(device))
-    algorithm = build_algorithm(spec, info, weights="none", dropout=False).to(where)
-    return TrainedRun(model.parent, info, algorithm, load_state(model, algorithm, where), where)
+    return build_algorithm(spec, info, weights="none", dropout=False).to(device)
 
 
 def _read_info(model: Path) -> ModelInfo:
@@ -163,8 +218,10 @@ def _read_info(model: Path) -> ModelInfo:
         raise
 
 
-def _why_no_model(path: Path) -> str:
+def _why_no_model(path: Path, average: str | None) -> str:
     """What a folder without a model is, and what to do about it."""
+    if average is not None and (path / MODEL).is_file():
+        return f"The run in {path} kept no average {average!r}. Train it with --average {average}."
     if not path.is_dir():
         return f"There is no folder or file {path}. Give the folder of a run, or the model file in it."
     if not (path / RECORDS).is_file():

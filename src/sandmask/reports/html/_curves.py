@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sandmask.records import RunRecord
+from sandmask.records import MEASURES, RunRecord
 from sandmask.reports.html._blobs import MISSING, codes_blob
 from sandmask.reports.html._runs import Offers
 
 LAYER_METRIC = re.compile(r"(mask_density|dead_fraction|agreement)/(?!all(/|$)).")
+MEASURE = re.compile(rf"(?:{'|'.join(MEASURES)})/(?P<split>in|out)/(?P<env>\d+)")
 LARGEST = 5_000_000  # values; some 5 MB of page
 
 
@@ -36,13 +37,23 @@ SUMMARY = Detail(every_environment=False, every_layer=False, points=61, levels=1
 
 def choose_detail(runs: Sequence[RunRecord], largest: int = LARGEST) -> Detail:
     """All curves, unless they would make the page too large to send around."""
-    values = sum(min(len(run.steps), FULL.points) * (2 * len(run.env_names) + len(run.metrics)) for run in runs)
+    values = sum(
+        min(len(run.steps), FULL.points) * (2 * len(run.env_names) + len(kept_metrics(run, FULL))) for run in runs
+    )
     return FULL if values <= largest else SUMMARY
 
 
 def kept_metrics(run: RunRecord, detail: Detail) -> list[str]:
-    """The names of the metrics to keep."""
-    return [name for name in run.metrics if detail.every_layer or not LAYER_METRIC.match(name)]
+    """The names of the metrics to keep; of metrics of environments, those on held-out data."""
+    held_out = {str(env) for env in run.spec.test_envs}
+
+    def is_kept(name: str) -> bool:
+        measure = MEASURE.fullmatch(name)
+        if measure is not None:
+            return measure["split"] == "in" and measure["env"] in held_out
+        return detail.every_layer or not LAYER_METRIC.match(name)
+
+    return [name for name in run.metrics if is_kept(name)]
 
 
 RUNS_PER_CHUNK = 128

@@ -27,7 +27,7 @@ from sandmask.reports.html._blobs import json_blob
 from sandmask.reports.html._curves import RUNS_PER_CHUNK, choose_detail, chunks
 from sandmask.reports.html._runs import all_offers, run_columns
 from sandmask.reports.html._tables import regrets, table_words
-from sandmask.selection import RULES, method_names
+from sandmask.selection import RULES, find_rule, method_names
 
 
 def write_html(
@@ -72,6 +72,8 @@ def render_html(
     statistics: bool = True,
     draws: int | None = None,
     trials: int | None = None,
+    metrics: Sequence[str] | None = None,
+    earlier: Sequence[RunRecord] | None = None,
 ) -> str:
     """Return a self-contained page with all tables and every run's curves.
 
@@ -85,8 +87,10 @@ def render_html(
     :param trials: number of trials in a complete cell; as many as there are if not given.
     """
     runs = list(split_averages(runs))
-    names = list(RULES) if rules is None else list(dict.fromkeys(RULES[name].name for name in rules))
-    report = build_report(runs, names, against_paper=has_published(), baseline=baseline, draws=draws, trials=trials)
+    names = list(RULES) if rules is None else list(dict.fromkeys(find_rule(name).name for name in rules))
+    settings: dict[str, Any] = {"baseline": baseline, "draws": draws, "trials": trials, "metrics": metrics}
+    settings["earlier"] = earlier
+    report = build_report(runs, names, against_paper=has_published(), **settings)
     if not statistics:
         report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
     of_id = method_names(runs)
@@ -112,8 +116,8 @@ def _report_content(report: Report) -> dict[str, Any]:
         "report": json.loads(to_json(report)),
         "words": table_words(report),
         "rules": {
-            rule.rule: {"usesTestData": RULES[rule.rule].uses_test_data, "needsPairs": RULES[rule.rule].needs_pairs}
-            for rule in report.rules
+            rule.name: {"usesTestData": rule.uses_test_data, "needsPairs": rule.needs_pairs}
+            for rule in (find_rule(each.rule) for each in report.rules)
         },
         "regrets": regrets(report),
         "bestNote": BEST_NOTE,

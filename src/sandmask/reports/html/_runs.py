@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandmask.records import RunRecord
-from sandmask.selection import RULES, Selected, candidates, group_runs
+from sandmask.selection import Selected, candidates, find_rule, group_runs
 
 Offers = Mapping[str, Mapping[int, Selected]]  # by rule and by the run's place in the list
 
@@ -19,7 +19,7 @@ def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
         name: {
             place[id(offer.run)]: offer
             for key, group in groups.items()
-            for offer in candidates(RULES[name], group, key.test_env)
+            for offer in candidates(find_rule(name), group, key.test_env)
         }
         for name in rules
     }
@@ -47,6 +47,7 @@ def run_columns(runs: Sequence[RunRecord], methods: Sequence[str], offers: Offer
     columns: dict[str, Any] = {
         "id": [run.spec.id for run in runs],
         "method": list(methods),
+        "algorithm": [run.spec.algorithm for run in runs],
         "dataset": [run.spec.dataset for run in runs],
         "test": [list(run.spec.test_envs) for run in runs],
         "trial": [run.spec.trial_seed for run in runs],

@@ -14,7 +14,9 @@ from sandmask.reports.statistics import bootstrap_interval
 def table_words(report: Report) -> dict[str, dict[str, Any]]:
     """For each rule, its tables by name: as they are, and under `paper` with the paper's numbers beside ours.
 
-    Names are `dataset:PACS`, `averages`, `statistics` and `notes`. The report has to be made against the paper.
+    Names are `dataset:PACS`, `averages`, `metric:f1:PACS`, `confusion:ERM:PACS`, `changes`, `statistics` and
+    `notes`. The report
+    has to be made against the paper.
     """
     return {rule.rule: _rule_words(replace(report, rules=(rule,))) for rule in report.rules}
 
@@ -31,6 +33,10 @@ def _names(rule: RuleReport) -> Iterator[str]:
     yield from (f"dataset:{name}" for name in rule.datasets)
     if rule.averages is not None:
         yield "averages"
+    yield from (f"metric:{metric.metric}:{name}" for metric in rule.metrics for name in metric.datasets)
+    yield from (f"confusion:{each.method}:{each.dataset}" for each in rule.confusions)
+    if rule.changes:
+        yield "changes"
     if rule.statistics is not None:
         yield "statistics"
     if rule.notes:

@@ -1,7 +1,12 @@
 // Comparisons: mean ranks, and differences to the baseline.
 
 function drawComparisons(main) {
-  const { statistics } = data.selections[rule()];
+  const { statistics, changes } = data.selections[rule()];
+  if (changes) main.append(section(
+    "Before and after",
+    "The change of each method against the earlier runs, on the same environments and trials.",
+    wordsTable(`changes-${rule()}`, data.words[rule()].changes, 2),
+  ));
   const explanation = say(
     "Is a method better than the baseline, or only luckier?",
     "Differences are taken on the same environments and trials.",

@@ -144,7 +144,7 @@ function metricFigure(name, label, { steps, curves }) {
   const present = values.filter((value) => value !== null);
   if (!present.length) return null;
   const log = isWide(present);
-  const title = `${name.replaceAll("_", " ")}`;
+  const title = /^[\w-]+\/in\/\d+$/.test(name) ? `${name.split("/")[0]} on held-out data` : name.replaceAll("_", " ");
   return figure({
     name: `${name}-${label}`, title: title[0].toUpperCase() + title.slice(1), note: log
       ? "On a logarithmic scale." : null,
@@ -166,18 +166,52 @@ function offerWords(offer, place, selected) {
   return `step ${offer.step[place]}, ${values}${selected ? "; selected" : ""}`;
 }
 
+// The command that trains a run again, in full; null for a soup, which is of many runs.
+function commandOf(runs, place) {
+  const settings = runs.settingsOf(place);
+  if (settings.soup) return null;
+  const words = ["sandmask", "train", runs.dataset[place], runs.algorithm[place]];
+  const option = (name, value) => words.push(`--${name}`, String(value));
+  const environments = data.overview.datasets[runs.dataset[place]].environments;
+  for (const env of runs.test[place]) option("test-env", environments[env]);
+  option("steps", runs.steps[place]);
+  option("checkpoint-every", settings["checkpoint every"]);
+  option("hparams-seed", runs.draw[place]);
+  option("trial-seed", runs.trial[place]);
+  option("seed", runs.seed[place]);
+  for (const name of ["space", "network", "precision"]) option(name, settings[name]);
+  if (!["pretrained", "none"].includes(settings.weights)) option("weights", settings.weights);
+  if (settings.average) option("average", settings.average);
+  if (settings.init === "shared") words.push("--shared-init");
+  for (const [name, value] of Object.entries(runs.hparamsOf(place))) option("hparam", `${name}=${value}`);
+  return words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`)).join(" ");
+}
+
+function commandBox(command) {
+  const copy = h("button", {
+    type: "button",
+    onclick: async () => {
+      getSelection().selectAllChildren(words); // where a browser gives no clipboard, a key copies it
+      await navigator.clipboard?.writeText(command).then(() => (copy.textContent = "Copied"), () => null);
+    },
+  }, "Copy");
+  const words = h("code", null, command);
+  return h("div", { class: "command" }, h("h3", null, "Train it again"), h("pre", { tabindex: "0" }, words), copy);
+}
+
 function facts(runs, place) {
   const pairs = (entries) => h(
     "dl",
     { class: "facts" },
     entries.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, String(value)))),
   );
+  const command = commandOf(runs, place);
   const chosen = Object.entries(runs.offers).filter(([, offer]) => offer.step[place] !== null)
     .map(([name, offer]) => [
       name,
       offerWords(offer, place, selectedRuns(name).has(runs.id[place])),
     ]);
-  return section("What it was", null, h("div", { class: "pair" },
+  return section("What it was", null, command && commandBox(command), h("div", { class: "pair" },
     h(
       "div",
       null,

@@ -5,6 +5,7 @@ const AVERAGES = "Averages";
 function drawTables(main) {
   const selection = data.selections[rule()];
   const names = Object.keys(selection.datasets);
+  const metrics = ["accuracy", ...Object.keys(selection.metrics ?? {}), ...(selection.confusions ? ["confusion"] : [])];
   const explanation = say(
     "Accuracy on the held-out domain in percent: mean ± standard error over trials. Press a heading to sort, a number",
     "to see the runs it is made of. † marks cells with runs that diverged.", data.bestNote,
@@ -19,7 +20,8 @@ function drawTables(main) {
   }
   const place = h("div");
   const all = ["", AVERAGES, ...names];
-  const redraw = () => place.replaceChildren(...tablesShown(selection, choice("dataset", all), param("q")));
+  const redraw = () => place.replaceChildren(
+    ...tablesOf(selection, choice("metric", metrics), choice("dataset", all), param("q")));
   const set = (name) => (value) => {
     remember({ [name]: value === true ? "1" : value === false ? "0" : value });
     redraw();
@@ -28,6 +30,9 @@ function drawTables(main) {
     section("Tables", explanation,
       controls(
         selectControl("Dataset", all.map((name) => [name, name || "All"]), choice("dataset", all), set("dataset")),
+        metrics.length > 1
+          && selectControl("Metric", metrics.map((name) => [name, metricTitle(selection, name)]),
+            choice("metric", metrics), set("metric")),
         searchControl("Methods", param("q"), "mask, erm", set("q")),
         switchControl("The paper’s numbers", withPaper(), set("paper")),
         hasIntervals(selection) && switchControl("95% intervals", withIntervals(), set("ci"))),
@@ -38,6 +43,39 @@ function drawTables(main) {
 // Whether any cell has an interval: with the usual three trials none has.
 const hasIntervals = (selection) => Object.values(selection.datasets).some((table) =>
   table.rows.some((row) => Object.values(row.cells).some((cell) => cell.interval)));
+
+const metricTitle = (selection, name) => selection.metrics?.[name]?.title ?? name[0].toUpperCase() + name.slice(1);
+
+function tablesOf(selection, metric, dataset, query) {
+  if (metric === "accuracy") return tablesShown(selection, dataset, query);
+  if (metric === "confusion") return confusionTables(selection, dataset, query);
+  const tables = Object.entries(selection.metrics[metric].datasets).filter(([name]) => !dataset || name === dataset)
+    .map(([name, table]) => resultTable(`${name} ${metric}`, `metric:${metric}:${name}`, table, query));
+  return tables.length ? tables : [empty("No run of this dataset recorded the metric.")];
+}
+
+function confusionTables(selection, dataset, query) {
+  const found = selection.confusions.filter((one) => (!dataset || one.dataset === dataset) && matches(query, one.method));
+  if (!found.length) return [empty("No run recorded it, or no method matches.")];
+  return found.map((one) => {
+    const grid = data.words[rule()][`confusion:${one.method}:${one.dataset}`];
+    return wordsTable(`confusion-${one.method}-${one.dataset}-${rule()}`, grid, 1);
+  });
+}
+
+// A table of words and numbers as the text report has it; numbers begin in column `first`.
+function wordsTable(name, grid, first) {
+  const value = (words) => (words === "-" ? null : parseFloat(words.replace("<", "")));
+  const columns = grid.header.map((title, place) => ({ title, numeric: place >= first }));
+  const rows = grid.rows.map((row) => row.map((words, place) => ({
+    text: words,
+    value: place >= first ? value(words) : words,
+  })));
+  return dataTable({
+    name, title: grid.title, columns, rows, notes: grid.notes,
+    files: { grid: (shown) => ({ ...grid, rows: shown.map((row) => row.map((cell) => cell.text)) }) },
+  });
+}
 
 function tablesShown(selection, dataset, query) {
   const names = Object.keys(selection.datasets).filter((name) => !dataset || name === dataset);
@@ -87,6 +125,7 @@ function tidy(rows, header) {
     row.slice(1).map(({ cell }, place) => [
       row.method, header[place + 1], cell.mean, cell.error, cell.interval?.[0], cell.interval?.[1],
       cell.runs, cell.expected_runs, cell.diverged_runs, cell.paper?.mean, cell.paper?.error, cell.difference,
+      cell.before?.mean, cell.before?.error, cell.before?.change,
     ]));
   return {
     header: [
@@ -102,6 +141,9 @@ function tidy(rows, header) {
       "paper",
       "paper_standard_error",
       "difference_to_paper",
+      "before",
+      "before_standard_error",
+      "change",
     ],
     rows: lines,
   };

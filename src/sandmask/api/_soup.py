@@ -1,0 +1,148 @@
+"""`sandmask.soup`: one model out of many runs of a sweep."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandmask._replacing import replacing
+from sandmask._text import tell
+from sandmask.api._images import allowances
+from sandmask.api._sweep_arguments import Names, names
+from sandmask.api._swept import Sweep
+from sandmask.datasets import Dataset, load_dataset
+from sandmask.errors import SandmaskError
+from sandmask.records import RecordWriter, RunRecord
+from sandmask.selection import mean_over_environments
+from sandmask.sweeps import ENSEMBLE, SOUPS, Candidates, Soup, candidates, expand, make_soup, parse_soups, why_no_mean
+from sandmask.training import WEIGHTS, choose_device, parse_averages
+from sandmask.training.folder import MODEL, RECORDS
+from sandmask.training.model_file import save_model
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+PathLike = str | os.PathLike[str]
+COLUMNS = (
+    *("dataset", "algorithm", "average", "soup", "test_env", "trial_seed", "members", "candidates"),
+    *("validation", "held_out", "folder"),
+)
+
+
+def soup(
+    folder: PathLike,
+    kinds: Names | None = None,
+    *,
+    of: Names | None = None,
+    device: "str | torch.device | None" = None,
+    data_dir: PathLike | None = None,
+    skip_corrupt: bool = False,
+    allow_missing_classes: bool = False,
+    plugins: Sequence[PathLike] = (),
+) -> "pd.DataFrame":
+    """Combine the kept models of a sweep: for each method, held-out environment and trial, one model of all draws.
+
+    The sweep has to be trained with `keep_models="best"` or "last"; for means of weights also with `shared_init=True`.
+    The results are records in the folder's `soups`, which reports show as methods of their own, such as
+    `ERM + greedy soup`. Rerun it after the sweep was extended.
+
+        sandmask.sweep("runs/pacs", "PACS", "ERM", keep_models="best", shared_init=True, averages="sma")
+        sandmask.soup("runs/pacs")
+        print(sandmask.report("runs/pacs"))
+
+    :param folder: the sweep's folder.
+    :param kinds: "uniform" (mean of all weights), "greedy" (mean of those that help on validation data) and "ensemble"
+        (mean of the logits); all if not given.
+    :param of: what to combine: "weights", and averages that the sweep kept, such as "sma"; everything if not given.
+    :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
+    :param data_dir: folder of the datasets.
+    :param skip_corrupt: skip images that cannot be read.
+    :param allow_missing_classes: allow image domains that lack some of the classes.
+    :param plugins: Python files that register algorithms or datasets.
+    :return: a row for each soup, with the number of members, the validation accuracy that they were chosen by, and the
+        accuracy on the held-out environment.
+    """
+    import pandas as pd
+
+    swept = Sweep.read(folder, plugins)
+    chosen = SOUPS if kinds is None else parse_soups(names(kinds))
+    found = _wanted(candidates(Path(folder), swept.records()), None if of is None else names(of))
+    if not found:
+        raise SandmaskError(f"{folder} holds no models to combine. Train the sweep with --keep-models best, or last.")
+    allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
+    sources, where = expand(swept.spec).sources, choose_device(None if device is None else str(device))
+    shelf = Path(folder) / "soups"
+    rows: list[dict[str, Any]] = []
+    notes: dict[str, None] = {}
+    loaded: tuple[str, Dataset] | None = None
+    for cell in found:
+        possible, refused = _possible(cell, chosen)
+        if refused and kinds is not None:
+            raise SandmaskError(f"{refused}.")
+        notes |= dict.fromkeys([refused] if refused else [])
+        if possible and (loaded is None or loaded[0] != cell.spec.dataset):
+            place = None if data_dir is None else Path(data_dir)
+            source = sources[cell.spec.dataset]
+            loaded = cell.spec.dataset, load_dataset(source, place, **dict.fromkeys(allowed, True))
+        rows += [_served(cell, make_soup(cell, kind, loaded[1], where), shelf) for kind in possible if loaded]
+    for note in notes:
+        tell(f"note: {note}.")
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candidates]:
+    """The cells of the kinds of weights that were asked for."""
+    if of is None:
+        return list(found)
+    kinds = {*parse_averages([name for name in of if name != WEIGHTS]), *(name for name in of if name == WEIGHTS)}
+    return [cell for cell in found if cell.members[0].model.kind in kinds]
+
+
+def _possible(cell: Candidates, kinds: Sequence[str]) -> tuple[list[str], str]:
+    """The kinds that a cell's models allow, and why others are not possible; "" where all are."""
+    reason = why_no_mean(cell)
+    refused = [kind for kind in kinds if reason is not None and kind != ENSEMBLE]
+    where = f"{cell.spec.algorithm} on {cell.spec.dataset}"
+    said = f"no {' or '.join(refused)} soup of {where} is possible: {reason}" if refused else ""
+    return [kind for kind in kinds if kind not in refused], said
+
+
+def _served(cell: Candidates, made: Soup, shelf: Path) -> dict[str, Any]:
+    """Write a soup into a folder of its own, which then is that of a run, and describe it."""
+    record, spec = made.record, made.record.spec
+    envs = "-".join(map(str, spec.test_envs))
+    words = [Path(spec.dataset).name, spec.algorithm, *(spec.options.get(name) for name in ("average", "soup"))]
+    folder = shelf / "-".join([*filter(None, words), f"env{envs}", f"trial{spec.trial_seed}"])
+    # Removed first and written last, the records say that all is there.
+    (folder / RECORDS).unlink(missing_ok=True)
+    (folder / MODEL).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if made.state is not None:
+        save_model(folder / MODEL, made.stack.algorithm, made.state, spec, "done", made.stack.dataset)
+    _write_record(record, folder / RECORDS)
+    validation = mean_over_environments(record.accuracy_out[:, record.train_envs])[0]
+    return {
+        "dataset": spec.dataset,
+        "algorithm": spec.algorithm,
+        "average": spec.options.get("average"),
+        "soup": spec.options["soup"],
+        "test_env": ", ".join(record.env_names[env] for env in spec.test_envs),
+        "trial_seed": spec.trial_seed,
+        "members": len(made.members),
+        "candidates": len(cell.members),
+        "validation": float(validation),
+        "held_out": float(record.accuracy_in[0, list(spec.test_envs)].mean()),
+        "folder": str(folder),
+    }
+
+
+def _write_record(record: RunRecord, path: Path) -> None:
+    """The record as a file that appears whole: a killed process leaves no soup without its numbers."""
+    with replacing(path, durable=True) as temporary, RecordWriter(temporary) as writer:
+        run = writer.start(record.spec, record.env_names, record.classes)
+        step = int(record.steps[0])
+        metrics = {name: float(curve[0]) for name, curve in record.metrics.items()}
+        tables = {name: counts[0].tolist() for name, counts in record.tables.items()}
+        writer.evaluation(run, step, record.accuracy_in[0].tolist(), record.accuracy_out[0].tolist(), metrics, tables)
+        writer.end(run, "done", step)

@@ -1,0 +1,92 @@
+"""`sandmask soup`: one model out of many runs of a sweep."""
+
+from typing import Annotated
+
+import typer
+
+from sandmask.cli import _completion
+from sandmask.cli._console import counted, print_json, print_table
+from sandmask.cli._options import (
+    DataDirOption,
+    DeviceOption,
+    JsonOption,
+    MissingClassesOption,
+    PluginOption,
+    SkipCorruptOption,
+)
+from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder
+
+
+def soup(
+    folder: Folder = DEFAULT_FOLDER,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            metavar="A,B",
+            help="uniform (mean of all weights), greedy (mean of those that help on validation data), ensemble (mean "
+            "of logits). (default: all)",
+            autocompletion=_completion.words("uniform", "greedy", "ensemble"),
+        ),
+    ] = None,
+    of: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--of",
+            metavar="A,B",
+            help="What to combine: weights, and averages that the sweep kept: sma, ema, swad. (default: all)",
+            autocompletion=_completion.words("weights", "sma", "ema", "swad"),
+        ),
+    ] = None,
+    device: DeviceOption = None,
+    data_dir: DataDirOption = None,
+    skip_corrupt: SkipCorruptOption = False,
+    allow_missing_classes: MissingClassesOption = False,
+    json: JsonOption = False,
+    plugin: PluginOption = None,
+) -> None:
+    """Combine the models of a sweep: for each method, held-out environment and trial, one model of all draws.
+
+    The sweep has to be trained with --keep-models best (or last), for means of weights also with --shared-init. Members
+    are chosen on the validation data of the training environments. The results are in DIR/soups, and sandmask report
+    shows them as methods of their own, such as ERM + greedy soup.
+
+    [bold]Examples[/bold]
+
+    sandmask sweep run runs/pacs --datasets PACS --algorithms ERM --keep-models best --shared-init
+
+    sandmask soup runs/pacs
+
+    sandmask soup runs/pacs --kind ensemble --of sma
+    """
+    import sandmask
+
+    found = sandmask.soup(
+        folder,
+        kinds,
+        of=of,
+        device=device,
+        data_dir=data_dir,
+        skip_corrupt=skip_corrupt,
+        allow_missing_classes=allow_missing_classes,
+        plugins=plugin or (),
+    )
+    plain = found.astype(object).where(found.notna(), None).to_dict("records")
+    if json:
+        print_json(plain)
+        return
+    rows = [
+        (
+            row["dataset"],
+            " + ".join(filter(None, (row["algorithm"], row["average"], row["soup"]))),
+            row["test_env"],
+            str(row["trial_seed"]),
+            f"{row['members']} of {row['candidates']}",
+            f"{row['validation']:.1%}",
+            f"{row['held_out']:.1%}",
+        )
+        for row in plain
+    ]
+    header = ("dataset", "method", "held out", "trial", "members", "validation", "held-out accuracy")
+    print_table(counted(len(rows), "soup"), header, rows)
+    typer.echo(f"Tables: sandmask report {folder}")

@@ -1,0 +1,222 @@
+"""Soups and ensembles of a sweep's kept models: many runs of a cell, that differ in hyperparameters, as one model.
+
+A **soup** is the mean of the weights of runs that started from the same weights (Wortsman et al., 2022; DiWA, Rame et
+al., 2022). The uniform soup takes every run. The greedy one takes them in the order of their validation accuracy, and
+keeps those with which the validation accuracy of the mean does not fall. An **ensemble** is the mean of the runs'
+logits; of averaged weights, that is an ensemble of averages (EoA, Arpit et al., 2022).
+
+Everything is decided on the "out" splits of the training environments. The held-out environment is only reported.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sandmask.algorithms import Algorithm, State
+from sandmask.datasets import Dataset
+from sandmask.errors import SandmaskError
+from sandmask.hparams import seed_hash
+from sandmask.records import RunRecord, RunSpec, averaged_spec, recorded_measures, split_averages
+from sandmask.registry import closest
+from sandmask.selection import mean_over_environments
+from sandmask.training import KeptModel, Stack, StackModels, kept_models
+from sandmask.training.evaluation import Tally
+from sandmask.training.history import History
+from sandmask.training.precision import temporary_precision
+from sandmask.training.specs import INIT, SHAPE_HPARAMS, SHARED
+from sandmask.training.stack import build_algorithm
+
+UNIFORM, GREEDY, ENSEMBLE = "uniform", "greedy", "ensemble"
+SOUPS = (UNIFORM, GREEDY, ENSEMBLE)
+
+Model = tuple[Algorithm, State]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A kept model, the validation accuracy that it was kept with, and the metrics that its run recorded."""
+
+    model: KeptModel
+    validation: float
+    metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The kept models of one cell and trial, the best validation accuracy first; of ties, the first draw."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def spec(self) -> RunSpec:
+        """The spec of the best member, as reports show it."""
+        best = self.members[0].model
+        return averaged_spec(best.spec, best.average)
+
+
+def parse_soups(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of kinds, checked, in the order of `SOUPS`."""
+    asked = list(names)
+    for name in asked:
+        if name not in SOUPS:
+            raise SandmaskError(f"Unknown kind of soup {name!r}. {closest(name, list(SOUPS))}")
+    return tuple(name for name in SOUPS if name in asked)
+
+
+def candidates(folder: Path, runs: Iterable[RunRecord]) -> list[Candidates]:
+    """The cells whose models a sweep kept: one for each dataset, method, held-out environment, trial and average."""
+    records = {record.spec.id: record for run in runs for record in split_averages([run])}
+    found: defaultdict[tuple[object, ...], list[Member]] = defaultdict(list)
+    for model in kept_models(folder):
+        record = records.get(model.shown_id)
+        if record is None or model.step not in record.steps or not record.train_envs:
+            continue
+        row = int(np.searchsorted(record.steps, model.step))
+        validation = float(mean_over_environments(record.accuracy_out[:, record.train_envs])[row])
+        spec = model.spec
+        key = (spec.dataset, spec.algorithm, spec.network, spec.test_envs, spec.trial_seed, model.kind)
+        found[key].append(Member(model, validation, tuple(recorded_measures([record]))))
+    ordered = (sorted(some, key=lambda m: (-m.validation, m.model.spec.hparams_seed)) for some in found.values())
+    return [Candidates(tuple(members)) for members in ordered]
+
+
+def why_no_mean(cell: Candidates) -> str | None:
+    """Why the weights of a cell's models have no meaningful mean; None where they have one."""
+    specs = [member.model.spec for member in cell.members]
+    if any(spec.options.get(INIT) != SHARED for spec in specs):
+        return "its runs start from different weights; train the sweep with --shared-init"
+    for name in (*SHAPE_HPARAMS, "init_scale"):
+        values = {spec.hparams.get(name) for spec in specs}
+        if len(values) > 1 and name != "batch_size":
+            return f"its draws differ in {name}; fix it with --hparam {name}=..."
+    return None
+
+
+@dataclass(frozen=True)
+class Soup:
+    """What became of a cell: the record of the soup, its members, and for a mean its state and the stack to save it."""
+
+    record: RunRecord
+    members: tuple[KeptModel, ...]
+    stack: Stack
+    state: State | None
+
+
+def make_soup(cell: Candidates, kind: str, dataset: Dataset, device: torch.device) -> Soup:
+    """The soup of a kind of a cell's models."""
+    spec = _soup_spec(cell, kind)
+    with temporary_precision(spec.precision):
+        return _make(cell, spec, dataset, device)
+
+
+def _make(cell: Candidates, spec: RunSpec, dataset: Dataset, device: torch.device) -> Soup:
+    kind = spec.options["soup"]
+    metrics = [name for name in cell.members[0].metrics if all(name in one.metrics for one in cell.members)]
+    stack = Stack([spec], dataset, device, weights="none", metrics=metrics)
+    kitchen = _Kitchen(stack)
+    if kind == ENSEMBLE:
+        chosen, state = list(cell.members), None
+        tally = kitchen.tally([kitchen.model(member) for member in chosen])
+    else:
+        chosen = list(cell.members) if kind == UNIFORM else kitchen.greedy(cell.members)
+        state = kitchen.mean(chosen)
+        tally = kitchen.tally([(stack.algorithm, state)])
+    members = tuple(member.model for member in chosen)
+    final = replace(
+        spec,
+        hparams={**spec.hparams, "members": float(len(members))},
+        seed=seed_hash(*(model.shown_id for model in members)),
+    )
+    return Soup(replace(kitchen.record(tally), spec=final), members, stack, state)
+
+
+def _soup_spec(cell: Candidates, kind: str) -> RunSpec:
+    """The best member's spec, with the hyperparameters that all members share and those that decide shapes."""
+    specs = [member.model.spec for member in cell.members]
+    shared = {
+        name: value
+        for name, value in cell.spec.hparams.items()
+        if name in SHAPE_HPARAMS or all(spec.hparams.get(name) == value for spec in specs)
+    }
+    return replace(cell.spec, hparams=shared, hparams_seed=0, options={**cell.spec.options, "soup": kind})
+
+
+@lru_cache(maxsize=4)
+def _models(file: Path, stamp: int) -> StackModels:  # noqa: ARG001 - a file that was replaced is read again
+    return StackModels(file)
+
+
+class _Kitchen:
+    """Means and evaluations of models of one cell."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+
+    def model(self, member: Member, algorithm: Algorithm | None = None) -> Model:
+        """A member's algorithm, which may have other shapes than the stack's, and state."""
+        file, device = member.model.file, self.stack.device
+        models = _models(file, file.stat().st_mtime_ns)
+        if algorithm is None:
+            info = models.info(member.model)
+            algorithm = build_algorithm(info.spec, info, weights="none", dropout=False).to(device)
+        return algorithm, models.state(member.model, algorithm, device)
+
+    def state(self, member: Member) -> State:
+        """A member's state, for the stack's algorithm."""
+        return self.model(member, self.stack.algorithm)[1]
+
+    def mean(self, members: Sequence[Member]) -> State:
+        """The mean of the averaged entries; what else a prediction needs is the best member's."""
+        first, *others = members
+        state = self.state(first)
+        total = {entry: state[entry].double() for entry in self.stack.algorithm.averaged}
+        for member in others:
+            more = self.state(member)
+            total = {entry: value + more[entry].double() for entry, value in total.items()}
+        return {**state, **{e: (value / len(members)).to(state[e].dtype) for e, value in total.items()}}
+
+    def greedy(self, members: Sequence[Member]) -> list[Member]:
+        chosen = [members[0]]
+        best = self._validation(chosen)
+        for member in members[1:]:
+            value = self._validation([*chosen, member])
+            if value >= best:
+                chosen, best = [*chosen, member], value
+        return chosen
+
+    def _validation(self, members: Sequence[Member]) -> float:
+        record = self.record(self.tally([(self.stack.algorithm, self.mean(members))]))
+        return float(mean_over_environments(record.accuracy_out[:, record.train_envs])[0])
+
+    @torch.no_grad()
+    def tally(self, models: Sequence[Model]) -> Tally:
+        """What the mean of the logits of these models achieves."""
+        evaluator, in_context = self.stack.evaluator, self.stack.algorithm.uses_context
+
+        def predict(x: Tensor) -> Tensor:
+            x = x[0] if in_context else x  # there is one run
+            return torch.stack([algorithm.predict(state, x) for algorithm, state in models]).mean(0, keepdim=True)
+
+        return evaluator.in_context(predict) if in_context else evaluator.alone(predict)
+
+    def record(self, tally: Tally) -> RunRecord:
+        """A record with one evaluation, at the last step."""
+        history, step = History(self.stack), self.stack.specs[0].steps - 1
+        now = {"validation_loss": self.stack.evaluator.validation_loss(tally), **tally.measured}
+        history.write(step, tally.right, {}, now)
+        whole = history.records(step + 1, torch.full((1,), -1))[0]
+        last = slice(len(whole.steps) - 1, None)
+        return replace(
+            whole,
+            steps=whole.steps[last],
+            accuracy_in=whole.accuracy_in[last],
+            accuracy_out=whole.accuracy_out[last],
+            metrics={name: curve[last] for name, curve in whole.metrics.items()},
+            tables={name: counts[last] for name, counts in whole.tables.items()},
+        )

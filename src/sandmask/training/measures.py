@@ -1,0 +1,97 @@
+"""Metrics beyond accuracy of K runs, from counts of their answers.
+
+Everything is counted in whole numbers, which add up to the same in any order: a run's metrics do not depend on its
+stack, on the batches of an evaluation, or on a GPU's order of work.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+BINS = 15  # of confidence (Guo et al., 2017)
+_UNIT = 2**32  # in which confidences are counted
+
+Counts = Mapping[str, Tensor]  # [K, G, ...] each, by name
+
+
+def f1(counts: Counts) -> Tensor:
+    """2 TP / (true + predicted), mean over the classes that are there or were predicted."""
+    either = counts["true"] + counts["predicted"]
+    scores = 2 * counts["right"].double() / either.clamp(min=1)
+    return scores.sum(-1) / (either > 0).sum(-1).clamp(min=1)
+
+
+def worst_group(counts: Counts) -> Tensor:
+    """The lowest accuracy of a class that has examples."""
+    accuracy = counts["right"].double() / counts["true"].clamp(min=1)
+    return torch.where(counts["true"] > 0, accuracy, 1.0).amin(-1)
+
+
+def ece(counts: Counts) -> Tensor:
+    """The difference of confidence and accuracy in each bin, weighted by the bin's share of the examples."""
+    examples = counts["true"].sum(-1).clamp(min=1)
+    return counts["surplus"].double().abs().sum(-1) / _UNIT / examples
+
+
+def per_class(counts: Counts) -> Tensor:
+    """Right answers and examples of each class, [K, G, C, 2]."""
+    return torch.stack([counts["right"], counts["true"]], -1)
+
+
+def confusion(counts: Counts) -> Tensor:
+    """Examples by true and predicted class, [K, G, C * C]."""
+    return counts["confusion"]
+
+
+# What computes each metric of `records.MEASURES`, and the counts that it needs.
+_COMPUTED: dict[str, tuple[Callable[[Counts], Tensor], tuple[str, ...]]] = {
+    "f1": (f1, ("right", "true", "predicted")),
+    "ece": (ece, ("surplus", "true")),
+    "worst-group": (worst_group, ("right", "true")),
+    "per-class": (per_class, ("right", "true")),
+    "confusion": (confusion, ("confusion",)),
+}
+
+
+class Counter:
+    """Counts what the metrics `names` need over G groups of examples. Group 2e is "in" of environment e, 2e + 1 "out".
+
+    Batches are added one after the other; it never waits for the device.
+    """
+
+    def __init__(self, names: Sequence[str], n_runs: int, n_groups: int, n_classes: int, device: torch.device) -> None:
+        self.names, self.n_classes = names, n_classes
+        needed = {count for name in names for count in _COMPUTED[name][1]}
+        widths = {"surplus": BINS, "confusion": n_classes**2}
+        self._counts = {
+            count: torch.zeros(n_runs, n_groups, widths.get(count, n_classes), dtype=torch.int64, device=device)
+            for count in sorted(needed)
+        }
+
+    def add(self, logits: Tensor, labels: Tensor, groups: Tensor) -> None:
+        """Count a batch: logits [K, n, C], labels [n] or [K, n], and the group of each example, [K, n]."""
+        labels, answers = labels.expand(groups.shape), logits.argmax(-1)
+        right = (answers == labels).long()
+        one = torch.ones_like(right)
+        for name, counts in self._counts.items():
+            if name == "surplus":
+                # A run that has diverged has no confidence; its record ends before this evaluation.
+                confidence = logits.float().softmax(-1).amax(-1).double().nan_to_num(1.0)
+                places = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
+                amount = (confidence * _UNIT).round().long() - right * _UNIT
+            elif name == "confusion":
+                places, amount = labels * self.n_classes + answers, one
+            else:
+                places, amount = (answers if name == "predicted" else labels), (right if name == "right" else one)
+            counts.flatten(1).scatter_add_(1, groups * counts.shape[2] + places, amount)
+
+    def values(self) -> dict[str, Tensor]:
+        """Each metric as [K, numbers] in float64: all "in" splits before all "out" splits."""
+        return {name: _by_split(_COMPUTED[name][0](self._counts)) for name in self.names}
+
+
+def _by_split(values: Tensor) -> Tensor:
+    """[K, G, ...] as rows [K, numbers] that have the groups of one split together."""
+    return torch.stack([values[:, 0::2], values[:, 1::2]], 1).reshape(len(values), prod(values.shape[1:])).double()

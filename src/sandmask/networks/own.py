@@ -78,6 +78,8 @@ def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, s
     It is given a few examples of zeros and ones, which are also valid pixels and indices of tokens.
 
     :param name: what messages call it.
+    :param module: the module.
+    :param input_shape: shape of one example.
     :param stacks: whether it should be stacked if it can be.
     """
     if not isinstance(module, nn.Module):

@@ -25,6 +25,7 @@ from sandmask.algorithms import ALGORITHMS
 from sandmask.cli._commands import COMMANDS
 from sandmask.datasets import DATASETS
 from sandmask.masks import _errors
+from sandmask.networks import NETWORKS
 from sandmask.selection import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +82,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
             folder.mkdir(parents=True)
             Image.new("RGB", (32, 32)).save(folder / "0.png")
     monkeypatch.chdir(tmp_path)
-    for registry in (ALGORITHMS, DATASETS, RULES):
+    for registry in (ALGORITHMS, DATASETS, NETWORKS, RULES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(_errors, "_warned", set())
     lone = {

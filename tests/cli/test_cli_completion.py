@@ -54,8 +54,8 @@ def test_bash_is_offered_commands_options_and_values(line: str, expected: list[s
 
 
 def test_zsh_and_fish_are_served_too() -> None:
-    assert '"Spirals"' in "".join(ask("sandmask train Sp", "zsh"))
-    assert ask("sandmask train Sp", "fish", _TYPER_COMPLETE_FISH_ACTION="get-args") == ["Spirals"]
+    assert '"Spirals"' in "".join(ask("sandmask train Spi", "zsh"))
+    assert ask("sandmask train Spi", "fish", _TYPER_COMPLETE_FISH_ACTION="get-args") == ["Spirals"]
 
 
 @pytest.mark.parametrize("line", ["sandmask train Spirals VR", "sandmask data download P"])

@@ -17,7 +17,8 @@ from sandmask.records._protocol import HELD_OUT
 from sandmask.registry import Registry
 
 GENERATED = ("Spirals", "Debug28", "DebugVector")
-IMAGE_SETS = tuple(source.name for source in SOURCES.values() if source.images is not None)
+# Those in folders; tests/datasets/test_listed_sets.py has the others.
+IMAGE_SETS = tuple(each.name for each in SOURCES.values() if each.images is not None and each.images.table is None)
 
 # From the paper's protocol: environments, classes, input, network, steps, checkpoint every.
 PROTOCOL = {
@@ -29,6 +30,13 @@ PROTOCOL = {
     "OfficeHome": (4, 65, (3, 224, 224), "resnet50.tv_in1k", 5001, 300),
     "TerraIncognita": (4, 10, (3, 224, 224), "resnet50.tv_in1k", 5001, 300),
     "DomainNet": (6, 345, (3, 224, 224), "resnet50.tv_in1k", 5001, 1000),
+    "SVIRO": (10, 7, (3, 224, 224), "resnet50.tv_in1k", 5001, 300),
+    "WILDSCamelyon": (5, 2, (3, 224, 224), "resnet50.tv_in1k", 5001, 100),
+    "WILDSFMoW": (6, 62, (3, 224, 224), "resnet50.tv_in1k", 5001, 100),
+    **dict.fromkeys(
+        [f"Spawrious{kind}_{level}" for kind in ("O2O", "M2M") for level in ("easy", "medium", "hard")],
+        (3, 4, (3, 224, 224), "resnet50.tv_in1k", 5001, 100),
+    ),
 }
 
 
@@ -134,7 +142,8 @@ def test_entry_follows_the_protocol(name: str) -> None:
     entry = DATASETS[name]
     found = (len(entry.environments), entry.n_classes, entry.input_shape, entry.network, entry.steps)
     assert (*found, entry.checkpoint_every) == PROTOCOL[name]
-    assert entry.report_envs == (tuple(range(16)) if name == "Spirals" else None)
+    reported = tuple(range(16)) if name == "Spirals" else (0,) if name.startswith("Spawrious") else None
+    assert entry.report_envs == reported
     expected = {"mlp": "tabular", "mnist-convnet": "small-image"}.get(entry.network, "image")
     assert entry.scope == expected
     assert entry.domains == () or len(entry.domains) == len(entry.environments)

@@ -131,4 +131,4 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path: Path) ->
     (tmp_path / "bomb.png").write_bytes(bomb[:8] + framed + bomb[8 + len(framed) :])
     with pytest.raises(CorruptImageError, match=r"bomb\.png cannot be decoded \(Image size .*exceeds limit"):
         decode(tmp_path / "bomb.png")
-    assert common_size([tmp_path / "bomb.png"]) is None
+    assert common_size([(tmp_path / "bomb.png", None)]) is None

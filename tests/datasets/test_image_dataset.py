@@ -145,7 +145,7 @@ def test_a_domain_of_corrupt_images_is_an_error(make_folder: MakeFolder) -> None
     root = make_folder()
     for path in (root / "art").rglob("*.png"):
         corrupt(path)
-    with pytest.raises(SandmaskError, match=r"art: none of the domain's images"):
+    with pytest.raises(SandmaskError, match=r"'art': none of its images"):
         load_dataset(root, image_size=24, skip_corrupt=True)
 
 

@@ -257,7 +257,9 @@ def test_a_folder_that_cannot_be_written_to(
 
 def test_sources_cover_every_dataset_that_is_not_generated() -> None:
     assert downloadable() == [
-        "ColoredMNIST", "RotatedMNIST", "VLCS", "PACS", "OfficeHome", "TerraIncognita", "DomainNet", "MNIST",
+        "ColoredMNIST", "RotatedMNIST", "VLCS", "PACS", "OfficeHome", "TerraIncognita", "DomainNet", "SVIRO",
+        "WILDSCamelyon", "WILDSFMoW", "SpawriousO2O_easy", "SpawriousO2O_medium", "SpawriousO2O_hard",
+        "SpawriousM2M_easy", "SpawriousM2M_medium", "SpawriousM2M_hard", "MNIST", "Spawrious",
     ]  # fmt: skip
     assert source_of("coloredmnist") is source_of("MNIST") is SOURCES["MNIST"]
     assert source_of("pacs").name == "PACS"

@@ -20,7 +20,8 @@ def test_registration_order() -> None:
         "TerraIncognita",
         "DomainNet",
     ]
-    assert list(DATASETS)[:10] == [*paper, "Debug28", "DebugVector"]
+    assert list(DATASETS)[:8] == paper
+    assert "Debug28" in DATASETS
 
 
 @pytest.mark.parametrize(

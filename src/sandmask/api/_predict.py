@@ -14,6 +14,7 @@ import torch
 from sandmask._arguments import checked, paths
 from sandmask.datasets._scan import SUFFIXES
 from sandmask.datasets._walk import list_files
+from sandmask.datasets.manifest import listed_files, recognizes
 from sandmask.errors import SandmaskError
 from sandmask.training import TrainedRun, choose_device, load_run
 
@@ -54,7 +55,7 @@ def predict(
         sandmask.predict("runs/pacs", ["photo.jpg", "drawings/"], top=3)
 
     :param run: a trained run: what `train` or `load_run` returned, its folder, or its model.safetensors.
-    :param files: images; arrays as .npy, .npz or .csv; or folders with them.
+    :param files: images; arrays as .npy, .npz or .csv; folders with them; or manifests, which list images.
     :param top: number of classes for each example, the likeliest first.
     :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
     :return: a row for each example and class, with the columns file, row (missing if the file holds one example), rank
@@ -98,8 +99,8 @@ def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Ite
     """The files, and instead of folders what the model takes of the files in them."""
     endings = SUFFIXES if run.info.preprocessing.kind == "image" else ARRAYS
     for path in files:
-        if not path.is_dir():
-            yield path
+        if (listed := _listed(run, path, found)) is not None:
+            yield from listed
             continue
         there = list_files(path).files
         taken = [name for name in there if name.lower().endswith(endings)]
@@ -108,6 +109,19 @@ def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Ite
         elif len(taken) < len(there):
             found.left_out[str(path)] = len(there) - len(taken)
         yield from (path / name for name in taken)
+
+
+def _listed(run: TrainedRun, path: Path, found: Predictions) -> list[Path] | None:
+    """What to read in place of a file: itself, or the images that a manifest lists; None in place of a folder."""
+    if path.is_dir():
+        return None
+    if run.info.preprocessing.kind == "image" and recognizes(str(path)) and path.is_file():
+        try:
+            return listed_files(path) or [path]
+        except SandmaskError as error:
+            found.failures.append(str(error))
+            return []
+    return [path]
 
 
 def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Iterator[list["Example"]]:

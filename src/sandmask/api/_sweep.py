@@ -129,7 +129,7 @@ def sweep(
     :param steps: training steps; the dataset's protocol if not given.
     :param checkpoint_every: steps between evaluations; the dataset's protocol if not given.
     :param hparams: values of hyperparameters that are fixed in every draw of the algorithms that have them.
-    :param network: "mlp", "mnist-convnet" or a timm name; the dataset's protocol if not given.
+    :param network: "mlp", "mnist-convnet", one of your own or a timm name; the dataset's protocol if not given.
     :param weights: file with pretrained weights of a timm network, or "none".
     :param precision: compute precision: "fp32" (the default), "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".

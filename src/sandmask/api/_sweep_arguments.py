@@ -12,6 +12,7 @@ import torch
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
+from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
@@ -130,10 +131,11 @@ def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...
 
 
 def _own_names(sweep: SweepSpec) -> list[str]:
-    """The algorithms and datasets of a sweep that a new process would not find: the calling program registered them."""
+    """What a sweep names and a new process would not find, because the calling program registered it."""
     named = [
         *((name, ALGORITHMS.module_of(name)) for name in sweep.algorithms),
         *((name, DATASETS.module_of(name.partition(":")[0])) for name in sweep.datasets),
+        *([(sweep.network, NETWORKS.module_of(sweep.network))] if sweep.network is not None else []),
     ]
     known = ("", "sandmask")
     return [name for name, module in named if module.partition(".")[0] not in known and not is_plugin_module(module)]

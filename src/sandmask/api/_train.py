@@ -135,7 +135,8 @@ def train(
         run.accuracy              # by environment, after the last step
         run.frame()               # every evaluation
 
-    :param dataset: name of a dataset, or a folder of images: root/domain/class/*.jpg.
+    :param dataset: name of a dataset, a folder of images (root/domain/class/*.jpg), or a manifest (CSV or Parquet with
+        the columns path, class and domain).
     :param algorithm: name of an algorithm.
     :param test_env: environment to hold out, by name or number, or a list of them.
     :param steps: training steps; the dataset's protocol if not given.
@@ -145,7 +146,7 @@ def train(
     :param trial_seed: number of the repetition, which decides the draw and the data splits.
     :param seed: seed of weights, minibatches and other randomness.
     :param space: where defaults and draws come from: "recipe", "paper" or "domainbed".
-    :param network: "mlp", "mnist-convnet" or a timm name; the dataset's protocol if not given.
+    :param network: "mlp", "mnist-convnet", one of your own or a timm name; the dataset's protocol if not given.
     :param weights: file with pretrained weights of a timm network, or "none".
     :param precision: compute precision: "fp32", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".

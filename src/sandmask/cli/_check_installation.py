@@ -103,7 +103,6 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-_FROM_SCRATCH = ("mlp", "mnist-convnet")
 _LITTLE_ROOM, _NO_ROOM = 10 * 2**30, 2**30
 # Where `--install-completion` writes to, by shell.
 _COMPLETIONS = {
@@ -136,9 +135,10 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
 def weights() -> Iterator[Finding]:
     """Pretrained weights of the networks that datasets use by default."""
     from sandmask.datasets import DATASETS
+    from sandmask.networks import NETWORKS
 
     for name in dict.fromkeys(entry.network for entry in DATASETS.values()):
-        if name not in _FROM_SCRATCH:
+        if name not in NETWORKS:
             yield _weights_of(name)
 
 

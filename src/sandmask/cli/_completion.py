@@ -19,7 +19,7 @@ from sandmask.registry import Registry
 _PACKAGE = Path(__file__).parents[1]
 # What registers a name: the record (or decorator) that is called, and where ours are.
 _ALGORITHMS = ("algorithms", frozenset({"AlgorithmEntry"}))
-_DATASETS = ("datasets", frozenset({"DatasetEntry", "ImageSet"}))
+_DATASETS = ("datasets", frozenset({"DatasetEntry", "ImageSet", "Mixture"}))
 _RULES = ("selection", frozenset({"SelectionRule", "selection_rule"}))
 
 Complete = Callable[[str], list[str]]
@@ -82,7 +82,7 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
         return
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
     name = _without_parameters(dataset)
-    if name not in datasets and not _may_be_folder(dataset):
+    if name not in datasets and not _may_be_own(dataset):
         datasets[name]
     algorithms[algorithm]
 
@@ -107,5 +107,8 @@ def _without_parameters(dataset: str) -> str:
     return dataset.partition(":")[0]
 
 
-def _may_be_folder(dataset: str) -> bool:
-    return any(separator in dataset for separator in {"/", os.sep}) or (dataset != "" and Path(dataset).is_dir())
+def _may_be_own(dataset: str) -> bool:
+    """Whether it may be a folder of images, a manifest or a Hugging Face dataset."""
+    if any(separator in dataset for separator in {"/", os.sep}) or (dataset != "" and Path(dataset).is_dir()):
+        return True
+    return dataset.startswith("hf:") or dataset.partition(":")[0].lower().endswith((".csv", ".tsv", ".parquet"))

@@ -60,7 +60,7 @@ CheckpointEveryOption = Annotated[
     ),
 ]
 NetworkOption = Annotated[
-    str | None, typer.Option("--network", help="mlp, mnist-convnet or a timm name. Default: the dataset's network.")
+    str | None, typer.Option("--network", help="mlp, mnist-convnet, your own or a timm name. Default: the dataset's.")
 ]
 WeightsOption = Annotated[
     str | None,

@@ -105,7 +105,10 @@ def download(
 def verify_datasets(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Datasets. (default: all that exist)", autocompletion=_completion.dataset),
+        typer.Argument(
+            help="Datasets, or your own folders and manifests. (default: all datasets that exist)",
+            autocompletion=_completion.dataset,
+        ),
     ] = None,
     data_dir: DataDir = None,
     contents: Annotated[bool, typer.Option("--contents", help="Also read and decode every image.")] = False,
@@ -113,12 +116,16 @@ def verify_datasets(
 ) -> None:
     """Check the domains, classes, counts and checksums of datasets on the disk. Exit status 1 if one is wrong."""
     from sandmask.datasets import data_folder
-    from sandmask.datasets.download import verify
+    from sandmask.datasets._lookup import is_own
+    from sandmask.datasets.download import verify, verify_own
     from sandmask.datasets.sources import SOURCES, source_of
 
     folder = data_folder(data_dir)
-    chosen = {source.name: source for source in map(source_of, names)} if names else dict(SOURCES)
+    own = [name for name in names or () if name not in SOURCES and is_own(name)]
+    asked = [source_of(name) for name in names if name not in own] if names else list(SOURCES.values())
+    chosen = {source.name: source for source in asked}
     results = [verify(source, folder, contents=contents) for source in chosen.values()]
+    results += [verify_own(name, contents=contents) for name in own]
     if not names:
         results = [result for result in results if result.status != "missing"]
     if as_json:

@@ -108,11 +108,12 @@ def _text(value: Any) -> str:
 
 
 def _networks(search: str | None) -> list[Row]:
-    """The networks that the datasets use by default; with `search`, timm's pretrained ones of such names."""
+    """The registered networks and the datasets' defaults; with `search`, timm's pretrained ones of such names."""
     if search is None:
         from sandmask.datasets import DATASETS
+        from sandmask.networks import NETWORKS
 
-        users: dict[str, list[str]] = {}
+        users: dict[str, list[str]] = {name: [] for name in NETWORKS}
         for entry in DATASETS.values():
             users.setdefault(entry.network, []).append(entry.name)
         return [{"name": name, "default of": names} for name, names in users.items()]

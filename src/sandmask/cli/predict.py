@@ -16,7 +16,7 @@ def predict(
     ],
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="Images, arrays (.npy, .npz or .csv), or folders of these."),
+        typer.Argument(metavar="FILE", help="Images, arrays (.npy, .npz or .csv), folders of these, or manifests."),
     ],
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Show the K most likely classes.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: a GPU if present.")] = None,

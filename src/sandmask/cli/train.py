@@ -50,7 +50,9 @@ def train(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="A dataset, or a folder of images: root/domain/class/*.jpg", autocompletion=_completion.dataset
+            help="A dataset, a folder of images (root/domain/class/*.jpg), or a manifest (a CSV or Parquet file with "
+            "the columns path, class, domain)",
+            autocompletion=_completion.dataset,
         ),
     ],
     algorithm: Annotated[

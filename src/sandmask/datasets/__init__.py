@@ -5,6 +5,8 @@
     spirals = load_dataset("Spirals")
     pacs = load_dataset("PACS", data_dir="data", cache="memory")
     mine = load_dataset("photos/by_hospital")          # root/domain/class/*.jpg
+    listed = load_dataset("scans.csv")                 # a manifest: path,class,domain
+    shared = load_dataset("hf:flwrlabs/pacs")          # a Hugging Face dataset: image, label, domain
     held_out = resolve_environment(pacs, "sketch")     # by name or number
 
 Your own dataset is a `Dataset` (or a `TensorDataset`) and a `DatasetEntry` registered in `DATASETS`.
@@ -17,7 +19,7 @@ from sandmask.datasets._decode import CorruptImageError
 from sandmask.datasets._images import ImageDataset
 from sandmask.datasets._inventory import Inventory, take_inventory
 from sandmask.datasets._location import data_folder
-from sandmask.datasets._lookup import dataset_entry, is_registered, load_dataset, resolve_environment
+from sandmask.datasets._lookup import absolute, dataset_entry, is_registered, load_dataset, resolve_environment
 from sandmask.datasets._scan import ImageTree, scan_images
 from sandmask.datasets._tensor import TensorDataset
 from sandmask.datasets._walk import LeftOut
@@ -34,6 +36,7 @@ __all__ = [
     "Inventory",
     "LeftOut",
     "TensorDataset",
+    "absolute",
     "data_folder",
     "dataset_entry",
     "is_registered",

@@ -26,6 +26,8 @@ class Dataset(ABC):
     input_shape: tuple[int, ...]
     labels: Tensor  # [N] int64
     bounds: tuple[int, ...]
+    # How examples are split, [N]: 0 is "in", 1 is "out", -1 at random by the trial's seed; None is at random for all.
+    splits: Tensor | None = None
     domains: tuple[str, ...] = ()  # longer names of the environments, such as their folders; empty when there are none
 
     @property
@@ -71,7 +73,7 @@ class DatasetEntry:
     description: str
     environments: tuple[str, ...]  # column names of the paper's tables
     load: Callable[..., Dataset]  # given the data folder (or None), and the dataset's own options by keyword
-    network: str  # "mlp", "mnist-convnet" or a timm name
+    network: str  # a registered one, such as "mlp", or a timm name
     scope: HparamScope  # which hyperparameter ranges apply
     steps: int = 5001
     recipe_steps: int | None = None  # steps of `--space recipe`; None is as many

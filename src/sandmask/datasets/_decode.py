@@ -1,5 +1,6 @@
 """From an image file to pixels. Training, `predict` and `sandmask data verify` all read images with this module."""
 
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,19 +42,20 @@ class Decoded(NamedTuple):
     aspect: float  # width / height of the file's image
 
 
-def decode(path: Path, size: int | None = None) -> Decoded:
+def decode(path: Path, size: int | None = None, content: bytes | None = None) -> Decoded:
     """Read an image as RGB; squeeze it to `size` x `size` (bilinear, antialiased) unless it has that size.
 
-    See `rgb_pixels` for images that are not 8-bit RGB.
+    An image that is not a file is given as `content`; `path` is then what messages call it. See `rgb_pixels` for images
+    that are not 8-bit RGB.
     """
     try:
-        content = torch.from_numpy(np.fromfile(path, dtype=np.uint8))
+        encoded = np.fromfile(path, np.uint8) if content is None else np.frombuffer(bytearray(content), np.uint8)
     except OSError as error:
         raise SandmaskError(f"{path} cannot be read ({error.strerror or error}).") from error
-    _check_size(path)
-    image = _decode_natively(path, content)
+    _check_size(path, content)
+    image = _decode_natively(path, torch.from_numpy(encoded))
     if image is None:
-        image = _decode_with_pillow(path)
+        image = _decode_with_pillow(path, content)
     _, height, width = image.shape
     return Decoded(squeeze(image, size).permute(1, 2, 0), width / height)
 
@@ -65,12 +67,12 @@ def squeeze(image: Tensor, size: int | None) -> Tensor:
     return F.interpolate(image[None], (size, size), mode="bilinear", antialias=True)[0]
 
 
-def common_size(paths: Iterable[Path]) -> int | None:
-    """The side that all these images have in common; None if they differ or are not square."""
+def common_size(images: Iterable[tuple[Path, bytes | None]]) -> int | None:
+    """The side that all these images (as `decode` takes them) have in common; None if they differ or are not square."""
     sizes = set()
-    for path in paths:
+    for path, content in images:
         try:
-            sizes.add(_size_of(path))
+            sizes.add(_size_of(path, content))
         except (OSError, CorruptImageError):
             continue  # reported, or skipped, when the image is decoded
     width, height = sizes.pop() if len(sizes) == 1 else (0, 1)
@@ -125,21 +127,21 @@ def _unit_range(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     return scaled
 
 
-def _size_of(path: Path) -> tuple[int, int]:
-    """Width and height from the file's header; an error if there are more pixels than Pillow's limit."""
+def _size_of(path: Path, content: bytes | None) -> tuple[int, int]:
+    """Width and height from the image's header; an error if there are more pixels than Pillow's limit."""
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path if content is None else io.BytesIO(content)) as image:
             return image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise CorruptImageError(path, str(error).split(",")[0]) from error
 
 
-def _check_size(path: Path) -> None:
+def _check_size(path: Path, content: bytes | None) -> None:
     """Refuse a small file that would decode to gigabytes, before it is decoded."""
     try:
-        _size_of(path)
+        _size_of(path, content)
     except CorruptImageError:
         raise
     except Exception:  # noqa: BLE001, S110 - not an image as far as Pillow can tell: the decoders say why
@@ -164,11 +166,11 @@ def _decode_natively(path: Path, content: Tensor) -> Tensor | None:
     return image if image.dtype == torch.uint8 and image.ndim == 3 else None
 
 
-def _decode_with_pillow(path: Path) -> Tensor:
+def _decode_with_pillow(path: Path, content: bytes | None) -> Tensor:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path if content is None else io.BytesIO(content)) as image:
             return rgb_pixels(image)
     except Exception as error:  # Pillow raises errors of many types for damaged files
         raise CorruptImageError(path, error or type(error).__name__) from error

@@ -1,12 +1,13 @@
 """A set of images: its folder, domains and classes, and how to load it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._images import IMAGENET_MEAN, IMAGENET_STD, ImageDataset
 from sandmask.datasets._location import data_folder, find_folder
+from sandmask.datasets._rows import Listed, tree_of_rows
 from sandmask.datasets._scan import ImageTree, scan_images
 from sandmask.datasets._store import CacheMode
 from sandmask.datasets._walk import Listing
@@ -29,6 +30,9 @@ class ImageSet:
     sparse: bool = False  # whether a domain may lack a class
     root: Path | None = None  # where the folder is, if not in the data folder
     listing: Listing | None = None  # its files, if they have been listed already
+    table: Callable[[Path], Listed] | None = None  # reads what lists its images, where that is not the folders
+    layout: str = ""  # of the folder, if it is not one folder per domain with one per class
+    source: str = ""  # what to download, if it has another name
 
     def find(self, data_dir: Path | None = None) -> Path | None:
         """The folder of the set, or None."""
@@ -40,23 +44,29 @@ class ImageSet:
         """The images of the set, checked to be complete in domains and classes."""
         root = self.find(data_dir)
         if root is None:
+            layout = self.layout or f"{', '.join(self.domains)}, each with one folder per class"
             raise SandmaskError(
                 f"{self.name} is not in {data_folder(data_dir) / self.folder}. Run `sandmask data download "
-                f"{self.name}`, or put its folders there: {', '.join(self.domains)}, each with one per class."
+                f"{self.source or self.name}`, or put there: {layout}."
             )
-        tree = scan_images(
-            root,
-            self.domains,
-            self.classes,
-            allow_missing_classes=allow_missing_classes or self.sparse,
-            listing=self.listing,
-        )
+        tree = self._tree(root, allow_missing_classes=allow_missing_classes or self.sparse)
+        if len(tree.domains) != len(self.environments):
+            raise SandmaskError(
+                f"{root} holds {len(tree.domains)} domains, and {self.name} has {len(self.environments)}: "
+                f"{', '.join(tree.domains)}."
+            )
         if self.n_classes not in (None, len(tree.classes)):
             raise SandmaskError(
                 f"{root} holds {len(tree.classes)} classes, and {self.name} has {self.n_classes}: something "
                 "is missing or does not belong there."
             )
         return tree
+
+    def _tree(self, root: Path, *, allow_missing_classes: bool) -> ImageTree:
+        allowed = {"allow_missing_classes": allow_missing_classes}
+        if self.table is None:
+            return scan_images(root, self.domains, self.classes, listing=self.listing, **allowed)
+        return tree_of_rows(root, self.table(root), self.name, self.domains, self.classes, **allowed)
 
     def load(
         self,
@@ -85,7 +95,9 @@ class ImageSet:
             skip_corrupt=skip_corrupt,
         )
 
-    def entry(self, description: str, checkpoint_every: int = 300) -> DatasetEntry:
+    def entry(
+        self, description: str, checkpoint_every: int = 300, report_envs: tuple[int, ...] | None = None
+    ) -> DatasetEntry:
         """The set as listed in the registry."""
         return DatasetEntry(
             name=self.name,
@@ -95,6 +107,7 @@ class ImageSet:
             network=NETWORK,
             scope="image",
             checkpoint_every=checkpoint_every,
+            report_envs=report_envs,
             n_classes=self.n_classes,
             input_shape=INPUT_SHAPE,
             domains=self.domains,

@@ -72,6 +72,7 @@ class ImageDataset(Dataset):
         self._compiled: Compiled | None = None
         self.labels = kept.labels
         self.bounds = kept.bounds
+        self.splits = kept.splits
         self.classes = tree.classes
         self.domains = tree.domains
         self.normalization = _normalization(name, mean, std, torch.device("cpu"))
@@ -197,7 +198,7 @@ def normalized(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def _storage_size(tree: ImageTree, image_size: int) -> int:
     """The size that images are decoded to, from a look at 64 of them."""
     every = max(1, len(tree.paths) // 64)
-    own = common_size(tree.path(i) for i in range(0, len(tree.paths), every))
+    own = common_size((tree.path(i), tree.content(i)) for i in range(0, len(tree.paths), every))
     larger = image_size * 8 // 7
     return own if own is not None and image_size <= own <= larger else larger
 
@@ -218,7 +219,7 @@ def _open_store(
     left = tree.without(corrupt, "cannot be decoded")
     for domain, begin, end in zip(left.domains, left.bounds, left.bounds[1:], strict=False):
         if begin == end:
-            raise SandmaskError(f"{tree.root / domain}: none of the domain's images can be decoded.")
+            raise SandmaskError(f"{name}, domain {domain!r}: none of its images can be decoded.")
     return _open_store(name, left, size, workers, cache, skip_corrupt=False)
 
 

@@ -2,31 +2,58 @@
 
 import inspect
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from sandmask.datasets import image_folder
+from sandmask.datasets import hugging_face, image_folder, manifest
 from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry
 from sandmask.datasets._location import plain
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 
+PARAMETERS = re.compile(r"(?P<source>.*?)(?P<parameters>(:\w+=[^:]*)*)", re.DOTALL)
+
+
+class OwnKind(Protocol):
+    """A kind of dataset of one's own that is named by what a user has, such as a file: one of our modules."""
+
+    def recognizes(self, source: str) -> bool:
+        """Whether this is one of them."""
+        ...
+
+    def entry_of(self, source: str, options: Mapping[str, str]) -> DatasetEntry:
+        """Its entry; `options` are the parameters that follow its name."""
+        ...
+
+    def absolute(self, source: str) -> str:
+        """Its name as a process in another folder understands it."""
+        ...
+
+
+OWN_KINDS: tuple[OwnKind, ...] = (hugging_face, manifest)
+
 
 def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
-    """Return the entry of a registered dataset, of a variant of one, or of a folder of images.
+    """Return the entry of a registered dataset, of a variant of one, or of your own images.
 
-    A name with a path separator is a folder, and so is the name of an existing folder that is not a dataset's name.
-    Generated datasets take parameters after the name: "Spirals:seed=1:environments=8".
+    A CSV or Parquet file is a manifest, and "hf:" begins the name of a Hugging Face dataset. Any other name with a path
+    separator is a folder, and so is the name of an existing folder that is not a dataset's name. Parameters follow the
+    name: "Spirals:seed=1:environments=8", "scans.csv:class=diagnosis".
 
-    :param name_or_path: name of a dataset, or path of a folder.
+    :param name_or_path: name of a dataset, or path of a folder or manifest.
     """
     text = os.fspath(name_or_path)
-    separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
-    is_path = isinstance(name_or_path, Path) or any(separator in text for separator in separators) or text == "."
-    if is_path or (text != "" and not is_registered(text) and _is_folder(text)):
+    if is_registered(text) and not isinstance(name_or_path, Path):
+        name, *parameters = text.split(":")
+        return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
+    source, parameters = _parsed(text)
+    if (kind := _own_kind(source)) is not None:
+        return kind.entry_of(source, _values(source, parameters, "domain=site"))
+    if isinstance(name_or_path, Path) or is_own(text):
         return image_folder.entry_of(Path(text))
-    name, *parameters = text.split(":")
-    return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
+    return DATASETS[text.partition(":")[0]]
 
 
 def _is_folder(text: str) -> bool:
@@ -44,19 +71,54 @@ def is_registered(name: str) -> bool:
     return name.partition(":")[0] in DATASETS
 
 
+def is_own(text: str) -> bool:
+    """Whether this stands for images of one's own: a manifest, a Hugging Face dataset, or a folder."""
+    if text == "" or is_registered(text):
+        return False
+    separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
+    is_path = any(separator in text for separator in separators) or text == "."
+    return is_path or _own_kind(_parsed(text)[0]) is not None or _is_folder(text)
+
+
+def absolute(name: str) -> str:
+    """A dataset's name as any process understands it: as it is registered, or with the absolute path of one's own."""
+    entry = dataset_entry(name)
+    if is_registered(name):
+        return entry.name
+    source, parameters = _parsed(name)
+    if (kind := _own_kind(source)) is not None:
+        return ":".join([kind.absolute(source), *parameters])
+    return os.path.abspath(name)  # noqa: PTH100 - a link stays one
+
+
+def _own_kind(source: str) -> OwnKind | None:
+    return next((kind for kind in OWN_KINDS if kind.recognizes(source)), None)
+
+
+def _parsed(text: str) -> tuple[str, list[str]]:
+    """What a user writes, and the parameters after it."""
+    found = PARAMETERS.fullmatch(text)
+    assert found is not None
+    return found["source"], found["parameters"].split(":")[1:]
+
+
+def _values(name: str, parameters: list[str], example: str) -> dict[str, str]:
+    """Parameters by name."""
+    values: dict[str, str] = {}
+    for parameter in parameters:
+        key, equals, value = parameter.partition("=")
+        if not (key and equals and value) or key in values:
+            raise SandmaskError(
+                f"A parameter of {name} should be name=value, each once, as in '{name}:{example}'. Found {parameter!r}."
+            )
+        values[key] = value
+    return values
+
+
 def _variant(entry: DatasetEntry, parameters: list[str]) -> DatasetEntry:
     if entry.variant is None:
         raise SandmaskError(f"{entry.name} has no parameters. Found {':'.join(parameters)!r} after its name.")
-    values = {}
-    for parameter in parameters:
-        name, equals, value = parameter.partition("=")
-        if not (name and equals and value) or name in values:
-            example = f"{entry.name}:seed=1:environments=8"
-            raise SandmaskError(
-                f"A parameter of {entry.name} should be name=value, each once, as in {example!r}. Found {parameter!r}."
-            )
-        values[name] = value
-    return entry.variant(values)
+    return entry.variant(_values(entry.name, parameters, "seed=1:environments=8"))
 
 
 def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None = None, **options: Any) -> Dataset:

@@ -33,6 +33,15 @@ def move_files(extracted: Path, target: Path, names: Sequence[str]) -> str:
     return f"{len(names)} files"
 
 
+def move_folder(extracted: Path, target: Path, marker: str) -> str:
+    """Move the folder that has a file or folder named `marker`, with all in it."""
+    found = next((folder for folder in _folders(extracted, DEPTH) if (folder / marker).exists()), None)
+    if found is None:
+        raise SandmaskError(f"The archive holds no {marker!r}: it is not the dataset, or its layout has changed.")
+    found.rename(target)
+    return "as in the archive"
+
+
 def _folders(root: Path, depth: int) -> Iterator[Path]:
     """`root` and the folders under it, the shallow ones first."""
     level = [root]

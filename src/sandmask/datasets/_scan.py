@@ -1,7 +1,7 @@
 """Find the images of a folder root/domain/class/*.jpg, always in the same order."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -21,7 +21,7 @@ Images = dict[str, dict[str, list[str]]]  # domain -> class -> paths relative to
 
 @dataclass(frozen=True)
 class ImageTree:
-    """Images numbered through: domain by domain, in it class by class, in it by file name."""
+    """Images numbered through: domain by domain, in a folder class by class, in it by file name."""
 
     root: Path
     domains: tuple[str, ...]  # folder names
@@ -30,10 +30,16 @@ class ImageTree:
     labels: Tensor  # [N] int64
     bounds: tuple[int, ...]
     left_out: tuple[LeftOut, ...] = ()
+    splits: Tensor | None = None  # [N], see `Dataset.splits`
+    contents: Mapping[str, bytes] | None = None  # by path, if the images are not files
 
     def path(self, index: int) -> Path:
-        """The file of an image."""
+        """The file of an image, or what messages call it."""
         return self.root / self.paths[index]
+
+    def content(self, index: int) -> bytes | None:
+        """The bytes of an image that is not a file."""
+        return None if self.contents is None else self.contents[self.paths[index]]
 
     def without(self, dropped: Sequence[int], reason: str = "dropped") -> "ImageTree":
         """The tree less some images, the others numbered through anew."""
@@ -46,6 +52,7 @@ class ImageTree:
             labels=self.labels[keep],
             bounds=tuple(kept_before[list(self.bounds)].tolist()),
             left_out=(*self.left_out, *(LeftOut(self.paths[index], reason) for index in dropped)),
+            splits=None if self.splits is None else self.splits[keep],
         )
 
 

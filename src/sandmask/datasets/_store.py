@@ -187,7 +187,9 @@ class ImageStore:
         kept = self._kept
         if kept is not None and kept.filled[index]:
             return kept.pixels[index], kept.aspects[index]
-        pixels, aspect = decode(self.tree.path(index), self.size)
+        content = self.tree.content(index)
+        path = self.tree.path(index)
+        pixels, aspect = decode(path, self.size) if content is None else decode(path, self.size, content)
         if keep and kept is not None:
             # Two threads may write the same image at once: the same bytes, so no harm.
             kept.pixels[index] = pixels

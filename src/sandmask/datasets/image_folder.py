@@ -29,16 +29,22 @@ def entry_of(root: Path) -> DatasetEntry:
     listing = list_files(root)
     images, _ = sort_images(listing)
     paths = [path for classes in images.values() for files in classes.values() for path in files]
-    # Records hold the name: as text that any system can print.
-    plain = "".join(letter if letter.isprintable() else "_" for letter in root.name)
-    name = f"{plain or 'images'}-{_content_id(root, paths)}"
+    name = f"{recordable(root.name) or 'images'}-{content_id(root, paths)}"
     found = ImageSet(name=name, folder=root.name, environments=domains, domains=domains, root=root, listing=listing)
     return found.entry("A folder of images")
 
 
-def _content_id(root: Path, paths: Sequence[str]) -> str:
-    """A hash of the images' names and sizes, and of the contents of some: a copy of the folder has the same."""
-    total = hashlib.sha256()
+def recordable(name: str) -> str:
+    """A name as records hold it: as text that any system can print."""
+    return "".join(letter if letter.isprintable() else "_" for letter in name)
+
+
+def content_id(root: Path, paths: Sequence[str], said: bytes = b"") -> str:
+    """A hash of the images' names and sizes, and of the contents of some: a copy of the folder has the same.
+
+    `said` is what else is known about the images, such as their classes.
+    """
+    total = hashlib.sha256(said)
     ordered = sorted((unicodedata.normalize("NFC", path), path) for path in paths)  # as systems spell names differently
     every = max(1, len(ordered) // SAMPLED_FILES)
     for number, (spelled, path) in enumerate(ordered):

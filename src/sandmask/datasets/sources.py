@@ -5,18 +5,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from sandmask.datasets import domain_net, terra_incognita
+from sandmask.datasets import domain_net, spawrious, terra_incognita, wilds_camelyon
 from sandmask.datasets._base import DATASETS
 from sandmask.datasets._image_set import ImageSet
 from sandmask.datasets._mnist import CONTENT_MD5, find_mnist
-from sandmask.datasets._relocate import move_domains, move_files
+from sandmask.datasets._relocate import move_domains, move_files, move_folder
 from sandmask.datasets.office_home import OFFICE_HOME_IMAGES
 from sandmask.datasets.pacs import PACS_IMAGES
+from sandmask.datasets.sviro import SVIRO_IMAGES
 from sandmask.datasets.vlcs import VLCS_IMAGES
+from sandmask.datasets.wilds_camelyon import WILDS_CAMELYON_IMAGES
+from sandmask.datasets.wilds_fmow import WILDS_FMOW_IMAGES
 from sandmask.errors import SandmaskError
 from sandmask.registry import Registry, closest
 
 DRIVE = "gdrive:"  # then the id of a file on Google Drive
+WANG = "https://wjdcloud.blob.core.windows.net/dataset"  # mirrors of Jindong Wang's collection
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ SOURCES.register(
         name="VLCS",
         folder="VLCS",
         datasets=("VLCS",),
-        files=(RemoteFile("VLCS.tar.gz", (f"{DRIVE}1skwblH1_okBwxWxmRsp9_qi15hyPpxg8",)),),
+        files=(RemoteFile("VLCS.tar.gz", (f"{DRIVE}1skwblH1_okBwxWxmRsp9_qi15hyPpxg8", f"{WANG}/VLCS/VLCS.zip")),),
         prepare=_domains_of(VLCS_IMAGES),
         images=VLCS_IMAGES,
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
@@ -95,6 +99,7 @@ SOURCES.register(
                     f"{DRIVE}1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd",
                     f"{DRIVE}1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE",
                     "https://github.com/MachineLearning2020/Homework3-PACS/archive/refs/heads/master.zip",
+                    f"{WANG}/PACS.zip",
                 ),
             ),
         ),
@@ -108,7 +113,16 @@ SOURCES.register(
         name="OfficeHome",
         folder="office_home",
         datasets=("OfficeHome",),
-        files=(RemoteFile("office_home.zip", (f"{DRIVE}1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC",)),),
+        files=(
+            RemoteFile(
+                "office_home.zip",
+                (
+                    f"{DRIVE}1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC",
+                    f"{DRIVE}0B81rNlvomiwed0V1YUxQdC1uOTg",
+                    f"{WANG}/OfficeHome.zip",
+                ),
+            ),
+        ),
         prepare=_domains_of(OFFICE_HOME_IMAGES),
         images=OFFICE_HOME_IMAGES,
         counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
@@ -147,6 +161,58 @@ SOURCES.register(
         ),
         prepare=domain_net.prepare,
         images=domain_net.DOMAIN_NET_IMAGES,
+    )
+)
+SOURCES.register(
+    Source(
+        name="SVIRO",
+        folder="sviro",
+        datasets=("SVIRO",),
+        files=(RemoteFile("sviro_grayscale_rectangle_classification.zip", ("https://sviro.kl.dfki.de/?wpdmdl=1731",)),),
+        prepare=_domains_of(SVIRO_IMAGES),
+        images=SVIRO_IMAGES,
+    )
+)
+_WILDS = "https://worksheets.codalab.org/rest/bundles"
+SOURCES.register(
+    Source(
+        name="WILDSCamelyon",
+        folder="camelyon17_v1.0",
+        datasets=("WILDSCamelyon",),
+        files=(RemoteFile("camelyon17_v1.0.tar.gz", (f"{_WILDS}/0xe45e15f39fb54e9d9e919556af67aabe/contents/blob/",)),),
+        prepare=partial(move_folder, marker="metadata.csv"),
+        images=WILDS_CAMELYON_IMAGES,
+        counts=wilds_camelyon.COUNTS,
+    )
+)
+SOURCES.register(
+    Source(
+        name="WILDSFMoW",
+        folder="fmow_v1.1",
+        datasets=("WILDSFMoW",),
+        files=(RemoteFile("fmow_v1.1.tar.gz", (f"{_WILDS}/0xaec91eb7c9d548ebb15e1b5e60f966ab/contents/blob/",)),),
+        prepare=partial(move_folder, marker="rgb_metadata.csv"),
+        images=WILDS_FMOW_IMAGES,
+    )
+)
+_DROPBOX = "https://www.dropbox.com/s"
+SOURCES.register(
+    Source(
+        name="Spawrious",
+        folder=spawrious.FOLDER,
+        datasets=tuple(mixture.name for mixture in spawrious.MIXTURES),
+        files=(
+            RemoteFile(
+                "spawrious224.tar.gz",
+                (
+                    f"{_DROPBOX}/e40j553480h3f3s/spawrious224.tar.gz?dl=1",
+                    f"{_DROPBOX}/wc9mwza5yk66i83/spawrious224.tar.gz?dl=1",
+                ),
+            ),
+        ),
+        prepare=partial(move_folder, marker="1"),
+        images=spawrious.SPAWRIOUS_IMAGES,
+        counts=dict.fromkeys(spawrious.SPAWRIOUS_IMAGES.domains, len(spawrious.BREEDS) * spawrious.PER_FOLDER),
     )
 )
 

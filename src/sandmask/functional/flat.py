@@ -99,6 +99,11 @@ class FlatModule:
         """Whether the module, or one within it, has a true attribute of this name."""
         return any(getattr(module, name, False) for module in self._skeleton.modules())
 
+    def said(self, name: str) -> str:
+        """The text that the module, or one within it, has as an attribute of this name; empty if none has one."""
+        found = (getattr(module, name, "") for module in self._skeleton.modules())
+        return next((text for text in found if isinstance(text, str) and text), "")
+
     def _cast(self, value: Tensor) -> Tensor:
         """The value as computed with. Float32 casts nothing, so that float64 vectors stay what they are."""
         return value.to(self.dtype) if self.dtype != torch.float32 and value.is_floating_point() else value

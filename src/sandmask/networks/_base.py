@@ -98,6 +98,8 @@ class Network:
         self.slots = self._flat.slots
         self.numel = self._flat.numel
         self.stacks = self._flat.stacks  # whether runs of it can train as one, under vmap
+        self.why_not_stacked = self._flat.said("why_not")
+        self.embeds = self._flat.says("embeds")  # whether inputs are indices, which lower precision would round
         self.has_kernels = self._flat.has_kernels  # whether, on a GPU, they can by kernels of their own
         self.init = self._flat.init
         self.flatten = self._flat.flatten

@@ -1,9 +1,9 @@
 """From the name of a network to a function that builds its featurizer; the networks that lists suggest."""
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +11,10 @@ import torch
 
 from sandmask.errors import SandmaskError
 from sandmask.networks._base import Featurizer
+from sandmask.networks._registry import NETWORKS, NetworkEntry
 from sandmask.networks.mlp import MLP
 from sandmask.networks.mnist_convnet import MNISTConvNet
+from sandmask.networks.own import NetworkReport, OwnNetwork, inspect_module
 
 PRETRAINED, NO_WEIGHTS = "pretrained", "none"
 
@@ -26,41 +28,77 @@ def build_featurizer(
 
     The function takes `extra_channels`, for methods that append channels (or elements) to the inputs.
 
-    :param network: `mlp`, `mnist-convnet`, or the name of a timm model.
+    :param network: a registered name, such as `mlp`, or the name of a timm model.
     :param input_shape: shape of one example.
-    :param sizes: `mlp_width` and `mlp_depth`, for `mlp`.
+    :param sizes: `mlp_width` and `mlp_depth`, for `mlp` and networks that ask for them.
     :param weights: "pretrained" (the default for timm models), "none", or the path of a file, which is read once.
     """
-    network = network.strip().lower()
-    if network not in ("mlp", "mnist-convnet"):
-        return _timm_build(network, input_shape, weights)
+    network = network.strip()
+    if network not in NETWORKS:
+        return _timm_build(network.lower(), input_shape, weights)
+    entry = NETWORKS[network]
     if weights is not None and str(weights) not in (PRETRAINED, NO_WEIGHTS):
-        raise SandmaskError(f"The network {network} starts from random weights and takes no file. Leave out --weights.")
-    return _mlp_build(input_shape, sizes) if network == "mlp" else _convnet_build(input_shape)
+        raise SandmaskError(
+            f"The network {entry.name} starts from random weights and takes no file. Leave out --weights."
+        )
+    build = _registered_build(entry, input_shape, sizes)
+    with torch.random.fork_rng(devices=[]):
+        build()  # what does not fit is found out now
+    return build
 
 
 def _widened(input_shape: tuple[int, ...], extra_channels: int) -> tuple[int, ...]:
     return (input_shape[0] + extra_channels, *input_shape[1:])
 
 
-def _mlp_build(input_shape: tuple[int, ...], sizes: Mapping[str, int]) -> Build:
-    missing = [name for name in ("mlp_width", "mlp_depth") if name not in sizes]
-    if missing:
-        raise SandmaskError(f"The network mlp needs {' and '.join(missing)}. Set them with --hparam NAME=VALUE.")
+def _registered_build(entry: NetworkEntry, input_shape: tuple[int, ...], sizes: Mapping[str, int]) -> Build:
+    if entry.build is None:
+        raise SandmaskError(f"The network {entry.name!r} has no function that builds it: NetworkEntry(build=...).")
+    make, given = entry.build, _arguments(entry, sizes)
+
+    @cache
+    def report(shape: tuple[int, ...]) -> NetworkReport:
+        with torch.random.fork_rng(devices=[]):
+            return inspect_module(entry.name, make(shape, **given), shape, stacks=entry.stacks)
 
     def build(extra_channels: int = 0) -> Featurizer:
-        return MLP(math.prod(_widened(input_shape, extra_channels)), sizes["mlp_width"], sizes["mlp_depth"])
+        shape = _widened(input_shape, extra_channels)
+        module = make(shape, **given)
+        return module if isinstance(module, Featurizer) else OwnNetwork(module, report(shape))
 
     return build
 
 
-def _convnet_build(input_shape: tuple[int, ...]) -> Build:
+def _arguments(entry: NetworkEntry, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The hyperparameters that an entry's function asks for by name."""
+    assert entry.build is not None
+    asked = list(inspect.signature(entry.build).parameters.values())[1:]
+    missing = [each.name for each in asked if each.default is each.empty and each.name not in sizes]
+    if missing:
+        raise SandmaskError(
+            f"The network {entry.name} needs {' and '.join(missing)}. Set them with --hparam NAME=VALUE."
+        )
+    return {each.name: sizes[each.name] for each in asked if each.name in sizes}
+
+
+def _mlp(input_shape: tuple[int, ...], mlp_width: int, mlp_depth: int) -> Featurizer:
+    return MLP(math.prod(input_shape), mlp_width, mlp_depth)
+
+
+def _convnet(input_shape: tuple[int, ...]) -> Featurizer:
     if len(input_shape) != 3:
         raise SandmaskError(
             "The network mnist-convnet takes images, [channels, height, width]; the inputs here have the "
             f"shape {list(input_shape)}. Choose the network mlp."
         )
-    return lambda extra_channels=0: MNISTConvNet(input_shape[0] + extra_channels)
+    return MNISTConvNet(input_shape[0])
+
+
+for _entry in (
+    NetworkEntry("mlp", "multi-layer perceptron; width and depth are hyperparameters (default for Spirals)", _mlp),
+    NetworkEntry("mnist-convnet", "four convolutions, 128 features (default for the MNIST sets)", _convnet),
+):
+    NETWORKS.register(_entry)
 
 
 def _timm_build(name: str, input_shape: tuple[int, ...], weights: str | Path | None) -> Build:
@@ -92,17 +130,7 @@ def _read(name: str, input_shape: tuple[int, ...], weights: str | Path | None) -
     return load_weights(weights), str(weights)
 
 
-@dataclass(frozen=True)
-class NetworkEntry:
-    """A network as listed."""
-
-    name: str
-    summary: str
-
-
-_SUGGESTED = (
-    NetworkEntry("mlp", "multi-layer perceptron; width and depth are hyperparameters (default for Spirals)"),
-    NetworkEntry("mnist-convnet", "four convolutions, 128 features (default for the MNIST sets)"),
+_FROM_TIMM = (
     NetworkEntry("resnet50.tv_in1k", "ResNet-50, torchvision's first ImageNet weights (default for image sets)"),
     NetworkEntry("resnet18.tv_in1k", "ResNet-18, torchvision's ImageNet weights; a quarter of the work"),
     NetworkEntry("tf_efficientnet_lite0.in1k", "EfficientNet-Lite0, ImageNet; small and fast, 0.5 normalization"),
@@ -117,4 +145,4 @@ _SUGGESTED = (
 
 def suggested_networks() -> tuple[NetworkEntry, ...]:
     """A short list; every other timm model works too, by its name."""
-    return _SUGGESTED
+    return (*NETWORKS.values(), *_FROM_TIMM)

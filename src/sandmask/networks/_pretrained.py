@@ -1,18 +1,15 @@
 """timm's own pretrained weights: from its cache, or downloaded; a quick, plain error where neither works."""
 
-import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from sandmask._online import answers
 from sandmask.errors import SandmaskError
 from sandmask.networks._timm import create, pretrained_cfg
 from sandmask.networks.weights import StateDict
 
 _FILES = ("model.safetensors", "pytorch_model.bin")  # what timm looks for, in its order
-_SECONDS_TO_ANSWER = 5.0
 _REMEDIES = "Give a local file with --weights FILE (.safetensors or .pth), or train from scratch with --weights none."
 
 
@@ -22,7 +19,7 @@ def pretrained_weights(name: str, input_shape: tuple[int, ...]) -> StateDict:
     host = _source(cfg)
     if host is None:
         raise SandmaskError(f"timm has no pretrained weights for the network {name!r}. {_REMEDIES}")
-    if not _is_cached(cfg) and not _answers(host):
+    if not _is_cached(cfg) and not answers(host):
         raise SandmaskError(
             f"The pretrained weights of {name!r} are not on this machine, and {host} cannot be reached. " + _REMEDIES
         )
@@ -54,19 +51,3 @@ def _is_cached(cfg: dict[str, Any]) -> bool:
     files = (cfg["hf_hub_filename"],) if cfg.get("hf_hub_filename") else _FILES
     found = (try_to_load_from_cache(repo, file, revision=revision or None) for file in files)
     return any(isinstance(path, str) for path in found)
-
-
-def _answers(address: str) -> bool:
-    """Whether a server can be reached at all; the download itself would take most of a minute to give up."""
-    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    try:
-        urllib.request.urlopen(  # noqa: S310 - the address is timm's or the hub's
-            urllib.request.Request(address, method="HEAD"),  # noqa: S310
-            timeout=_SECONDS_TO_ANSWER,
-        ).close()
-    except urllib.error.HTTPError:
-        return True  # an answer, if not a friendly one
-    except (OSError, ValueError):
-        return False
-    return True

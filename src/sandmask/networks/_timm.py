@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sandmask.errors import SandmaskError
+from sandmask.networks._registry import NETWORKS
 
 _FORWARD_ERRORS = (AssertionError, IndexError, RuntimeError, TypeError, ValueError)
 
@@ -31,8 +32,8 @@ def resolve(name: str) -> str:
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.5)
         raise SandmaskError(
-            f"Unknown network {name!r}. {_did_you_mean(near)}Choose mlp, mnist-convnet or the name of a timm "
-            "model: sandmask list networks --search 'resnet*'"
+            f"Unknown network {name!r}. {_did_you_mean(near)}Choose {', '.join(NETWORKS)} or the name of a "
+            "timm model: sandmask list networks --search 'resnet*'. One of your own? Name its file: --plugin FILE"
         )
     tagged = timm.list_models(f"{architecture}.*", include_tags=True) if tag else []
     if tag and lowered not in tagged:
@@ -92,6 +93,6 @@ def normalization(network: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
     :param network: name of the network.
     """
-    cfg = {} if network in ("mlp", "mnist-convnet") else pretrained_cfg(network)
+    cfg = {} if network in NETWORKS else pretrained_cfg(network)
     mean, std = cfg.get("mean", (0.485, 0.456, 0.406)), cfg.get("std", (0.229, 0.224, 0.225))
     return tuple(map(float, mean)), tuple(map(float, std))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from sandmask.algorithms import ALGORITHMS
-from sandmask.datasets import DatasetEntry, dataset_entry, is_registered, resolve_environment
+from sandmask.datasets import DatasetEntry, absolute, dataset_entry, resolve_environment
 from sandmask.errors import SandmaskError
 from sandmask.hparams import OPTIONAL, seed_hash, space_for
 from sandmask.records import RunSpec, parse_measures
@@ -41,19 +41,13 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
         raise SandmaskError(f"Unknown precision {sweep.precision!r}. {closest(sweep.precision, list(PRECISIONS))}")
     return replace(
         sweep,
-        datasets=tuple(_dataset_name(name) for name in sweep.datasets),
+        datasets=tuple(absolute(name) for name in sweep.datasets),
         algorithms=tuple(ALGORITHMS[name].name for name in sweep.algorithms),
         selection=tuple(RULES[name].name for name in rules),
         averages=parse_averages(sweep.averages),
         metrics=parse_measures(sweep.metrics),
         weights=sweep.weights if sweep.weights in (None, "none") else os.path.abspath(sweep.weights),  # noqa: PTH100
     )
-
-
-def _dataset_name(name: str) -> str:
-    """A registered name, or the absolute path of a folder: a worker may stand elsewhere."""
-    entry = dataset_entry(name)
-    return entry.name if is_registered(name) else os.path.abspath(name)  # noqa: PTH100 - a link stays one
 
 
 def expand(sweep: SweepSpec) -> Expansion:
@@ -79,7 +73,7 @@ def expand(sweep: SweepSpec) -> Expansion:
                 runs[spec.id] = spec
     sources = {entry.name: name for name, entry in entries.items()}
     if len(sources) != len(entries):
-        raise SandmaskError("Two of the datasets are the same: folders of one name that hold the same images.")
+        raise SandmaskError("Two of the datasets are the same: they have one name and hold the same images.")
     return Expansion(tuple(runs.values()), sources, tuple(notes))
 
 

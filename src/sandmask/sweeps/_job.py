@@ -103,11 +103,11 @@ def _dataset(source: str, data_dir: str | None, allowances: tuple[str, ...]) -> 
 
 
 def _check_same(source: str, dataset: Dataset, spec: RunSpec) -> None:
-    """Refuse a folder of images that is not the one the runs were planned for."""
+    """Refuse images of one's own that are not those that the runs were planned for."""
     if source not in DATASETS and dataset.name != spec.dataset:
         raise SandmaskError(
             f"{source} holds other images here than where the sweep was planned ({dataset.name} instead of "
-            f"{spec.dataset}). Copy the whole folder, or run the sweep again if it was changed."
+            f"{spec.dataset}). Copy all of them, or run the sweep again if it was changed."
         )
 
 

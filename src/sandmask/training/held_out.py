@@ -10,7 +10,7 @@ from sandmask.algorithms import Algorithm, HeldOutProbe, Hparams, Metrics, State
 from sandmask.datasets import Dataset
 from sandmask.functional import EnvBatch
 from sandmask.records import RunSpec
-from sandmask.training.sampling import HOLDOUT_FRACTION, split_environment
+from sandmask.training.sampling import split_environment
 from sandmask.training.stack_step import looped_step, stacked_step
 
 EXAMPLES, IMAGES = 256, 32  # of each environment, at most: of small inputs, of those with over LARGE numbers
@@ -65,5 +65,4 @@ class HeldOut:
 def examples_of(dataset: Dataset) -> int:
     """How many examples of each environment are looked at: what the smallest one can give, within limits."""
     most = EXAMPLES if math.prod(dataset.input_shape) <= LARGE else IMAGES
-    sizes = (stop - start for start, stop in zip(dataset.bounds, dataset.bounds[1:], strict=False))
-    return min(most, *(int(HOLDOUT_FRACTION * size) for size in sizes))
+    return min(most, *(len(split_environment(dataset, env, 0)[1]) for env in range(len(dataset.environments))))

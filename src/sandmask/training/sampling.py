@@ -17,11 +17,16 @@ HOLDOUT_FRACTION = 0.2
 def split_environment(dataset: Dataset, env: int, trial_seed: int) -> tuple[Tensor, Tensor]:
     """Return the indices of the "in" (80%) and "out" (20%) examples of an environment, as DomainBed splits them.
 
+    A dataset that says how it is split is split that way, whatever the seed.
+
     :param dataset: the dataset.
     :param env: index of the environment.
     :param trial_seed: number of the repetition.
     """
     start, stop = dataset.bounds[env], dataset.bounds[env + 1]
+    if dataset.splits is not None and int(dataset.splits[start]) >= 0:
+        is_out = dataset.splits[start:stop].cpu() == 1
+        return torch.nonzero(~is_out)[:, 0] + start, torch.nonzero(is_out)[:, 0] + start
     order = np.arange(stop - start)
     np.random.RandomState(seed_hash(trial_seed, env)).shuffle(order)
     n_out = int(HOLDOUT_FRACTION * len(order))

@@ -9,14 +9,13 @@ from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
+from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
-from sandmask.training.sampling import HOLDOUT_FRACTION
+from sandmask.training.sampling import HOLDOUT_FRACTION, split_environment
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
 SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
-# Networks whose runs gain from a stack. A large backbone fills the machine by itself.
-STACKED_NETWORKS = ("mlp", "mnist-convnet")
 INIT, SHARED = "init", "shared"  # the option of runs that start from the weights of their trial
 MOST_EVALUATIONS = 100_000  # of one run
 MOST_NUMBERS = 50_000_000  # of one metric of one run: 200 MB of memory
@@ -71,6 +70,7 @@ def make_spec(
         if not 0 <= value < 2**63:
             raise SandmaskError(f"{name} should be from 0 to 2^63 - 1. Found {value}.")
     network = network or entry.network
+    network = NETWORKS[network].name if network in NETWORKS else network
     return RunSpec(
         dataset=entry.name,
         algorithm=chosen.name,
@@ -112,7 +112,7 @@ def _check_evaluations(steps: int, every: int) -> None:
 
 def _weights_name(network: str, weights: str | None) -> str:
     """What the records say the network started from: a file by its name, without the folder."""
-    if network in ("mlp", "mnist-convnet"):
+    if network in NETWORKS:
         return "none"
     return "pretrained" if weights is None else Path(weights).name
 
@@ -132,12 +132,13 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
             f"{n_envs}, of which {len(spec.test_envs)} are held out. Hold out fewer."
         )
     sizes = np.diff(dataset.bounds)
-    if int(HOLDOUT_FRACTION * sizes.min()) < 1:
-        smallest = int(sizes.argmin())
-        raise SandmaskError(
-            f"Every environment should have at least {round(1 / HOLDOUT_FRACTION)} examples, as some of them are held "
-            f"back for selection. Found {sizes[smallest]} in {dataset.environments[smallest]!r} of {dataset.name}."
-        )
+    for env in sizes.argsort(kind="stable").tolist():
+        if not all(map(len, split_environment(dataset, env, spec.trial_seed))):
+            raise SandmaskError(
+                f"Every environment should have at least {round(1 / HOLDOUT_FRACTION)} examples, or some of both "
+                f"splits, as some of them are held back for selection. Found {sizes[env]} in "
+                f"{dataset.environments[env]!r} of {dataset.name}."
+            )
 
 
 def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> None:
@@ -167,5 +168,5 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
 
 
 def trains_alone(spec: RunSpec) -> bool:
-    """Whether a run is better trained by itself: its network fills the machine."""
-    return spec.network not in STACKED_NETWORKS
+    """Whether a run is better trained by itself: its network fills the machine, as timm's do, or says so."""
+    return spec.network not in NETWORKS or not NETWORKS[spec.network].stacks

@@ -1,8 +1,10 @@
 """K runs as one program. K = 1 is the ordinary run: the same code, without `vmap`."""
 
+import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +32,7 @@ from sandmask.training.stack_step import Step, looped_step, stacked_step
 LARGE_MODEL = 4_000_000
 EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
+_log = logging.getLogger(__name__)
 _INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step are for
 
 
@@ -89,6 +92,17 @@ def _check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
             f"--precision fp16 is for gradient masks on the MLP only. Found {spec.algorithm} with {spec.network}. "
             "Use tf32, which is as exact, or bf16."
         )
+    if algorithm.network.embeds and compute_dtype(spec.precision) != torch.float32:
+        raise SandmaskError(
+            f"The network {spec.network} looks its inputs up by index, and --precision {spec.precision} would round "
+            "them. Use fp32 or tf32."
+        )
+
+
+@cache
+def _say_why(network: str, reason: str) -> None:
+    """Once a process: why a user's own network is not stacked."""
+    _log.warning("Runs of the network %s train one after the other: %s.", network, reason)
 
 
 def _normalized_for(network: str, dataset: Dataset) -> Dataset:
@@ -137,6 +151,8 @@ class Stack:
         self.averages = averages_of(specs[0].options)
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
         self.stacks = self.algorithm.network.stacks or self._reaches_kernels()
+        if self.n_runs > 1 and not self.stacks and self.algorithm.network.why_not_stacked:
+            _say_why(specs[0].network, self.algorithm.network.why_not_stacked)
         differentiator = _differentiator(self.algorithm.network, self.n_runs, stacks=self.stacks)
         problem = replace(self.algorithm.problem, diagnostics=diagnostics)
         self.algorithm.problem = problem.with_differentiator(differentiator)

@@ -4,7 +4,7 @@ from sandmask.datasets.download._extract import ArchiveError, extract
 from sandmask.datasets.download._http import MirrorError, Patience, Progress, fetch
 from sandmask.datasets.download._install import Installed, install
 from sandmask.datasets.download._ledger import Ledger
-from sandmask.datasets.download._verify import Verification, verify
+from sandmask.datasets.download._verify import Verification, verify, verify_own
 
 __all__ = [
     "ArchiveError",
@@ -18,4 +18,5 @@ __all__ = [
     "fetch",
     "install",
     "verify",
+    "verify_own",
 ]

@@ -185,7 +185,8 @@ def _by_hand(source: Source, file: RemoteFile, data_dir: Path, reasons: list[str
     """What to do when no mirror delivers."""
     addresses = " or ".join(_web_address(mirror) for mirror in file.mirrors)
     if source.images is not None:
-        layout = f"{data_dir / source.folder}/<domain>/<class>/ ({', '.join(source.images.domains)})"
+        inside = source.images.layout or f"<domain>/<class>/ ({', '.join(source.images.domains)})"
+        layout = f"{data_dir / source.folder}/{inside}"
     else:
         layout = f"{data_dir / source.folder}/"
     return (

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from sandmask.datasets._decode import CorruptImageError, decode
+from sandmask.datasets._images import ImageDataset
+from sandmask.datasets._inventory import take_inventory
+from sandmask.datasets._lookup import load_dataset
 from sandmask.datasets._mnist import CONTENT_MD5, read_content
 from sandmask.datasets._scan import ImageTree
 from sandmask.datasets.download._ledger import Ledger
@@ -58,6 +61,19 @@ def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verific
             _compare(source, kind, found, Ledger(data_dir), problems, notes)
     status: Literal["ok", "wrong"] = "wrong" if problems else "ok"
     return Verification(source.name, str(path), status, counts, tuple(problems), tuple(notes))
+
+
+def verify_own(source: str, *, contents: bool = False) -> Verification:
+    """Check one's own images: that every domain has every class, and with `contents` that all can be decoded."""
+    try:
+        dataset = load_dataset(source, cache="none")
+        if contents and isinstance(dataset, ImageDataset):
+            dataset.check(keep=False)
+    except SandmaskError as error:
+        return Verification(source, source, "wrong", {}, (str(error),))
+    inventory = take_inventory(dataset)
+    counts = {name: sum(each) for name, each in zip(inventory.environments, inventory.counts, strict=True)}
+    return Verification(dataset.name, source, "ok", counts, notes=tuple(line.strip() for line in inventory.lines()[1:]))
 
 
 def _mnist_problems(folder: Path) -> Iterator[str]:

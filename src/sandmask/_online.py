@@ -1,0 +1,44 @@
+"""Whether a server can be reached, asked before a library that would retry for most of a minute."""
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SECONDS_TO_ANSWER = 5.0
+
+
+def answers(address: str) -> bool:
+    """Whether there is a server at an address; never where HF_HUB_OFFLINE is set."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    try:
+        urllib.request.urlopen(  # noqa: S310 - the callers' addresses are constants of libraries
+            urllib.request.Request(address, method="HEAD"),  # noqa: S310
+            timeout=SECONDS_TO_ANSWER,
+        ).close()
+    except urllib.error.HTTPError:
+        return True  # an answer, if not a friendly one
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@contextmanager
+def hub_if_reachable() -> Iterator[str | None]:
+    """Use Hugging Face's libraries: online, or only their cache if the Hub does not answer. Gives the Hub's address, or
+    None without a connection.
+    """
+    import datasets.config
+    from huggingface_hub import constants
+
+    if answers(constants.ENDPOINT):
+        yield constants.ENDPOINT
+        return
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield None
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before

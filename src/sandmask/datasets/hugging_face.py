@@ -1,0 +1,207 @@
+"""A Hugging Face dataset of images: by its name on the Hub, a folder that `save_to_disk` wrote, or Parquet files.
+
+hf:flwrlabs/pacs                              columns image, label and domain
+hf:saved/scans:label=diagnosis:domain=site    other columns, and a folder on this machine
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandmask._online import hub_if_reachable
+from sandmask.datasets._base import DatasetEntry
+from sandmask.datasets._image_set import ImageSet
+from sandmask.datasets._rows import Listed, Row
+from sandmask.datasets.image_folder import SAMPLED_BYTES, SAMPLED_FILES, recordable
+from sandmask.errors import SandmaskError
+from sandmask.registry import closest
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows
+
+PREFIX = "hf:"
+COLUMNS = ("image", "label", "domain")
+OPTIONS = (*COLUMNS, "split", "config")
+
+
+def recognizes(source: str) -> bool:
+    """Whether this names a Hugging Face dataset: by the prefix, or as a folder that `save_to_disk` wrote."""
+    return source.startswith(PREFIX) or _is_saved(Path(source))
+
+
+def absolute(source: str) -> str:
+    """The name with an absolute path, if it is that of files on this machine."""
+    name = source.removeprefix(PREFIX)
+    return f"{PREFIX}{os.path.abspath(name) if _is_here(name) else name}"  # noqa: PTH100 - a link stays one
+
+
+def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
+    """A registry entry for the images of a Hugging Face dataset.
+
+    Its name is the dataset's and an id of its rows, such as `pacs-3f2a9c51`.
+
+    :param source: "hf:" and a name on the Hub, a folder or a Parquet file; or a folder that `save_to_disk` wrote.
+    :param options: names of the columns `image`, `label` and `domain`; `split`, if there are several, as in
+        "train+test"; `config`, if there are several.
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise SandmaskError(f"{source} has no option {name!r}. {closest(name, list(OPTIONS))}")
+    if find_spec("datasets") is None:
+        raise SandmaskError(f"{source} needs the package `datasets`: install sandmask[huggingface].")
+    name = source.removeprefix(PREFIX)
+    rows = _load(name, options.get("split"), options.get("config"))
+    image, label, domain = (_column(source, rows, what, options.get(what, what)) for what in COLUMNS)
+    classes, labels = _names(source, rows, label)
+    domains, origins = _names(source, rows, domain)
+    images = HubImages.of(source, rows, image)
+    listed = Listed(list(map(Row, images, labels, origins)), images)
+    stem = recordable(name.rstrip("/").rpartition("/")[2].removesuffix(".parquet")) or "images"
+    found = ImageSet(
+        name=f"{stem}-{_rows_id(images, labels, origins)}",
+        folder=stem,
+        environments=domains,
+        domains=domains,
+        classes=classes,
+        root=Path(f"{PREFIX}{name}"),
+        table=lambda _: listed,
+    )
+    return found.entry("A Hugging Face dataset")
+
+
+@dataclass(frozen=True)
+class HubImages(Mapping[str, bytes]):
+    """The encoded images of a dataset by the names of their rows. The rows stay on the disk until they are read."""
+
+    rows: "Rows"
+    column: str
+
+    @classmethod
+    def of(cls, text: str, rows: "Rows", column: str) -> "HubImages":
+        """The images in a column, which may also hold bytes or paths."""
+        from datasets import Image
+
+        try:
+            return cls(rows.select_columns(column).cast_column(column, Image(decode=False)), column)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            kind = rows.features[column]
+            raise SandmaskError(f"{text}: the column {column!r} does not hold images. It holds {kind}.") from error
+
+    @staticmethod
+    def key(number: int) -> str:
+        """The name of a row."""
+        return f"row {number}"
+
+    def __getitem__(self, key: str) -> bytes:
+        found: dict[str, Any] | None = self.rows[int(key.removeprefix("row "))][self.column]
+        if found is None:
+            return b""  # which cannot be decoded, and is reported so
+        if found["bytes"] is None:
+            return Path(found["path"]).read_bytes()
+        content: bytes = found["bytes"]
+        return content
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.key, range(len(self.rows)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def _load(source: str, split: str | None, config: str | None) -> "Rows":
+    """The rows of the dataset's only split, or of those that are asked for."""
+    from datasets import DatasetDict, concatenate_datasets
+
+    found = _open(source, config)
+    if not isinstance(found, DatasetDict):
+        return found
+    wanted = split.split("+") if split is not None else list(found)
+    for name in wanted:
+        if name not in found:
+            raise SandmaskError(f"{PREFIX}{source} has no split {name!r}. {closest(name, list(found))}")
+    if split is None and len(wanted) > 1:
+        raise SandmaskError(
+            f"{PREFIX}{source} has several splits: {', '.join(found)}. Choose with {PREFIX}{source}:split={wanted[0]}, "
+            f"or take several: split={'+'.join(wanted)}"
+        )
+    return concatenate_datasets([found[name] for name in wanted])
+
+
+def _open(source: str, config: str | None) -> Any:
+    from datasets.utils import disable_progress_bars, enable_progress_bars
+
+    from datasets import load_dataset, load_from_disk
+
+    disable_progress_bars()
+    try:
+        if _is_saved(Path(source)):
+            return load_from_disk(source)
+        if source.lower().endswith(".parquet") and _is_here(source):
+            return load_dataset("parquet", data_files=source)
+        if _is_here(source):
+            return load_dataset(os.path.abspath(source), config)  # noqa: PTH100
+        with hub_if_reachable() as hub:
+            try:
+                return load_dataset(source, config)
+            except ConnectionError as error:
+                reason = "is not on the Hub" if hub else "is not on this machine, and huggingface.co cannot be reached"
+                raise SandmaskError(
+                    f"{PREFIX}{source} {reason}. Give the name of a dataset, or a folder that `save_to_disk` wrote on "
+                    f"a connected machine: {PREFIX}FOLDER"
+                ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, SandmaskError):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        raise SandmaskError(f"{PREFIX}{source} cannot be loaded: {type(error).__name__}: {reason}") from error
+    finally:
+        enable_progress_bars()
+
+
+def _is_here(source: str) -> bool:
+    return os.path.exists(source)  # noqa: PTH110 - false for what cannot be a path
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote a folder."""
+    return any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json"))  # noqa: PTH113 - as above
+
+
+def _column(text: str, rows: "Rows", name: str, own: str) -> str:
+    if own not in rows.column_names:
+        raise SandmaskError(
+            f"{text} has no column {own!r}. Its columns: {', '.join(rows.column_names)}. Say which one holds the "
+            f"{name}: {text}:{name}=COLUMN"
+        )
+    return own
+
+
+def _names(text: str, rows: "Rows", column: str) -> tuple[tuple[str, ...], list[str]]:
+    """The different values of a column as text, in order, and that of each row."""
+    values: list[Any] = list(rows[column])
+    if None in values:
+        raise SandmaskError(f"{text}, row {values.index(None)}: no {column}.")
+    spelled = getattr(rows.features[column], "names", None)  # of a ClassLabel
+    if not all(isinstance(value, str | int) for value in values):
+        raise SandmaskError(
+            f"{text}: the column {column!r} should hold names or numbers. It holds {rows.features[column]}."
+        )
+    there: Sequence[Any] = sorted(set(values))
+    if spelled is not None and -1 in there:
+        raise SandmaskError(f"{text}, row {values.index(-1)}: no {column} (-1).")
+    text_of = {value: str(value) if spelled is None else spelled[value] for value in there}
+    return tuple(text_of[value] for value in there), [text_of[value] for value in values]
+
+
+def _rows_id(images: HubImages, labels: Sequence[str], domains: Sequence[str]) -> str:
+    """A hash of the classes and domains of all rows, and of the images of some."""
+    total = hashlib.sha256()
+    for pair in zip(labels, domains, strict=True):
+        total.update("".join(f"{name}\0" for name in pair).encode(errors="surrogateescape"))
+    for number in range(0, len(images), max(1, len(images) // SAMPLED_FILES)):
+        total.update(images[images.key(number)][:SAMPLED_BYTES])
+    return total.hexdigest()[:8]

@@ -1,0 +1,163 @@
+"""A user's own images, listed in a CSV or Parquet file: a row for each, with its path, class and domain.
+
+    path,class,domain,split
+    scans/0001.png,benign,north,train
+    scans/0002.png,malignant,south,val
+
+The column `split` is optional. Other column names follow the file's name: `scans.csv:class=diagnosis:domain=site`.
+"""
+
+import os
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandmask.datasets._base import DatasetEntry
+from sandmask.datasets._image_set import ImageSet
+from sandmask.datasets._rows import IN, OUT, RANDOM, Listed, Row
+from sandmask.datasets._table import SUFFIXES, Table
+from sandmask.datasets._walk import LeftOut
+from sandmask.datasets.image_folder import content_id, recordable
+from sandmask.errors import SandmaskError
+from sandmask.registry import closest
+
+COLUMNS = ("path", "class", "domain", "split")
+OPTIONS = (*COLUMNS, "root")
+SPLITS = {"": RANDOM, "train": IN, "in": IN, "val": OUT, "valid": OUT, "validation": OUT, "out": OUT}
+SPLIT_NAMES = {RANDOM: "empty", IN: "train", OUT: "val"}
+NEEDED = "A manifest has a row for each image, with the columns path, class and domain."
+
+Said = tuple[str, str, int]  # of an image: class, domain and split
+
+
+def recognizes(source: str) -> bool:
+    """Whether a path is that of a table rather than of a folder."""
+    return source.lower().endswith(SUFFIXES) and not os.path.isdir(source)  # noqa: PTH112 - false for what is no path
+
+
+def absolute(source: str) -> str:
+    """The file's absolute path."""
+    return os.path.abspath(source)  # noqa: PTH100 - a link stays one
+
+
+def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
+    """A registry entry for the images that a table lists.
+
+    Its name is the file's name and an id of the images and what the table says of them, such as `scans-3f2a9c51`.
+
+    :param source: path of a CSV or Parquet file.
+    :param options: what the table calls its columns, such as {"class": "diagnosis"}, and `root`, the folder that paths
+        are relative to, if not the table's.
+    """
+    file = Path(source)
+    images, left_out = _Manifest.of(file, options).images()
+    root = Path(os.path.commonpath([path.parent for path in images]))
+    rows = sorted(
+        (Row(path.relative_to(root).as_posix(), *said) for path, said in images.items()),
+        key=lambda row: (row.domain, row.label, row.path),
+    )
+    _check_splits(file, rows)
+    said = "".join(f"{unicodedata.normalize('NFC', str(part))}\0" for row in rows for part in row)
+    number = content_id(root, [row.path for row in rows], said.encode(errors="surrogateescape"))
+    domains = tuple(sorted({row.domain for row in rows}))
+    found = ImageSet(
+        name=f"{recordable(file.stem)}-{number}",
+        folder=root.name,
+        environments=domains,
+        domains=domains,
+        root=root,
+        table=lambda _: Listed(rows, left_out=left_out),
+    )
+    return found.entry("A manifest of images")
+
+
+def listed_files(file: Path) -> list[Path]:
+    """The files that a table with a column `path` lists, in its order; none if it has no such column."""
+    manifest = _Manifest.of(file, {})
+    if "path" not in manifest.table.columns():
+        return []
+    return [manifest.located(number, path) for number, (path,) in manifest.table.rows(["path"])]
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    table: Table
+    names: dict[str, str]  # of the columns
+    root: Path  # paths are relative to it
+    first: dict[str, tuple[int, Said]] = field(default_factory=dict)  # of each real file: where it was listed first
+
+    @classmethod
+    def of(cls, file: Path, options: Mapping[str, str]) -> "_Manifest":
+        given = dict(options)
+        for name in given:
+            if name not in OPTIONS:
+                raise SandmaskError(f"{file.name} has no option {name!r}. {closest(name, list(OPTIONS))}")
+        if not file.expanduser().is_file():
+            raise SandmaskError(f"There is no file {file}. {NEEDED}")
+        root = file.expanduser().parent / given.pop("root", "")
+        return cls(Table(file.expanduser()), {name: given.get(name, name) for name in COLUMNS}, root)
+
+    def images(self) -> tuple[dict[Path, Said], tuple[LeftOut, ...]]:
+        """What the rows say of each file, checked, and the rows that repeat one."""
+        found: dict[Path, Said] = {}
+        repeated: list[LeftOut] = []
+        for number, (path, *cells) in self.table.rows(self._columns()):
+            file, said = self.located(number, path), self._said(number, *cells)
+            if not file.is_file():
+                raise self.table.error(number, f"{file} {'is not a file' if file.exists() else 'does not exist'}")
+            earlier, said_there = self.first.setdefault(os.path.realpath(file), (number, said))
+            if said_there != said:
+                raise self.table.error(number, f"{path} is in row {earlier} with another class, domain or split")
+            if earlier == number:
+                found[Path(os.path.abspath(file))] = said  # noqa: PTH100 - a link stays one
+            else:
+                repeated.append(LeftOut(path, "listed more than once"))
+        if not found:
+            raise SandmaskError(f"{self.table.file} lists no images. {NEEDED}")
+        return found, tuple(repeated)
+
+    def located(self, number: int, path: str) -> Path:
+        """The file that a row names."""
+        if not path:
+            raise self.table.error(number, f"no {self.names['path']}")
+        return self.root / path
+
+    def _columns(self) -> list[str]:
+        """What the table calls the columns that are there; an error if one that is needed is not."""
+        there = self.table.columns()
+        for name, own in self.names.items():
+            if own not in there and (name != "split" or own != name):
+                file = self.table.file
+                raise SandmaskError(
+                    f"{file} has no column {own!r}. Its columns: {', '.join(there)}. {NEEDED} If the column has "
+                    f"another name, say so: {file.name}:{name}=NAME"
+                )
+        return [own for own in self.names.values() if own in there]
+
+    def _said(self, number: int, label: str, domain: str, split: str = "") -> Said:
+        """What a row says of its image."""
+        for name, cell in (("class", label), ("domain", domain)):
+            if not cell:
+                raise self.table.error(number, f"no {self.names[name]}")
+        if split.lower() not in SPLITS:
+            raise self.table.error(
+                number,
+                f"{self.names['split']} should be train, val or empty, and is {split!r}: what is tested on is a whole "
+                "domain, the one that is held out",
+            )
+        return label, domain, SPLITS[split.lower()]
+
+
+def _check_splits(file: Path, rows: list[Row]) -> None:
+    """A domain that is split should have both parts, and be split as a whole."""
+    found: dict[str, set[int]] = {}
+    for row in rows:
+        found.setdefault(row.domain, set()).add(row.split)
+    for domain, splits in found.items():
+        if splits not in ({RANDOM}, {IN, OUT}):
+            spelled = " and ".join(SPLIT_NAMES[split] for split in sorted(splits))
+            raise SandmaskError(
+                f"{file}: all rows of the domain {domain!r} have the split {spelled}. A domain should have rows of "
+                "both train and val, or an empty split in all of its rows: then it is split at random, 80 to 20."
+            )

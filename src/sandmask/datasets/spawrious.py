@@ -1,0 +1,153 @@
+"""Spawrious: dogs at places that go with their breed in training and with another in the test (Lynch et al., 2023).
+
+The archive has folders number/place/breed. A mixture takes its three environments from them:
+
+- One to one (O2O): environment k shows each breed at one place, in 97% of its images for k = 1 and in 87% for k = 2,
+  and the rest at a place that all breeds share. Its images come from folder k - 1, those of the test from both folders.
+- Many to many (M2M): two breeds share two places. Environment 2 swaps what environment 1 has; the test has other places
+  for each pair, in both ways. All images come from folder 0.
+
+Of the images of a folder, the first by name are taken; DomainBed takes the first in the order of the disk.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandmask.datasets._base import DatasetEntry
+from sandmask.datasets._image_set import ImageSet
+from sandmask.datasets._rows import Listed, Row
+from sandmask.datasets._scan import is_image
+from sandmask.errors import SandmaskError
+
+BREEDS = ("bulldog", "dachshund", "labrador", "corgi")  # in the order of the places
+PLACES = ("beach", "desert", "dirt", "jungle", "mountain", "snow")
+ENVIRONMENTS = ("Test", "SC_group_1", "SC_group_2")
+SHARES = (0.97, 0.87)  # of the images at the breed's own place, O2O
+SWAPPED = (1, 0, 3, 2)  # whose place each breed has in the second mixture, M2M
+SOURCE, FOLDER = "Spawrious", "spawrious224"  # of the archive
+LAYOUT = "0/ and 1/, each with one folder per place and in it one per breed"
+PER_FOLDER = 3168  # images
+
+Four = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One of the six datasets: the places of the four breeds in training and in the test."""
+
+    name: str
+    description: str
+    train: Four
+    test: Four
+    filler: str | None = None  # of O2O: the place that all breeds share
+
+    def rows(self, root: Path) -> Listed:
+        """The images of the three environments."""
+        return Listed([*(self._one_to_one(root) if self.filler else self._many_to_many(root))])
+
+    def _one_to_one(self, root: Path) -> Iterator[Row]:
+        assert self.filler is not None
+        for folder, share in enumerate(SHARES):
+            environment = ENVIRONMENTS[1 + folder]
+            for breed, place in zip(BREEDS, self.train, strict=True):
+                own, shared = files(root, folder, place, breed), files(root, folder, self.filler, breed)
+                own_count, shared_count = (int(share * len(found)) for found in (own, shared))
+                chosen = [*own[:own_count], *shared[: len(shared) - shared_count]]
+                yield from (Row(path, breed, environment) for path in chosen)
+            for breed, place in zip(BREEDS, self.test, strict=True):
+                yield from (Row(path, breed, ENVIRONMENTS[0]) for path in files(root, folder, place, breed))
+
+    def _many_to_many(self, root: Path) -> Iterator[Row]:
+        for mixture, order in enumerate((range(4), SWAPPED)):
+            for breed, whose in zip(BREEDS, order, strict=True):
+                for environment, places in ((ENVIRONMENTS[1 + mixture], self.train), (ENVIRONMENTS[0], self.test)):
+                    yield from (Row(path, breed, environment) for path in files(root, 0, places[whose], breed))
+
+    def entry(self) -> DatasetEntry:
+        """The mixture as listed in the registry. Its test is what is held out."""
+        images = ImageSet(
+            name=self.name,
+            folder=FOLDER,
+            environments=ENVIRONMENTS,
+            domains=ENVIRONMENTS,
+            n_classes=len(BREEDS),
+            classes=tuple(sorted(BREEDS)),
+            table=self.rows,
+            layout=LAYOUT,
+            source=SOURCE,
+        )
+        return images.entry(self.description, checkpoint_every=100, report_envs=(0,))
+
+
+def files(root: Path, folder: int, place: str, breed: str) -> list[str]:
+    """The images of a breed at a place, by name."""
+    where = root / str(folder) / place / breed
+    if not where.is_dir():
+        raise SandmaskError(f"{where} is missing: the folder of the images of a {breed} at the place {place!r}.")
+    return sorted(f"{folder}/{place}/{breed}/{path.name}" for path in where.iterdir() if is_image(path.name))
+
+
+def all_rows(root: Path) -> Listed:
+    """All images of the archive, by folder and place: what `sandmask data verify` counts."""
+    found = [
+        Row(path, breed, f"{folder}/{place}")
+        for folder in (0, 1)
+        for place in PLACES
+        for breed in BREEDS
+        for path in files(root, folder, place, breed)
+    ]
+    return Listed(found)
+
+
+SPAWRIOUS_IMAGES = ImageSet(
+    name=SOURCE,
+    folder=FOLDER,
+    environments=tuple(f"{folder}/{place}" for folder in (0, 1) for place in PLACES),
+    domains=tuple(f"{folder}/{place}" for folder in (0, 1) for place in PLACES),
+    n_classes=len(BREEDS),
+    table=all_rows,
+    layout=LAYOUT,
+)
+MIXTURES = (
+    Mixture(
+        name="SpawriousO2O_easy",
+        description="Four breeds of dogs, each at a place of its own (easy)",
+        train=("desert", "jungle", "dirt", "snow"),
+        test=("dirt", "snow", "desert", "jungle"),
+        filler="beach",
+    ),
+    Mixture(
+        name="SpawriousO2O_medium",
+        description="Four breeds of dogs, each at a place of its own (medium)",
+        train=("mountain", "beach", "dirt", "jungle"),
+        test=("jungle", "dirt", "beach", "snow"),
+        filler="desert",
+    ),
+    Mixture(
+        name="SpawriousO2O_hard",
+        description="Four breeds of dogs, each at a place of its own (hard)",
+        train=("jungle", "mountain", "snow", "desert"),
+        test=("mountain", "snow", "desert", "jungle"),
+        filler="beach",
+    ),
+    Mixture(
+        name="SpawriousM2M_easy",
+        description="Four breeds of dogs, two and two at the same places (easy)",
+        train=("desert", "mountain", "dirt", "jungle"),
+        test=("dirt", "jungle", "mountain", "desert"),
+    ),
+    Mixture(
+        name="SpawriousM2M_medium",
+        description="Four breeds of dogs, two and two at the same places (medium)",
+        train=("beach", "snow", "mountain", "desert"),
+        test=("desert", "mountain", "beach", "snow"),
+    ),
+    Mixture(
+        name="SpawriousM2M_hard",
+        description="Four breeds of dogs, two and two at the same places (hard)",
+        train=("dirt", "jungle", "snow", "beach"),
+        test=("snow", "beach", "dirt", "jungle"),
+    ),
+)
+SPAWRIOUS = tuple(mixture.entry() for mixture in MIXTURES)

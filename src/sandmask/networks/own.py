@@ -1,0 +1,217 @@
+"""Any `nn.Module` as a network of the benchmark: looked at once, before it is trusted."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
+
+from sandmask.errors import SandmaskError
+from sandmask.functional.dropout import Dropout
+from sandmask.gradients import find_leaks
+from sandmask.networks._base import Featurizer
+from sandmask.networks.backbone import LARGE
+
+EXAMPLES = 4  # of the batch that a module is looked at with
+TOLERANCE = 1e-3  # relative to the largest number
+
+
+@dataclass(frozen=True)
+class NetworkReport:
+    """What was found out about a module."""
+
+    n_features: int
+    n_parameters: int
+    stacks: bool
+    why_not: str = ""  # it does not stack
+
+
+class OwnNetwork(Featurizer):
+    """A module of the user's, as a featurizer; dropout before the classifier (site 0).
+
+    It computes as in evaluation, always, as timm's backbones do here: its own dropout is off, and batch-norm uses the
+    statistics that it came with. `drop` is the one source of noise.
+
+    Attention is computed by plain products in what stacks: the fused kernels do not take a stack of runs.
+    """
+
+    def __init__(self, module: nn.Module, report: NetworkReport) -> None:
+        super().__init__()
+        self.model = module
+        self.n_features = report.n_features
+        self.stacks = report.stacks
+        self.why_not = report.why_not
+        self.embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())
+        if any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
+            torch.backends.mha.set_fastpath_enabled(False)  # which evaluation would take, and training not
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode is for what contains this module; the model itself stays in evaluation mode."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        """The features."""
+        with _plain_attention(self.stacks):
+            features: Tensor = self.model(x)
+        return features if drop is None else drop(features, 0)
+
+
+def _plain_attention(wanted: bool) -> AbstractContextManager[object]:
+    return sdpa_kernel(SDPBackend.MATH) if wanted else nullcontext()
+
+
+def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, stacks: bool = True) -> NetworkReport:
+    """Refuse a module whose results would be wrong, and find out whether runs of it can be stacked.
+
+    It is given a few examples of zeros and ones, which are also valid pixels and indices of tokens.
+
+    :param name: what messages call it.
+    :param module: the module.
+    :param input_shape: shape of one example.
+    :param stacks: whether it should be stacked if it can be.
+    """
+    if not isinstance(module, nn.Module):
+        raise SandmaskError(
+            f"The function that builds the network {name!r} should return an nn.Module. Found {type(module).__name__}."
+        )
+    problem = next(_problems(module), None)
+    if problem is not None:
+        raise SandmaskError(f"The network {name!r} cannot be used: {problem}.")
+    looked_at = copy.deepcopy(module).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x = torch.randint(0, 2, (EXAMPLES, *input_shape)).float()
+        features = _features(name, looked_at, x)
+        _check_function(name, looked_at, x, features)
+        why_not = _why_not_stacked(looked_at, x) if stacks else "its entry says so"
+    count = sum(parameter.numel() for parameter in module.parameters())
+    return NetworkReport(features.shape[1], count, not why_not, why_not)
+
+
+def _problems(module: nn.Module) -> Iterator[str]:
+    """What can be seen without computing."""
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        if isinstance(parameter, UninitializedParameter):
+            yield f"its parameter {name!r} has no shape yet. Give lazy layers their input size"
+        elif parameter.requires_grad and parameter.dtype != torch.float32:
+            yield f"its parameter {name!r} is of type {parameter.dtype}, and should be float32"
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        yield "it has no parameters to train"
+    for name, part in module.named_modules():
+        for attribute, value in vars(part).items():
+            if isinstance(value, Tensor):
+                where = f"{name}.{attribute}".lstrip(".")
+                yield f"its tensor {where!r} would stay on the CPU. Use register_buffer({attribute!r}, ...)"
+        if isinstance(part, _BatchNorm) and _is_fresh(part):
+            yield (
+                f"its layer {name!r} is a {type(part).__name__} without statistics. Batch statistics tie the examples "
+                "of different environments together, so only frozen ones are used here. Replace it by GroupNorm or "
+                "LayerNorm, or load trained statistics"
+            )
+    for leak in find_leaks(copy.deepcopy(module).eval()):
+        yield f"its layer {leak.name!r} is a {leak.module}: {leak.reason}. To fix it, {leak.remedy}"
+
+
+def _is_fresh(norm: _BatchNorm) -> bool:
+    mean, variance = norm.running_mean, norm.running_var
+    return mean is not None and variance is not None and not bool(mean.any()) and bool((variance == 1).all())
+
+
+def _features(name: str, module: nn.Module, x: Tensor) -> Tensor:
+    buffers = {key: value.clone() for key, value in module.named_buffers()}
+    try:
+        with torch.no_grad():
+            features = module(x)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SandmaskError(
+            f"The network {name!r} fails on inputs {_shape(x)} of zeros and ones: {type(error).__name__}: {reason}"
+        ) from error
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(x):
+        found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise SandmaskError(
+            f"The network {name!r} should map inputs {_shape(x)} to features [N, F], one row an example, without a "
+            f"classifier. For N = {len(x)} it gave {found}."
+        )
+    changed = [key for key, value in module.named_buffers() if not torch.equal(value, buffers[key])]
+    if changed:
+        raise SandmaskError(
+            f"The network {name!r} changes its buffer {changed[0]!r} when it computes, which would carry something "
+            "from one environment to another. A network should be a function of its inputs and parameters."
+        )
+    return features
+
+
+def _shape(x: Tensor) -> str:
+    return f"[{', '.join(map(str, ['N', *x.shape[1:]]))}]"
+
+
+@torch.no_grad()
+def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -> None:
+    """Refuse a module whose features are random, or depend on the other examples of the batch."""
+    if not _is_close(module(x), features):
+        raise SandmaskError(
+            f"The network {name!r} gives other features each time, though it is in evaluation mode. Leave dropout to "
+            "the hyperparameter `dropout`, or switch it off with `training=self.training`."
+        )
+    others = torch.cat([x[:1], 1.0 - x[1:]])
+    if not _is_close(module(others)[:1], features[:1]):
+        raise SandmaskError(
+            f"The network {name!r} mixes examples: the features of one change with the others of its batch, so that "
+            "environments would see each other. A layer works along the first dimension. Attention, for example, needs "
+            "batch_first=True."
+        )
+
+
+def _why_not_stacked(module: nn.Module, x: Tensor) -> str:
+    """Why K runs of it are best trained one after the other; empty if they can be stacked."""
+    if sum(parameter.numel() for parameter in module.parameters()) >= LARGE:
+        return "it has a million parameters or more and fills a machine by itself"
+    if any(isinstance(part, _ConvNd) for part in module.modules()):
+        return "convolutions of several runs at once are slower than one after the other"
+    named = {key: value.detach() for key, value in module.named_parameters()}
+    runs = {key: torch.stack([value, 1.1 * value]) for key, value in named.items()}
+    with torch.no_grad():
+        weights = torch.randn_like(module(x))
+
+    def loss(params: dict[str, Tensor]) -> Tensor:
+        with _plain_attention(True):
+            features: Tensor = functional_call(module, params, (x,))
+        return (weights * features).sum()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            together = vmap(grad(loss))(runs)
+        except Exception as error:  # noqa: BLE001 - whatever a module does that vmap does not take
+            return f"torch.func.vmap does not take it: {str(error).strip().partition(chr(10))[0]}"
+    slow = [str(each.message) for each in said if "batching rule" in str(each.message)]
+    if slow:
+        return slow[0].partition("batching rule for ")[2].partition(". ")[0] + " has no rule for a stack of runs"
+    for run in range(2):
+        alone = grad(loss)({key: value[run] for key, value in runs.items()})
+        both = [
+            torch.cat([each[key].flatten() for key in alone])
+            for each in ({k: v[run] for k, v in together.items()}, alone)
+        ]
+        if not _is_close(*both):
+            return "its gradients under torch.func.vmap are not those of single runs"
+    return ""
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return bool(torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE * scale))

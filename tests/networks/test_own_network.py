@@ -1,0 +1,216 @@
+"""Networks of one's own: what is refused, what is stacked, and that they train like ours."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sandmask.datasets import DATASETS, TensorDataset, load_dataset
+from sandmask.errors import SandmaskError
+from sandmask.networks import NETWORKS, Network, NetworkEntry, build_featurizer, inspect_module, suggested_networks
+from sandmask.plugins import load_plugins
+from sandmask.records import RunSpec
+from sandmask.training import RunFolder, Stack, load_run, make_spec
+from sandmask.training.specs import trains_alone
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins" / "tiny_transformer.py"
+CPU = torch.device("cpu")
+SHAPE = (6, 4)
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What tests register is gone after them."""
+    for registry in (NETWORKS, DATASETS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    yield
+    for name in [name for name in sys.modules if name.startswith("sandmask_plugin")]:
+        del sys.modules[name]
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def register(build: Callable[..., nn.Module], name: str = "mine", *, stacks: bool = True) -> None:
+    NETWORKS.register(NetworkEntry(name, "a test", build, stacks))
+
+
+class Always(nn.Module):
+    """A module whose forward is a function of the layer and the input."""
+
+    def __init__(self, function: Callable[[nn.Linear, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, 8)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer, x.flatten(1))
+
+
+class Counting(nn.Module):
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        features: Tensor = self.layer(x.flatten(1))
+        return features
+
+
+def with_tensor() -> nn.Module:
+    module = Always(lambda layer, x: layer(x))
+    module.scale = torch.ones(8)
+    return module
+
+
+def attention(*, batch_first: bool) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=batch_first)
+    return nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24), nn.Linear(24, 8)),
+            "layer '1' is a BatchNorm1d.*GroupN",
+        ),
+        (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24, track_running_stats=False), nn.Linear(24, 8)), "ties"),
+        (lambda: attention(batch_first=False), "mixes examples.*batch_first=True"),
+        (lambda: Always(lambda layer, x: layer(x) - layer(x).mean(0)), "mixes examples"),
+        (lambda: Always(lambda layer, x: F.dropout(layer(x), 0.5)), "other features each time.*training=self.training"),
+        (Counting, "changes its buffer 'calls'"),
+        (with_tensor, r"tensor 'scale' would stay on the CPU. Use register_buffer\('scale'"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(8)), "lazy layers"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 8)).double(), "type torch.float64"),
+        (nn.Flatten, "no parameters to train"),
+        (lambda: nn.Linear(4, 8), r"\[N, 6, 4\] to features \[N, F\].* gave \[4, 6, 8\]"),
+        (lambda: nn.Linear(5, 8), r"fails on inputs \[N, 6, 4\] of zeros and ones: RuntimeError"),
+        (lambda: "a module", "should return an nn.Module. Found str"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_in_one_line(build: Callable[[], nn.Module], message: str) -> None:
+    register(lambda _: build())
+    with pytest.raises(SandmaskError, match=message) as caught:
+        build_featurizer("mine", SHAPE, {})
+    assert "\n" not in str(caught.value)
+    assert "'mine'" in str(caught.value)
+
+
+def test_trained_statistics_are_frozen() -> None:
+    def build(_: object) -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24), nn.Linear(24, 8))
+        norm = module[1]
+        assert isinstance(norm, nn.BatchNorm1d)
+        assert norm.running_mean is not None
+        norm.running_mean.fill_(0.5)
+        return module
+
+    register(build)
+    network = Network(build_featurizer("mine", SHAPE, {}), 3)
+    params = network.unflatten(network.init(0))
+    x = torch.rand(5, *SHAPE)
+    torch.testing.assert_close(network.logits(params, x)[:1], network.logits(params, x[:1]))
+
+
+def test_the_first_parameters_are_those_of_torch() -> None:
+    register(lambda shape: nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1], 8)))
+    network = Network(build_featurizer("Mine", SHAPE, {}), 3)
+    torch.manual_seed(5)
+    expected = nn.Linear(24, 8), nn.Linear(8, 3)
+    found = network.named(network.init(5))
+    assert torch.equal(found["featurizer.model.1.weight"], expected[0].weight)
+    assert torch.equal(found["classifier.weight"], expected[1].weight)
+
+
+def test_hyperparameters_are_passed_by_name() -> None:
+    register(lambda _, mlp_width: nn.Sequential(nn.Flatten(), nn.Linear(24, mlp_width)))
+    assert Network(build_featurizer("mine", SHAPE, {"mlp_width": 7, "mlp_depth": 3}), 2).n_features == 7
+    with pytest.raises(SandmaskError, match="The network mine needs mlp_width"):
+        build_featurizer("mine", SHAPE, {})
+    with pytest.raises(SandmaskError, match="takes no file"):
+        build_featurizer("mine", SHAPE, {"mlp_width": 7}, "weights.pth")
+
+
+@pytest.mark.parametrize(
+    ("module", "why_not"),
+    [
+        (attention(batch_first=True), ""),
+        (nn.Sequential(nn.Conv1d(6, 3, 2), nn.Flatten()), "convolutions"),
+        (
+            Always(lambda layer, x: layer(x) * (1.0 if float(layer.weight.sum()) > -99 else 0.0)),
+            "vmap does not take it",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(24, 50_000)), "a million parameters"),
+    ],
+)
+def test_what_stacks(module: nn.Module, why_not: str) -> None:
+    report = inspect_module("mine", module, SHAPE)
+    assert why_not in report.why_not
+    assert report.stacks == (not why_not)
+    assert not inspect_module("mine", module, SHAPE, stacks=False).stacks
+
+
+def dataset() -> TensorDataset:
+    draws = torch.Generator().manual_seed(0)
+    parts = [(torch.randn(20, *SHAPE, generator=draws), torch.arange(20) % 2) for _ in range(3)]
+    return TensorDataset("Mine", ("a", "b", "c"), ("no", "yes"), parts)
+
+
+def specs(**how: object) -> list[RunSpec]:
+    values = {"batch_size": 4, "lr": 0.001}
+    return [
+        make_spec(DATASETS["DebugVector"], "ERM", [2], steps=3, hparams=values, seed=seed, network="mine", **how)  # type: ignore[arg-type]
+        for seed in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+def test_stacked_runs_are_those_alone(stacks: bool, caplog: pytest.LogCaptureFixture) -> None:
+    register(lambda _: attention(batch_first=True) if stacks else nn.Sequential(nn.Conv1d(6, 3, 2), nn.Flatten()))
+
+    def trained(some: list[RunSpec]) -> Tensor:
+        stack = Stack(some, dataset(), CPU)
+        assert stack.stacks == stacks
+        state = stack.init()
+        for batch, _ in zip(stack.feed(0), range(3), strict=False):
+            state, _metrics = stack.step(state, batch)
+        # Not the parameters: the bias of attention's keys has no effect, and its gradient is rounding alone.
+        predict = stack.algorithm.predict
+        return torch.stack([predict({"params": each}, dataset().inputs(torch.arange(60))) for each in state["params"]])
+
+    both = specs()
+    together = trained(both)
+    assert ("convolutions" in caplog.text) == (not stacks)
+    for run, spec in enumerate(both):
+        torch.testing.assert_close(together[run], trained([spec])[0], rtol=1e-4, atol=1e-5)
+    assert not trains_alone(both[0])
+
+
+def test_indices_are_not_rounded() -> None:
+    load_plugins([EXAMPLE])
+    spec = make_spec(DATASETS["Opinions"], "ERM", [3], steps=1, hparams={"batch_size": 2}, precision="bf16")
+    with pytest.raises(SandmaskError, match="tiny-transformer looks its inputs up by index, and --precision bf16"):
+        Stack([spec], load_dataset("Opinions"), CPU)
+
+
+def test_the_example_trains_stacks_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_plugins([EXAMPLE])
+    data = load_dataset("Opinions")
+    spec = make_spec(DATASETS["Opinions"], "ERM", [3], steps=2, hparams={"batch_size": 4}, network="TINY_transformer")
+    assert (spec.network, spec.weights) == ("tiny-transformer", "none")
+    assert Stack([spec], data, CPU).stacks
+    RunFolder(tmp_path).train(spec, data, CPU)
+    run = load_run(tmp_path)
+    x = data.inputs(torch.arange(5))
+    torch.testing.assert_close(run.module()(x), run.logits(x))
+    assert "tiny-transformer" in [entry.name for entry in suggested_networks()]
+    monkeypatch.setattr(NETWORKS, "_entries", {k: v for k, v in NETWORKS._entries.items() if k != "tinytransformer"})
+    with pytest.raises(SandmaskError, match=r"Unknown network 'tiny-transformer'.*--plugin FILE"):
+        load_run(tmp_path)

@@ -22,7 +22,7 @@ from sandmask.cli._page import (
 from sandmask.errors import SandmaskError
 from sandmask.records._store import refuse_record_name
 from sandmask.reports import FORMATS, render
-from sandmask.reports._report import MOST, PAPER_RULES, rule_names
+from sandmask.reports._report import MOST, DEFAULT_RULES, rule_names
 
 
 def report(
@@ -32,7 +32,7 @@ def report(
         typer.Option(
             metavar="RULE",
             help="Selection rule (see: sandmask list rules), or all. Repeatable. "
-            f"(default: the paper's rules, {' and '.join(PAPER_RULES)})",
+            f"(default: the paper's rules, {' and '.join(DEFAULT_RULES)})",
             show_default=False,
             autocompletion=_completion.rule,
         ),

@@ -16,7 +16,7 @@ from sandmask.reports._tables import averages_table, dataset_table, is_of, metho
 from sandmask.reports._trials import Expected, expected_of, settle_trial
 from sandmask.selection import RULES, GroupKey, SelectionRule, group_runs
 
-PAPER_RULES = ("training-domain", "oracle")
+DEFAULT_RULES = ("training-domain", "oracle")
 MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 
 
@@ -62,7 +62,7 @@ def report(
 
 def rule_names(selection: str | Sequence[str] | None) -> list[str]:
     """The selection rules that are meant."""
-    given = [selection] if isinstance(selection, str) else list(selection or PAPER_RULES)
+    given = [selection] if isinstance(selection, str) else list(selection or DEFAULT_RULES)
     named = [word.strip() for each in given for word in each.split(",")]
     return list(RULES) if "all" in named else named
 

@@ -281,3 +281,9 @@ def test_shared_rows_hold_for_every_scope() -> None:
 
 def test_public_names_resolve() -> None:
     assert all(hasattr(sandmask.hparams, name) for name in sandmask.hparams.__all__)
+
+
+def test_former_names_of_scopes_still_work() -> None:
+    assert Hparam("x", 1.0, Constant(1.0), scope="spirals").scope == "tabular"  # type: ignore[arg-type]
+    for former, scope in (("spirals", "tabular"), ("mnist", "small-image")):
+        assert space_for(former, "Mine", "ERM", ()) == space_for(scope, "Mine", "ERM", ())

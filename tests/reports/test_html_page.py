@@ -1,6 +1,7 @@
 """The page as a file: it stands alone, is written whole, and says what is wrong."""
 
 import re
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import typer
 from typer.testing import CliRunner, Result
 
 from sandmask.cli import _page
+from sandmask.cli._commands import COMMANDS
 from sandmask.cli.report import report
 from sandmask.errors import SandmaskError
 from sandmask.records import write_archive
 from sandmask.records.testing import made_up_sweep
+from sandmask.reports import build_report
 from sandmask.reports.html import render_html, write_html
 
 
@@ -122,3 +125,14 @@ def test_the_browser_is_asked_to_open_the_page(
 def test_a_long_wait_is_announced(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_page, "_MANY", 10)
     assert "48 runs: computing tables" in run(store, "--html", tmp_path / "out.html").stderr
+
+
+def test_the_paper_may_be_left_out(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a guest: without it there is a page, no command for it, and no number to compare with."""
+    for name in [name for name in sys.modules if name.startswith("sandmask.paper.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sandmask.paper", None)
+    assert run(store, "--html", tmp_path / "page.html").exit_code == 0
+    assert "paper" not in [command.name for command in COMMANDS if command.exists]
+    with pytest.raises(SandmaskError, match="not installed"):
+        build_report(made_up_sweep(["ERM"]), against_paper=True)

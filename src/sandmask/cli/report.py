@@ -23,7 +23,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import split_averages
 from sandmask.records._store import refuse_record_name
 from sandmask.reports import FORMATS, render, run_command
-from sandmask.reports._report import MOST, PAPER_RULES, rule_names
+from sandmask.reports._report import DEFAULT_RULES, MOST, rule_names
 from sandmask.selection import ACCURACY
 
 
@@ -34,7 +34,7 @@ def report(
         typer.Option(
             metavar="RULE",
             help="Selection rule (see: sandmask list rules), or all. Repeatable. "
-            f"(default: the paper's rules, {' and '.join(PAPER_RULES)})",
+            f"(default: the paper's rules, {' and '.join(DEFAULT_RULES)})",
             show_default=False,
             autocompletion=_completion.rule,
         ),

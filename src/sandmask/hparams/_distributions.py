@@ -16,9 +16,9 @@ class Distribution(ABC):
     """Draws one number from a random state; `str()` is the notation of the paper's hyperparameter table."""
 
     @property
-    @abstractmethod
     def integer(self) -> bool:
         """Whether the draws are whole numbers (Python `int`) rather than `float`."""
+        return False
 
     @abstractmethod
     def draw(self, random: np.random.RandomState) -> float:
@@ -57,34 +57,12 @@ class Uniform(Distribution):
     def __post_init__(self) -> None:
         _check_range(self, self.low, self.high)
 
-    @property
-    def integer(self) -> bool:
-        """Never."""
-        return False
-
     def draw(self, random: np.random.RandomState) -> float:
         """A value in [low, high)."""
         return float(random.uniform(self.low, self.high))
 
     def __str__(self) -> str:
         return f"U({self.low:g}, {self.high:g})"
-
-
-@dataclass(frozen=True)
-class IntUniform(Uniform):
-    """U(low, high), rounded down."""
-
-    @property
-    def integer(self) -> bool:
-        """Always."""
-        return True
-
-    def draw(self, random: np.random.RandomState) -> float:
-        """The whole part of a value in [low, high)."""
-        return int(super().draw(random))
-
-    def __str__(self) -> str:
-        return f"int {super().__str__()}"
 
 
 @dataclass(frozen=True)
@@ -97,12 +75,9 @@ class LogUniform(Distribution):
 
     def __post_init__(self) -> None:
         _check_range(self, self.low, self.high)
-        _check_base(self, self.base)
-
-    @property
-    def integer(self) -> bool:
-        """Never."""
-        return False
+        _check_finite(self, base=self.base)
+        if self.base <= 1:
+            raise SandmaskError(f"{self!r}: base should be above 1.")
 
     def draw(self, random: np.random.RandomState) -> float:
         """`base` to a uniform power."""
@@ -112,9 +87,8 @@ class LogUniform(Distribution):
         return f"{self.base:g}^U({self.low:g}, {self.high:g})"
 
 
-@dataclass(frozen=True)
-class IntLogUniform(LogUniform):
-    """base^U(low, high), rounded down."""
+class _RoundedDown(Distribution):
+    """The whole part of what the next class draws."""
 
     @property
     def integer(self) -> bool:
@@ -122,11 +96,19 @@ class IntLogUniform(LogUniform):
         return True
 
     def draw(self, random: np.random.RandomState) -> float:
-        """The whole part of `base` to a uniform power."""
-        return int(super().draw(random))
+        """The whole part of a draw."""
+        return int(super().draw(random))  # type: ignore[safe-super]  # there is a next class
 
     def __str__(self) -> str:
         return f"int {super().__str__()}"
+
+
+class IntUniform(_RoundedDown, Uniform):
+    """U(low, high), rounded down."""
+
+
+class IntLogUniform(_RoundedDown, LogUniform):
+    """base^U(low, high), rounded down."""
 
 
 @dataclass(frozen=True, init=False)
@@ -171,9 +153,3 @@ def _check_range(distribution: Distribution, low: float, high: float) -> None:
     _check_finite(distribution, low=low, high=high)
     if low >= high:
         raise SandmaskError(f"{distribution!r}: low should be below high.")
-
-
-def _check_base(distribution: Distribution, base: float) -> None:
-    _check_finite(distribution, base=base)
-    if base <= 1:
-        raise SandmaskError(f"{distribution!r}: base should be above 1.")

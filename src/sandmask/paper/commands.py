@@ -8,8 +8,7 @@ import typer
 from sandmask.cli._console import counted, print_json
 from sandmask.cli._options import DeviceOption, JsonOption, PrecisionOption
 from sandmask.errors import SandmaskError
-from sandmask.paper._command_options import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
-from sandmask.paper._command_tables import TABLES
+from sandmask.paper._command_parts import OUT, TABLES, OutOption, Progress, QuickOption, RecordsOption, finish
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -27,7 +27,7 @@ from sandmask.selection import (
     is_soup,
 )
 
-PAPER_RULES = ("training-domain", "oracle")
+DEFAULT_RULES = ("training-domain", "oracle")
 MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 
 
@@ -82,7 +82,7 @@ def report(
 
 def rule_names(selection: str | Sequence[str] | None, select_by: str = ACCURACY) -> list[str]:
     """The selection rules that are meant. With a metric, "all" are those that select by accuracy otherwise."""
-    given = [selection] if isinstance(selection, str) else list(selection or PAPER_RULES)
+    given = [selection] if isinstance(selection, str) else list(selection or DEFAULT_RULES)
     named = [word.strip() for each in given for word in each.split(",")]
     if "all" in named:
         named = [name for name in RULES if select_by == ACCURACY or not RULES[name].needs_metrics]

@@ -1,18 +1,71 @@
-"""The tables of `sandmask paper`, from records or, quickly, from a tiny sweep."""
+"""Parts of the commands of `sandmask paper`: options, progress, what is printed at the end, and the tables."""
 
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandmask.cli._console import print_json
 from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption
-from sandmask.paper._command_options import OUT, OutOption, Progress, QuickOption, RecordsOption, finish
 
 if TYPE_CHECKING:
+    from sandmask.paper._product import Product
     from sandmask.paper.quick import TinySweep
     from sandmask.records import RunRecord
+
+
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="Make a small version in less than a minute on a CPU. Its numbers mean little.")
+]
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files.")]
+RecordsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--records", metavar="FILE|DIR", help="Records to use: a folder or an archive. Repeatable."),
+]
+OUT = Path("runs/paper")
+_LINE_SECONDS = 10.0
+_FIRST_LINE_SECONDS = 3.0
+
+
+class Progress:
+    """Tells on standard error what is being done: a line that changes in a terminal, lines now and then elsewhere."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._live = sys.stderr.isatty()
+        self._next = time.monotonic() + (0.2 if self._live else _FIRST_LINE_SECONDS)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Tell, if it is time to."""
+        now = time.monotonic()
+        if self.quiet or now < self._next:
+            return
+        self._next = now + (0.2 if self._live else _LINE_SECONDS)
+        line = f"{100 * done // max(total, 1):3d}%  {what}"
+        typer.echo(f"\r\033[K{line}" if self._live else line, err=True, nl=not self._live)
+
+    def close(self) -> None:
+        """Leave a clean line."""
+        if self._live and not self.quiet:
+            typer.echo("\r\033[K", err=True, nl=False)
+
+
+def finish(product: "Product", out: Path, *, as_json: bool) -> None:
+    """Write the files; print the numbers and where the files are."""
+    from sandmask.paper._product import write_product
+    from sandmask.reports import text
+
+    files = write_product(product, out)
+    if as_json:
+        print_json({"name": product.name, "files": [str(path) for path in files], **product.summary})
+        return
+    if product.grids:
+        typer.echo(text(product.grids))
+    typer.echo("Wrote " + ", ".join(str(path) for path in files) + ".")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Text for people: names from outside (files, folders, classes) made safe to print, and lines on standard error."""
+"""Safe printing of names from outside (files, folders, classes), and lines on standard error."""
 
 import os
 import sys

@@ -140,7 +140,7 @@ def _nameless(error: OSError) -> str:
 
 
 def _explained(error: Any) -> str:
-    """What is wrong with a command line, and where to read on; nothing of a group alone, whose help is printed."""
+    """Describe an error in a command line and name its help; empty for a group alone, whose help is printed."""
     said = _no_such_option(error) or " ".join(error.format_message().split())
     if not said:
         return ""
@@ -154,7 +154,7 @@ def _explained(error: Any) -> str:
 
 
 def _no_such_option(error: Any) -> str:
-    """What is wrong with an unknown option, with the option that was meant if one is close; "" for other mistakes.
+    """Describe an unknown option and suggest a similar one; "" for other errors.
 
     Typer's own suggestions include options that have only the hyphens in common.
     """

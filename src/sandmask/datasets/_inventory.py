@@ -1,4 +1,4 @@
-"""What a dataset holds: examples by environment and class, and the files that are not used."""
+"""Inventory of a dataset: examples by environment and class, and files that are not used."""
 
 from collections import defaultdict
 from dataclasses import dataclass

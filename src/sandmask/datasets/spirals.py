@@ -26,7 +26,7 @@ SPECIAL_SEED = 2**32 - 1  # of environment 0
 
 @dataclass(frozen=True)
 class SpiralParameters:
-    """What the generator takes; the defaults are the published data.
+    """Parameters of the generator; the defaults give the published data.
 
     :param seed: which draw; every seed gives fresh spirals and signatures.
     :param environments: how many environments have a signature that gives the label away.
@@ -44,7 +44,7 @@ class SpiralParameters:
 
     @property
     def name(self) -> str:
-        """What the dataset is called: the parameters that differ from the published data follow the name."""
+        """The name of the dataset, followed by the parameters that differ from the published data."""
         changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
         return ":".join(["Spirals", *(f"{name}={value}" for name, value in changed)])
 

@@ -139,7 +139,7 @@ class _ConvBlock(Function):
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Of the input, and of the parameters unless they are folded."""
+    """Gradients of the input, and of the parameters unless they are folded."""
     from sandmask.functional.kernels import conv as conv_kernels
     from sandmask.functional.kernels import conv_weights, norm
 

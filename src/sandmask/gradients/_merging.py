@@ -18,7 +18,7 @@ About = tuple[torch.Size, torch.dtype, torch.dtype]
 
 @dataclass(frozen=True)
 class _Share:
-    """What the processes must know of each other's moments before they can add up buffers."""
+    """Metadata of moments that processes exchange before they sum buffers."""
 
     count: int
     layout: Layout | None
@@ -114,7 +114,7 @@ def _reduce(positions: list[int], moments: GradientMoments, total: int, group: d
 
 
 def _device(moments: GradientMoments, param: Tensor | None, group: dist.ProcessGroup | None) -> torch.device:
-    """Where to keep the moments of a tensor that had no gradient in this process."""
+    """The device for moments of a tensor that had no gradient in this process."""
     if param is not None:
         return param.device
     if moments.sums.mean:

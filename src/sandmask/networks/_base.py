@@ -34,7 +34,7 @@ class Featurizer(nn.Module):
         return None
 
     def hidden(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
-        """What goes into the last layer."""
+        """The input of the last layer."""
         raise TypeError(f"{type(self).__name__} has a last layer, and should define hidden(x, drop)")
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
@@ -121,7 +121,7 @@ class Network:
 
     @property
     def constants(self) -> Params:
-        """What every call uses beside the parameters, by name: frozen batch-norm statistics."""
+        """The constants of the network by name: frozen batch-norm statistics."""
         return self._flat.constants
 
     @constants.setter

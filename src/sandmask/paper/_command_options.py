@@ -1,4 +1,4 @@
-"""What the commands of `sandmask paper` share: options, progress, and what is printed at the end."""
+"""Common parts of the commands of `sandmask paper`: options, progress and output."""
 
 import sys
 import time

@@ -85,7 +85,7 @@ def _schema(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Any:
 
 
 def _layout(schema: Any) -> dict[str, Any]:
-    """How to compress: numbers byte plane by byte plane, everything else (it repeats) by dictionary."""
+    """Compression settings: byte-stream split for numbers, dictionaries for the rest."""
     import pyarrow as pa
 
     split, repeating = {}, []

@@ -46,7 +46,7 @@ class _Long:
 
 
 class Curves:
-    """What a frame is made of: accuracies of every row, metrics of every checkpoint, and the rest of every run."""
+    """The columns of a frame: accuracies of every row, metrics of every checkpoint, and constants of every run."""
 
     def __init__(self, runs: Iterable[RunRecord] = ()) -> None:
         self.specs: dict[str, RunSpec] = {}  # by id

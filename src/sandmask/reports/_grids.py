@@ -103,7 +103,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def _partial(cell: Cell) -> Iterator[str]:
-    """What a number lacks: columns, runs."""
+    """Counts of missing columns and runs of a cell."""
     parts = cell.parts
     if parts is not None and not parts.complete:
         yield f"{parts.found}/{parts.of} {parts.kind}" if parts.found < parts.of else "in part"
@@ -117,7 +117,7 @@ def _signed(difference: float) -> str:
 
 
 def _table_notes(table: Table) -> Iterator[str]:
-    """What diverged and what is missing; where a method's columns have the same to say, it is said once."""
+    """Notes on diverged and missing runs; equal notes of a method's columns are merged."""
     columns: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for (method, column), cell in table.cells.items():
         for mark, text in _cell_notes(cell):

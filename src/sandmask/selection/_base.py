@@ -1,4 +1,4 @@
-"""What a selection rule is, and the registry of rules."""
+"""Selection rules and their registry."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -34,7 +34,7 @@ class SweepFolder:
 
     @property
     def request(self) -> Path:
-        """What was asked for."""
+        """The file with the sweep spec."""
         return self.path / "sweep.toml"
 
     @property
@@ -51,11 +51,11 @@ class SweepFolder:
         return self.stacks / f"{stack}.checkpoint.safetensors"
 
     def state(self, stack: str) -> Path:
-        """What a stack ended with, where that is kept."""
+        """The final state of a stack, if it is kept."""
         return self.stacks / f"{stack}.state.safetensors"
 
     def progress(self, stack: str) -> Path:
-        """How far a stack is."""
+        """The progress file of a stack."""
         return self.stacks / f"{stack}.progress.json"
 
     def asked(self) -> SweepSpec | None:
@@ -128,7 +128,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What `write_json` wrote; None where there is no such file, or where it is damaged or cannot be read."""
+    """Read a file of `write_json`; None if it does not exist, is damaged or cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):

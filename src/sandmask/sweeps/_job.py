@@ -71,7 +71,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `runs` are those that could not be trained; `message` says why."""
+    """The outcome of a job. `runs` could not be trained; `message` says why."""
 
     state: State
     stack: str

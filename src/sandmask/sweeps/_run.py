@@ -24,7 +24,7 @@ LONGEST = 400  # characters of an error in a message
 
 @dataclass
 class SweepResult:
-    """How a sweep ended. `failed` are runs and why they could not be trained."""
+    """The result of a sweep. `failed` has the runs that could not be trained, with the reasons."""
 
     done: int = 0
     failed: dict[str, str] = field(default_factory=dict)

@@ -97,7 +97,7 @@ def _check_evaluations(steps: int, every: int) -> None:
 
 
 def _weights_name(network: str, weights: str | None) -> str:
-    """What the records say the network started from: a file by its name, without the folder."""
+    """The name of the initial weights in records: a file name without its folder."""
     if network in ("mlp", "mnist-convnet"):
         return "none"
     return "pretrained" if weights is None else Path(weights).name

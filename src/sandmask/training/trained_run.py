@@ -48,7 +48,7 @@ class TrainedRun:
 
     @property
     def spec(self) -> RunSpec:
-        """What was trained, and how."""
+        """The spec of the run."""
         return self.info.spec
 
     @property
@@ -164,7 +164,7 @@ def _read_info(model: Path) -> ModelInfo:
 
 
 def _why_no_model(path: Path) -> str:
-    """What a folder without a model is, and what to do about it."""
+    """Explain why a folder has no model, and what to do."""
     if not path.is_dir():
         return f"There is no folder or file {path}. Give the folder of a run, or the model file in it."
     if not (path / RECORDS).is_file():

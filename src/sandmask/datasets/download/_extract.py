@@ -68,7 +68,7 @@ def extract(archive: Path, folder: Path) -> int:
 
 
 class _Budget:
-    """How much may be written: what an archive of its size can hold, and what the disk has room for."""
+    """A limit on what may be written, from the size of the archive and the free disk space."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         self.archive, self.folder = archive, folder
@@ -159,7 +159,7 @@ def _decompressed(archive: Path) -> Any:
 
 
 def _place(archive: Path, folder: Path, name: str) -> Path | None:
-    """Where a member goes; None for what macOS adds. A name that leads elsewhere is refused."""
+    """The path of a member; None for macOS metadata. Paths outside of the folder are refused."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts or ":" in path.parts[0]:
         raise ArchiveError(f"{archive}: {name!r} would be written outside of the folder. The archive was not unpacked.")

@@ -29,7 +29,7 @@ class Obtained:
 
 @dataclass(frozen=True)
 class Installed:
-    """What `install` did."""
+    """The result of `install`."""
 
     path: Path
     origins: tuple[str, ...]
@@ -182,7 +182,7 @@ def _unpack(file: Obtained, remote: RemoteFile, folder: Path) -> None:
 
 
 def _by_hand(source: Source, file: RemoteFile, data_dir: Path, reasons: list[str]) -> str:
-    """What to do when no mirror delivers."""
+    """Instructions for the case that no mirror works."""
     addresses = " or ".join(_web_address(mirror) for mirror in file.mirrors)
     if source.images is not None:
         layout = f"{data_dir / source.folder}/<domain>/<class>/ ({', '.join(source.images.domains)})"

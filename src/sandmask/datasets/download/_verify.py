@@ -17,7 +17,7 @@ from sandmask.errors import SandmaskError
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found. `status` is "ok", "wrong" (then `problems` says how) or "missing"."""
+    """The result of a check: `status` is "ok", "wrong" (see `problems`) or "missing"."""
 
     name: str
     path: str | None

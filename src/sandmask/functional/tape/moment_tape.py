@@ -119,7 +119,7 @@ class MomentTape(Tape):
                 target[runs] = value
 
     def moments(self) -> TensorMoments:
-        """What was folded: [K, P]. Parameters that were not used have zeros."""
+        """The folded moments [K, P]; zeros for unused parameters."""
         for place in set(self._places.values()) - self._filled:
             self._buffers[..., slice(*place)] = 0.0
         return TensorMoments(self.n_envs, *self._buffers)

@@ -1,4 +1,4 @@
-"""What a page knows of every run without its curves: columns, one entry per run, and what each rule would select."""
+"""Columns of the page's table of runs, and the selection of each rule."""
 
 import json
 import math

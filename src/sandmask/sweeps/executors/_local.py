@@ -51,12 +51,12 @@ class WorkerExecutor(ProcessPoolExecutor):
         super().__init__(workers, mp_context=context, initializer=_prepare, initargs=arguments)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As always; a worker that this starts has SIGINT blocked, which may come while it imports."""
+        """Submit a call. New workers start with SIGINT blocked, which may arrive while they import."""
         with _interrupts_wait(), _main_hidden():
             return super().submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As always. Workers left alone by an interrupted wait would never hear that it is over, and never end."""
+        """Shut down. After an interrupted wait, workers are killed, because they would never end."""
         workers = list((self._processes or {}).values())
         try:
             super().shutdown(wait, cancel_futures=cancel_futures)

@@ -230,7 +230,7 @@ def train_stack(
     :param compiled: compile the network.
     :param fast: use CUDA graphs on a GPU.
     :param diagnostics: also record metrics of masks and gradients; nothing else changes.
-    :param report: called with a `Progress` after every few steps and every evaluation.
+    :param on_progress: called with a `Progress` after every few steps and every evaluation.
     :param checkpoint_seconds: seconds between checkpoints.
     :param keep_checkpoint: keep the checkpoint with the final states.
     """

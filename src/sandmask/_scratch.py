@@ -23,7 +23,7 @@ _kept = _Kept()
 
 
 def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor on the CPU with anything in it, good until this thread asks for the same `use` again."""
+    """An uninitialized tensor on the CPU, valid until this thread requests the same `use` again."""
     size = torch.Size(shape).numel()
     if size > LARGEST:
         return torch.empty(shape, dtype=dtype)

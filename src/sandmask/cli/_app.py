@@ -130,7 +130,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _nameless(error: OSError) -> str:
-    """What an error is about that names no file: the current folder, if somebody has deleted it."""
+    """The subject of an error that names no file: the current folder, if it was deleted."""
     if isinstance(error, FileNotFoundError):
         try:
             Path.cwd()
@@ -193,7 +193,7 @@ def frame(
 
 
 def greeting() -> str:
-    """The three things people do first, as far as their commands are installed."""
+    """The first commands to try, if they are installed."""
     present = {command.name for command in COMMANDS if command.exists}
     title = styled("sandmask", bold=True)
     lines = [f"{title} {__version__}: models that work on domains they have not seen"]

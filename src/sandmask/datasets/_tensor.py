@@ -71,7 +71,7 @@ def _check_parts(
                 f"Found {_form(inputs)}."
             )
         if labels.min() < 0 or labels.max() >= len(classes):
-            raise SandmaskError(f"{where}: labels should lie in 0..{len(classes) - 1} for {len(classes)} classes.")
+            raise SandmaskError(f"{where}: labels should be in 0..{len(classes) - 1} for {len(classes)} classes.")
 
 
 def _form(inputs: Tensor) -> str:

@@ -77,7 +77,7 @@ def spiral_environment(
     """Inputs [n, 2 + signature] and labels [n] of one environment: two mechanism dimensions, then the signature.
 
     Environments 1, 2, ... have signatures that give the label away: the same vector for all examples, with the label's
-    sign. Environment 0 has random signatures, so that only the spiral tells.
+    sign. Environment 0 has random signatures, so only the spiral predicts the label.
 
     `noise` is the standard deviation of normal noise added to the two mechanism dimensions, which have unit
     variance. It is drawn last: everything else is the same with and without it.

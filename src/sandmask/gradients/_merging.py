@@ -58,7 +58,7 @@ def merge(
 
 
 def buckets(tensors: Mapping[int, tuple[int, torch.dtype]]) -> Iterator[list[int]]:
-    """Tensors to reduce together; by dtype and size alone, so that all processes come to the same."""
+    """Tensors to reduce together, chosen by dtype and size only, so that all processes agree."""
     for kept in sorted({dtype for _, dtype in tensors.values()}, key=str):
         bucket: list[int] = []
         size = 0

@@ -60,7 +60,7 @@ class Message:
     processes: Processes
     mask: str | None = None
     norms: Mapping[str, float] | None = None
-    """Parameter name -> norm: how different models are told apart."""
+    """Parameter name -> norm, to detect different models."""
     error: str | None = None
     content: Any = None
 

@@ -43,7 +43,7 @@ class Featurizer(nn.Module):
 
 
 class _Classifier(nn.Linear):
-    """The last layer; a type of its own, so that it stays in full precision: it is small, logits matter."""
+    """The last layer, with its own type, so that it stays in full precision."""
 
 
 class _Parts(nn.Module):

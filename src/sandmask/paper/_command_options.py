@@ -27,7 +27,7 @@ _FIRST_LINE_SECONDS = 3.0
 
 
 class Progress:
-    """Tells on standard error what is being done: a line that changes in a terminal, lines now and then elsewhere."""
+    """Shows progress on standard error: a line that is updated in a terminal, occasional lines elsewhere."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet

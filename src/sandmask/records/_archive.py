@@ -118,7 +118,7 @@ def _key(run: RunRecord) -> _Key:
 
 
 def _split_sizes(runs: Sequence[RunRecord]) -> _Sizes:
-    """For each dataset, the sizes of its "in" and "out" splits as far as the accuracies tell."""
+    """For each dataset, the sizes of its "in" and "out" splits as far as they can be inferred from accuracies."""
     groups: defaultdict[_Key, list[RunRecord]] = defaultdict(list)
     for run in runs:
         groups[_key(run)].append(run)
@@ -167,7 +167,7 @@ def read_statuses(path: Path) -> dict[str, Status]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The Parquet file; what turns out to be wrong with it, also later, is said in a line."""
+    """The Parquet file; any error in it is reported in one line."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

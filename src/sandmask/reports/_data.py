@@ -123,7 +123,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Comparisons with the baseline, and for each scope how far mean ranks must differ to be told apart."""
+    """Comparisons with the baseline, and the critical difference of mean ranks for each scope."""
 
     baseline: str
     comparisons: tuple[Comparison, ...]

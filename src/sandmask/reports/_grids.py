@@ -38,7 +38,7 @@ def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
 
 
 def printable_grid(grid: Grid) -> Grid:
-    """The same table with escapes for control characters: names come from files, and may hold anything."""
+    """The same table with control characters escaped, because names come from files."""
     return Grid(
         printable(grid.title),
         tuple(map(printable, grid.header)),
@@ -60,7 +60,7 @@ def _rule_grids(rule: RuleReport, statistics: bool) -> Iterator[Grid]:
 
 
 def table_grid(table: Table, title: str, kind: str) -> Grid:
-    """A table in words; `kind` says what its columns are."""
+    """A table as text; `kind` says what its columns are."""
     rows = tuple(
         (
             method,
@@ -112,7 +112,7 @@ def _partial(cell: Cell) -> Iterator[str]:
 
 
 def _signed(difference: float) -> str:
-    """A difference, with its sign; what rounds to nothing has none of its own."""
+    """A signed difference; zero has no sign."""
     return f"{difference:+z.1f}"
 
 
@@ -175,7 +175,7 @@ def _statistics_grid(statistics: Statistics, suffix: str) -> Grid:
         )
     notes = [_STATISTICS_NOTE]
     notes += [
-        f"{scope}: mean ranks closer than {value:.2f} are not told apart (Nemenyi, 0.05)."
+        f"{scope}: mean ranks closer than {value:.2f} are not significantly different (Nemenyi, 0.05)."
         for scope, value in statistics.critical_differences.items()
     ]
     header = ("Dataset", "Algorithm", "Mean rank", "Difference", "95% interval", "p", "Pairs")

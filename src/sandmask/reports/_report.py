@@ -61,7 +61,7 @@ def report(
 
 
 def rule_names(selection: str | Sequence[str] | None) -> list[str]:
-    """The selection rules that are meant."""
+    """Resolve the names of selection rules."""
     given = [selection] if isinstance(selection, str) else list(selection or PAPER_RULES)
     named = [word.strip() for each in given for word in each.split(",")]
     return list(RULES) if "all" in named else named

@@ -94,7 +94,7 @@ class SweepFolder:
                 write_sweep(sweep, self.request)
 
     def finished(self) -> set[str]:
-        """The ids of all runs that are finished, whatever file below the folder they are in."""
+        """The ids of all finished runs in any file below the folder."""
         files = [file for pattern in (f"*{ARCHIVE_SUFFIX}", "*.jsonl") for file in self.path.rglob(pattern)]
         return {run for file in files for run in _finished_runs(file)}
 

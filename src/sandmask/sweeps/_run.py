@@ -100,7 +100,7 @@ class _Driver:
         return begun + group([run for run in free if run.id not in taken], self.cap)
 
     def _round(self, stacks: Sequence[PlannedStack]) -> None:
-        """Hand out stacks once; what comes back undone is planned anew."""
+        """Submit stacks once; unfinished ones are planned again."""
         executor = self.executor()
         clean = False
         try:
@@ -149,7 +149,7 @@ class _Driver:
             self.result.failed.update(dict.fromkeys(outcome.runs, outcome.message))
 
     def _fetch(self, name: str, content: bytes) -> None:
-        """The records of a worker that writes to a disk of its own."""
+        """Fetch the records of a worker that does not share the disk."""
         target = self.folder.records(name)
         with turn(self.folder.stacks):
             if not target.exists():

@@ -119,7 +119,7 @@ class Trainer:
         return min((self.done - 1) // every * every + every + 1, self.steps) - self.done
 
     def _evaluate(self) -> bool:
-        """Note the accuracies; say whether every run has diverged, as far as the host has looked."""
+        """Record the accuracies; return whether every run is known to have diverged."""
         step = self.done - 1
         carry = self.program.carry
         finite = torch.isfinite(carry.state["params"]).all(-1)

@@ -1,4 +1,4 @@
-"""Unpack an archive that is not to be trusted: no file outside the folder, no links, no devices, no more than fits.
+"""Unpack untrusted archives: no files outside the folder, no links, no devices, and a limited size.
 
 All of it is read and compared with its checksums, so that a damaged archive is noticed.
 """
@@ -140,7 +140,7 @@ def _tar_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]
 
 
 class _Stream:
-    """A file that does not hand out gigabytes at once, which a header may ask for."""
+    """A file that limits the size of a read, because a header may request gigabytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file

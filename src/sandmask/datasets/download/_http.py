@@ -22,7 +22,7 @@ MOST_TRIES = 100  # whatever progress they make
 
 
 class MirrorError(Exception):
-    """A mirror that does not deliver; the message says why. The next one may."""
+    """A mirror that failed; the message says why."""
 
 
 class _InterruptedError(Exception):

@@ -157,7 +157,7 @@ def _prepare(source: Source, obtained: list[Obtained], data_dir: Path) -> str:
 
 
 def _put_in_place(ready: Path, target: Path, replaced: Path) -> None:
-    """Rename `ready` to `target`; what was there goes to `replaced`, and comes back if that fails."""
+    """Rename `ready` to `target`; an existing folder is moved to `replaced`, and back if that fails."""
     if target.exists():
         target.rename(replaced)
     try:

@@ -23,7 +23,7 @@ def how(tiles: Tiles) -> dict[str, Any]:
 
 
 def at_most(most: int, size: int) -> int:
-    """A power of 2 that covers `size` where that is less: products want at least 16."""
+    """The smallest power of 2 that covers `size`, at least 16."""
     return min(most, max(int(triton.next_power_of_2(size)), 16))
 
 

@@ -1,7 +1,7 @@
 """Moments over environments of every weight's gradient, for K runs, from one forward and one backward pass.
 
-The gradient with respect to a layer's input is the same whoever asks for it; only the gradients of its weights have to
-be kept apart by environment. Here they are folded into moments in the layer's backward pass, and go no further.
+One backward pass gives the gradients of all layers' inputs; only the gradients of the weights have to be kept apart by
+environment. Here they are folded into moments in the layer's backward pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -29,7 +29,7 @@ _SETTINGS = ("space", "network", "weights", "precision")
 
 
 class _Places:
-    """Numbers things in the order in which they are met, so that what repeats is written once."""
+    """Numbers values in the order of their first occurrence, so that repeated values are written once."""
 
     def __init__(self) -> None:
         self.found: dict[Any, int] = {}

@@ -1,8 +1,8 @@
 """Tapes: watch the parameters of a forward pass, so that layers compute per-environment gradients.
 
 One backward pass gives the gradients of all layers' inputs; only the gradients of the parameters have to be kept apart
-by environment. While a tape is active, the layers in its table are computed by functions whose backward passes give these
-gradients to the tape; everything else runs as usual.
+by environment. While a tape is active, the layers in its table are computed by functions whose backward passes give
+these gradients to the tape; everything else runs as usual.
 
 `OnePass` keeps the gradients of one run, `functional.tape.MomentTape` folds those of K runs into moments.
 """

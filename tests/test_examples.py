@@ -74,3 +74,9 @@ def test_what_the_documentation_shows_of_a_script_is_in_it() -> None:
         text = (EXAMPLES / script).read_text(encoding="utf-8")
         indented = [indent(block, depth * "    ") for depth in range(3)]
         assert any(each in text for each in indented), f"docs/own-loop.md shows another {script}"
+
+
+def test_the_gallery_has_every_example() -> None:
+    page = (EXAMPLES.parent / "docs" / "gallery.md").read_text(encoding="utf-8")
+    examples = [path.relative_to(EXAMPLES.parent) for path in EXAMPLES.rglob("*.*") if path.suffix in (".py", ".ipynb")]
+    assert [path.as_posix() for path in sorted(examples) if f"`{path.as_posix()}`" not in page] == []

@@ -1,4 +1,4 @@
-"""How much memory a process can still take, within the limits of a container."""
+"""Free memory, within the limits of a container."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def read_accounts(file: Path, name: str) -> int | None:
 
 
 def _free_in_groups() -> list[int | None]:
-    """What the process's control group and those above it leave: each may have a limit.
+    """Memory left by the process's control group and those above it; each may have a limit.
 
     In a container, the root is usually the process's own group.
     """
@@ -36,7 +36,7 @@ def _free_in_groups() -> list[int | None]:
 
 
 def _free_in(group: Path) -> int | None:
-    """What one group leaves, in version 2 or 1 of control groups. Caches of files do not count: they can be freed."""
+    """Memory left by one group, in version 2 or 1 of control groups. File caches can be freed and do not count."""
     for limit_name, used_name in (
         ("memory.max", "memory.current"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),

@@ -1,4 +1,4 @@
-"""From inside one level of `vmap` to the tensors underneath, where K runs are one leading dimension.
+"""Access from inside one level of `vmap` to the tensors underneath, with K runs as the leading dimension.
 
 `vmap` maps every small operation to one on K runs. Where a few operations together are better one kernel, that kernel
 wants the whole tensors; this is how a function of one run hands them over.
@@ -24,7 +24,7 @@ Kernel = Callable[..., tuple[Tensor, ...]]
 
 
 def in_transform() -> bool:
-    """Whether this is called from inside of a transform of `torch.func`, such as `vmap` or `grad`, or may be."""
+    """Whether this may be called inside a transform of `torch.func`, such as `vmap` or `grad`."""
     return not _CAN_ASK or peek_interpreter_stack() is not None
 
 

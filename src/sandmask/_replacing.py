@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written under a temporary name, then renamed."""
+"""Atomic file replacement: files are written under a temporary name and renamed."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Memory that is used again: on a CPU, fresh memory costs more than what is computed in it.
+"""Reusable buffers on a CPU, where allocating memory costs more than the computation.
 
 A large tensor that is freed goes back to the system, and the next one of its size is handed out page by page, each with
 a fault. Sixteen environments' gradients of a layer are written, read a few times, and forgotten: always in one place.
@@ -13,7 +13,7 @@ LARGEST = 2**22  # numbers that are kept, for each thread, use and dtype
 
 
 class _Kept(threading.local):
-    """What each thread keeps."""
+    """The tensors that a thread keeps."""
 
     def __init__(self) -> None:
         self.tensors: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -23,7 +23,7 @@ _kept = _Kept()
 
 
 def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor on the CPU with anything in it, good until this thread asks for the same `use` again."""
+    """An uninitialized tensor on the CPU, valid until this thread requests the same `use` again."""
     size = torch.Size(shape).numel()
     if size > LARGEST:
         return torch.empty(shape, dtype=dtype)

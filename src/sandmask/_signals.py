@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that a program that a scheduler ends saves its work as it does after Ctrl-C."""
+"""SIGTERM as an exception, so that a program saves its work as after Ctrl-C."""
 
 import os
 import signal

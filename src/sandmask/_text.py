@@ -1,4 +1,4 @@
-"""Text for people: names from outside (files, folders, classes) made safe to print, and lines on standard error."""
+"""Safe printing of names from outside (files, folders, classes), and lines on standard error."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and format characters, lone 
 
 
 def printable(text: str) -> str:
-    r"""The text with escapes instead of what would move a terminal's cursor, colour it or reverse its direction.
+    r"""Escape characters that would move a terminal's cursor, change its colour or reverse its direction.
 
     >>> printable("cat\x1b[31m\n")
     'cat\\x1b[31m\\n'

@@ -92,7 +92,7 @@ class MaskLogger:
         self.every, self.bins, self.per_tensor = every, bins, per_tensor
         self.step = start
         self.rows: list[dict[str, float]] = []
-        """What was written, where it goes to neither a file nor TensorBoard."""
+        """The rows, if they are written neither to a file nor to TensorBoard."""
         self._writer = None if tensorboard is None else open_tensorboard(tensorboard, purge_step=start or None)
         self._table: Path | None = None if csv is None else Path(csv)
 

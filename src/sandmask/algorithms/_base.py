@@ -125,7 +125,7 @@ class ObjectiveAlgorithm(Algorithm):
         """The value to minimize, and the entries of the state that this step replaces (often none)."""
 
     def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor | None:  # noqa: ARG002
-        """Where true, the optimizer starts afresh at this step (a sudden change of the objective)."""
+        """Where true, the optimizer is reset at this step (a sudden change of the objective)."""
         return None
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:

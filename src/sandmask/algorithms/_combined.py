@@ -1,4 +1,4 @@
-"""What methods share that combine the environments' whole gradients, such as by the angles between them."""
+"""Base class of methods that combine whole gradients of environments, such as by their angles."""
 
 from abc import abstractmethod
 

@@ -1,4 +1,4 @@
-"""What a mask does to each tensor of a network, as one vector of figures that a step returns beside its loss."""
+"""Diagnostics of a mask for each tensor, as one vector that a step returns with its loss."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""A look at the environments' gradients on held-out examples, for algorithms with a mask and without."""
+"""Diagnostics of the environments' gradients on held-out examples."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ HELD_OUT_DENSITY = "held_out_mask_density"
 
 
 class HeldOutProbe(MaskedAlgorithm):
-    """Looks at the environments' gradients as an algorithm would, and changes nothing.
+    """Computes diagnostics of the environments' gradients without changing the state.
 
     It is a masked method whose update leaves the state alone, so that it takes whichever way to the moments of the
     gradients is fastest here. Nothing is dropped out: two looks at the same state see the same.

@@ -1,4 +1,4 @@
-"""What the gradient-mask methods share: per-environment gradients, one mask, one Adam."""
+"""Base classes of the gradient-mask methods: per-environment gradients, one mask, one Adam."""
 
 from abc import abstractmethod
 
@@ -28,7 +28,7 @@ class MaskedAlgorithm(Algorithm):
         """The mask for these hyperparameters."""
 
     def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
-        """What each environment's gradient is taken of: [E]."""
+        """The risks whose gradients are compared: [E]."""
         return environment_risks(self.logits(params, batch, hparams), batch)
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002

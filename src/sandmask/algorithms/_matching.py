@@ -1,4 +1,4 @@
-"""What CORAL and MMD share: the risk, plus a weighted distance between the environments' features."""
+"""Base class of CORAL and MMD: the risk plus a weighted distance between the environments' features."""
 
 # ruff: noqa: ARG002 - an objective is offered all that any of them needs
 

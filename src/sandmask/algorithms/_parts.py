@@ -8,7 +8,7 @@ from sandmask.networks import Network
 
 
 class Parts:
-    """Where the classifier is in a network's vector: at its end."""
+    """The classifier's place in a network's vector, which is its end."""
 
     def __init__(self, network: Network) -> None:
         weight, bias = network.slots[-2:]

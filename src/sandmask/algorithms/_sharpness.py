@@ -1,4 +1,4 @@
-"""What SAM, GSAM and SAGM share: a second gradient, taken where a step uphill leads."""
+"""Base class of SAM, GSAM and SAGM: a second gradient after a step uphill."""
 
 from abc import abstractmethod
 
@@ -20,7 +20,7 @@ class SharpnessAware(Algorithm):
     """
 
     def reach(self, norm: Tensor, hparams: Hparams) -> Tensor:
-        """How far to go along a gradient of this norm: rho / |g|."""
+        """The length of the step uphill along a gradient of this norm: rho / |g|."""
         return hparams["rho"] / (norm + _EPSILON)
 
     @abstractmethod

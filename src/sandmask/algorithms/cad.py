@@ -64,7 +64,7 @@ class CondCAD(CAD):
 
 
 class Pairs(NamedTuple):
-    """What is true of pairs of examples [N, N]; padding is in none."""
+    """Properties of pairs of examples, [N, N], without padding."""
 
     other: Tensor  # j is another example than i
     same_class: Tensor

@@ -1,4 +1,4 @@
-"""Conditional DANN: features that, class by class, do not tell their environment."""
+"""Conditional DANN: features that, within each class, do not reveal their environment."""
 
 from torch import Tensor
 

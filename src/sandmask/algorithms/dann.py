@@ -1,4 +1,4 @@
-"""Domain-adversarial neural networks: features that do not tell their environment."""
+"""Domain-adversarial neural networks: features that do not reveal their environment."""
 
 from sandmask.algorithms._adversarial import Adversarial
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry

@@ -29,7 +29,7 @@ class EQRM(ObjectiveAlgorithm):
 
     Q solves mean_e Phi((Q - R_e) / h) = alpha, with bandwidth h = 1.06 std(R) E^(-1/5) and the standard normal
     distribution function Phi. A negative alpha stands for 1 - exp(alpha), a quantile so near to 1 that Q is computed as
-    mean(R) + h sqrt(-2 alpha). Before step `eqrm_burnin_iters` the objective is mean_e R_e; there Adam starts afresh,
+    mean(R) + h sqrt(-2 alpha). Before step `eqrm_burnin_iters` the objective is mean_e R_e; there Adam is reset,
     and `eqrm_lr` takes the place of `lr`.
 
     The gradient is that of Q, by the implicit function theorem. DomainBed differentiates the last interval of a

@@ -24,7 +24,7 @@ class Fishr(ObjectiveAlgorithm):
     v_ek is the variance over environment e's examples (divided by B) of the loss's derivative by parameter k of the
     classifier, smoothed over steps: s_e <- ema s_e + (1 - ema) var_e, from s_e = 0, and v_e = s_e / (1 - ema), so that
     the gradient that reaches var_e does not depend on ema. lambda is 0 before step `penalty_anneal_iters`, `lambda`
-    from there on; Adam starts afresh there. The averages are kept from the first step on.
+    from there on; Adam is reset there. The averages are kept from the first step on.
     """
 
     def extra_state(self, seed: int) -> State:

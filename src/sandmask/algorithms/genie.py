@@ -47,7 +47,7 @@ class GENIE(Algorithm):
 
 
 class Signal(NamedTuple):
-    """What the averages say of every parameter."""
+    """Signal and weight of every parameter."""
 
     mean: Tensor  # q m
     trust: Tensor  # k

@@ -31,7 +31,7 @@ class IBERM(ObjectiveAlgorithm):
     """min mean_e R_e + lambda mean_e V_e, V_e = mean_j var_i(z_ij): the variance of environment e's features.
 
     The variances are unbiased (divided by B - 1). lambda is 0 before step `ib_penalty_anneal_iters`, `ib_lambda` from
-    there on; Adam starts afresh there.
+    there on; Adam is reset there.
     """
 
     def objective(

@@ -23,7 +23,7 @@ class IBIRM(ObjectiveAlgorithm):
     """min mean_e R_e + lambda_IRM mean_e P_e + lambda_IB mean_e V_e: IRM's penalty P and IB_ERM's variance V.
 
     lambda_IRM is 1 before step `irm_penalty_anneal_iters` and `irm_lambda` from there on; lambda_IB is 0 before step
-    `ib_penalty_anneal_iters` and `ib_lambda` from there on. Adam starts afresh at both steps.
+    `ib_penalty_anneal_iters` and `ib_lambda` from there on. Adam is reset at both steps.
     """
 
     def objective(

@@ -26,7 +26,7 @@ PENALTY = (
 class IRM(ObjectiveAlgorithm):
     """min mean_e R_e + lambda mean_e (dR_e(s f) / ds at s = 1)^2: IRMv1, the square estimated without bias.
 
-    lambda is 1 before step `irm_penalty_anneal_iters`, `irm_lambda` from there on; Adam starts afresh there.
+    lambda is 1 before step `irm_penalty_anneal_iters`, `irm_lambda` from there on; Adam is reset there.
     """
 
     def objective(

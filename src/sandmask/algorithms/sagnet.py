@@ -1,4 +1,4 @@
-"""Style-agnostic networks: classify by content, and unlearn what style tells."""
+"""Style-agnostic networks: classify by content, and unlearn style."""
 
 import torch
 from torch import Tensor, nn

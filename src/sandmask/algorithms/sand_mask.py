@@ -17,7 +17,7 @@ PAPER = "Shahtalebi et al., SAND-mask: an enhanced gradient masking strategy, 20
 
 
 def caution(hparams: Mapping[str, float]) -> str | None:
-    """What the table's own default does: no agreement exceeds 1, so that a threshold of 1 masks everything."""
+    """Warn about tau = 1, the default of the paper's table: no agreement exceeds 1, so everything is masked."""
     if hparams["tau"] < 1:
         return None
     return (

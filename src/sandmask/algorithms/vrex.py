@@ -21,7 +21,7 @@ from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 class VREx(ObjectiveAlgorithm):
     """min mean_e R_e + beta var_e(R_e): V-REx, with the mean of the risks where the paper has their sum.
 
-    beta is 1 before step `vrex_penalty_anneal_iters`, `vrex_lambda` from there on; Adam starts afresh there.
+    beta is 1 before step `vrex_penalty_anneal_iters`, `vrex_lambda` from there on; Adam is reset there.
     """
 
     def objective(

@@ -1,4 +1,4 @@
-"""What a dataset of images holds, said before training; and all its images decoded, so that training does not fail."""
+"""Announce the content of an image dataset and decode all images, so that training does not fail later."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

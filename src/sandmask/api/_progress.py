@@ -35,7 +35,7 @@ Screen = Literal["terminal", "notebook", "lines", "none"]
 
 
 def choose_screen(progress: ShowProgress) -> Screen:
-    """Where the progress of this program is shown."""
+    """Choose where progress is shown."""
     if progress not in (True, False, "lines"):
         raise SandmaskError(f"progress should be True, False or 'lines'. Found {progress!r}.")
     if not progress:

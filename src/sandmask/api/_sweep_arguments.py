@@ -58,7 +58,7 @@ _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", 
 
 @dataclass(frozen=True)
 class Workers:
-    """What trains the stacks of a sweep.
+    """The workers of a sweep.
 
     `devices` are those of this machine, `count` is the number of stacks at a time, and `device` the device that every
     job is told, if they share one. `executor` builds the executor when there is work. The workers of a `remote` one may

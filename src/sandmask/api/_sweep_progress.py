@@ -25,7 +25,7 @@ NOTEBOOK_WIDTH = 120
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in words: 45 s, 12 min, 3 h 20 min."""
+    """Format a duration: 45 s, 12 min, 3 h 20 min."""
     if seconds is None:
         return "unknown"
     if seconds < 90:

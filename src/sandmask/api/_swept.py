@@ -52,7 +52,7 @@ class Sweep:
         return cls(Path(folder), spec, expand(spec).runs)
 
     def status(self) -> SweepStatus:
-        """How far the sweep is now."""
+        """The current status of the sweep."""
         return sweep_status(SweepFolder(self.folder), self.runs)
 
     def records(self) -> list[RunRecord]:

@@ -39,7 +39,7 @@ class Run:
 
     @property
     def spec(self) -> RunSpec:
-        """What was trained, and how."""
+        """The spec of the run."""
         return self.record.spec
 
     @property

@@ -130,7 +130,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _nameless(error: OSError) -> str:
-    """What an error is about that names no file: the current folder, if somebody has deleted it."""
+    """The subject of an error that names no file: the current folder, if it was deleted."""
     if isinstance(error, FileNotFoundError):
         try:
             Path.cwd()
@@ -140,7 +140,7 @@ def _nameless(error: OSError) -> str:
 
 
 def _explained(error: Any) -> str:
-    """What is wrong with a command line, and where to read on; nothing of a group alone, whose help is printed."""
+    """Describe an error in a command line and name its help; empty for a group alone, whose help is printed."""
     said = _no_such_option(error) or " ".join(error.format_message().split())
     if not said:
         return ""
@@ -154,7 +154,7 @@ def _explained(error: Any) -> str:
 
 
 def _no_such_option(error: Any) -> str:
-    """What is wrong with an unknown option, with the option that was meant if one is close; "" for other mistakes.
+    """Describe an unknown option and suggest a similar one; "" for other errors.
 
     Typer's own suggestions include options that have only the hyphens in common.
     """
@@ -193,7 +193,7 @@ def frame(
 
 
 def greeting() -> str:
-    """The three things people do first, as far as their commands are installed."""
+    """The first commands to try, if they are installed."""
     present = {command.name for command in COMMANDS if command.exists}
     title = styled("sandmask", bold=True)
     lines = [f"{title} {__version__}: models that work on domains they have not seen"]

@@ -75,7 +75,7 @@ def extras() -> Iterator[Finding]:
 
 
 def _faults(extra: str) -> list[str]:
-    """What is missing or too old of the packages of an extra, or of the required ones if it is empty."""
+    """Packages of an extra that are missing or too old; of the required ones if the extra is empty."""
     faults = []
     for name, oldest in _required(extra).items():
         version = _version(name)
@@ -113,7 +113,7 @@ _COMPLETIONS = {
 
 
 def data(data_dir: Path | None) -> Iterator[Finding]:
-    """Which datasets are in the data folder, and how to get the others."""
+    """List the datasets in the data folder, and how to get the others."""
     from sandmask.datasets import data_folder
     from sandmask.datasets.sources import SOURCES, overview
 

@@ -113,7 +113,7 @@ def _kernels() -> Finding:
 
 
 def _compiler() -> Finding:
-    """What torch.compile needs on a CPU; trying it takes long there, and --compile is for GPUs anyway."""
+    """Check for a C++ compiler, which torch.compile needs; compiling on a CPU takes long and is rarely used."""
     names = (os.environ.get("CXX"), "g++", "clang++", "cl")
     found = next((name for name in names if name and shutil.which(name)), None)
     if found is None:

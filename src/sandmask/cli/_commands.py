@@ -35,7 +35,7 @@ class Command:
             return False
 
     def stub(self) -> TyperCommand:
-        """What the list of commands needs: a name and a line of text."""
+        """A placeholder with the name and the summary, for the list of commands."""
         return TyperCommand(self.name, help=self.summary, rich_help_panel=self.panel)
 
     def load(self) -> Any:

@@ -1,4 +1,4 @@
-"""Names of registered things, without importing torch: completed in a shell, and checked before a command starts.
+"""Names of registered entries without importing torch, for shell completion and early checks.
 
 Names are read off the source files, without running them: to import the registries takes torch's three seconds, and a
 TAB should take none. Files named in SANDMASK_PLUGINS are read the same way.

@@ -1,4 +1,4 @@
-"""What `sandmask doctor` finds: one line each, with what to do about it."""
+"""Findings of `sandmask doctor`: one line each, with advice."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -67,6 +67,6 @@ def check_two_files(html: Path | None, tables: Path | None) -> None:
 
 
 def page_title(directory: Path) -> str:
-    """What the page is called: the name of the folder or archive."""
+    """The title of the page: the name of the folder or archive."""
     name = directory.resolve().name
     return name.removesuffix(".records.parquet").removesuffix(".jsonl") or "sandmask report"

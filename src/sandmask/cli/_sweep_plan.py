@@ -1,4 +1,4 @@
-"""A plan in words."""
+"""Print a plan."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +16,7 @@ LONGEST = 40  # rows of the table
 
 
 def size(n_bytes: float) -> str:
-    """Bytes in words."""
+    """Format a number of bytes."""
     for unit in ("B", "kB", "MB"):
         if n_bytes < 999.5:
             return f"{n_bytes:.0f} {unit}"

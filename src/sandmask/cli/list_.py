@@ -92,7 +92,7 @@ def _describe(entry: Any) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it; `...` for what is no data. Hyperparameters are their names, each told once."""
+    """Convert a value to JSON; `...` for functions. Hyperparameters are listed by name."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):

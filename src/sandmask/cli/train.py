@@ -191,7 +191,7 @@ def _print(run: "Run") -> None:
 
 
 def _print_averages(record: "RunRecord") -> None:
-    """What averaged weights achieve, for runs that keep them."""
+    """Print the accuracies of averaged weights."""
     from sandmask.records import split_averages
 
     for run in split_averages([record]):

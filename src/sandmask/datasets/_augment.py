@@ -22,7 +22,7 @@ CPU_BLOCK = 4  # images worked on at a time on a CPU, so that they stay in its c
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to a training image, in this order: crop, resize, flip, colours, grey."""
+    """Augmentation of training images, in this order: crop, resize, flip, colours, grey."""
 
     size: int = 224
     scale: tuple[float, float] = (0.7, 1.0)

@@ -84,7 +84,7 @@ def rgb_pixels(image: "Picture") -> Tensor:
 
     - Grey, black and white, palette and CMYK images are converted; transparency is dropped.
     - Of 16-bit values the upper 8 bits are used, so that 65535 becomes 255.
-    - Float values should lie in 0..1.
+    - Float values should be in 0..1.
     - Other integers (32-bit, or signed) and other floats raise `UnsupportedPixelsError`: their range is not known.
     """
     if image.mode.startswith("I"):
@@ -120,7 +120,7 @@ def _unit_range(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     low, high = float(values.min()), float(values.max())  # NaN if any value is
     if not (low >= 0.0 and high <= 1.0):
         raise UnsupportedPixelsError(
-            f"its pixels are floats from {low:.4g} to {high:.4g}, and should lie in 0..1; rescale them, or convert it "
+            f"its pixels are floats from {low:.4g} to {high:.4g}, and should be in 0..1; rescale them, or convert it "
             "to 8 or 16 bits"
         )
     scaled: NDArray[np.uint8] = np.rint(values * 255.0).astype(np.uint8)

@@ -19,7 +19,7 @@ INPUT_SHAPE = (3, 224, 224)
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What is fixed about a set of images."""
+    """The fixed properties of an image dataset."""
 
     name: str
     folder: str  # in the data folder

@@ -79,7 +79,7 @@ class ImageDataset(Dataset):
 
     @property
     def resident(self) -> bool:
-        """Where images are kept on the device."""
+        """Whether images are kept on the device."""
         return self._feed.place == "device"
 
     def inputs(self, indices: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class ImageDataset(Dataset):
 
     @property
     def cached_in(self) -> CacheMode:
-        """Where decoded images are kept: "device", "memory" or "none"."""
+        """The cache of decoded images: "device", "memory" or "none"."""
         return self._feed.place
 
     @property

@@ -1,4 +1,4 @@
-"""What a dataset holds: examples by environment and class, and the files that are not used."""
+"""Inventory of a dataset: examples by environment and class, and files that are not used."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Inventory:
     left_out: tuple[LeftOut, ...]
 
     def lines(self) -> list[str]:
-        """The inventory in words: a line for all, one for each environment and one for each reason to leave out."""
+        """The inventory as text: a summary, one line per environment and one per reason to leave out files."""
         total = sum(map(sum, self.counts))
         sizes = f"{len(self.environments)} environments, {len(self.classes)} class{'es' * (len(self.classes) != 1)}"
         width = max(len(printable(name)) for name in self.environments)

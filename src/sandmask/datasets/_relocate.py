@@ -1,4 +1,4 @@
-"""Find the wanted files and folders in an extracted archive, wherever in it they lie, and move them out."""
+"""Find files and folders anywhere in an extracted archive, and move them out."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -114,7 +114,7 @@ def sort_images(listing: Listing) -> tuple[Images, list[LeftOut]]:
 
 
 def _may_be_missed(each: LeftOut) -> bool:
-    """Whether to tell of it: of hidden files, only of images."""
+    """Whether to report an unused file; of hidden files, only images are reported."""
     return each.reason != "hidden" or is_image(each.path)
 
 
@@ -171,6 +171,6 @@ def _check_classes(
 
 
 def _what_was_left_out(left_out: list[LeftOut], folder: str) -> str:
-    """An example of what lies in a folder and is not used, as a sentence."""
+    """A sentence with an example of an unused file in a folder."""
     inside = [each for each in left_out if f"{each.path}/".startswith(f"{folder}/")]
     return f" Left out there: {inside[0].path} ({inside[0].reason})." if inside else ""

@@ -24,7 +24,7 @@ DEVICE_SHARE = 0.4  # of the GPU memory that is free: the network needs the rest
 
 
 def place_cache(mode: CacheMode, n_bytes: int, device: torch.device) -> CacheMode:
-    """What "auto" comes to for images of this many bytes: "device" if they fit there, else "memory", else
+    """Resolve "auto" for images of this size: "device" if they fit there, else "memory", else
     "none".
 
     On the CPU, "device" and "memory" are the same and are called "memory".

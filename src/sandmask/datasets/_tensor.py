@@ -54,7 +54,7 @@ class TensorDataset(Dataset):
 def _check_parts(
     name: str, environments: Sequence[str], classes: Sequence[str], parts: Sequence[tuple[Tensor, Tensor]]
 ) -> None:
-    """All that has to hold between names, inputs and labels."""
+    """Check that names, inputs and labels fit together."""
     if len(environments) != len(parts) or not parts:
         raise SandmaskError(f"{name}: found {len(environments)} environment names for {len(parts)} environments.")
     for environment, (inputs, labels) in zip(environments, parts, strict=True):
@@ -71,7 +71,7 @@ def _check_parts(
                 f"Found {_form(inputs)}."
             )
         if labels.min() < 0 or labels.max() >= len(classes):
-            raise SandmaskError(f"{where}: labels should lie in 0..{len(classes) - 1} for {len(classes)} classes.")
+            raise SandmaskError(f"{where}: labels should be in 0..{len(classes) - 1} for {len(classes)} classes.")
 
 
 def _form(inputs: Tensor) -> str:

@@ -44,7 +44,7 @@ def load(data_dir: Path | None = None, *, seed: int = SHUFFLE_SEED) -> TensorDat
 
 COLORED_MNIST = DatasetEntry(
     name="ColoredMNIST",
-    description="Digits below 5 or not, with a colour that goes along with the label by 90%, 80% and -90%",
+    description="Digits below 5 or not, with a colour that correlates with the label: +90%, +80% and -90%",
     environments=("+90%", "+80%", "-90%"),
     load=load,
     network="mnist-convnet",

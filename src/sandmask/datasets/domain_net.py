@@ -1,4 +1,4 @@
-"""DomainNet: 345 kinds of things in six styles (Peng et al., "Moment matching", ICCV 2019).
+"""DomainNet: 345 kinds of objects in six styles (Peng et al., "Moment matching", ICCV 2019).
 
 The published archives hold some images several times. DomainBed removes them by a list of names; `prepare`
 finds them by content: of files in one class folder with the same bytes, the first by name stays.
@@ -19,7 +19,7 @@ DOMAIN_NET_IMAGES = ImageSet(
     domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
     n_classes=345,
 )
-DOMAIN_NET = DOMAIN_NET_IMAGES.entry("345 kinds of things in six styles", checkpoint_every=1000)
+DOMAIN_NET = DOMAIN_NET_IMAGES.entry("345 kinds of objects in six styles", checkpoint_every=1000)
 
 
 def prepare(extracted: Path, target: Path) -> str:

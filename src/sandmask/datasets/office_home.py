@@ -1,4 +1,4 @@
-"""OfficeHome: things of office and home in four styles (Venkateswara et al., CVPR 2017)."""
+"""OfficeHome: everyday objects in four styles (Venkateswara et al., CVPR 2017)."""
 
 from sandmask.datasets._image_set import ImageSet
 
@@ -9,4 +9,4 @@ OFFICE_HOME_IMAGES = ImageSet(
     domains=("Art", "Clipart", "Product", "Real World"),
     n_classes=65,
 )
-OFFICE_HOME = OFFICE_HOME_IMAGES.entry("65 kinds of everyday things as art, clip art, product pictures and photos")
+OFFICE_HOME = OFFICE_HOME_IMAGES.entry("65 kinds of everyday objects as art, clip art, product pictures and photos")

@@ -10,4 +10,4 @@ PACS_IMAGES = ImageSet(
     n_classes=7,
     classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
 )
-PACS = PACS_IMAGES.entry("Seven kinds of things as art, cartoon, photo and sketch")
+PACS = PACS_IMAGES.entry("Seven kinds of objects as art, cartoon, photo and sketch")

@@ -1,4 +1,4 @@
-"""Where the datasets are published. Facts only: what is done with them is in `sandmask.datasets.download`."""
+"""Download addresses of the datasets, which `sandmask.datasets.download` uses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Source:
-    """How a folder of data comes about: what to fetch, and how to prepare it."""
+    """The source of a dataset: files to fetch, and how to prepare them."""
 
     name: str
     folder: str  # in the data folder
@@ -47,7 +47,7 @@ class Source:
     counts: dict[str, int] = field(default_factory=dict)  # images by domain, where known
 
     def find(self, data_dir: Path) -> Path | None:
-        """Where the data lies, if it does."""
+        """The folder of the data, or None."""
         return self.images.find(data_dir) if self.images is not None else find_mnist(data_dir)
 
 

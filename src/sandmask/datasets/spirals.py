@@ -26,7 +26,7 @@ SPECIAL_SEED = 2**32 - 1  # of environment 0
 
 @dataclass(frozen=True)
 class SpiralParameters:
-    """What the generator takes; the defaults are the published data.
+    """Parameters of the generator; the defaults give the published data.
 
     :param seed: which draw; every seed gives fresh spirals and signatures.
     :param environments: how many environments have a signature that gives the label away.
@@ -44,7 +44,7 @@ class SpiralParameters:
 
     @property
     def name(self) -> str:
-        """What the dataset is called: the parameters that differ from the published data follow the name."""
+        """The name of the dataset, followed by the parameters that differ from the published data."""
         changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
         return ":".join(["Spirals", *(f"{name}={value}" for name, value in changed)])
 
@@ -77,7 +77,7 @@ def spiral_environment(
     """Inputs [n, 2 + signature] and labels [n] of one environment: two mechanism dimensions, then the signature.
 
     Environments 1, 2, ... have signatures that give the label away: the same vector for all examples, with the label's
-    sign. Environment 0 has random signatures, so that only the spiral tells.
+    sign. Environment 0 has random signatures, so only the spiral predicts the label.
 
     `noise` is the standard deviation of normal noise added to the two mechanism dimensions, which have unit
     variance. It is drawn last: everything else is the same with and without it.

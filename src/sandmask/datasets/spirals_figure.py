@@ -1,4 +1,4 @@
-"""What a network makes of the plane of Spirals' two invariant dimensions: the data first, then the picture."""
+"""Draw the predictions of networks over the plane of Spirals' two invariant dimensions."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
     @property
     def shrinkage(self) -> Tensor | float:
-        """What decoupled weight decay multiplies the parameters by before the step, as `torch.optim.AdamW` does."""
+        """The factor by which decoupled weight decay shrinks parameters before the step, as in `torch.optim.AdamW`."""
         return 1.0 - self.lr * self.decoupled
 
 

@@ -1,6 +1,6 @@
 """group_norm(relu(conv(x))), a block of a small convolutional network: as plain operations, or as kernels for K runs.
 
-Between blocks, images are [N, channels, height, width] to whoever looks at them. Those that the kernels make have the
+Between blocks, images have the shape [N, channels, height, width]. Those that the kernels make have the
 channels next to each other in memory, [K, N, height, width, channels], so that a block finds the one before it in the
 order it wants, and plain operations can take over anywhere.
 """
@@ -26,7 +26,7 @@ Fold = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def kernels_suit() -> bool:
-    """Whether convolutions had better use the kernels: with TF32 or half precision.
+    """Whether convolutions should use the kernels: with TF32 or half precision.
 
     In full precision they would not reach a GPU's fast units, and take long to compile.
     """
@@ -38,7 +38,7 @@ def conv_block(
 ) -> Tensor:
     """group_norm(relu(conv(x))) of x [N, in, height, width], with weight [out, in, 3, 3] and a padding of 1.
 
-    Without kernels it is no more than its operations, so that tapes and compilers see those.
+    Without kernels it consists of plain operations, which tapes and compilers can see.
     """
     by_kernels = kernels_suit() and has_kernels(x) and _fits(x, weight, stride, groups)
     if torch.compiler.is_compiling() or not by_kernels:
@@ -139,7 +139,7 @@ class _ConvBlock(Function):
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Of the input, and of the parameters unless they are folded."""
+    """Gradients of the input, and of the parameters unless they are folded."""
     from sandmask.functional.kernels import conv as conv_kernels
     from sandmask.functional.kernels import conv_weights, norm
 
@@ -209,5 +209,5 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """[K, n] whose rows lie anywhere, but each in one piece."""
+    """[K, n] with contiguous rows at any distance."""
     return values if values.stride(1) == 1 else values.contiguous()

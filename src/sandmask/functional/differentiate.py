@@ -22,7 +22,7 @@ EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
 
 
 class Differentiator(Protocol):
-    """What an algorithm may ask for."""
+    """The interface through which algorithms compute gradients."""
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Gradient, value and auxiliary output of `objective(vector) -> (value, aux)`."""

@@ -43,7 +43,7 @@ class FlatModule:
     """A module as a pure function of `(parameters, inputs)`.
 
     `build` makes the module; it is called once for the layout, and once for each run's initial parameters.
-    Buffers (frozen batch-norm statistics) and parameters that want no gradient are constants of the function.
+    Buffers (frozen batch-norm statistics) and parameters without gradients are constants of the function.
 
     `dtype` is what parameters and constants are cast to for computing; the vector itself, its gradient and
     the modules of the types in `exact` keep theirs. Batch-norm is among those: its kernels take float32
@@ -165,7 +165,7 @@ def _names_in(module: nn.Module, types: tuple[type[nn.Module], ...]) -> Iterator
 
 
 def _channels_last_names(module: nn.Module) -> Iterator[str]:
-    """The names of the convolutions' weights, where the module wants them in another memory format."""
+    """The names of the convolutions' weights, if the module stores them in another memory format."""
     if getattr(module, "memory_format", torch.contiguous_format) == torch.channels_last:
         convolutions = _names_in(module, (nn.Conv2d,))
         yield from (name for name in convolutions if name.endswith("weight"))

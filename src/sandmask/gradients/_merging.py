@@ -18,7 +18,7 @@ About = tuple[torch.Size, torch.dtype, torch.dtype]
 
 @dataclass(frozen=True)
 class _Share:
-    """What the processes must know of each other's moments before they can add up buffers."""
+    """Metadata of moments that processes exchange before they sum buffers."""
 
     count: int
     layout: Layout | None
@@ -58,7 +58,7 @@ def merge(
 
 
 def buckets(tensors: Mapping[int, tuple[int, torch.dtype]]) -> Iterator[list[int]]:
-    """Tensors to reduce together; by dtype and size alone, so that all processes come to the same."""
+    """Tensors to reduce together, chosen by dtype and size only, so that all processes agree."""
     for kept in sorted({dtype for _, dtype in tensors.values()}, key=str):
         bucket: list[int] = []
         size = 0
@@ -114,7 +114,7 @@ def _reduce(positions: list[int], moments: GradientMoments, total: int, group: d
 
 
 def _device(moments: GradientMoments, param: Tensor | None, group: dist.ProcessGroup | None) -> torch.device:
-    """Where to keep the moments of a tensor that had no gradient in this process."""
+    """The device for moments of a tensor that had no gradient in this process."""
     if param is not None:
         return param.device
     if moments.sums.mean:

@@ -67,7 +67,7 @@ class OnePass(Tape):
         return output
 
     def check_rows(self, x: Tensor) -> None:
-        """A layer's input should still have one row per example, or nobody knows whose gradient is whose."""
+        """Check that a layer's input has one row per example, so that gradients can be assigned to environments."""
         if x.ndim < 2 or x.shape[0] != sum(self.sizes):
             raise UnsupportedError(f"a layer's input has the shape {tuple(x.shape)}")
 

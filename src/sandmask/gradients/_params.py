@@ -10,7 +10,7 @@ Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
 def trainable_parameters(params: Params) -> dict[str, Tensor]:
-    """Those that require gradients, shared ones once, by name.
+    """The parameters that require gradients by name, shared ones once.
 
     `named_parameters()` brings names; a plain parameter is called by its number and shape.
     """

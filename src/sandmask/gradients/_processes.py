@@ -1,4 +1,4 @@
-"""What several processes agree on before they compare gradients: how, with which mask, and on which model."""
+"""Checks that all processes use the same mode, mask and model before they compare gradients."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _CHOICES = (
 
 
 def resolve_processes(processes: Processes | None, group: dist.ProcessGroup | None) -> Processes:
-    """What to do about other processes; "alone" where there are none.
+    """Check the argument `processes`; "alone" in a single process.
 
     Whether a parameter belongs to a `DistributedDataParallel` module cannot be seen from it, nor from a loss, and only
     the user knows whether the processes hold different environments or parts of the same ones.
@@ -55,12 +55,12 @@ def check_initialized() -> None:
 
 @dataclass(frozen=True)
 class Message:
-    """What a process tells the others before any buffers are added up."""
+    """The message that processes exchange before they sum buffers."""
 
     processes: Processes
     mask: str | None = None
     norms: Mapping[str, float] | None = None
-    """Parameter name -> norm: how different models are told apart."""
+    """Parameter name -> norm, to detect different models."""
     error: str | None = None
     content: Any = None
 

@@ -67,7 +67,7 @@ def choose_method(method: Method, model: nn.Module, params: Mapping[str, Tensor]
 
 
 def why_apart(model: nn.Module, params: Mapping[str, Tensor]) -> str | None:
-    """Why every environment needs a pass of its own: what would else go unnoticed, or be noticed too late."""
+    """The reason why every environment needs its own pass, if there is one."""
     for name, module in model.named_modules():
         if isinstance(module, _NormBase) and module.training and module.running_mean is not None:
             return f"`{name}` updates its running statistics with every batch"

@@ -1,8 +1,8 @@
-"""Watch the parameters of a forward pass, so that layers compute their gradients in ways of their own.
+"""Tapes: watch the parameters of a forward pass, so that layers compute per-environment gradients.
 
-The gradient with respect to a layer's input is the same whoever asks for it; only the gradients of its parameters have
-to be kept apart by environment. While a tape is active, the layers in its table are computed by functions whose
-backward passes hand these gradients to the tape, and everything else runs as it always does.
+One backward pass gives the gradients of all layers' inputs; only the gradients of the parameters have to be kept apart
+by environment. While a tape is active, the layers in its table are computed by functions whose backward passes give
+these gradients to the tape; everything else runs as usual.
 
 `OnePass` keeps the gradients of one run, `functional.tape.MomentTape` folds those of K runs into moments.
 """
@@ -39,7 +39,7 @@ class Tape(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute layers by the table; refuse parameters that turn up anywhere else."""
+        """Compute layers by the table; refuse any other use of parameters."""
         kwargs = kwargs or {}
         used = {self.names[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self.names}
         if not used:

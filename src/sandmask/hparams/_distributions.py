@@ -1,4 +1,4 @@
-"""What a hyperparameter can be drawn from: small frozen objects that print as the paper's table writes them.
+"""Distributions of hyperparameters: frozen objects that print in the notation of the paper's table.
 
 Every draw uses the NumPy call that DomainBed uses, so that equal seeds give equal values to the last bit.
 """

@@ -1,4 +1,4 @@
-"""What every mask shares: its parameters' checks, and the ways to call it."""
+"""The base class of masks: checks of parameters, and the ways to call a mask."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ class Mask(ABC):
         """The mask, element by element, from moments of at least two environments."""
 
     def direction(self, moments: TensorMoments) -> Tensor:
-        """What the mask is multiplied with."""
+        """The gradient that the mask is multiplied with."""
         return moments.mean
 
     def complete(self, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002

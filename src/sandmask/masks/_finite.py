@@ -13,7 +13,7 @@ _MOST_PENDING = 4096
 
 
 class FiniteCheck:
-    """Largest magnitudes, one for each tensor and environment, left on the device until somebody asks."""
+    """Largest magnitudes, one for each tensor and environment, kept on the device until they are read."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[int, list[int], Tensor]] = []
@@ -70,7 +70,7 @@ def all_finite(tensors: Sequence[Tensor]) -> list[Tensor]:
 def check_gradients_finite(
     layout: Layout, gradients: Mapping[int, Tensor], means: Sequence[Tensor], environments: Sequence[int]
 ) -> None:
-    """Raise if a gradient `[E, *shape]` is not finite. The means tell, and are E times smaller."""
+    """Raise if a gradient `[E, *shape]` is not finite. Checks the means, which are E times smaller."""
     if all(bool(flag) for flag in all_finite(means)):
         return
     for i, of_environments in gradients.items():

@@ -1,4 +1,4 @@
-"""How the agreement of signs is spread over the elements of a tensor."""
+"""Histogram of the agreement of signs over the elements of a tensor."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""How gradients are handed over: one tensor, a sequence of them, or tensors by name."""
+"""The form of gradients: one tensor, a sequence of tensors, or tensors by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

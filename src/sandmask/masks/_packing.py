@@ -19,7 +19,7 @@ def pack(sums: Sums, count: int) -> TensorMoments:
 def unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of the flat tensor, with the shapes and strides of `like`.
 
-    Strides are kept (channels last), because optimizers are fast only where gradients lie as parameters do.
+    Strides are kept (channels last), because optimizers are fast only if gradients have the strides of parameters.
     """
     pieces = torch.split(flat, [tensor.numel() for tensor in like])
     return [
@@ -42,7 +42,7 @@ def _in_order_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a stretch of memory, in whatever order."""
+    """Whether the elements are contiguous in memory, in any order."""
     expected = 1
     for stride, size in sorted(
         (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1

@@ -198,7 +198,7 @@ def _unit(numel: int) -> int:
 
 
 def kind_of(mask: "Mask") -> int | None:
-    """Which of the masks that the kernels know this is."""
+    """The kernel's number of this mask."""
     from sandmask.masks._and import ANDMask
     from sandmask.masks._sand import SANDMask
 

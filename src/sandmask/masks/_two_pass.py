@@ -16,7 +16,7 @@ _CHUNK = 2**26
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What moments of such gradients are kept in: float32, or float64 for float64."""
+    """The dtype of moments: float32, or float64 for float64 gradients."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -34,7 +34,7 @@ class Featurizer(nn.Module):
         return None
 
     def hidden(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
-        """What goes into the last layer."""
+        """The input of the last layer."""
         raise TypeError(f"{type(self).__name__} has a last layer, and should define hidden(x, drop)")
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
@@ -43,7 +43,7 @@ class Featurizer(nn.Module):
 
 
 class _Classifier(nn.Linear):
-    """The last layer; a type of its own, so that it stays in full precision: it is small, logits matter."""
+    """The last layer, with its own type, so that it stays in full precision."""
 
 
 class _Parts(nn.Module):
@@ -123,7 +123,7 @@ class Network:
 
     @property
     def constants(self) -> Params:
-        """What every call uses beside the parameters, by name: frozen batch-norm statistics."""
+        """The constants of the network by name: frozen batch-norm statistics."""
         return self._flat.constants
 
     @constants.setter

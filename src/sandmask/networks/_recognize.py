@@ -1,4 +1,4 @@
-"""Which architecture a file of weights was made for."""
+"""Recognize the architecture that a file of weights was made for."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Recognized:
 
     @property
     def advice(self) -> str:
-        """What to choose, as a sentence."""
+        """Advice, as a sentence."""
         if self.named is None and len(self.fitting) > 1:
             names = ", ".join(map(repr, self.fitting))
             return (

@@ -1,4 +1,4 @@
-"""What this package asks of timm; imported only when a backbone is."""
+"""The interface to timm, which is imported only for backbones."""
 
 import difflib
 import warnings
@@ -47,7 +47,7 @@ def _did_you_mean(names: list[str]) -> str:
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
-    """What timm records of a model's weights: their source, normalization, first and last layers."""
+    """timm's metadata of a model's weights: source, normalization, first and last layers."""
     cfg = import_timm().get_pretrained_cfg(resolve(name))
     return {} if cfg is None else dict(cfg.to_dict())
 

@@ -23,7 +23,7 @@ class Backbone(Featurizer):
     scale and shift are trained), so that the examples of a batch, and with them the environments, do not see
     each other. The model's own stochastic depth and dropout are off: `drop` is the one source of noise.
 
-    A large model has its convolutions in channels-last format, which tensor cores want, and fused attention.
+    A large model has its convolutions in channels-last format, which suits tensor cores, and fused attention.
     Both are slow under `torch.func.vmap`, where they work at all; a small model goes without, and stacks.
 
     `weights` holds a state dict (see `load_weights`) to start from; None leaves timm's random initialization.

@@ -26,7 +26,7 @@ class MLP(Featurizer):
         return last
 
     def hidden(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """What goes into the last layer."""
+        """The input of the last layer."""
         x = x.flatten(1)
         for site, layer in enumerate(self.layers[:-1]):
             assert isinstance(layer, nn.Linear)

@@ -106,7 +106,7 @@ def _full_precision(value: Tensor, name: str, path: Path) -> Tensor:
 
 
 def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, source: str) -> StateDict:
-    """What of a state dict goes into a model without a last layer; an error unless it is everything it needs.
+    """The part of a state dict that fits a model without its last layer; an error if something is missing.
 
     The file's last layer is dropped, the first convolution is adapted to the number of input channels (as
     timm does: summed for one channel, otherwise repeated and scaled to the same sum), and position embeddings
@@ -162,7 +162,7 @@ def _names(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _misfits(weights: StateDict, wanted: StateDict) -> str:
-    """What is missing, left over or of another shape, in words; empty when all fits."""
+    """Describe tensors that are missing, unexpected or of another shape; empty if all fit."""
     missing = [key for key in wanted if key not in weights and not key.endswith(_NOT_NEEDED)]
     unexpected = [key for key in weights if key not in wanted]
     reshaped = [

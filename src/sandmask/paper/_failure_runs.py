@@ -24,7 +24,7 @@ Settings = dict[str, dict[str, float]]  # hyperparameters by method
 
 @dataclass(frozen=True)
 class Design:
-    """Which values are tried, how long, and how many draws the search for hyperparameters has."""
+    """The design of Figure 2: values, steps, and the number of draws in the search."""
 
     momenta: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9, 0.99)
     noises: tuple[float, ...] = (0.0, 0.025, 0.05, 0.1, 0.2)

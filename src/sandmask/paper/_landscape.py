@@ -66,7 +66,7 @@ class Masking:
     as_printed: bool = True
 
     def update(self, grads: Tensor) -> Tensor:
-        """What descent follows: m * mean_e(g_e)."""
+        """The update of gradient descent: m * mean_e(g_e)."""
         return self.weights(grads) * grads.mean(0)
 
 
@@ -114,7 +114,7 @@ class DeadZone:
 
 
 def dead_zone(masking: Masking, resolution: int) -> DeadZone:
-    """How much of the plane a mask takes out, on a grid of resolution^2 points."""
+    """The share of the plane without updates under a mask, on a grid of resolution^2 points."""
     grads = gradients(grid(resolution))
     update, average = masking.update(grads), grads.mean(0)
     slow = update.norm(dim=-1) < SLOW * average.norm(dim=-1)
@@ -149,7 +149,7 @@ ENDS = ("shared", "spurious", "stopped", "elsewhere")
 
 
 def classify(ends: Tensor, masking: Masking, places: dict[str, Tensor]) -> Tensor:
-    """Where each descent ended, as an index into `ENDS`.
+    """Classify the end of each descent, as an index into `ENDS`.
 
     Stopped is what gets no update although the average has a gradient, except at the shared minimum: the two
     environments' own minima lie a little apart there, with a small dead zone between them.

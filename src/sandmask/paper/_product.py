@@ -1,4 +1,4 @@
-"""What a figure or table consists of, and how it is written: pictures, words, and the data behind them."""
+"""Products: figures and tables with their data, and how they are written."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -25,7 +25,7 @@ def by_rule(name: str) -> Pick:
 
 
 def trial_choices(runs: Sequence[RunRecord], pick: Pick) -> dict[GroupKey, Selected]:
-    """What a rule picks in every (method, held-out environment, trial) that has something to pick from."""
+    """The selection of a rule in every (method, held-out environment, trial) with eligible runs."""
     found = {key: pick(group, key.test_env) for key, group in group_runs(runs).items()}
     return {key: chosen for key, chosen in found.items() if chosen is not None}
 
@@ -48,7 +48,7 @@ def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, 
 
 
 def validation(run: RunRecord) -> NDArray[np.float64]:
-    """What training-domain validation maximizes, at every checkpoint."""
+    """The value that training-domain validation maximizes, at every checkpoint."""
     return mean_over_environments(run.accuracy_out[:, run.train_envs])
 
 

@@ -16,7 +16,7 @@ LANDSCAPE = "cividis"  # the colour map of surfaces: the same to every eye
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn. Colours are Okabe and Ito's, told apart by every kind of colour vision."""
+    """Colour and marker of a method. The colours are Okabe and Ito's, which suit all kinds of colour vision."""
 
     label: str
     color: str

@@ -1,4 +1,4 @@
-"""The paper's claims that records can speak to, each as a small table. What the records lack is left out."""
+"""Tables for the paper's claims that the records can test."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -106,7 +106,7 @@ def _gains(runs: Sequence[RunRecord], dataset: str, title: str, pairs: Sequence[
 
 
 def _gain_rows(runs: Sequence[RunRecord], dataset: str, one: str, other: str) -> list[tuple[str, str, str, str]]:
-    """A row for each rule. More draws to choose from are an advantage of their own, so both get the same ones."""
+    """A row for each rule. Both methods get the same draws, because more draws are an advantage."""
     one_draws, other_draws = (
         {run.spec.hparams_seed for run in runs if run.spec.algorithm == name} for name in (one, other)
     )
@@ -171,7 +171,7 @@ CLAIMS: dict[str, Callable[[Sequence[RunRecord]], Grid | None]] = {
 
 
 def claims(runs: Sequence[RunRecord]) -> list[Product]:
-    """A table for each claim that these records speak to."""
+    """A table for each claim that these records can test."""
     made = [(name, make(runs)) for name, make in CLAIMS.items()]
     products = [Product(name, grid.title, grids=(grid,)) for name, grid in made if grid is not None and grid.rows]
     if not products:

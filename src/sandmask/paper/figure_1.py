@@ -34,7 +34,7 @@ SHOWN_TAU = 0.5  # of the SAND-mask's panels; any other in [0, 1) has the same d
 
 
 def maskings() -> tuple[Masking, ...]:
-    """What is measured: the average, both masks as printed, and changes that keep what the printed one drops."""
+    """The masks that are measured: the average, both masks as printed, and changes without dead zones."""
     return (
         and_masking(0.0),
         and_masking(1.0),
@@ -48,7 +48,7 @@ DRAWN = ("erm", "and-1", "sand-0.5", "sand--0.5", "sand-0-smooth-5", "sand-0.5-s
 
 
 def _ends(starts: Tensor, steps: int, report: Report) -> dict[tuple[str, float], Tensor]:
-    """Where every descent ended, by mask and momentum."""
+    """The end of every descent, by mask and momentum."""
     places = minima()
     jobs = [(masking, momentum) for masking in maskings() for momentum in MOMENTA]
     kinds = {}

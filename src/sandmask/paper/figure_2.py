@@ -41,7 +41,7 @@ _BASE = {"momentum": MOMENTUM, "noise": NOISE, "init": SCALE}
 
 
 def conditions(run: RunRecord) -> dict[str, float]:
-    """What a run had of each of the three."""
+    """Momentum, noise and initial scale of a run."""
     spec = run.spec
     return {
         "momentum": spec.hparams["adam_beta1"],

@@ -108,7 +108,7 @@ def draw(data: pd.DataFrame) -> "Figure":
 
 
 def _numbers() -> Grid:
-    """Where the mask of Figure 3 reaches half and nine tenths of the AND-mask."""
+    """The agreements at which the mask of Figure 3 reaches 0.5 and 0.9."""
     axis = torch.linspace(TAU, 1, 100_001, dtype=torch.float64)
     rows = []
     for s2 in DISPERSIONS:

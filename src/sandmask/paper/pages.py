@@ -91,7 +91,7 @@ def _table(path: Path, heading: str) -> str:
 
 
 def _section(text: str, heading: str, path: Path) -> str:
-    """What is below the one heading that begins with `heading`, up to the next heading."""
+    """The text below the heading that begins with `heading`, up to the next heading."""
     found = re.findall(rf"^#+ {re.escape(heading)}[^\n]*\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL)
     if len(found) != 1:
         raise SandmaskError(f"{path} has {len(found)} headings that begin with {heading!r}. Name exactly one.")

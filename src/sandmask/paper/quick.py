@@ -19,7 +19,7 @@ SCRATCH = "none"  # no pretrained weights
 
 @dataclass(frozen=True)
 class TinySweep:
-    """What a quick table is made of."""
+    """A small sweep for a quick table."""
 
     dataset: str
     algorithms: tuple[str, ...]

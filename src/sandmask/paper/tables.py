@@ -33,7 +33,7 @@ def is_untrained(run: RunRecord) -> bool:
 
 
 def _untrained_notes(cells: Sequence[Compared]) -> list[str]:
-    """Which numbers a rule took from networks that no gradient reached."""
+    """Notes on cells whose selected networks were not trained."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for cell in cells:
         for trial in cell.ours.trials if cell.environment != AVERAGE else ():
@@ -48,7 +48,7 @@ def _untrained_notes(cells: Sequence[Compared]) -> list[str]:
 
 
 def _precision_note(runs: Sequence[RunRecord]) -> str:
-    """What each method was computed in."""
+    """A note on the precision of each method."""
     found: dict[str, set[str]] = {}
     for run in runs:
         found.setdefault(run.spec.precision, set()).add(run.spec.algorithm)
@@ -107,7 +107,7 @@ def _summary(cells: Sequence[Compared]) -> dict[str, object]:
 
 
 def no_records(item: str, configs: Sequence[str]) -> SandmaskError:
-    """What to do when a table is asked for without records."""
+    """The error for a table without records."""
     commands = [f"    sandmask sweep run runs/{name} --config results/paper/{name}.toml" for name in configs]
     given = " ".join(f"--records runs/{name}" for name in configs)
     return SandmaskError(

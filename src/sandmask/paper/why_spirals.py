@@ -62,7 +62,7 @@ def _of(flags: Iterable[bool]) -> str:
 
 
 def spiral_found(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """How many runs of each method find the spiral, how many end with it, and how often such a run is chosen."""
+    """Count the runs of each method that find the spiral, keep it, and are selected."""
     every = _finders(runs)
     picks = [trial_choices(runs, by_rule(rule)) for rule in ("training-domain", "worst-training-domain")]
     rows = []

@@ -87,7 +87,7 @@ def _schema(runs: Sequence[RunRecord], metrics: Sequence[str], tables: Sequence[
 
 
 def _layout(schema: Any) -> dict[str, Any]:
-    """How to compress: numbers byte plane by byte plane, everything else (it repeats) by dictionary."""
+    """Compression settings: byte-stream split for numbers, dictionaries for the rest."""
     import pyarrow as pa
 
     split, repeating = {}, []
@@ -120,7 +120,7 @@ def _key(run: RunRecord) -> _Key:
 
 
 def _split_sizes(runs: Sequence[RunRecord]) -> _Sizes:
-    """For each dataset, the sizes of its "in" and "out" splits as far as the accuracies tell."""
+    """For each dataset, the sizes of its "in" and "out" splits as far as they can be inferred from accuracies."""
     groups: defaultdict[_Key, list[RunRecord]] = defaultdict(list)
     for run in runs:
         groups[_key(run)].append(run)
@@ -171,7 +171,7 @@ def read_statuses(path: Path) -> dict[str, Status]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The Parquet file; what turns out to be wrong with it, also later, is said in a line."""
+    """The Parquet file; any error in it is reported in one line."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""What a record may hold: the checks that the readers and the writer share. They raise `ValueError`."""
+"""Checks of records, shared by readers and the writer. They raise `ValueError`."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -56,7 +56,7 @@ def _by_environment(run: RunRecord) -> dict[str, NDArray[np.float64]]:
 
 
 class Curves:
-    """What a frame is made of: accuracies of every row, metrics of every checkpoint, and the rest of every run."""
+    """The columns of a frame: accuracies of every row, metrics of every checkpoint, and constants of every run."""
 
     def __init__(self, runs: Iterable[RunRecord] = ()) -> None:
         self.specs: dict[str, RunSpec] = {}  # by id

@@ -1,4 +1,4 @@
-"""What a run is (its spec) and what it left behind (its record)."""
+"""Specs and records of runs."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ class RunSpec:
 
     @property
     def folder_name(self) -> str:
-        """What to call the run's folder: `Spirals-ERM-<id>`. Of a dataset that is a path, its last part."""
+        """The default name of the run's folder: `Spirals-ERM-<id>`."""
         return f"{PurePath(self.dataset).name}-{self.algorithm}-{self.id}"
 
     def to_json(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass
 class _Progress:
-    """How far a run has come in the file."""
+    """The last step and status of a run in the file."""
 
     environments: int
     last_step: int | None = None

@@ -1,4 +1,4 @@
-"""Made-up records, for tests of selection rules, tables and whatever else reads records."""
+"""Generated records, for tests of selection rules and tables."""
 
 from collections.abc import Sequence
 from typing import Any

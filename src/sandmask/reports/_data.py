@@ -51,7 +51,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Parts:
-    """What an average is over: `found` of `of` columns, which are of this kind ("environments", "datasets").
+    """The columns of an average: `found` of `of` columns of this kind ("environments", "datasets").
 
     `in_part` says that some of those columns are averages over fewer columns than they should be.
     """
@@ -158,7 +158,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Comparisons with the baseline, and for each scope how far mean ranks must differ to be told apart."""
+    """Comparisons with the baseline, and the critical difference of mean ranks for each scope."""
 
     baseline: str
     comparisons: tuple[Comparison, ...]

@@ -39,7 +39,7 @@ def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
 
 
 def printable_grid(grid: Grid) -> Grid:
-    """The same table with escapes for control characters: names come from files, and may hold anything."""
+    """The same table with control characters escaped, because names come from files."""
     return Grid(
         printable(grid.title),
         tuple(map(printable, grid.header)),
@@ -132,7 +132,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def _partial(cell: Cell) -> Iterator[str]:
-    """What a number lacks: columns, runs."""
+    """Counts of missing columns and runs of a cell."""
     parts = cell.parts
     if parts is not None and not parts.complete:
         yield f"{parts.found}/{parts.of} {parts.kind}" if parts.found < parts.of else "in part"
@@ -141,12 +141,12 @@ def _partial(cell: Cell) -> Iterator[str]:
 
 
 def _signed(difference: float) -> str:
-    """A difference, with its sign; what rounds to nothing has none of its own."""
+    """A signed difference; zero has no sign."""
     return f"{difference:+z.1f}"
 
 
 def _table_notes(table: Table) -> Iterator[str]:
-    """What diverged and what is missing; where a method's columns have the same to say, it is said once."""
+    """Notes on diverged and missing runs; equal notes of a method's columns are merged."""
     columns: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for (method, column), cell in table.cells.items():
         for mark, text in _cell_notes(cell):
@@ -205,7 +205,7 @@ def _statistics_grid(statistics: Statistics, suffix: str) -> Grid:
         rows.append((item.scope, item.method, rank, *_compared(against)))
     notes = [_STATISTICS_NOTE]
     notes += [
-        f"{scope}: mean ranks closer than {value:.2f} are not told apart (Nemenyi, 0.05)."
+        f"{scope}: mean ranks closer than {value:.2f} are not significantly different (Nemenyi, 0.05)."
         for scope, value in statistics.critical_differences.items()
     ]
     header = ("Dataset", "Algorithm", "Mean rank", *_COMPARED)

@@ -1,4 +1,4 @@
-"""Published numbers beside ours. The library has none: they come from a guest, which may be left out."""
+"""Published numbers next to ours. The library itself has none; `sandmask.paper` provides them."""
 
 from dataclasses import replace
 from importlib import import_module

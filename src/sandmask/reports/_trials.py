@@ -14,7 +14,7 @@ from sandmask.selection import SelectionRule, is_settled, select, siblings
 
 @dataclass(frozen=True)
 class Expected:
-    """What a dataset's cells should consist of: its environments, trials and draws."""
+    """The environments, trials and draws of a dataset's complete cells."""
 
     environments: tuple[str, ...]
     reported: tuple[str, ...]  # the environments that a complete table has
@@ -23,7 +23,7 @@ class Expected:
 
 
 def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None) -> Expected:
-    """What a complete sweep of these runs' dataset has: by default, whatever any of its cells has."""
+    """The expected content of a complete sweep; by default, the most that any cell has."""
     names = runs[0].env_names
     for run in runs:
         if run.env_names != names:

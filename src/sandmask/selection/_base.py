@@ -1,4 +1,4 @@
-"""What a selection rule is, and the registry of rules."""
+"""Selection rules and their registry."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from sandmask.registry import Registry
 
 @dataclass(frozen=True)
 class Choice:
-    """A checkpoint of a run, by its index, and the value that speaks for it.
+    """A checkpoint of a run, by its index, and its value.
 
     Larger is better; where first entries tie, the next ones decide. The first is the one that tables report.
     """

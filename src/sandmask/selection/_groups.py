@@ -1,4 +1,4 @@
-"""Which runs compete with each other: those of one dataset, method, held-out environment and trial."""
+"""Groups of competing runs: one dataset, method, held-out environment and trial."""
 
 import json
 from collections import defaultdict
@@ -34,7 +34,7 @@ _PLUS, _BRACKET = " + ", " ("
 
 
 def _settings(spec: RunSpec) -> dict[str, str]:
-    """What makes two runs of an algorithm different methods, rather than draws of one."""
+    """The settings in which runs of different methods differ."""
     named = {name: str(getattr(spec, name)) for name in _FIELDS}
     return {**named, **{name: _word(value) for name, value in spec.options.items()}}
 

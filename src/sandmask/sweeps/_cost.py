@@ -26,7 +26,7 @@ _EVALUATION_BYTES = 4 * 2**30  # more than this the evaluator does not take at o
 
 @dataclass(frozen=True)
 class Work:
-    """What one run asks for."""
+    """The work of one run."""
 
     step: float  # multiplications of a training step
     evaluation: float  # multiplications of an evaluation
@@ -108,7 +108,7 @@ class CostModel:
         return cls(_line(steps), _line(evaluations), max(used, LEAST_OVERHEAD))
 
     def seconds(self, works: Sequence[Work], steps: int) -> float:
-        """How long a stack takes, about."""
+        """The estimated time of a stack."""
         step = self.step[0] + self.step[1] * sum(work.step for work in works)
         evaluation = self.evaluation[0] + self.evaluation[1] * sum(work.evaluation for work in works)
         return steps * step + works[0].evaluations * evaluation

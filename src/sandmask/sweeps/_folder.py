@@ -36,7 +36,7 @@ class SweepFolder:
 
     @property
     def request(self) -> Path:
-        """What was asked for."""
+        """The file with the sweep spec."""
         return self.path / "sweep.toml"
 
     @property
@@ -53,7 +53,7 @@ class SweepFolder:
         return self.stacks / f"{stack}.checkpoint.safetensors"
 
     def state(self, stack: str) -> Path:
-        """What a stack ended with, where that is kept."""
+        """The final state of a stack, if it is kept."""
         return self.stacks / f"{stack}.state.safetensors"
 
     def models(self, stack: str) -> Path:
@@ -61,7 +61,7 @@ class SweepFolder:
         return self.stacks / f"{stack}{MODELS_SUFFIX}"
 
     def progress(self, stack: str) -> Path:
-        """How far a stack is."""
+        """The progress file of a stack."""
         return self.stacks / f"{stack}.progress.json"
 
     def asked(self) -> SweepSpec | None:
@@ -100,7 +100,7 @@ class SweepFolder:
                 write_sweep(sweep, self.request)
 
     def finished(self) -> set[str]:
-        """The ids of all runs that are finished, whatever file below the folder they are in."""
+        """The ids of all finished runs in any file below the folder."""
         files = [file for pattern in (f"*{ARCHIVE_SUFFIX}", "*.jsonl") for file in self.path.rglob(pattern)]
         return {run for file in files for run in _finished_runs(file)}
 
@@ -134,7 +134,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What `write_json` wrote; None where there is no such file, or where it is damaged or cannot be read."""
+    """Read a file of `write_json`; None if it does not exist, is damaged or cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):

@@ -73,7 +73,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `runs` are those that could not be trained; `message` says why."""
+    """The outcome of a job. `runs` could not be trained; `message` says why."""
 
     state: State
     stack: str
@@ -259,7 +259,7 @@ class _Training:
             self.archives |= {file.name: file.read_bytes() for file in files if file.exists()}
 
     def _split(self, part: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
-        """A stack in smaller ones; what was done of it goes along."""
+        """Split a stack into smaller ones, with its progress."""
         parts = equal_parts(part, limit)
         checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
         if checkpoint.exists():
@@ -274,5 +274,5 @@ class _Training:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """A GPU says it by the error's type, the processor in words."""
+    """Recognized by the error's type on a GPU, and by its message on a CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

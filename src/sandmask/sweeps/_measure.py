@@ -41,7 +41,7 @@ class Sample(Dataset):
 
     @property
     def resident(self) -> bool:
-        """As the dataset is."""
+        """Whether the dataset is resident."""
         return self.base.resident
 
     def inputs(self, indices: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class StackEstimate:
 
     @property
     def shape(self) -> str:
-        """What decides the shape of the stack: batch 64, width 256, depth 3."""
+        """The shape of the stack as text: batch 64, width 256, depth 3."""
         first = self.stack.specs[0]
         words = [
             f"{name.removeprefix('mlp_').removesuffix('_size')} {first.hparams[name]:g}"
@@ -111,7 +111,7 @@ class Estimator:
         return GUESSED_OVERHEAD if model is None else model.overhead
 
     def estimate(self, stack: PlannedStack) -> StackEstimate:
-        """What a stack takes."""
+        """Estimate a stack."""
         first = stack.specs[0]
         dataset = self.dataset(first.dataset)
         work = self._works.setdefault(stack_key(first), work_of(first, dataset))
@@ -146,13 +146,13 @@ class Plan:
 
     @property
     def memory_bytes(self) -> float:
-        """Of the largest stacks that train at a time."""
+        """Memory of the largest stacks that train at a time."""
         largest = sorted((each.memory_bytes for each in self.stacks), reverse=True)
         return sum(largest[: self.workers])
 
     @property
     def disk_bytes(self) -> float:
-        """Of all records."""
+        """Disk space of all records."""
         return sum(each.disk_bytes for each in self.stacks)
 
     def frame(self) -> "pd.DataFrame":

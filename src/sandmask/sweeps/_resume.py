@@ -18,14 +18,14 @@ STOPPED_SECONDS = 3600.0  # after which a request to stop is forgotten, where it
 def unfinished_stacks(
     folder: SweepFolder, missing: Sequence[RunSpec], finished: set[str], cap: Cap, *, idle: bool = False
 ) -> list[PlannedStack]:
-    """The stacks whose checkpoints are in the folder, as far as their runs are missing.
+    """The stacks with checkpoints in the folder and missing runs.
 
     They go on as they were; in parts where `cap` is smaller now, and without the runs that are finished. A checkpoint
     that overlaps a larger one (a split was cut short) is removed: the larger one is as far. One that holds other runs
     is left alone: it is of a stack under way, or was asked for once. Only metadata are read: tensors are checked by the
     job that resumes. Call it while holding the folder's turn.
 
-    :param idle: nobody trains in the folder, so that damaged checkpoints belong to nobody and are removed.
+    :param idle: no process trains in the folder, so damaged checkpoints are removed.
     """
     specs = {run.id: run for run in missing}
     found: list[PlannedStack] = []
@@ -42,7 +42,7 @@ def unfinished_stacks(
 
 
 def remove_leftovers(folder: SweepFolder) -> None:
-    """Remove what killed processes left behind. Call it in one's turn, when nobody trains."""
+    """Remove files of killed processes. Call it under the lock, when no process trains."""
     remove_abandoned(folder.path)
     for pattern in (".*.tmp", "*.lock", "*.stop"):
         for path in folder.stacks.glob(pattern):
@@ -74,7 +74,7 @@ def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Seque
 
 
 def split_into(folder: SweepFolder, checkpoint: Path, parts: Sequence[Sequence[RunSpec]]) -> None:
-    """Give each part of a half-trained stack a checkpoint of its own, instead of the whole's."""
+    """Replace the checkpoint of a half-trained stack by one checkpoint per part."""
     targets = [(part, folder.checkpoint(stack_id(spec.id for spec in part))) for part in parts]
     if [path for _, path in targets] == [checkpoint]:
         return

@@ -25,7 +25,7 @@ LONGEST = 400  # characters of an error in a message
 
 @dataclass
 class SweepResult:
-    """How a sweep ended. `failed` are runs and why they could not be trained."""
+    """The result of a sweep. `failed` has the runs that could not be trained, with the reasons."""
 
     done: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class _Driver:
         return begun + group([run for run in free if run.id not in taken], self.cap)
 
     def _round(self, stacks: Sequence[PlannedStack]) -> None:
-        """Hand out stacks once; what comes back undone is planned anew."""
+        """Submit stacks once; unfinished ones are planned again."""
         executor = self.executor()
         clean = False
         try:

@@ -21,7 +21,7 @@ class PlannedStack:
 
     @property
     def id(self) -> str:
-        """A short name, the same on every machine: a hash of the runs' ids, in whatever order they come."""
+        """A short name, the same on every machine: a hash of the runs' ids in any order."""
         return stack_id([spec.id for spec in self.specs])
 
 

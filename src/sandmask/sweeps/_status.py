@@ -104,7 +104,7 @@ def _live(folder: SweepFolder) -> set[str]:
 
 
 def _progress(folder: SweepFolder) -> list[dict[str, Any]]:
-    """What stacks said of themselves; a file that says something else is ignored."""
+    """Read the progress files of stacks; invalid files are ignored."""
     found = (read_json(path) for path in sorted(folder.stacks.glob("[!.]*.progress.json")))
     return [each for each in found if each is not None and _is_progress(each)]
 

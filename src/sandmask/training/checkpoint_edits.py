@@ -61,7 +61,7 @@ def _with_rows(leaf: Tensor, rows: int, spec: RunSpec, fill: float) -> Tensor:
 
 
 def _depends_on_steps(spec: RunSpec) -> str:
-    """What makes the first steps of a run depend on how many there are; "" for nothing."""
+    """The reason why the first steps of a run depend on their number; "" if they do not."""
     schedule = ", ".join(_schedule(spec))
     if schedule:
         return f"its learning-rate schedule ({schedule})"

@@ -1,4 +1,4 @@
-"""What a stack carries from step to step, and the program that moves it on: eager, or captured as CUDA graphs.
+"""The state of a stack and the program that advances it: eager, or as CUDA graphs.
 
 Small models leave a GPU idle while the host launches kernels, hundreds a step. A captured program is launched at once,
 several steps of it, and computes what the eager one does.
@@ -27,7 +27,7 @@ WARM_UPS = 2  # calls before a capture: kernels are compiled and workspaces made
 
 @dataclass
 class Carry:
-    """All that changes while a stack trains. Its tensors have a leading dimension K."""
+    """The tensors that change while a stack trains, with a leading dimension K."""
 
     state: State
     sums: Metrics  # of the metrics since the last evaluation; empty before the first step
@@ -191,7 +191,7 @@ class Program:
 
 
 def _chunk(every: int) -> int:
-    """How many steps a graph holds: as many as fit evenly between two evaluations."""
+    """The number of steps in a graph: as many as fit evenly between two evaluations."""
     return max(n for n in range(1, LONGEST + 1) if every % n == 0)
 
 

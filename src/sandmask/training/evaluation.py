@@ -111,7 +111,7 @@ class Evaluator:
         return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device)
 
     def _of_own_trial(self, sums: Tensor) -> Tensor:
-        """Of sums [K, trials, G], those of each run's trial: [K, G]."""
+        """Select each run's trial from sums [K, trials, G]: [K, G]."""
         n_groups = self.shape[1]
         return sums.gather(1, self._trial_of_run.view(-1, 1, 1).expand(-1, 1, n_groups)).squeeze(1)
 
@@ -146,7 +146,7 @@ class Evaluator:
         return torch.cat(columns, dim=1)
 
     def _selection_weights(self, specs: Sequence[RunSpec]) -> NDArray[np.float64]:
-        """What each group's sum of losses counts in the validation loss: [K, G]."""
+        """The weight of each group's loss in the validation loss: [K, G]."""
         weights = np.zeros(self._sizes.shape)
         for run, spec in enumerate(specs):
             groups = [2 * e + 1 for e in range(self._sizes.shape[1] // 2) if e not in spec.test_envs]

@@ -96,7 +96,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _explained(run: TrainedRun, name: str, path: Path) -> Iterator[None]:
-    """Errors in words: a file that cannot be written, a network that the exporter cannot take."""
+    """Convert errors of the exporter and of the file system to user errors."""
     try:
         yield
     except OSError as error:

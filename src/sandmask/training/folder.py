@@ -165,7 +165,7 @@ class RunFolder:
 
 
 def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
-    """What two specs differ in, with both values; hyperparameters one by one."""
+    """The differences between two specs, with both values."""
     old, new = there.to_json(), asked.to_json()
     for name in old:
         if isinstance(old[name], dict):

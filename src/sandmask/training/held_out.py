@@ -40,7 +40,7 @@ class HeldOut:
 
     @staticmethod
     def _indices(dataset: Dataset, spec: RunSpec, count: int) -> Tensor:
-        """Which examples [E, count] of a run's training environments."""
+        """Indices [E, count] of the examples of a run's training environments."""
         envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
         return torch.stack([split_environment(dataset, env, spec.trial_seed)[1][:count] for env in envs])
 
@@ -63,6 +63,6 @@ class HeldOut:
 
 
 def examples_of(dataset: Dataset) -> int:
-    """How many examples of each environment are looked at: what the smallest one can give, within limits."""
+    """The number of examples per environment: as many as the smallest one has, within limits."""
     most = EXAMPLES if math.prod(dataset.input_shape) <= LARGE else IMAGES
     return min(most, *(len(split_environment(dataset, env, 0)[1]) for env in range(len(dataset.environments))))

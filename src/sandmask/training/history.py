@@ -96,7 +96,7 @@ class History:
         return curves
 
     def accuracies(self, step: int) -> Accuracies:
-        """Those of one evaluation; waits for the device."""
+        """Accuracies of one evaluation; waits for the device."""
         return self.stack.evaluator.fractions(self.counts[self.steps.index(step)])
 
     def means(self, step: int) -> dict[str, list[float]]:

@@ -128,7 +128,7 @@ class Trainer:
         return min((self.done - 1) // every * every + every + 1, self.steps) - self.done
 
     def _evaluate(self) -> bool:
-        """Note the accuracies; say whether every run has diverged, as far as the host has looked."""
+        """Record the accuracies; return whether every run is known to have diverged."""
         step = self.done - 1
         carry = self.program.carry
         finite = torch.isfinite(carry.state["params"]).all(-1)
@@ -266,7 +266,7 @@ def train_stack(
     :param metrics: names of `records.MEASURES` to record; nothing else changes.
     :param keep: which weights of the runs to keep, "best" or "last": see `keeping`.
     :param models: file for those weights.
-    :param report: called with a `Progress` after every few steps and every evaluation.
+    :param on_progress: called with a `Progress` after every few steps and every evaluation.
     :param checkpoint_seconds: seconds between checkpoints.
     :param keep_checkpoint: keep the checkpoint with the final states.
     """

@@ -1,4 +1,4 @@
-"""What a model file holds: the weights by name, the networks' constants, and how to use them.
+"""Model files: weights by name, constants of the networks, and metadata.
 
 Nothing else is needed to predict: no dataset, and no pretrained weights.
 """
@@ -22,7 +22,7 @@ from sandmask.training.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model file says of its model."""
+    """The metadata of a model file."""
 
     spec: RunSpec
     status: Status
@@ -58,7 +58,7 @@ def save_model(path: Path, algorithm: Algorithm, state: State, spec: RunSpec, st
 
 
 def load_info(path: Path) -> ModelInfo:
-    """What a model file says of its model."""
+    """The metadata of a model file."""
     data = load_metadata(path)
     try:
         return ModelInfo.from_json(data)

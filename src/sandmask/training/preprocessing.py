@@ -21,7 +21,7 @@ InputKind = Literal["image", "pixels", "numbers"]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What happens to an example before a model sees it.
+    """The preprocessing of an example.
 
     A model of the kind "image" was trained on image files, which are squeezed to `storage_size`, resized to
     `input_shape` and normalized; one of "pixels" on arrays of bytes, which are divided by 255; one of "numbers"
@@ -36,7 +36,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Preprocessing":
-        """What a dataset does to the examples that it is evaluated on."""
+        """The preprocessing of a dataset's evaluation."""
         if isinstance(dataset, ImageDataset):
             mean, std = (tuple(each.tolist()) for each in dataset.normalization)
             return cls(dataset.input_shape, "image", dataset.storage_size, mean, std)
@@ -51,7 +51,7 @@ class Preprocessing:
 
     @property
     def expected(self) -> str:
-        """What one example should be, in words."""
+        """A description of a valid example."""
         shape = list(self.input_shape)
         if self.kind == "image":
             return f"images (files, uint8 arrays or PIL images) or preprocessed float arrays of shape {shape}"

@@ -1,4 +1,4 @@
-"""Which examples of an environment are trained on, and the minibatches of a step: functions of seeds and keys."""
+"""Splits and minibatches, as functions of seeds and keys."""
 
 from collections.abc import Sequence
 

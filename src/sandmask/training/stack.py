@@ -37,7 +37,7 @@ _INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step a
 
 
 class Shapes(Protocol):
-    """What an algorithm is built for: a dataset, or what a model file says of it."""
+    """The shapes that an algorithm is built for, from a dataset or a model file."""
 
     @property
     def environments(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def _scaled(state: State, spec: RunSpec) -> State:
 
 
 def _differentiator(network: Network, n_runs: int, *, stacks: bool) -> Differentiator:
-    """How gradients are taken: all at once for what is small, one after the other for what is large."""
+    """Choose how gradients are computed: together for small models, one after the other for large ones."""
     if network.numel > LARGE_MODEL or not stacks:
         return Autograd()
     return Functional() if n_runs > 1 else Direct()
@@ -248,7 +248,7 @@ class Stack:
         return random.fold(self.keys, steps.unsqueeze(-1) if isinstance(steps, Tensor) else steps)
 
     def _indices(self, step_keys: Tensor) -> Tensor:
-        """Which examples [..., K, E, B] steps train on."""
+        """Indices [..., K, E, B] of the examples of steps."""
         return self.sampler(random.fold(step_keys, _INDICES))
 
     def _example_keys(self, step_keys: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class TrainedRun:
 
     @property
     def spec(self) -> RunSpec:
-        """What was trained, and how."""
+        """The spec of the run."""
         return self.info.spec
 
     @property

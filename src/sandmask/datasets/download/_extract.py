@@ -1,4 +1,4 @@
-"""Unpack an archive that is not to be trusted: no file outside the folder, no links, no devices, no more than fits.
+"""Unpack untrusted archives: no files outside the folder, no links, no devices, and a limited size.
 
 All of it is read and compared with its checksums, so that a damaged archive is noticed.
 """
@@ -68,7 +68,7 @@ def extract(archive: Path, folder: Path) -> int:
 
 
 class _Budget:
-    """How much may be written: what an archive of its size can hold, and what the disk has room for."""
+    """A limit on what may be written, from the size of the archive and the free disk space."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         self.archive, self.folder = archive, folder
@@ -140,7 +140,7 @@ def _tar_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]
 
 
 class _Stream:
-    """A file that does not hand out gigabytes at once, which a header may ask for."""
+    """A file that limits the size of a read, because a header may request gigabytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -159,7 +159,7 @@ def _decompressed(archive: Path) -> Any:
 
 
 def _place(archive: Path, folder: Path, name: str) -> Path | None:
-    """Where a member goes; None for what macOS adds. A name that leads elsewhere is refused."""
+    """The path of a member; None for macOS metadata. Paths outside of the folder are refused."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts or ":" in path.parts[0]:
         raise ArchiveError(f"{archive}: {name!r} would be written outside of the folder. The archive was not unpacked.")

@@ -22,7 +22,7 @@ MOST_TRIES = 100  # whatever progress they make
 
 
 class MirrorError(Exception):
-    """A mirror that does not deliver; the message says why. The next one may."""
+    """A mirror that failed; the message says why."""
 
 
 class _InterruptedError(Exception):
@@ -42,7 +42,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a partial file is a part of, kept beside it."""
+    """The origin of a partial file, stored beside it."""
 
     url: str
     version: str | None = None  # the server's name for this state of the file: ETag or date

@@ -29,7 +29,7 @@ class Obtained:
 
 @dataclass(frozen=True)
 class Installed:
-    """What `install` did."""
+    """The result of `install`."""
 
     path: Path
     origins: tuple[str, ...]
@@ -157,7 +157,7 @@ def _prepare(source: Source, obtained: list[Obtained], data_dir: Path) -> str:
 
 
 def _put_in_place(ready: Path, target: Path, replaced: Path) -> None:
-    """Rename `ready` to `target`; what was there goes to `replaced`, and comes back if that fails."""
+    """Rename `ready` to `target`; an existing folder is moved to `replaced`, and back if that fails."""
     if target.exists():
         target.rename(replaced)
     try:
@@ -182,7 +182,7 @@ def _unpack(file: Obtained, remote: RemoteFile, folder: Path) -> None:
 
 
 def _by_hand(source: Source, file: RemoteFile, data_dir: Path, reasons: list[str]) -> str:
-    """What to do when no mirror delivers."""
+    """Instructions for the case that no mirror works."""
     addresses = " or ".join(_web_address(mirror) for mirror in file.mirrors)
     if source.images is not None:
         inside = source.images.layout or f"<domain>/<class>/ ({', '.join(source.images.domains)})"

@@ -1,4 +1,4 @@
-"""What was first seen in a data folder: checksums of archives, and of the folders made from them."""
+"""A ledger of checksums of archives and folders, recorded when they are first seen."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Ledger:
         self.path = data_dir / NAME
 
     def get(self, section: str, key: str) -> dict[str, Any] | None:
-        """What is recorded under `key`, or None."""
+        """The record of `key`, or None."""
         facts: dict[str, Any] | None = self._read().get(section, {}).get(key)
         return facts
 

@@ -1,4 +1,4 @@
-"""Check the data that lies on the disk."""
+"""Check data on the disk."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from sandmask.errors import SandmaskError
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found. `status` is "ok", "wrong" (then `problems` says how) or "missing"."""
+    """The result of a check: `status` is "ok", "wrong" (see `problems`) or "missing"."""
 
     name: str
     path: str | None
@@ -91,7 +91,7 @@ def _count_problems(source: Source, counts: dict[str, int]) -> Iterator[str]:
 
 
 def _compare(source: Source, kind: str, found: str, ledger: Ledger, problems: list[str], notes: list[str]) -> None:
-    """Against what was recorded, or record it: only of data that is right as far as one can tell."""
+    """Compare with the record, or record valid data that is seen for the first time."""
     seen = (ledger.get("folders", source.folder) or {}).get(kind)
     what = "names and sizes of the files" if kind == "listing" else "contents of the files"
     if seen is None and not problems:

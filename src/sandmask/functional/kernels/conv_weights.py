@@ -1,6 +1,6 @@
 """The gradients of a 3 x 3 convolution's weights, of K runs and by environment, as GPU kernels.
 
-The gradient in each of E environments is a product of two matrices, and the masks want its moments over environments.
+The gradient in each of E environments is a product of two matrices, and the masks need its moments over environments.
 Computed tile by tile, with the loop over environments inside, the E gradients never exist in memory. A first layer's
 few weights are one tile, for which one program would have to read everything: there, parts of the pixels are summed by
 programs of their own.

@@ -1,7 +1,7 @@
 """Moments over environments of gradients of K runs, as GPU kernels. Each has a twin in plain torch.
 
 `weight_moments` is the one that matters: the gradient of a layer's weights in each of E environments is a product of
-two matrices, and the masks want its moments over environments. Computed tile by tile, with the loop over environments
+two matrices, and the masks need its moments over environments. Computed tile by tile, with the loop over environments
 inside, the E gradients never exist in memory.
 """
 
@@ -158,7 +158,7 @@ def _fold_runs_kernel(
 def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int) -> None:
     """The twin of `masks.fold_runs`: moments over environments of gradients [K, E, rows, columns].
 
-    They go into `targets` [3, K, n] as in `weight_moments`. Of every row the first `width` columns are meant.
+    They go into `targets` [3, K, n] as in `weight_moments`. Only the first `width` columns of every row are used.
     """
     if grads.stride(3) != 1:
         grads = grads.contiguous()

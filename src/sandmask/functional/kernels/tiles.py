@@ -1,4 +1,4 @@
-"""How matrix products are cut into tiles by the kernels that compute them."""
+"""Tile sizes of matrix products in kernels."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import triton
 
 
 class Tiles(NamedTuple):
-    """How much of a product one program computes, and how many steps of it are fetched ahead."""
+    """The part of a product that one program computes, and the number of prefetched steps."""
 
     rows: int  # pixels; of weights, outputs
     columns: int  # output channels; of a gradient, inputs
@@ -17,13 +17,13 @@ class Tiles(NamedTuple):
 
 
 def how(tiles: Tiles) -> dict[str, Any]:
-    """What a launch has to be told beside the sizes of its tiles."""
+    """Launch options beside the sizes of the tiles."""
     precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return {"precision": precision, "num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
 def at_most(most: int, size: int) -> int:
-    """A power of 2 that covers `size` where that is less: products want at least 16."""
+    """The smallest power of 2 that covers `size`, at least 16."""
     return min(most, max(int(triton.next_power_of_2(size)), 16))
 
 

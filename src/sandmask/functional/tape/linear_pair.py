@@ -107,7 +107,7 @@ class _TapedLinearPair(Function):
 
 
 def _gradients(grad: Tensor, x: Tensor, both: Tensor, n_envs: int, *, wanted: bool) -> tuple[Tensor | None, Tensor]:
-    """Of x, if that is wanted, and the products g_e^T x_e [K, E, classes, in]."""
+    """Gradient of x, if it is needed, and the products g_e^T x_e [K, E, classes, in]."""
     if has_head_kernels(x, both):
         from sandmask.functional.kernels import head as head_kernels
 

@@ -1,7 +1,7 @@
 """Moments over environments of every weight's gradient, for K runs, from one forward and one backward pass.
 
-The gradient with respect to a layer's input is the same whoever asks for it; only the gradients of its weights have to
-be kept apart by environment. Here they are folded into moments in the layer's backward pass, and go no further.
+One backward pass gives the gradients of all layers' inputs; only the gradients of the weights have to be kept apart by
+environment. Here they are folded into moments in the layer's backward pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +119,7 @@ class MomentTape(Tape):
                 target[runs] = value
 
     def moments(self) -> TensorMoments:
-        """What was folded: [K, P]. Parameters that were not used have zeros."""
+        """The folded moments [K, P]; zeros for unused parameters."""
         for place in set(self._places.values()) - self._filled:
             self._buffers[..., slice(*place)] = 0.0
         return TensorMoments(self.n_envs, *self._buffers)

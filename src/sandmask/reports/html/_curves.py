@@ -19,7 +19,7 @@ LARGEST = 5_000_000  # values; some 5 MB of page
 
 @dataclass(frozen=True)
 class Detail:
-    """What is kept of a run.
+    """The level of detail of a run's curves.
 
     `levels` is how finely accuracies are divided (1000 is to a tenth of a percent), and metrics between their least
     and greatest value.

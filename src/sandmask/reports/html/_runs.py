@@ -1,4 +1,4 @@
-"""What a page knows of every run without its curves: columns, one entry per run, and what each rule would select."""
+"""Columns of the page's table of runs, and the selection of each rule."""
 
 import json
 import math
@@ -29,7 +29,7 @@ _SETTINGS = ("space", "network", "weights", "precision")
 
 
 class _Places:
-    """Numbers things in the order in which they are met, so that what repeats is written once."""
+    """Numbers values in the order of their first occurrence, so that repeated values are written once."""
 
     def __init__(self) -> None:
         self.found: dict[Any, int] = {}

@@ -1,4 +1,4 @@
-"""What a page shows of the tables: their text, as the other formats have it, and the regret of each rule."""
+"""The page's tables as text, and the regret of each rule."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -29,7 +29,7 @@ def _rule_words(report: Report) -> dict[str, Any]:
 
 
 def _names(rule: RuleReport) -> Iterator[str]:
-    """What `grids` gives for a rule, in its order."""
+    """The names of a rule's tables, in the order of `grids`."""
     yield from (f"dataset:{name}" for name in rule.datasets)
     if rule.averages is not None:
         yield "averages"

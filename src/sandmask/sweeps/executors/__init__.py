@@ -1,4 +1,4 @@
-"""Where jobs run: each executor is a `concurrent.futures.Executor`, built from the same options.
+"""Executors: each is a `concurrent.futures.Executor`, built from the same options.
 
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
 

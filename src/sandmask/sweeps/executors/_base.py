@@ -1,4 +1,4 @@
-"""What an executor is, and the registry of them."""
+"""Executors and their registry."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -9,7 +9,7 @@ from sandmask.registry import Registry
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """What executors are built from; each takes what concerns it.
+    """Options of executors; each uses those that apply to it.
 
     `workers` jobs at a time at most (for Ray, None is as many as the cluster has room for). `devices` are dealt to
     local workers in turn. `gpus_per_worker` may be a fraction: 0.25 puts four workers on a GPU. `slurm` are submitit's

@@ -24,7 +24,7 @@ class InlineExecutor(Executor):
     """Runs a job when it is submitted, in this very thread. Ctrl-C reaches the job itself."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run `fn`; the future that comes back is done. An interrupt is not kept in it, it stops the caller too."""
+        """Run `fn` and return a finished future. An interrupt is raised and not stored in it."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -34,7 +34,7 @@ class InlineExecutor(Executor):
 
 
 class WorkerExecutor(ProcessPoolExecutor):
-    """Fresh worker processes (not forked: a GPU does not survive that), each with a device of its own.
+    """Worker processes, spawned rather than forked because of GPUs, each with its own device.
 
     They leave Ctrl-C to the process that started them, which asks them to save and stop, and they end with it. A second
     Ctrl-C, while that one waits for them, kills them. SIGTERM, which a batch system sends to all processes at once, is
@@ -51,12 +51,12 @@ class WorkerExecutor(ProcessPoolExecutor):
         super().__init__(workers, mp_context=context, initializer=_prepare, initargs=arguments)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As always; a worker that this starts has SIGINT blocked, which may come while it imports."""
+        """Submit a call. New workers start with SIGINT blocked, which may arrive while they import."""
         with _interrupts_wait(), _main_hidden():
             return super().submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As always. Workers left alone by an interrupted wait would never hear that it is over, and never end."""
+        """Shut down. After an interrupted wait, workers are killed, because they would never end."""
         workers = list((self._processes or {}).values())
         try:
             super().shutdown(wait, cancel_futures=cancel_futures)
@@ -82,7 +82,7 @@ def _name_semaphores() -> None:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Hold back Ctrl-C, here until the end and in processes started meanwhile for good."""
+    """Block SIGINT during the block, and permanently in processes that are started in it."""
     if sys.platform == "win32":
         yield
         return

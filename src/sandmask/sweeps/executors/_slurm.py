@@ -105,7 +105,7 @@ class SlurmExecutor(Executor):
         threading.Thread(target=self._watch, daemon=True).start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queue `fn` as a Slurm job. Where Slurm refuses it for good, the future's exception is a `SandmaskError`."""
+        """Queue `fn` as a Slurm job. If Slurm rejects it, the future's exception is a `SandmaskError`."""
         future: Future[T] = Future()
         self._futures.append(future)
         self._waiting.append((future, (fn, args, kwargs)))
@@ -201,7 +201,7 @@ class SlurmExecutor(Executor):
         return bool(job.paths.result_pickle.exists())
 
     def _look(self) -> None:
-        """Ask Slurm for the state of this user's jobs. A job that it no longer knows ended a while ago."""
+        """Query the state of this user's jobs. A job that Slurm no longer knows has ended."""
         self._looked_at = time.monotonic()
         command = ["squeue", "--noheader", f"--user={os.getuid()}", "--states=all", "--format=%i|%T"]
         try:

@@ -25,6 +25,7 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 SECONDS = 1.0  # of every measurement
 # On a CPU, which others use too, stacks of all sizes take turns, and the median counts.
 WIDTHS = {256: ([1, 2, 4, 16], 15), 1024: ([1, 2, 8], 7)}  # sizes of stacks, and turns
+COMBINED = ("SANDMask+VREx", "ANDMask+CORAL", "PCGrad+Mixup", "SAM+CORAL", "SAM+SANDMask")  # measured beside all others
 # Of DomainBed's own code on the same GPU.
 DOMAINBED = {"Spirals": "its script 12, its bare update 40", "ColoredMNIST": "65 (its ERM 266)"}
 
@@ -138,11 +139,11 @@ def every_algorithm(
     """Stacked over alone, for all of them."""
     how = {"precision": precision, "evaluate": evaluate}
     rows: list[tuple[str, ...]] = [("algorithm", "one run, eager", "one run", f"stack of {n_runs}", "gain")]
-    for entry in ALGORITHMS.values():
-        eager = measure(dataset, entry.name, 1, hparams, fast=False, **how)
-        alone = measure(dataset, entry.name, 1, hparams, **how)
-        together = measure(dataset, entry.name, n_runs, hparams, **how)
-        rows.append((entry.name, f"{eager:,.0f}", f"{alone:,.0f}", f"{together:,.0f}", f"{together / eager:.1f}"))
+    for name in (*ALGORITHMS, *COMBINED):
+        eager = measure(dataset, name, 1, hparams, fast=False, **how)
+        alone = measure(dataset, name, 1, hparams, **how)
+        together = measure(dataset, name, n_runs, hparams, **how)
+        rows.append((name, f"{eager:,.0f}", f"{alone:,.0f}", f"{together:,.0f}", f"{together / eager:.1f}"))
         print(*rows[-1], flush=True, file=sys.stderr)
     title = f"{dataset.name}, {_settings(hparams)}, {precision}: run-steps a second"
     print_rows(f"{title}, {_evaluation(dataset, evaluate)}", rows)

@@ -50,8 +50,15 @@ def simplified(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
+def parts_of(name: str) -> tuple[str, ...]:
+    """The names in the name of a composition: "SAM" and "VREx" of "SAM+VREx". "ERM++" is one name, ERMPlusPlus."""
+    return tuple(part.strip() for part in name.replace("++", "PlusPlus").split("+"))
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """Entries by name, in order of registration; look-up ignores case, hyphens and underscores."""
+
+    reserved = ""  # what names may not contain
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -61,6 +68,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def register(self, entry: T) -> T:
         """Add an entry; a name that is taken is an error."""
         key = simplified(entry.name)
+        if self.reserved and self.reserved in entry.name:
+            raise SandmaskError(f"The name of {self.kind} {entry.name!r} should have no {self.reserved!r}.")
         if key in self._entries:
             raise SandmaskError(f"There is already {self.kind} named {self._entries[key].name!r}. Choose another name.")
         self._entries[key] = entry

@@ -28,23 +28,40 @@ def naive_signal(history: list[float]) -> tuple[float, float]:
     return mean / (1 + left * variance / (mean * mean + 1e-8)), math.tanh(min(1 / variance, 10.0))
 
 
+def naive_signal_over_environments(gradients: list[float], decay: float) -> tuple[float, float]:
+    """q m and k of one parameter, of the environments' gradients and a decay that they share."""
+    n = len(gradients)
+    mean = sum(gradients) / n
+    variance = sum((g - mean) ** 2 for g in gradients) / (n - 1) or 1e-8
+    mean += decay
+    return mean / (1 + variance / n / (mean * mean + 1e-8)), math.tanh(min(1 / variance, 10.0))
+
+
+@pytest.mark.parametrize("name", ["GENIE", "GENIE-environments"])
 def test_trains_like_a_loop_over_parameters(
-    problem: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
+    name: str, problem: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
 ) -> None:
-    hparams = hparams_of("GENIE", convergence_rate=0.5, update_drop=0.25)
-    losses, state = train("GENIE", batches, hparams)
+    hparams = hparams_of(name, convergence_rate=0.5, update_drop=0.25)
+    losses, state = train(name, batches, hparams)
 
     featurizer = problem.featurizer()
     model = nn.Sequential(featurizer, nn.Linear(featurizer.n_features, problem.n_classes)).double()
-    weights: Tensor = train("GENIE", [], hparams)[1]["params"].clone()
+    weights: Tensor = train(name, [], hparams)[1]["params"].clone()
     sizes = [slot.numel for slot in ALGORITHMS["GENIE"].build(problem).network.slots]
     history: list[Tensor] = []
     for step, batch in enumerate(batches):
         vector_to_parameters(weights.clone(), model.parameters())
-        loss = torch.stack([F.cross_entropy(model(x), y) for x, y in zip(batch.x, batch.y, strict=True)]).mean()
-        gradient = parameters_to_vector(torch.autograd.grad(loss, list(model.parameters())))
-        history.append(gradient + 1e-2 * weights)
-        found = [naive_signal([g[j].item() for g in history]) for j in range(len(weights))]
+        risks = [F.cross_entropy(model(x), y) for x, y in zip(batch.x, batch.y, strict=True)]
+        loss = torch.stack(risks).mean()
+        each = [parameters_to_vector(torch.autograd.grad(risk, list(model.parameters()))) for risk in risks]
+        history.append(torch.stack(each).mean(0) + 1e-2 * weights)
+        if name == "GENIE":
+            found = [naive_signal([g[j].item() for g in history]) for j in range(len(weights))]
+        else:
+            decays = (1e-2 * weights).tolist()
+            found = [
+                naive_signal_over_environments([g[j].item() for g in each], decays[j]) for j in range(len(weights))
+            ]
         key = random.fold(random.key_of(5), step)
         normal = random.normal(random.fold(key, 0), len(weights)).tolist()
         kept = (random.uniform(random.fold(key, 1), len(weights)) >= 0.25).tolist()

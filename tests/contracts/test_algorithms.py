@@ -40,6 +40,9 @@ def registered() -> dict[str, AlgorithmEntry]:
 
 
 ENTRIES = registered()
+# A mask, a rule on whole gradients and sharpness; objectives with random numbers, a schedule, and state of their own.
+COMPOSED = ("SANDMask+Mixup", "PCGrad+IRM", "SAM+ANDMask-temporal+GroupDRO", "SAGM+MTL")
+ENTRIES |= {name: ALGORITHMS[name] for name in COMPOSED}
 every_algorithm = pytest.mark.parametrize("name", list(ENTRIES))
 # One with a single objective, a mask, and each kind that has several networks or takes several steps.
 on_images = pytest.mark.parametrize("name", ["ERM", "SANDMask", "ARM", "CDANN", "Fish", "MLDG", "SagNet"])
@@ -247,7 +250,11 @@ SOLVING: dict[str, dict[str, float]] = {
     "CausIRL_MMD": {"mmd_gamma": 0.1},
     "ERMPlusPlus": {"linear_steps": 10},
     "ADRMX": {"d_steps_per_g_step": 1},
+    "ANDMask-temporal": {"tau": 0.5},
     "GENIE": {"convergence_rate": 0.3},
+    "GENIE-environments": {"convergence_rate": 0.3},
+    "SANDMask+Mixup": {"tau": 0.5},
+    "SAM+ANDMask-temporal+GroupDRO": {"tau": 0.5},
 }
 
 

@@ -35,6 +35,20 @@ def double(tree: Any) -> Any:
     return pytree.tree_map(lambda t: t.double() if t.is_floating_point() else t, tree)
 
 
+@pytest.mark.parametrize("algorithm", ["SANDMask+VREx", "ANDMask+CORAL", "SANDMask+MTL"])
+def test_compositions_take_the_fast_path_of_masks(
+    algorithm: str, dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [spec_of(algorithm, (k,), seed=k, hparams={"tau": 0.2, "lr": 0.003 * (k + 1)}) for k in range(2)]
+    fast = Stack(specs, dataset, device)
+    composed = fast.algorithm
+    monkeypatch.setattr(composed, "step", None)  # the slow one, of which the next stack is
+    state = train(fast)
+    slow = Stack(specs, dataset, device)
+    slow._step = torch.func.vmap(slow.algorithm.step)
+    torch.testing.assert_close(state["params"], train(slow)["params"], rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize("algorithm", ["ERM", "ANDMask", "SANDMask", "SANDMask-released"])
 def test_a_run_does_not_feel_its_neighbours(
     algorithm: str, dataset: Dataset, spec_of: Specs, device: torch.device
@@ -159,7 +173,8 @@ def test_half_precision_keeps_the_signs_of_well_fitted_environments(device: torc
 
     def moments(stack: Stack, vectors: Tensor, batch: EnvBatch) -> tuple[TensorMoments, Tensor]:
         assert isinstance(stack.algorithm, MaskedAlgorithm)
-        return _moments(stack.algorithm, vectors, batch, stack.hparams)
+        found, risks, _ = _moments(stack.algorithm, {"params": vectors}, batch, stack.hparams, stack.keys)
+        return found, risks
 
     vectors = state["params"]
     exact, risks = moments(single, vectors.double(), batch._replace(x=batch.x.double()))

@@ -6,6 +6,8 @@ An algorithm is built for a `Problem` and is then three pure functions:
     state = algorithm.init(seed)
     state, metrics = algorithm.step(state, batch, hparams, key)
     logits = algorithm.predict(state, x)
+
+`ALGORITHMS["SANDMask+VREx"]` is a mask on the gradients of an objective: see `Composed`.
 """
 
 from sandmask.algorithms._base import (
@@ -22,6 +24,7 @@ from sandmask.algorithms._base import (
     descend,
     environment_risks,
 )
+from sandmask.algorithms._composed import Composed
 from sandmask.algorithms._diagnostics import DIAGNOSTICS, diagnostic_names, mask_diagnostics
 from sandmask.algorithms._held_out import HeldOutProbe
 from sandmask.algorithms._masked import LogMaskedAlgorithm, MaskedAlgorithm
@@ -41,6 +44,7 @@ from sandmask.algorithms.erm_plus_plus import ERMPlusPlus
 from sandmask.algorithms.fish import Fish
 from sandmask.algorithms.fishr import Fishr
 from sandmask.algorithms.genie import GENIE
+from sandmask.algorithms.genie_environments import EnvironmentGENIE
 from sandmask.algorithms.geometric_mean import GeometricMeanAlgorithm
 from sandmask.algorithms.gga_l import GGAL
 from sandmask.algorithms.group_dro import GroupDRO
@@ -49,6 +53,7 @@ from sandmask.algorithms.ib_erm import IBERM
 from sandmask.algorithms.ib_irm import IBIRM
 from sandmask.algorithms.iga import IGA
 from sandmask.algorithms.irm import IRM
+from sandmask.algorithms.miro import MIRO
 from sandmask.algorithms.mixup import Mixup
 from sandmask.algorithms.mldg import MLDG
 from sandmask.algorithms.mmd import MMD
@@ -62,6 +67,7 @@ from sandmask.algorithms.sam import SAM
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
 from sandmask.algorithms.sd import SD
 from sandmask.algorithms.selfreg import SelfReg
+from sandmask.algorithms.temporal_and_mask import TemporalANDMask
 from sandmask.algorithms.transfer import Transfer
 from sandmask.algorithms.trm import TRM
 from sandmask.algorithms.urm import URM
@@ -85,6 +91,7 @@ __all__ = [
     "IBIRM",
     "IGA",
     "IRM",
+    "MIRO",
     "MLDG",
     "MMD",
     "MTL",
@@ -103,8 +110,10 @@ __all__ = [
     "Arith",
     "CausIRLCORAL",
     "CausIRLMMD",
+    "Composed",
     "CondCAD",
     "ERMPlusPlus",
+    "EnvironmentGENIE",
     "Fish",
     "Fishr",
     "GeometricMeanAlgorithm",
@@ -122,6 +131,7 @@ __all__ = [
     "SagNet",
     "SelfReg",
     "State",
+    "TemporalANDMask",
     "Transfer",
     "VREx",
     "adam_update",

@@ -17,7 +17,7 @@ from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import Params
 from sandmask.hparams import Hparam, Like
 from sandmask.networks import Featurizer, Network
-from sandmask.registry import Registry
+from sandmask.registry import Registry, parts_of
 
 State = dict[str, Any]  # a tree of tensors, with at least "params" (flat vector) and "step"
 Metrics = dict[str, Tensor]  # name -> 0-dimensional tensor, with at least "loss"; "diagnostics" is a vector
@@ -57,6 +57,7 @@ class Algorithm(ABC):
 
     uses_context = False  # whether a prediction depends on the batch around the example
     averaged: tuple[str, ...] = ("params",)  # the entries of the state that averages of the weights are taken of
+    training_only: tuple[str, ...] = ()  # the entries of the state that `predict` does not need
     nests_gradients = False  # whether the objective takes gradients of the network itself, by `torch.func`
 
     def __init__(self, problem: Problem) -> None:
@@ -72,6 +73,10 @@ class Algorithm(ABC):
         self.network.to(device)
         return self
 
+    def use(self, problem: Problem) -> None:
+        """Take gradients and diagnostics as this problem says, which has the shapes of the one it was built for."""
+        self.problem = problem
+
     def init(self, seed: int) -> State:
         """The state of a run before its first step, on the CPU."""
         params = self.network.init(seed)
@@ -81,6 +86,12 @@ class Algorithm(ABC):
     def extra_state(self, seed: int) -> State:  # noqa: ARG002 - most methods have none
         """State of the method's own: averages, further networks, their optimizers."""
         return {}
+
+    @property
+    def is_network(self) -> bool:
+        """Whether a prediction is what the network says of the example, and nothing else."""
+        kind = type(self)
+        return kind.predict is Algorithm.predict and kind.build_network is Algorithm.build_network
 
     @abstractmethod
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
@@ -117,6 +128,10 @@ class Algorithm(ABC):
 
 class ObjectiveAlgorithm(Algorithm):
     """A method that is one objective, minimized by one Adam."""
+
+    by_environment = (
+        True  # whether parameters enter through `self.network` alone: masks then know whose gradient is whose
+    )
 
     @abstractmethod
     def objective(
@@ -228,5 +243,34 @@ class AlgorithmEntry:
     caution: Callable[[Mapping[str, float]], str | None] = lambda _: None  # what is unwise about a configuration
     compares_environments: bool = True  # False for a method that a single training environment is enough for
 
+    @property
+    def kind(self) -> str | None:
+        """What it is in a composition: "sharpness", "rule", "objective", or None: it does not compose."""
+        from sandmask.algorithms._composition import kind_of
 
-ALGORITHMS: Registry[AlgorithmEntry] = Registry("algorithm")
+        return kind_of(self)
+
+
+class _Algorithms(Registry[AlgorithmEntry]):
+    """Algorithms by name. What is not registered but composed, such as `SANDMask+VREx`, is looked up by its parts."""
+
+    reserved = "+"
+
+    def __getitem__(self, name: str) -> AlgorithmEntry:
+        parts = [super(_Algorithms, self).__getitem__(part) for part in parts_of(name)]
+        if len(parts) == 1:
+            return parts[0]
+        from sandmask.algorithms._composition import compose
+
+        return compose(name, parts, self.values())
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and all(super(_Algorithms, self).__contains__(part) for part in parts_of(name))
+
+    def module_of(self, name: str) -> str:
+        """The module that registered an entry; of a composition, one outside of this package if there is any."""
+        modules = [super(_Algorithms, self).module_of(part) for part in parts_of(name)]
+        return next((module for module in modules if module.partition(".")[0] != "sandmask"), modules[0])
+
+
+ALGORITHMS: Registry[AlgorithmEntry] = _Algorithms("algorithm")

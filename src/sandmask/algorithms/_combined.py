@@ -15,6 +15,16 @@ class CombinedGradients(Algorithm):
     def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:
         """The update's gradient [P], of the environments' [E, P]."""
 
+    def direction(
+        self,
+        state: State,  # noqa: ARG002 - for masks with a memory
+        gradients: Tensor,
+        hparams: Hparams,
+        key: Tensor,
+    ) -> tuple[Tensor, State, Metrics]:
+        """The update's gradient; changes of the state and metrics, of which there are none."""
+        return self.combine(gradients, hparams, key), {}, {}
+
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, environment_risks
+from sandmask.algorithms._composed import Composed
 from sandmask.algorithms._masked import MaskedAlgorithm
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
@@ -31,19 +32,18 @@ class HeldOutProbe(MaskedAlgorithm):
     def __init__(self, subject: Algorithm) -> None:
         self.problem = subject.problem
         self.network = subject.network
-        self._subject = subject
+        rule = subject.rule if isinstance(subject, Composed) else subject
+        self._masked = rule if isinstance(rule, MaskedAlgorithm) else None
 
     @classmethod
     def of(cls, subject: Algorithm) -> "HeldOutProbe | None":
         """The probe of an algorithm; None where a prediction takes more than the network and the example."""
-        kind = type(subject)
-        plain = kind.predict is Algorithm.predict and kind.build_network is Algorithm.build_network
-        return cls(subject) if plain else None
+        return cls(subject) if subject.is_network else None
 
     def mask(self, hparams: Hparams) -> Mask:
         """The algorithm's own."""
-        assert isinstance(self._subject, MaskedAlgorithm)
-        return self._subject.mask(hparams)
+        assert self._masked is not None
+        return self._masked.mask(hparams)
 
     def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:  # noqa: ARG002
         """The mean cross-entropy of each environment, as in an evaluation."""
@@ -60,7 +60,7 @@ class HeldOutProbe(MaskedAlgorithm):
             HELD_OUT_AGREEMENT: agreed.sum() / reached.sum().clamp(min=1),
             HELD_OUT_COHERENCE: common / power.clamp(min=torch.finfo(power.dtype).tiny),
         }
-        if isinstance(self._subject, MaskedAlgorithm):
+        if self._masked is not None:
             mask = self.mask(hparams)  # without log-magnitudes there is a mask, but nothing to weigh by it
             weights = mask.element_weights(moments) if mask.needs_log_magnitude else mask.weigh(moments)[0]
             metrics[HELD_OUT_DENSITY] = weights.mean()

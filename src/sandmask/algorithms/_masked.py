@@ -8,6 +8,7 @@ from torch import Tensor
 from sandmask.algorithms._base import Algorithm, Hparams, Metrics, Problem, State, descend, environment_risks
 from sandmask.algorithms._diagnostics import DIAGNOSTICS, mask_diagnostics
 from sandmask.functional.batch import EnvBatch
+from sandmask.functional.differentiate import moments_of
 from sandmask.functional.flat import Params
 from sandmask.masks import Mask, MaskError, TensorMoments, rescale_by_sparsity
 
@@ -44,6 +45,49 @@ class MaskedAlgorithm(Algorithm):
 
     def update(self, state: State, moments: TensorMoments, risks: Tensor, hparams: Hparams) -> tuple[State, Metrics]:
         """The second half of a step, once the moments of the gradients are known."""
+        gradient, changes, metrics = self.masked(state, moments, hparams)
+        stepped = {**state, **changes, **descend(state, gradient, state["adam"], hparams)}
+        return stepped, {"loss": risks.mean(), **metrics}
+
+    def terms(
+        self,
+        params: Params,
+        state: State,  # noqa: ARG002 - for methods that are put together
+        batch: EnvBatch,
+        hparams: Hparams,
+        key: Tensor,  # noqa: ARG002 - as well
+    ) -> tuple[Tensor, State]:
+        """Values whose sum has environment e's gradient as its gradient by e's examples, and changes of the state."""
+        return self.risks(params, batch, hparams), {}
+
+    def finish(
+        self,
+        state: State,
+        moments: TensorMoments,
+        values: Tensor,
+        changes: State,  # noqa: ARG002 - see `terms`: there are none
+        hparams: Hparams,
+    ) -> tuple[State, Metrics]:
+        """`update`, of what `terms` gave."""
+        return self.update(state, moments, values, hparams)
+
+    def direction(
+        self,
+        state: State,
+        gradients: Tensor,
+        hparams: Hparams,
+        key: Tensor,  # noqa: ARG002 - for masks with random numbers
+    ) -> tuple[Tensor, State, Metrics]:
+        """The update's gradient, of the environments' [E, P]; see `masked`."""
+        return self.masked(state, moments_of(gradients, log_magnitude=self.sums_logs), hparams)
+
+    def masked(
+        self,
+        state: State,  # noqa: ARG002 - for masks with a memory
+        moments: TensorMoments,
+        hparams: Hparams,
+    ) -> tuple[Tensor, State, Metrics]:
+        """The update's gradient, of moments over environments; what the mask changes in the state; its metrics."""
         mask = self.mask(hparams)
         if mask.needs_log_magnitude and moments.log_sum is None:
             raise MaskError(
@@ -55,10 +99,14 @@ class MaskedAlgorithm(Algorithm):
             gradient = self._rescale(gradient, weights)
         elif "rescale" in hparams:
             gradient = torch.where(hparams["rescale"] > 0, self._rescale(gradient, weights), gradient)
-        metrics = {"loss": risks.mean(), "mask_density": weights.mean()}
+        return gradient, {}, self.metrics_of(weights, moments)
+
+    def metrics_of(self, weights: Tensor, moments: TensorMoments) -> Metrics:
+        """What there is to say about a mask [P]."""
+        metrics = {"mask_density": weights.mean()}
         if self.problem.diagnostics:
             metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)
-        return {**state, **descend(state, gradient, state["adam"], hparams)}, metrics
+        return metrics
 
     def _rescale(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Divide by the mask's density, tensor by tensor of the flat vector."""

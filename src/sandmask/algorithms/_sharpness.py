@@ -1,6 +1,7 @@
 """Base class of SAM, GSAM and SAGM: a second gradient after a step uphill."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -27,10 +28,15 @@ class SharpnessAware(Algorithm):
     def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
         """The update's gradient, of g and g_p."""
 
+    def aware(self, here: Tensor, params: Tensor, gradient_at: Callable[[Tensor], Tensor], hparams: Hparams) -> Tensor:
+        """The update's gradient, of the one at these parameters and of what the gradient is elsewhere."""
+        norm = torch.linalg.vector_norm(here)
+        return self.combine(here, gradient_at(params + self.reach(norm, hparams) * here), hparams)
+
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
         """One update."""
         here, loss = self.risk_gradient(state["params"], batch, hparams)
-        norm = torch.linalg.vector_norm(here)
-        there, _ = self.risk_gradient(state["params"] + self.reach(norm, hparams) * here, batch, hparams)
-        gradient = self.combine(here, there, hparams)
+        gradient = self.aware(
+            here, state["params"], lambda vector: self.risk_gradient(vector, batch, hparams)[0], hparams
+        )
         return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": loss}

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, Metrics, State, descend
-from sandmask.algorithms._diagnostics import DIAGNOSTICS, mask_diagnostics
 from sandmask.algorithms._masked import MaskedAlgorithm
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch
-from sandmask.masks import AgrSum, Mask
+from sandmask.functional.differentiate import moments_of
+from sandmask.masks import AgrSum, Mask, TensorMoments
 
 PAPER = "Mansilla et al., Domain generalization via gradient surgery, ICCV 2021"
 
@@ -34,13 +34,25 @@ class AgrRandAlgorithm(AgrSumAlgorithm):
             return self.risks(self.network.unflatten(vector), batch, hparams)
 
         moments, values = self.problem.differentiate.environment_moments(risks, state["params"], batch)
+        gradient, metrics = self._filled(moments, hparams, key)
+        return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": values.mean(), **metrics}
+
+    def direction(
+        self,
+        state: State,  # noqa: ARG002 - for masks with a memory
+        gradients: Tensor,
+        hparams: Hparams,
+        key: Tensor,
+    ) -> tuple[Tensor, State, Metrics]:
+        """The update's gradient, of the environments' [E, P]; nothing changes in the state; metrics of the mask."""
+        gradient, metrics = self._filled(moments_of(gradients), hparams, key)
+        return gradient, {}, metrics
+
+    def _filled(self, moments: TensorMoments, hparams: Hparams, key: Tensor) -> tuple[Tensor, Metrics]:
         weights, agreed = self.mask(hparams).weigh(moments)
         size = agreed.abs().sum() / weights.sum().clamp_min(1.0)
         gradient = torch.where(weights > 0, agreed, size * random.normal(key, agreed.shape[-1]))
-        metrics = {"loss": values.mean(), "mask_density": weights.mean()}
-        if self.problem.diagnostics:
-            metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)
-        return {**state, **descend(state, gradient, state["adam"], hparams)}, metrics
+        return gradient, self.metrics_of(weights, moments)
 
 
 ALGORITHMS.register(

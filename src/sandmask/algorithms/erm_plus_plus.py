@@ -5,7 +5,6 @@ from torch import Tensor
 
 from sandmask.algorithms._base import (
     ALGORITHMS,
-    Algorithm,
     AlgorithmEntry,
     Hparams,
     Metrics,
@@ -14,12 +13,12 @@ from sandmask.algorithms._base import (
     adam_update,
 )
 from sandmask.algorithms._parts import Parts
+from sandmask.algorithms.erm import ERM
 from sandmask.functional.adam import AdamState, adam_init
-from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import NON_NEGATIVE, Constant, Hparam, LogUniform
 
 
-class ERMPlusPlus(Algorithm):
+class ERMPlusPlus(ERM):
     """ERM whose first `linear_steps` steps train the classifier alone, by an Adam of its own with `linear_lr`.
 
     Of the method's other parts, averaged weights are an option of every run (`--average sma`, with `sma_start=600`),
@@ -35,21 +34,27 @@ class ERMPlusPlus(Algorithm):
         """The optimizer of the first steps."""
         return {"linear_adam": adam_init(self.parts.split(self.network.init(seed))[1])}
 
-    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
-        """One update, of the classifier or of everything."""
-        gradient, loss = self.risk_gradient(state["params"], batch, hparams)
+    def update(
+        self,
+        state: State,
+        gradient: Tensor,
+        loss: Tensor,
+        changes: State,  # noqa: ARG002 - there are none
+        hparams: Hparams,
+    ) -> tuple[State, Metrics]:
+        """The second half of a step: of the classifier or of everything."""
         featurizer, head = self.parts.split(state["params"])
         of_head = self.parts.split(gradient)[1]
         linear = {**hparams, "lr": hparams["linear_lr"]}
         head, linear_adam = adam_update(head, of_head, state["linear_adam"], linear)
         params, adam = adam_update(state["params"], gradient, state["adam"], hparams)
         warms = state["step"] < hparams["linear_steps"]
-        changes = {
+        stepped = {
             "params": torch.where(warms, torch.cat([featurizer, head]), params),
             "adam": _choose(warms, state["adam"], adam),
             "linear_adam": _choose(warms, linear_adam, state["linear_adam"]),
         }
-        return {**state, **changes, "step": state["step"] + 1}, {"loss": loss}
+        return {**state, **stepped, "step": state["step"] + 1}, {"loss": loss}
 
 
 def _choose(first: Tensor, one: AdamState, other: AdamState) -> AdamState:

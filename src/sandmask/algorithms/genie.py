@@ -10,6 +10,7 @@ from sandmask.functional import random
 from sandmask.functional.adam import AdamState
 from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Choice, Hparam, LogUniform
+from sandmask.networks import Network
 
 BETA = 0.95
 _EPSILON = 1e-8
@@ -21,7 +22,8 @@ class GENIE(Algorithm):
     With moving averages (beta = 0.95, corrected by c = 1 - beta^t) m of the gradient, weight decay included, and v of
     its square:
 
-    - s2 = (v - m^2) / (1 - r), the variance over time, r = (1 - beta) (2 - c) / ((1 + beta) c); at least 1e-8;
+    - s2 = (v - m^2) / (1 - r), the variance over time (1e-8 if not positive),
+      r = (1 - beta) (2 - c) / ((1 + beta) c);
     - q = 1 / (1 + r s2 / (m^2 + 1e-8)), the share of m^2 that is signal;
     - k = tanh(min(1 / s2, 10)), which depends on the scale of the gradients, like the released SAND-mask;
     - n ~ N(0, b^2), b = sum k q |m| / sum k in each tensor.
@@ -33,17 +35,8 @@ class GENIE(Algorithm):
         """One update."""
         gradient, loss = self.risk_gradient(state["params"], batch, hparams)
         averages = averaged(state["adam"], gradient + hparams["weight_decay"] * state["params"])
-        update = self._update(signal(averages), random.fold(key, 0))
-        drop = hparams["update_drop"]
-        kept = random.uniform(random.fold(key, 1), update.shape[-1]) >= drop
-        params = state["params"] - hparams["convergence_rate"] / (1.0 - drop) * torch.where(kept, update, 0.0)
+        params = moved(state["params"], signal(averages), self.network, hparams, key)
         return {**state, "params": params, "adam": averages, "step": state["step"] + 1}, {"loss": loss}
-
-    def _update(self, found: "Signal", key: Tensor) -> Tensor:
-        noise = random.normal(key, found.mean.shape[-1])
-        sizes = [slot.numel for slot in self.network.slots]
-        pieces = zip(*(torch.split(each, sizes) for each in (*found, noise)), strict=True)
-        return torch.cat([_with_noise(mean, trust, normal) for mean, trust, normal in pieces])
 
 
 class Signal(NamedTuple):
@@ -67,9 +60,25 @@ def signal(averages: AdamState) -> Signal:
     left = (1.0 - BETA) * (2.0 - correction) / ((1.0 + BETA) * correction)  # of the variance, in the average
     several = averages.count > 1.5  # a single gradient has no variance, and `left` is 1
     scatter = (square - mean.square()) / torch.where(several, 1.0 - left, 1.0)
-    variance = torch.where(several & (scatter > 0), scatter, _EPSILON)
+    return weighed(mean, torch.where(several, scatter, 0.0), left)
+
+
+def weighed(mean: Tensor, variance: Tensor, left: Tensor | float) -> Signal:
+    """q m and k, of means and variances of which the mean keeps a share."""
+    variance = torch.where(variance > 0, variance, _EPSILON)
     trust = torch.tanh((1.0 / variance).clamp_max(10.0))
     return Signal(mean / (1.0 + left * variance / (mean.square() + _EPSILON)), trust)
+
+
+def moved(params: Tensor, found: Signal, network: Network, hparams: Hparams, key: Tensor) -> Tensor:
+    """The parameters after a step u, of which a random share is left out."""
+    noise = random.normal(random.fold(key, 0), len(params))
+    sizes = [slot.numel for slot in network.slots]
+    pieces = zip(*(torch.split(each, sizes) for each in (*found, noise)), strict=True)
+    update = torch.cat([_with_noise(mean, trust, normal) for mean, trust, normal in pieces])
+    drop = hparams["update_drop"]
+    kept = random.uniform(random.fold(key, 1), len(params)) >= drop
+    return params - hparams["convergence_rate"] / (1.0 - drop) * torch.where(kept, update, 0.0)
 
 
 def _with_noise(mean: Tensor, trust: Tensor, normal: Tensor) -> Tensor:
@@ -78,16 +87,19 @@ def _with_noise(mean: Tensor, trust: Tensor, normal: Tensor) -> Tensor:
     return trust * mean + (1.0 - trust) * size * normal
 
 
+HPARAMS = (
+    Hparam("convergence_rate", 0.015, LogUniform(10, -2.5, -1.5), NON_NEGATIVE),
+    Hparam("update_drop", 0.4, Choice(0.0, 0.2, 0.4), BELOW_ONE),
+)
+PAPER = "Cho et al., One-step generalization ratio guided optimization for domain generalization, ICML 2025"
+
 ALGORITHMS.register(
     AlgorithmEntry(
         name="GENIE",
         summary="Weight each parameter's step by the signal-to-noise ratio of its gradient over time",
-        paper="Cho et al., One-step generalization ratio guided optimization for domain generalization, ICML 2025",
+        paper=PAPER,
         build=GENIE,
         compares_environments=False,
-        hparams=(
-            Hparam("convergence_rate", 0.015, LogUniform(10, -2.5, -1.5), NON_NEGATIVE),
-            Hparam("update_drop", 0.4, Choice(0.0, 0.2, 0.4), BELOW_ONE),
-        ),
+        hparams=HPARAMS,
     )
 )

@@ -25,6 +25,7 @@ class IGA(ObjectiveAlgorithm):
     """
 
     nests_gradients = True
+    by_environment = False
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor

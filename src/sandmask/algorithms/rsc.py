@@ -27,6 +27,8 @@ class RSC(ObjectiveAlgorithm):
     in y by it. What lies at a percentile counts as above it.
     """
 
+    by_environment = False  # it reads the classifier's weights
+
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:

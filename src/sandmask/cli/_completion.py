@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from sandmask.plugins import GROUP, VARIABLE
-from sandmask.registry import Registry
+from sandmask.registry import Registry, parts_of
 
 _PACKAGE = Path(__file__).parents[1]
 # What registers a name: the record (or decorator) that is called, and where ours are.
@@ -47,18 +47,17 @@ def _names(file: Path, records: frozenset[str]) -> Iterator[str]:
                     yield value.value
 
 
-def _among(names: Callable[[], tuple[str, ...]]) -> Complete:
-    """Completes one name, or the last one of several with commas between."""
+def _among(names: Callable[[], tuple[str, ...]], separators: str = ",") -> Complete:
+    """Completes one name, or the last one of several with commas (or other separators) between."""
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, begun = incomplete.rpartition(",")
-        found = [name for name in names() if name.startswith(begun)]
-        return [f"{before}{comma}{name}" for name in found]
+        begin = 1 + max(incomplete.rfind(separator) for separator in separators)
+        return [incomplete[:begin] + name for name in names() if name.startswith(incomplete[begin:])]
 
     return complete
 
 
-algorithm = _among(lambda: registered(*_ALGORITHMS))
+algorithm = _among(lambda: registered(*_ALGORITHMS), ",+")
 dataset = _among(lambda: registered(*_DATASETS))
 rule = _among(lambda: (*registered(*_RULES), "all"))
 
@@ -84,13 +83,15 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
     name = _without_parameters(dataset)
     if name not in datasets and not _may_be_own(dataset):
         datasets[name]
-    algorithms[algorithm]
+    for part in parts_of(algorithm):
+        algorithms[part]
 
 
 def is_swapped(dataset: str, algorithm: str) -> bool:
     """Whether these are an algorithm and a dataset, in that order: each is the name of the other kind alone."""
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
-    is_dataset, is_algorithm = _without_parameters(algorithm) in datasets, dataset in algorithms
+    is_dataset = _without_parameters(algorithm) in datasets
+    is_algorithm = all(part in algorithms for part in parts_of(dataset))
     return is_dataset and is_algorithm and dataset not in datasets and algorithm not in algorithms
 
 

@@ -33,7 +33,7 @@ class Kind:
 
 
 KINDS = {
-    "algorithms": Kind("sandmask.algorithms", "ALGORITHMS", ("name", "summary", "paper")),
+    "algorithms": Kind("sandmask.algorithms", "ALGORITHMS", ("name", "kind", "summary", "paper")),
     "datasets": Kind("sandmask.datasets", "DATASETS", ("name", "description", "environments", "network")),
     "rules": Kind("sandmask.selection", "RULES", ("name", "description")),
 }
@@ -80,6 +80,8 @@ def list_(
         print_json(rows)
         return
     print_table("", columns, [[_text(row.get(column)) for column in columns] for row in rows])
+    if what == "algorithms":
+        typer.echo("Methods of different kinds compose: SANDMask+VREx, SAM+CORAL, SAM+ANDMask+IRM.")
     if what == NETWORKS and search is None:
         typer.echo("All timm backbones can be used, by name. See: sandmask list networks --search 'resnet*'")
 
@@ -88,6 +90,8 @@ def _describe(entry: Any) -> Row:
     """The fields of a registry's entry that are data; its functions are left out."""
     assert is_dataclass(entry)
     plain = {field.name: _plain(getattr(entry, field.name)) for field in fields(entry)}
+    if hasattr(entry, "kind"):
+        plain["kind"] = entry.kind
     return {name: value for name, value in plain.items() if value is not Ellipsis}
 
 

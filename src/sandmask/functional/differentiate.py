@@ -57,8 +57,7 @@ class Functional:
     ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
         gradients, values = self._stacked(losses, vector, batch, None)
-        moments = GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False)
-        return _of_vector(moments), values
+        return moments_of(gradients, log_magnitude=log_magnitude), values
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
@@ -122,8 +121,7 @@ class Direct(Autograd):
     ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
         gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
-        moments = GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False)
-        return _of_vector(moments), values
+        return moments_of(gradients, log_magnitude=log_magnitude), values
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
@@ -133,6 +131,11 @@ class Direct(Autograd):
         values = vmap(_of_one(losses))(leaf, batch)
         (gradients,) = torch.autograd.grad(values.sum(), leaf)
         return gradients, values.detach()
+
+
+def moments_of(gradients: Tensor, *, log_magnitude: bool = False) -> TensorMoments:
+    """The moments over environments of gradients [E, P]; works under `vmap`."""
+    return _of_vector(GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False))
 
 
 def _of_one(losses: EnvironmentLosses) -> Callable[[Tensor, EnvBatch], Tensor]:

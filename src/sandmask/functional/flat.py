@@ -8,6 +8,7 @@ one `cat`.
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -152,8 +153,12 @@ class FlatModule:
 
     def __call__(self, params: Params, *args: object, **kwargs: object) -> Tensor:
         """The module's output for these parameters."""
-        out: Tensor = functional_call(self._skeleton, {**self.constants, **params}, args, kwargs)
+        out: Tensor = self.call(params, *args, **kwargs)
         return out
+
+    def call(self, params: Params, *args: object, **kwargs: object) -> Any:
+        """The same for a module that has more to give than a tensor."""
+        return functional_call(self._skeleton, {**self.constants, **params}, args, kwargs)
 
 
 def _names_in(module: nn.Module, types: tuple[type[nn.Module], ...]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """A featurizer and a linear classifier as one pure function of a flat parameter vector."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,11 @@ class Featurizer(nn.Module):
         """The features."""
         raise TypeError(f"{type(self).__name__} should define forward(x, drop)")
 
+    def stages(self, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The features, and what goes into them from layer to layer, [N, channels, ...]: here, the features alone."""
+        features: Tensor = self(x, drop)
+        return features, (features,)
+
 
 class _Classifier(nn.Linear):
     """The last layer, with its own type, so that it stays in full precision."""
@@ -50,6 +56,7 @@ class _Parts(nn.Module):
     """Featurizer and classifier as one module, for their parameters; calling it gives the features.
 
     `paired` gives the logits instead, the featurizer's last layer and the classifier computed as one.
+    `staged` also gives what the featurizer has on the way.
     """
 
     def __init__(self, featurizer: Featurizer, n_classes: int, extra_features: int) -> None:
@@ -58,7 +65,9 @@ class _Parts(nn.Module):
         self.memory_format = featurizer.memory_format
         self.classifier = _Classifier(featurizer.n_features + extra_features, n_classes)
 
-    def forward(self, x: Tensor, drop: Dropout | None, paired: bool = False) -> Tensor:
+    def forward(self, x: Tensor, drop: Dropout | None, paired: bool = False, staged: bool = False) -> Any:
+        if staged:
+            return self.featurizer.stages(x, drop)
         last, classifier = self.featurizer.last, self.classifier
         if paired and last is not None:
             hidden = self.featurizer.hidden(x, drop)
@@ -140,6 +149,12 @@ class Network:
         features = self._forward(params, x, drop)[..., : self.n_features]
         return features if self.dtype == torch.float32 else features.to(params["classifier.weight"].dtype)
 
+    def stages(self, params: Params, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, list[Tensor]]:
+        """The same, and what the featurizer has on the way to them, [N, channels, ...] each."""
+        features, stages = self._flat.call(params, self._lowered(x), drop, staged=True)
+        exact = params["classifier.weight"].dtype
+        return features[..., : self.n_features].to(exact), [stage.to(exact) for stage in stages]
+
     def _lowered(self, x: Tensor) -> Tensor:
         """In the precision that the featurizer computes in."""
         return x if self.dtype == torch.float32 else x.to(self.dtype)
@@ -152,8 +167,9 @@ class Network:
         return features
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
-        """Logits [N, n_classes] of features."""
-        return F.linear(features, params["classifier.weight"], params["classifier.bias"])
+        """Logits [..., n_classes] of features [..., n_features]; one row an example, where gradients are recorded."""
+        logits = F.linear(features.flatten(0, -2), params["classifier.weight"], params["classifier.bias"])
+        return logits.view(*features.shape[:-1], -1)
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +56,22 @@ class Backbone(Featurizer):
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """The features."""
-        if self.memory_format == torch.channels_last:
-            x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap has no contiguous(memory_format)
-        features: Tensor = self.model(x)
+        features: Tensor = self.model(self._laid_out(x))
         return features if drop is None else drop(features, 0)
+
+    def stages(self, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The features, and the maps after the stem and after each block, for models that timm can take apart."""
+        model: Any = self.model
+        if not hasattr(model, "forward_intermediates"):
+            return super().stages(x, drop)
+        last, stages = model.forward_intermediates(self._laid_out(x))
+        features: Tensor = model.forward_head(last, pre_logits=True)
+        return features if drop is None else drop(features, 0), tuple(stages)
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        if self.memory_format != torch.channels_last:
+            return x
+        return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap has no contiguous(memory_format)
 
 
 def _unfuse_attention(model: nn.Module) -> None:

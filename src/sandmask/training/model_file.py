@@ -82,7 +82,7 @@ def model_tree(algorithm: Algorithm, state: State) -> dict[str, Any]:
     Constants (frozen batch-norm statistics) are not part of the state, but without them a pretrained backbone
     computes something else.
     """
-    left_out = ("params", "step")
+    left_out = ("params", "step", *algorithm.training_only)
     extra = {k: v for k, v in state.items() if k not in left_out and not isinstance(v, AdamState)}
     # Copies: a file takes no two names for the same memory, which buffers may have.
     constants = pytree.tree_map(torch.clone, constants_of(algorithm))

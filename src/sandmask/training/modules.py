@@ -13,7 +13,7 @@ from sandmask.training.model_file import constants_of, set_constants
 
 def as_module(algorithm: Algorithm, state: State) -> nn.Module:
     """Featurizer and classifier with the state's weights; the method's own prediction where it has one."""
-    if type(algorithm).predict is Algorithm.predict:
+    if algorithm.is_network:
         module = _plain_module(algorithm)
         values = {**algorithm.network.constants, **algorithm.network.named(state["params"])}
         places = dict(chain(module.named_parameters(), module.named_buffers()))

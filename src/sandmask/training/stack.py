@@ -155,7 +155,7 @@ class Stack:
             _say_why(specs[0].network, self.algorithm.network.why_not_stacked)
         differentiator = _differentiator(self.algorithm.network, self.n_runs, stacks=self.stacks)
         problem = replace(self.algorithm.problem, diagnostics=diagnostics)
-        self.algorithm.problem = problem.with_differentiator(differentiator)
+        self.algorithm.use(problem.with_differentiator(differentiator))
         self.diagnostics = diagnostics
         self._step: Step = (
             (stacked_step(self.algorithm) or self.lift(self.algorithm.step, (0, 0, 0, 0)))

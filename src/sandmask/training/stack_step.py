@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import Algorithm, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
+from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import EnvBatch
 from sandmask.functional.differentiate import AT_ONCE_BYTES
 from sandmask.functional.tape.moment_tape import MomentTape
@@ -24,10 +24,24 @@ from sandmask.masks import GradientMoments, TensorMoments
 Step = Callable[[State, EnvBatch, Hparams, Tensor], tuple[State, Metrics]]
 
 
+Masked = MaskedAlgorithm | Composed  # with `terms` and `finish`
+
+
+def masked(algorithm: Algorithm) -> Masked | None:
+    """The algorithm, if its step is to mask gradients that moments are enough of."""
+    if isinstance(algorithm, Composed):
+        return algorithm if algorithm.sharpness is None and _is_masked(algorithm.rule) else None
+    return algorithm if isinstance(algorithm, MaskedAlgorithm) and _is_masked(algorithm) else None
+
+
+def _is_masked(rule: Algorithm | None) -> bool:
+    return isinstance(rule, MaskedAlgorithm) and type(rule).step is MaskedAlgorithm.step
+
+
 def stacked_step(algorithm: Algorithm) -> Step | None:
     """The step of K runs, every argument and result with a leading dimension K; None where `step` is of one piece."""
-    if isinstance(algorithm, MaskedAlgorithm) and type(algorithm).step is MaskedAlgorithm.step:
-        return lambda *args: _masked_step(algorithm, *args)
+    if (by_mask := masked(algorithm)) is not None:
+        return lambda *args: _masked_step(by_mask, *args)
     if isinstance(algorithm, ObjectiveAlgorithm) and type(algorithm).step is ObjectiveAlgorithm.step:
         return lambda *args: _objective_step(algorithm, *args)
     return None
@@ -36,8 +50,8 @@ def stacked_step(algorithm: Algorithm) -> Step | None:
 def looped_step(algorithm: Algorithm) -> Step:
     """The same for networks that are best computed one run after the other."""
     step = algorithm.step
-    if isinstance(algorithm, MaskedAlgorithm) and type(algorithm).step is MaskedAlgorithm.step:
-        step = partial(_one_pass_step, algorithm)
+    if (by_mask := masked(algorithm)) is not None:
+        step = partial(_one_pass_step, by_mask)
 
     def steps(*args: Any) -> tuple[State, Metrics]:
         each = [step(*pytree.tree_map(lambda t: t[k], args)) for k in range(len(args[-1]))]  # noqa: B023
@@ -48,7 +62,7 @@ def looped_step(algorithm: Algorithm) -> Step:
 
 
 def _one_pass_step(
-    algorithm: MaskedAlgorithm, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[State, Metrics]:
     """A step of one run whose environments' gradients come from one pass over all of them, where they fit."""
     network, n_envs = algorithm.network, batch.n_envs
@@ -59,14 +73,14 @@ def _one_pass_step(
     tape = OnePass(params, [batch.y.shape[1]] * n_envs)
     try:
         with tape:
-            risks = algorithm.risks(params, batch, hparams)
-        tape.run(risks.sum(), [leaf])
+            values, changes = algorithm.terms(params, state, batch, hparams, key)
+        tape.run(values.sum(), [leaf])
     except UnsupportedError:
         return algorithm.step(state, batch, hparams, key)
     with torch.no_grad():
         moments = GradientMoments.of_gradients(network.flatten_each(tape.gradients()), check_finite=False).of(0)
         assert moments is not None
-        return algorithm.update(state, moments, risks.detach(), hparams)
+        return algorithm.finish(state, moments, values.detach(), _detached(changes), hparams)
 
 
 def _objective_step(
@@ -83,44 +97,44 @@ def _objective_step(
 
 
 def _masked_step(
-    algorithm: MaskedAlgorithm, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
+    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
 ) -> tuple[State, Metrics]:
     try:
-        moments, risks = _moments(algorithm, state["params"], batch, hparams)
+        moments, values, changes = _moments(algorithm, state, batch, hparams, keys)
     except UnsupportedError:
         if len(keys) == 1:  # its gradients are plain autograd's, which cannot be taken inside of vmap
             return looped_step(algorithm)(state, batch, hparams, keys)
         return vmap(algorithm.step)(state, batch, hparams, keys)
 
-    def update(
-        state: State, sign_sum: Tensor, mean: Tensor, m2: Tensor, risks: Tensor, hparams: Hparams
+    def finish(
+        state: State, sign_sum: Tensor, mean: Tensor, m2: Tensor, values: Tensor, changes: State, hparams: Hparams
     ) -> tuple[State, Metrics]:
-        return algorithm.update(state, TensorMoments(moments.count, sign_sum, mean, m2), risks, hparams)
+        return algorithm.finish(state, TensorMoments(moments.count, sign_sum, mean, m2), values, changes, hparams)
 
     with torch.no_grad():
-        stepped: tuple[State, Metrics] = vmap(update)(
-            state, moments.sign_sum, moments.mean, moments.m2, risks.detach(), hparams
+        stepped: tuple[State, Metrics] = vmap(finish)(
+            state, moments.sign_sum, moments.mean, moments.m2, values.detach(), _detached(changes), hparams
         )
     return stepped
 
 
 def _moments(
-    algorithm: MaskedAlgorithm, vectors: Tensor, batch: EnvBatch, hparams: Hparams
-) -> tuple[TensorMoments, Tensor]:
-    """Moments [K, P] of the environments' gradients, and risks [K, E]."""
+    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
+) -> tuple[TensorMoments, Tensor, State]:
+    """Moments [K, P] of the environments' gradients, and what `terms` gives of K runs."""
     n_runs, n_envs = batch.y.shape[:2]
-    scales = algorithm.network.dtype == torch.float16
+    vectors, scales = state["params"], algorithm.network.dtype == torch.float16
     tape = MomentTape(algorithm.network.slots, n_runs, n_envs, vectors, scales=scales)
 
-    def risks(vector: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
+    def terms(vector: Tensor, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[Tensor, State]:
         params = algorithm.network.unflatten(vector)
         with tape.watch(params):
-            return algorithm.risks(params, batch, hparams)
+            return algorithm.terms(params, state, batch, hparams, key)
 
     leaf = vectors.detach().requires_grad_()
-    values = vmap(risks)(leaf, batch, hparams)
+    values, changes = vmap(terms)(leaf, state, batch, hparams, keys)
     tape.run(values.sum(), [leaf])  # of a sum: autograd imports a compiler to look at gradients that it is given
-    return tape.moments(), values
+    return tape.moments(), values, changes
 
 
 def _detached(tree: Any) -> Any:

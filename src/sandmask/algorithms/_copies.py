@@ -1,0 +1,90 @@
+"""A network of which every environment has its own copy, so that each one's share of a gradient can be told apart."""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from sandmask.errors import SandmaskError
+from sandmask.functional.dropout import Dropout
+from sandmask.functional.flat import Params
+from sandmask.networks import Network
+
+
+class EnvironmentCopies(Network):
+    """A network whose parameters are E vectors [E, P]: the rows of environment e pass through the e-th copy.
+
+    An objective J of this network has a derivative by every copy. At E equal vectors these derivatives sum to the
+    gradient of J by the one vector: each is what the gradient owes to one environment's examples.
+    """
+
+    def __init__(self, network: Network) -> None:
+        vars(self).update(vars(network))
+        self._network = network
+        self.unflatten = self._copied
+
+    def _copied(self, vector: Tensor) -> Params:
+        unflatten = self._network.unflatten
+        return _Copies(vmap(unflatten)(vector) if self.stacks else [unflatten(each) for each in vector])
+
+    def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        """Features [N, n_features] of inputs [N, ...], the same number of rows from each environment."""
+        return self._by_environment(self._network.features, params, x, drop)
+
+    def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        """Logits [N, n_classes] of inputs."""
+        return self._by_environment(self._network.logits, params, x, drop)
+
+    def classify(self, params: Params, features: Tensor) -> Tensor:
+        """Logits of features [N, ...] or [E, B, ...]."""
+        copies = _copies_of(params)
+        rows = features if features.ndim > 2 else _split(features, len(copies))
+        logits = self._each(lambda params, rows, _: self._network.classify(params, rows), copies, rows, None)
+        return logits.view(*features.shape[:-1], -1)
+
+    def _by_environment(self, function: Any, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
+        copies = _copies_of(params)
+
+        def of_one(params: Params, x: Tensor, rows: Tensor | None) -> Tensor:
+            result: Tensor = function(params, x, None if rows is None or drop is None else Dropout(drop.rate, rows))
+            return result
+
+        rows = None if drop is None else _split(drop.rows, len(copies))
+        return self._each(of_one, copies, _split(x, len(copies)), rows).flatten(0, 1)
+
+    def _each(self, function: Any, copies: "_Copies", x: Tensor, rows: Tensor | None) -> Tensor:
+        if isinstance(copies.kept, list):
+            keys = [None] * len(x) if rows is None else list(rows)
+            return torch.stack([function(*args) for args in zip(copies.kept, x, keys, strict=True)])
+        results: Tensor = vmap(function, in_dims=(0, 0, None if rows is None else 0))(copies.kept, x, rows)
+        return results
+
+
+class _Copies(Params):
+    """The parameters of all copies, for the network alone: whatever else reads them gets an error."""
+
+    def __init__(self, kept: Params | list[Params]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def __len__(self) -> int:
+        return len(self.kept if isinstance(self.kept, list) else next(iter(self.kept.values())))
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise SandmaskError(
+            "An objective that reads parameters itself, rather than through `self.network`, does not say which "
+            "environment its gradient comes from. It cannot be composed with a mask."
+        )
+
+    __getitem__ = __iter__ = keys = values = items = get = _refuse
+
+
+def _copies_of(params: Params) -> _Copies:
+    assert isinstance(params, _Copies)
+    return params
+
+
+def _split(values: Tensor, n_envs: int) -> Tensor:
+    """[E * B, ...] to [E, B, ...]."""
+    return values.view(n_envs, -1, *values.shape[1:])

@@ -1,0 +1,103 @@
+"""Mutual information regularization with the pretrained network (Cha et al., ECCV 2022)."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    Problem,
+    State,
+    adam_update,
+    environment_risks,
+)
+from sandmask.functional.adam import adam_init
+from sandmask.functional.batch import EnvBatch
+from sandmask.hparams import NON_NEGATIVE, Choice, Constant, Hparam
+
+_FIRST, _SMALLEST = 0.1, 1e-5  # variances
+
+
+class MIRO(Algorithm):
+    """min mean_e R_e + lambda sum_l mean [ (f_l - f0_l)^2 / v_l + log v_l ] / 2, over features and variances v.
+
+    f_l are the features of stage l: a timm network's stem and blocks, or what any other network gives. f0_l are those
+    of the network as it was before the first step, which should be pretrained. v_l = softplus(b_l) + 1e-5 has a
+    learned number for each channel, 0.1 at first, and learns `miro_lr_mult` times as fast. A step costs two forward
+    passes and one backward pass. The draw of lambda is ours.
+    """
+
+    training_only = ("start", "variances")
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.channels = stage_channels(problem)
+
+    def extra_state(self, seed: int) -> State:
+        """The parameters at the start, and the variances b with their optimizer."""
+        variances = torch.full((sum(self.channels),), math.log(math.expm1(_FIRST - _SMALLEST)))
+        return {"start": self.network.init(seed), "variances": variances, "variances_adam": adam_init(variances)}
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+        """One update of the network and of the variances."""
+        sizes = [self.network.numel, sum(self.channels)]
+        _, before = self.network.stages(self.network.unflatten(state["start"]), batch.inputs)
+
+        def objective(joint: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            vector, variances = torch.split(joint, sizes)
+            params = self.network.unflatten(vector)
+            features, stages = self.network.stages(params, batch.inputs, self.dropout(batch, hparams))
+            logits = batch.split(self.network.classify(params, features))
+            scales = torch.split(F.softplus(variances) + _SMALLEST, self.channels)
+            each = [distance(*stage) for stage in zip(stages, before, scales, strict=True)]
+            penalty = batch.mean(batch.split(torch.stack(each).sum(0))).mean()
+            risk = environment_risks(logits, batch).mean()
+            return risk + hparams["miro_lambda"] * penalty, (risk, penalty)
+
+        joint = torch.cat([state["params"], state["variances"]])
+        gradient, _, (risk, penalty) = self.problem.differentiate.gradient(objective, joint)
+        of_params, of_variances = torch.split(gradient, sizes)
+        params, adam = adam_update(state["params"], of_params, state["adam"], hparams)
+        faster = {**hparams, "lr": hparams["lr"] * hparams["miro_lr_mult"]}
+        variances, its_adam = adam_update(state["variances"], of_variances, state["variances_adam"], faster)
+        changes = {"params": params, "adam": adam, "variances": variances, "variances_adam": its_adam}
+        return {**state, **changes, "step": state["step"] + 1}, {"loss": risk, "penalty": penalty}
+
+
+def distance(stage: Tensor, before: Tensor, variance: Tensor) -> Tensor:
+    """The mean of [(f - f0)^2 / v + log v] / 2 over an example's features [N, channels, ...], and v [channels]: [N]."""
+    squares = (stage - before).square().flatten(2).mean(-1) if stage.ndim > 2 else (stage - before).square()
+    return 0.5 * (squares / variance + variance.log()).mean(-1)
+
+
+def stage_channels(problem: Problem) -> list[int]:
+    """The number of channels of each stage, by a forward pass without numbers."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        featurizer = problem.featurizer().to("meta")
+        _, stages = featurizer.stages(torch.empty(2, *problem.input_shape, device="meta"))
+    return [stage.shape[1] for stage in stages]
+
+
+WEIGHT = Choice(0.01, 0.1, 1.0)
+
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="MIRO",
+        summary="Keep the features near those of the pretrained network, where that costs little",
+        paper="Cha et al., Domain generalization by mutual-information regularization with pre-trained models, "
+        "ECCV 2022",
+        build=MIRO,
+        hparams=(
+            Hparam("miro_lambda", 0.1, WEIGHT, NON_NEGATIVE),
+            Hparam("miro_lambda", 0.01, WEIGHT, NON_NEGATIVE, dataset="PACS"),
+            Hparam("miro_lambda", 0.01, WEIGHT, NON_NEGATIVE, dataset="VLCS"),
+            Hparam("miro_lr_mult", 10.0, Constant(10.0), NON_NEGATIVE),
+        ),
+    )
+)

@@ -46,11 +46,11 @@ class EnvironmentCopies(Network):
     def _by_environment(self, function: Any, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         copies = _copies_of(params)
 
-        def of_one(params: Params, x: Tensor, rows: Tensor | None) -> Tensor:
-            result: Tensor = function(params, x, None if rows is None or drop is None else Dropout(drop.rate, rows))
+        def of_one(params: Params, x: Tensor, keys: Tensor | None) -> Tensor:
+            result: Tensor = function(params, x, None if keys is None or drop is None else Dropout(drop.rate, keys))
             return result
 
-        rows = None if drop is None else _split(drop.rows, len(copies))
+        rows = None if drop is None else _split(drop.keys, len(copies))
         return self._each(of_one, copies, _split(x, len(copies)), rows).flatten(0, 1)
 
     def _each(self, function: Any, copies: "_Copies", x: Tensor, rows: Tensor | None) -> Tensor:

@@ -1,5 +1,8 @@
 """Products: figures and tables with their data, and how they are written."""
 
+import base64
+import html
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,9 +35,22 @@ class Product:
     grids: tuple[Grid, ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)  # the few numbers that a script would ask for
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the title, the figures and the tables."""
+        pictures = "".join(f'<img alt="{html.escape(name)}" src="{_data_url(f)}">' for name, f in self.figures.items())
+        return f"<h3>{html.escape(self.title)}</h3>{pictures}<pre>{html.escape(self.words())}</pre>"
+
     def words(self) -> str:
         """The tables in Markdown."""
         return markdown(self.grids)
+
+
+def _data_url(figure: "Figure") -> str:
+    """A figure as PNG inside an address."""
+    stream = io.BytesIO()
+    with style():
+        figure.savefig(stream, format="png", dpi=100)
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
 def write_product(product: Product, out: Path) -> list[Path]:

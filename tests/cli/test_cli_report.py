@@ -82,7 +82,7 @@ def test_a_report_can_go_to_a_file(store: Path) -> None:
     [
         (["--selection", "orakel"], "Did you mean 'oracle'"),
         (["--format", "html5"], "Unknown report format 'html5'"),
-        (["--format", "latex", "--json"], "--json and --format latex are two forms. Choose one."),
+        (["--format", "latex", "--json"], "--json and --format latex are two formats. Choose one."),
     ],
 )
 def test_mistakes_are_told(store: Path, arguments: list[str], message: str) -> None:

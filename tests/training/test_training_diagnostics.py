@@ -161,7 +161,7 @@ def test_a_run_goes_on_as_it_began(spec_of: Specs, dataset: Dataset, device: tor
     whole = train_stack(specs, dataset, device, tmp_path / "whole", diagnostics=True)
     with pytest.raises(KeyboardInterrupt):
         train_stack(specs, dataset, device, tmp_path / "parts", diagnostics=True, on_progress=interrupt)
-    with pytest.raises(SandmaskError, match="begun with --diagnostics"):
+    with pytest.raises(SandmaskError, match="started with --diagnostics"):
         train_stack(specs, dataset, device, tmp_path / "parts")
     parts = train_stack(specs, dataset, device, tmp_path / "parts", diagnostics=True)
     for one, other in zip(whole, parts, strict=True):

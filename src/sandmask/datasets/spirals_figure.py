@@ -27,13 +27,13 @@ class SpiralPanel(NamedTuple):
 def spiral_panel(title: str, predict: Callable[[Tensor], Tensor], n_inputs: int, accuracy: float) -> SpiralPanel:
     """The network's answer for every point of the plane, all shortcut dimensions at their mean, zero.
 
-    :param predict: a function from inputs [n, n_inputs] to logits [n, 2].
+    :param predict: a function from inputs [n, n_inputs] to probabilities [n, 2].
     """
     axis = torch.linspace(-REACH, REACH, POINTS)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     plane = torch.zeros(POINTS * POINTS, n_inputs)
     plane[:, 0], plane[:, 1] = x.flatten(), y.flatten()
-    probability = predict(plane).softmax(-1)[:, 1]
+    probability = predict(plane)[:, 1]
     return SpiralPanel(title, probability.cpu().numpy().reshape(POINTS, POINTS), accuracy)
 
 

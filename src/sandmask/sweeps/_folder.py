@@ -52,10 +52,6 @@ class SweepFolder:
         """A stack's state while it trains."""
         return self.stacks / f"{stack}.checkpoint.safetensors"
 
-    def state(self, stack: str) -> Path:
-        """The final state of a stack, if it is kept."""
-        return self.stacks / f"{stack}.state.safetensors"
-
     def models(self, stack: str) -> Path:
         """The kept models of a stack's runs."""
         return self.stacks / f"{stack}{MODELS_SUFFIX}"

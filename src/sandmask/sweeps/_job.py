@@ -39,9 +39,8 @@ class JobOptions:
     the dataset to turn on, such as skip_corrupt.
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
-    records back with the outcome, for a worker that does not share the driver's disk. With `states`, what a stack ended
-    with stays as <id>.state.safetensors, which is large. `diagnostics` and `metrics` add to the records. `loggers`
-    receive every run that is done.
+    records back with the outcome, for a worker that does not share the driver's disk. `diagnostics` and `metrics` add
+    to the records. `loggers` receive every run that is done.
     """
 
     folder: str
@@ -55,7 +54,6 @@ class JobOptions:
     checkpoint_seconds: float = 30.0
     plugins: tuple[str, ...] = ()
     carry: bool = False
-    states: bool = False
     diagnostics: bool = False
     loggers: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
@@ -235,7 +233,6 @@ class _Training:
             models=self.folder.models(name),
             on_progress=progress.follow(part),
             checkpoint_seconds=options.checkpoint_seconds,
-            keep_checkpoint=options.states,
         )
 
     def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:
@@ -249,11 +246,7 @@ class _Training:
         if self.options.loggers:
             for run in records:
                 log_record(run, self.options.loggers)
-        checkpoint = self.folder.checkpoint(name)
-        if self.options.states:
-            checkpoint.replace(self.folder.state(name))
-        else:
-            checkpoint.unlink(missing_ok=True)
+        self.folder.checkpoint(name).unlink(missing_ok=True)
         if self.options.carry:
             files = [path, self.folder.models(name)]
             self.archives |= {file.name: file.read_bytes() for file in files if file.exists()}

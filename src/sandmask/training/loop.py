@@ -248,7 +248,6 @@ def train_stack(
     models: Path | None = None,
     on_progress: OnProgress = lambda _: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    keep_checkpoint: bool = False,
 ) -> list[RunRecord]:
     """Train runs that share a `stack_key` as one program, and return their records, each done or diverged.
 
@@ -268,7 +267,6 @@ def train_stack(
     :param models: file for those weights.
     :param on_progress: called with a `Progress` after every few steps and every evaluation.
     :param checkpoint_seconds: seconds between checkpoints.
-    :param keep_checkpoint: keep the checkpoint with the final states.
     """
     with plugin_failures_named():
         trainer = Trainer(
@@ -280,8 +278,6 @@ def train_stack(
             keep=keep,
         )
         trainer.run()
-        if keep_checkpoint:
-            trainer.save()
         records = trainer.records()
         if keep != "none" and models is not None:
             save_models(models, trainer.stack, *trainer.kept(), records)

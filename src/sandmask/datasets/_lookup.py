@@ -81,7 +81,10 @@ def is_own(text: str) -> bool:
 
 
 def absolute(name: str) -> str:
-    """A dataset's name as any process understands it: as it is registered, or with the absolute path of one's own."""
+    """Return a dataset's name as any process understands it: as registered, or with the absolute path of your own.
+
+    :param name: name of a dataset, or path of your own.
+    """
     entry = dataset_entry(name)
     if is_registered(name):
         return entry.name

@@ -64,7 +64,11 @@ def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verific
 
 
 def verify_own(source: str, *, contents: bool = False) -> Verification:
-    """Check one's own images: that every domain has every class, and with `contents` that all can be decoded."""
+    """Check your own images: that every domain has every class, and that all can be decoded.
+
+    :param source: folder of images, manifest, or Hugging Face dataset.
+    :param contents: whether to decode them.
+    """
     try:
         dataset = load_dataset(source, cache="none")
         if contents and isinstance(dataset, ImageDataset):

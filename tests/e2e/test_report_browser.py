@@ -3,17 +3,19 @@
 import csv
 import io
 import re
+import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
-from sandmask.reports import Grid, build_report, grids
+from sandmask.reports import Grid, build_report, grids, run_command
 from sandmask.reports._formats import latex, markdown
 from sandmask.reports.html import write_html
 
@@ -244,3 +246,52 @@ def test_runs_can_be_found_and_opened_from_a_plot(visit: Open, runs: list[RunRec
     assert "trial" in page.locator(".tip").inner_text()
     plot.press("Enter")
     page.wait_for_selector("body[data-view=run]")
+
+
+def test_metrics_changes_and_commands_are_shown(visit: Open, tmp_path: Path) -> None:
+    def measured(runs: list[RunRecord]) -> list[RunRecord]:
+        for run in runs:
+            run.metrics.update(
+                {f"f1/{split}/{e}": run.accuracy_in[:, e] / 2 for split in ("in", "out") for e in range(3)}
+            )
+        return [
+            replace(run, tables={"confusion": np.tile(np.arange(24), (len(run.steps), 1))}, metrics=run.metrics)
+            for run in runs
+        ]
+
+    now, before = measured(made_up_sweep(["ERM", "IRM"])), measured(made_up_sweep(["ERM"], seed=3))
+    settings: dict[str, Any] = {"metrics": ["f1", "confusion"], "earlier": before}
+    target = write_html(now, tmp_path / "more.html", ["training-domain"], **settings).as_uri()
+    page = visit("tables?dataset=Toy", target=target)
+    report = build_report(now, metrics=["f1", "confusion"], earlier=before)
+    words = {grid.title.split(", model")[0]: grid for grid in grids(report)}
+
+    def shown(title: str) -> None:
+        first = page.locator("tbody tr").first.locator("th, td").all_inner_texts()
+        assert [" ".join(cell.split()) for cell in first] == list(words[title].rows[0])
+
+    shown("Toy")
+    assert "[was " in page.inner_text("tbody")
+    page.get_by_label("Metric").select_option("f1")
+    page.get_by_role("heading", name="Toy, Macro-F1").wait_for()
+    shown("Toy, Macro-F1")
+    page.get_by_label("Metric").select_option("confusion")
+    page.get_by_role("heading", name="Confusion of ERM").wait_for()
+    shown("Toy, Confusion of ERM")
+    page.goto(f"{target}#/comparisons")
+    page.get_by_role("heading", name="Compared with before").wait_for()
+    shown("Compared with before")
+    run = now[5]
+    page.goto(f"{target}#/run?id={run.spec.id}")
+    page.get_by_role("heading", name="Train it again").wait_for()
+    expected = run_command(run)
+    found = page.inner_text(".command code")
+    assert [_plain(word) for word in shlex.split(found)] == [_plain(word) for word in shlex.split(expected)]
+    page.get_by_role("button", name="Copy", exact=True).click()
+    assert page.evaluate("getSelection().toString()") == found
+
+
+def _plain(word: str) -> str | tuple[str, float]:
+    """A word; of a hyperparameter, the number that it is."""
+    name, equals, value = word.partition("=")
+    return (name, float(value)) if equals else word

@@ -180,7 +180,8 @@ function commandOf(runs, place) {
   option("trial-seed", runs.trial[place]);
   option("seed", runs.seed[place]);
   for (const name of ["space", "network", "precision"]) option(name, settings[name]);
-  if (!["pretrained", "none"].includes(settings.weights)) option("weights", settings.weights);
+  const isSmall = ["mlp", "mnist-convnet"].includes(settings.network); // which has no weights to start from
+  if (settings.weights !== "pretrained" && !isSmall) option("weights", settings.weights);
   if (settings.average) option("average", settings.average);
   if (settings.init === "shared") words.push("--shared-init");
   for (const [name, value] of Object.entries(runs.hparamsOf(place))) option("hparam", `${name}=${value}`);

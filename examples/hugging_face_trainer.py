@@ -1,14 +1,14 @@
 """A mask in the Hugging Face Trainer: override `training_step`, keep everything else.
 
-Every example carries the number of its domain. One recorded forward pass serves the whole batch; its examples are then
-split into one loss a domain, and a masked backward pass stands where `accelerator.backward` did. The model is a tiny
-BERT with random weights, made here from a config: nothing is downloaded.
+Every example has the number of its domain. One recorded forward pass serves the whole batch; its examples are then
+split into one loss per domain, and a masked backward pass replaces `accelerator.backward`. The model is a tiny BERT
+with random weights, built from a config: nothing is downloaded.
 
     python examples/hugging_face_trainer.py --steps 60
 
-The made-up "sentences" hold noisy words that tell the label in every domain, and a code word that gives it away,
-another one in each domain. In the unseen domain the code words mean nothing. The data is made so that masks help; with
-120 steps they help less (73% in place of 87%), since a mask does not say when to stop.
+The generated "sentences" contain noisy words that predict the label in every domain, and a code word that predicts it
+perfectly, a different one in each domain. In the unseen domain the code words are random. The data is designed so that
+masks help; with 120 steps they help less (73% instead of 87%), because a mask does not say when to stop.
 """
 
 import argparse

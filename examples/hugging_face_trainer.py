@@ -31,7 +31,7 @@ from transformers.utils import logging
 import sandmask
 
 DOMAINS, WORDS, LENGTH = 6, 20, 12  # words: the first half of them lean towards label 1
-CODE_WORDS = 2 * DOMAINS  # two a domain, one a label
+CODE_WORDS = 2 * DOMAINS  # two per domain, one per label
 
 
 class Sentences(Dataset[dict[str, Tensor]]):
@@ -69,7 +69,7 @@ class MaskedTrainer(Trainer):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002 - the Trainer passes it
     ) -> Tensor:
-        """One forward pass, one loss a domain, one masked backward pass; the Trainer clips and steps."""
+        """One forward pass, one loss per domain, one masked backward pass; the Trainer clips and steps."""
         model.train()
         inputs = self._prepare_inputs(inputs)
         order = inputs["domain"].argsort()  # examples of the same domain next to each other

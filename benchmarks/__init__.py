@@ -1,1 +1,1 @@
-"""Every speed claim is a command here. `make bench` runs all that this machine can; each prints a table of ratios."""
+"""One script per speed claim. `make bench` runs those that this machine supports; each prints a table of ratios."""

@@ -1,4 +1,4 @@
-"""Each kernel of the MNIST ConvNet's layers for K runs, by itself: time of one run, and how busy the machine is.
+"""Time and utilization of each kernel of the MNIST ConvNet's layers for K runs.
 
 python -m benchmarks.conv_kernels [K] [EXAMPLES]     # a GPU; 16 runs of 2 environments of 64 examples
 """

@@ -1,4 +1,4 @@
-"""What `--diagnostics` costs: a SAND-mask step and an evaluation of Spirals runs with it over those without."""
+"""Cost of `--diagnostics`: a SAND-mask step and an evaluation of Spirals runs with it, divided by those without it."""
 
 from functools import partial
 

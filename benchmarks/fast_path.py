@@ -1,8 +1,8 @@
-"""Whether the fast path gives the results of the slow one: accuracy curves of the same specs over 20 seeds.
+"""Compare the results of the fast path and the slow path: accuracy curves of the same specs over 20 seeds.
 
-The slow one is a run alone, on the CPU, in float32, in plain torch: no stack, no kernel of ours, no graph. The fast one
-is a stack of all seeds on the GPU, in each precision. Rounding makes single runs drift apart, so what is compared is
-their distribution: a paired permutation test (10,000 sign flips of the seeds' differences) of the largest standardized
+The slow path is a single run on the CPU in float32 and plain torch, without stacks, kernels and graphs. The fast path
+is a stack of all seeds on the GPU, in each precision. Rounding makes single runs drift apart, so distributions are
+compared: a paired permutation test (10,000 sign flips of the seeds' differences) of the largest standardized
 difference of mean accuracy at any checkpoint, on the training environments and on the one held out.
 
 python -m benchmarks.fast_path [FILE]     # FILE keeps the slow runs' records, which need no GPU, for another time

@@ -1,4 +1,4 @@
-"""The mask of ResNet-50's gradients on a GPU, as a share of what a device-to-device copy moves in the same run."""
+"""Bandwidth of the mask of ResNet-50's gradients on a GPU, as a share of a device-to-device copy in the same run."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How much a SAND-mask step costs over an ERM step: the Spirals MLP, 16 environments, on the CPU."""
+"""Cost of a SAND-mask step relative to an ERM step: the Spirals MLP, 16 environments, on the CPU."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""How much a SAND-mask step costs over an ERM step: ResNet-50, 3 environments of 32 images, bf16, channels last."""
+"""Cost of a SAND-mask step relative to an ERM step: ResNet-50, 3 environments of 32 images, bf16, channels last."""
 
 import sys
 

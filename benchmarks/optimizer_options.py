@@ -1,6 +1,6 @@
-"""What schedules, decoupled weight decay and averaged weights cost: a stacked Spirals step with them over one without.
+"""Cost of schedules, decoupled weight decay and averaged weights: a stacked Spirals step relative to a plain one.
 
-python -m benchmarks.optimizer_options [RUNS]     # 256 runs on a GPU, 4 on a CPU, unless said otherwise
+python -m benchmarks.optimizer_options [RUNS]     # 256 runs on a GPU, 4 on a CPU, by default
 """
 
 import sys

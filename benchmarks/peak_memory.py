@@ -1,4 +1,4 @@
-"""Peak memory of a SAND-mask step over that of an ERM step: ResNet-18, 32 images an environment, on a GPU."""
+"""Peak memory of a SAND-mask step relative to an ERM step: ResNet-18, 32 images per environment, on a GPU."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a mask costs where all environments share a forward pass: the Spirals MLP, 16 environments, on the CPU.
+"""Cost of a mask if all environments share a forward pass: the Spirals MLP, 16 environments, on the CPU.
 
 `recorded` is `sandmask.record`; `a list of losses` takes a backward pass for each loss through the shared graph.
 """

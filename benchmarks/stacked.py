@@ -1,8 +1,8 @@
-"""Runs that train as one program, against one run at a time: run-steps a second.
+"""Speed of runs that train as one program, and of one run at a time, in run-steps per second.
 
 python -m benchmarks.stacked [spirals] [algorithms] [convnet] [convnet-algorithms]     # all of them if none is named
 
-The ConvNet is fed random images of ColoredMNIST's form: what they show makes no difference to the speed.
+The ConvNet gets random images of ColoredMNIST's shape; their content does not affect the speed.
 """
 
 import itertools
@@ -72,7 +72,7 @@ class Runs:
             self.round()
 
     def rate(self) -> float:
-        """Run-steps a second."""
+        """Run-steps per second."""
         seconds_of(self.round)
         once = seconds_of(self.round)
         rounds = max(1, round(SECONDS / once))

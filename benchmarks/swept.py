@@ -1,4 +1,4 @@
-"""Whether the runs of a GPU's sweep are what the slow path gives: their first steps again, on a CPU, in float32.
+"""Compare the runs of a GPU sweep with the slow path: their first steps, retrained on a CPU in float32.
 
 Of each method the draws of least work are taken, with all their held-out environments. Rounding makes single runs drift
 apart, so the test is that of `fast_path`, paired by run, at all checkpoints that the records have; and, of all methods
@@ -7,7 +7,7 @@ same runs on the CPU, in plain torch, with learning rates a millionth larger; an
 
 python -m benchmarks.swept [RECORDS]
 
-What was trained on a CPU is kept in results/swept; what is missing there is trained: an hour on two cores.
+Runs trained on a CPU are kept in results/swept; missing ones are trained, which takes an hour on two cores.
 """
 
 import sys

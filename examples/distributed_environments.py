@@ -1,8 +1,8 @@
 """Domains spread over processes, with `DistributedDataParallel`.
 
 Each process computes the losses of its own domains. `sandmask.backward(..., processes="merge")` merges counts, signs,
-means and squared deviations with all-reduce, and only then masks: the same gradient, in every process, as one process
-with all domains would have. `DistributedDataParallel` copies the model to all processes at the start; it does not
+means and squared deviations with all-reduce, and then applies the mask: every process has the same gradient as one
+process with all domains. `DistributedDataParallel` copies the model to all processes at the start; it does not
 average masked gradients.
 
     torchrun --standalone --nproc-per-node 2 examples/distributed_environments.py
@@ -27,7 +27,7 @@ def make_model() -> nn.Module:
 
 
 def loss_of(model: nn.Module, domain: int) -> Tensor:
-    """The loss of one domain, on made-up data."""
+    """The loss of one domain, on generated data."""
     generator = torch.Generator().manual_seed(domain)
     x, slope = torch.randn(64, 6, generator=generator), torch.randn(6, generator=generator)
     return nn.functional.mse_loss(model(x).squeeze(1), x[:, 0] + x @ slope)

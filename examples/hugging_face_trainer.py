@@ -1,14 +1,14 @@
 """A mask in the Hugging Face Trainer: override `training_step`, keep everything else.
 
-Every example carries the number of its domain. One recorded forward pass serves the whole batch; its examples are then
-split into one loss a domain, and a masked backward pass stands where `accelerator.backward` did. The model is a tiny
-BERT with random weights, made here from a config: nothing is downloaded.
+Every example has the number of its domain. One recorded forward pass serves the whole batch; its examples are then
+split into one loss per domain, and a masked backward pass replaces `accelerator.backward`. The model is a tiny BERT
+with random weights, built from a config: nothing is downloaded.
 
     python examples/hugging_face_trainer.py --steps 60
 
-The made-up "sentences" hold noisy words that tell the label in every domain, and a code word that gives it away,
-another one in each domain. In the unseen domain the code words mean nothing. The data is made so that masks help; with
-120 steps they help less (73% in place of 87%), since a mask does not say when to stop.
+The generated "sentences" contain noisy words that predict the label in every domain, and a code word that predicts it
+perfectly, a different one in each domain. In the unseen domain the code words are random. The data is designed so that
+masks help; with 120 steps they help less (73% instead of 87%), because a mask does not say when to stop.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from transformers.utils import logging
 import sandmask
 
 DOMAINS, WORDS, LENGTH = 6, 20, 12  # words: the first half of them lean towards label 1
-CODE_WORDS = 2 * DOMAINS  # two a domain, one a label
+CODE_WORDS = 2 * DOMAINS  # two per domain, one per label
 
 
 class Sentences(Dataset[dict[str, Tensor]]):
@@ -69,7 +69,7 @@ class MaskedTrainer(Trainer):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002 - the Trainer passes it
     ) -> Tensor:
-        """One forward pass, one loss a domain, one masked backward pass; the Trainer clips and steps."""
+        """One forward pass, one loss per domain, one masked backward pass; the Trainer clips and steps."""
         model.train()
         inputs = self._prepare_inputs(inputs)
         order = inputs["domain"].argsort()  # examples of the same domain next to each other

@@ -1,7 +1,7 @@
 """The Spirals experiment of "Learning explanations that are hard to vary" (ILC), in a plain PyTorch loop.
 
-Two interleaved spirals tell the label in all 16 domains, and a signature gives it away in each domain by itself. The
-test set has random signatures, so that only the spirals help there. Settings are those of the authors' released script
+Two interleaved spirals predict the label in all 16 domains, and a signature predicts it within each domain. The test
+set has random signatures, so only the spirals help there. Settings are those of the authors' released script
 (`run_synthetic.py` with 16 dimensions of signature): batches of 256 from each domain, 150 epochs of 4 steps, Adam with
 a learning rate of 1e-2 that is multiplied by 0.1 after 112 epochs, L2 of 1e-3 in the gradient, three hidden layers of
 256 LeakyReLU units, Kaiming-normal weights, biases of 0.01, one logit with binary cross-entropy, tau = 1, rescaled.
@@ -9,8 +9,8 @@ a learning rate of 1e-2 that is multiplied by 0.1 after 112 epochs, L2 of 1e-3 i
     python examples/ilc_spirals.py --seeds 4        # 16 runs; the first column of numbers appears after one run
     python examples/ilc_spirals.py --steps 60       # a short look: nothing is learned yet
 
-A seed decides on the initial weights and the order of the examples; the data are the same. What helps here is more than
-the mask: the rescaling and the L2 in Adam's gradient both matter.
+A seed determines the initial weights and the order of the examples; the data is the same. The mask alone is not enough:
+the rescaling and the L2 term in Adam's gradient both matter.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""A mask in Lightning: manual optimization, and a masked backward pass in place of `self.manual_backward`.
+"""A mask in Lightning: manual optimization, and a masked backward pass instead of `self.manual_backward`.
 
-Every domain has a loader of its own. Lightning takes a dictionary of loaders and hands `training_step` one batch of
-each: one loss a domain, as a mask wants it. Logging, checkpoints, callbacks and validation stay Lightning's.
+Every domain has its own loader. Lightning takes a dictionary of loaders and gives `training_step` one batch of each,
+for one loss per domain. Logging, checkpoints, callbacks and validation remain Lightning's.
 
     python examples/lightning_module.py --epochs 15
 
-The data is made so that masks help: most inputs predict the label in one domain alone. The best that the lasting ones
-allow is 88%.
+The data is designed so that masks help: most inputs predict the label in one domain only. The others allow at most
+88%.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Mixed precision and gradient accumulation: autocast, a GradScaler, micro-batches, and a mask.
 
-Losses are computed as they are asked for (a generator of generators), so that one micro-batch's graph
-exists at a time, whatever the number of domains. The scaler goes to `sandmask.backward`, which unscales
-gradients before they meet the mask; everything after it is PyTorch's own recipe.
+Losses are computed one by one (a generator of generators), so that only one micro-batch's graph exists at a
+time, for any number of domains. The scaler is passed to `sandmask.backward`, which unscales gradients before
+the mask; everything after it is as in PyTorch's documentation.
 
     python examples/mixed_precision.py --steps 20                  # bfloat16 on a CPU
     python examples/mixed_precision.py --steps 20 --device cuda    # float16 on a GPU
@@ -30,7 +30,7 @@ def micro_batch_losses(model: nn.Module, x: Tensor, y: Tensor, dtype: torch.dtyp
 
 
 def main() -> None:
-    """Train a small convolutional network on made-up domains."""
+    """Train a small convolutional network on generated domains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cpu")

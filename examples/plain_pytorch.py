@@ -1,13 +1,13 @@
-"""Two lines changed in an ordinary PyTorch loop: 16 domains, tested on one that nobody trained on.
+"""Two changed lines in an ordinary PyTorch loop: 16 domains, tested on one that was not trained on.
 
 The first two inputs predict the label everywhere, but noisily. The other sixteen predict it perfectly, in a
 way that is different in every domain. The usual gradient learns both, and fails where the shortcuts
-are gone; a mask keeps what the domains agree on.
+are missing; a mask keeps what the domains agree on.
 
     python examples/plain_pytorch.py --steps 150
 
-The data was made so that masks help (in a first version, with other data, model and number of domains, they did worse
-than the plain gradient): it shows how to use them, and is no evidence that they help elsewhere.
+The data is designed so that masks help (in a first version, with other data, model and number of domains, they did
+worse than the plain gradient). It shows how to use them and is not evidence that they help elsewhere.
 """
 
 import argparse

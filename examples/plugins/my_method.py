@@ -1,10 +1,10 @@
-"""A training method of your own, in one file:
+"""Your own training method, in one file:
 
     sandmask train Spirals SoftAND --test-env 0 --plugin examples/plugins/my_method.py
     sandmask hparams SoftAND Spirals --hparams-seed 3 --plugin examples/plugins/my_method.py
 
-`step` is written for one run, with tensors in and tensors out. It branches on no tensor's value and leaves
-gradients to `problem.differentiate`; then a sweep can train hundreds of runs of it as one program.
+`step` is written for one run. It does not branch on a tensor's value and computes gradients with
+`problem.differentiate`, so that a sweep can train hundreds of runs as one program.
 """
 
 from torch import Tensor

@@ -59,10 +59,10 @@ function rankFigure(statistics, rows, scope, where) {
   return figure({
     name: `ranks-${scope}-${rule()}`, title,
     note: say(
-      "Bars at the right join methods that Nemenyi’s test does not tell apart (level 0.05):",
+      "Bars at the right join methods that do not differ significantly (Nemenyi’s test, level 0.05):",
       `their mean ranks differ by less than ${critical.toFixed(2)}.`,
       `${RANK_NEEDS}, and it treats those as independent, which domains that share training data are not quite.`,
-      left.length && `Left out, for want of runs: ${listed(left)}.`,
+      left.length && `Left out because runs are missing: ${listed(left)}.`,
     ),
     draw: ({ width, colors }) => rankChart({ title, methods, critical, width, colors }),
     table: () => ({

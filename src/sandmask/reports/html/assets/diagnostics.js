@@ -7,7 +7,7 @@ const LAYER_CURVES = [
     "Mask density",
     "The share of each tensor’s gradient that the mask lets through, from closed (0) to open (1).",
   ],
-  ["dead_fraction", "Dead fraction", "The share of each tensor’s elements whose gradient the mask stops altogether."],
+  ["dead_fraction", "Dead fraction", "The share of each tensor’s elements whose gradient the mask sets to zero."],
 ];
 const AGREEMENT = /^agreement\/(.+)\/(\d)$/;
 // As a network has them: numbers count as numbers, the classifier is last, and all of them together come first.

@@ -3,7 +3,7 @@
 async function drawHyperparameters(main) {
   const runs = await loadRuns();
   const explanation = say(
-    `Each point is a run, at the checkpoint that ${rule()} would take of it.`,
+    `Each point is a run, at the checkpoint that ${rule()} would select.`,
     "Points in the accent colour are the runs that the tables report. Press one to open it.",
   );
   const datasets = unique(runs.dataset);

@@ -111,8 +111,8 @@ function bestSection() {
   const peeking = names.filter((name) => data.rules[name].usesTestData);
   return section("Best method",
     say(
-      "Highest accuracy on the held-out domains, in percent, averaged over them, under each way to select a model.",
-      peeking.length && `What looks at the held-out domain (${listed(peeking)}) is a reference, not a way to choose.`,
+      "Highest accuracy on the held-out domains, in percent, averaged over them, under each selection rule.",
+      peeking.length && `Rules that use the held-out domain (${listed(peeking)}) are a reference, not a way to select models.`,
       "A lead smaller than the standard errors is not a win; see the comparisons.", data.bestNote,
     ),
     dataTable({ name: "best", title: "Best method of each dataset and selection rule", columns, rows, notes }));
@@ -123,7 +123,7 @@ function missingSection() {
   const selection = data.selections[name];
   const explanation = say(
     `How many of the expected runs are finished under ${name}.`,
-    "How many there should be is read off the dataset’s fullest cells, unless the command said it.",
+    "The expected number is that of the dataset’s fullest cells, unless the command sets it.",
   );
   const notes = selection.notes.map((note) => h("li", null, note));
   if (!selection.averages) return section(

@@ -3,7 +3,7 @@
 function drawRegret(main) {
   const name = rule();
   const explanation = say(
-    "What choosing the model cost: the oracle’s accuracy minus the rule’s, on the same held-out domains and trials,",
+    "The cost of model selection: the oracle’s accuracy minus the rule’s, on the same held-out domains and trials,",
     "in percent. The oracle looks only at last checkpoints, so a rule that stops early can beat it: a negative regret.",
   );
   if (!data.rules.oracle) {

@@ -85,7 +85,7 @@ function accuracyFigure(runs, place, label, { steps, curves }) {
   const thinned = runs.checkpoints[place] > steps.length;
   const note = say(
     "Tables report the held-out domain’s “in” split (the solid thick line).",
-    "Dashed verticals are the checkpoints that the rules take.",
+    "Dashed vertical lines are the checkpoints that the rules select.",
     thinned && `${steps.length} of ${runs.checkpoints[place]} checkpoints are kept here, evenly spread and with those`,
     thinned && "that a rule takes; the records have them all.",
     !data.detail.every_environment && "There are many runs, so the page keeps the training domains’ mean and worst",

@@ -10,8 +10,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from sandmask._physical import has_kernels, in_vmap, leading
 from sandmask.functional.dropout import Dropout
+from sandmask.functional.split import Halves, split_products
 
 ALIGNED = 16  # what widths are multiples of inside products on a GPU
+NARROWEST = 32  # sides of a weight matrix from which on products of halves pay
 PART = 512  # rows that one program sums a bias's gradient over, where environments do not matter
 
 
@@ -94,8 +96,9 @@ class _Dense(Function):
         x, weight, bias, out, rate = ctx.saved_tensors
         wide_x, wide_weight, _ = aligned(x, weight, bias)
         before, sums = layer_backward(grad, out, rate)
-        of_x = torch.bmm(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
-        of_weight = torch.bmm(before.mT, wide_x)[:, : weight.shape[1], : weight.shape[2]]
+        before, wide_x, wide_weight = factors(before, wide_x, wide_weight)
+        of_x = input_gradient(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
+        of_weight = _weight_gradient(before, wide_x)[:, : weight.shape[1], : weight.shape[2]]
         return of_x, of_weight, sums.sum(1)[:, : bias.shape[1]].to(bias.dtype), None, None, None, None
 
     @staticmethod
@@ -117,6 +120,11 @@ def layer_of_runs(
 
     Without `relu` it is x W^T + b alone.
     """
+    inputs, own = factors(x, weight)
+    if isinstance(inputs, Halves):
+        from sandmask.functional.kernels import products
+
+        return products.layer(inputs, own, bias, rows, rate, site, relu)
     if not relu:
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
     if has_kernels(x):
@@ -127,6 +135,35 @@ def layer_of_runs(
     if keys is not None and rate is not None:
         y = Dropout(rate.view(-1, 1, 1), keys)(y, site).to(y.dtype)
     return saturated(y.relu())
+
+
+def factors(*tensors: Tensor) -> tuple[Any, ...]:
+    """The factors of a layer's products, its weight last: halves where that is wanted and pays, else as they are."""
+    weight = tensors[-1]
+    wanted = split_products() and all(tensor.dtype == torch.float32 for tensor in tensors)
+    if not wanted or not has_kernels(weight) or min(weight.shape[1:]) < NARROWEST:
+        return tensors
+    from sandmask.functional.kernels.split import split
+
+    return tuple(split(tensor) for tensor in tensors)
+
+
+def input_gradient(grad: Tensor | Halves, weight: Any) -> Tensor:
+    """The gradient g W of a layer's input, of [K, N, out] and [K, out, in]."""
+    if not isinstance(grad, Halves):
+        return torch.bmm(grad, weight)
+    from sandmask.functional.kernels import products
+
+    return products.input_gradient(grad, weight)
+
+
+def _weight_gradient(grad: Tensor | Halves, x: Any) -> Tensor:
+    """The gradient g^T x of a layer's weight, of [K, N, out] and [K, N, in]."""
+    if not isinstance(grad, Halves):
+        return torch.bmm(grad.mT, x)
+    from sandmask.functional.kernels import products
+
+    return products.weight_gradient(grad, x)
 
 
 def saturated(values: Tensor) -> Tensor:

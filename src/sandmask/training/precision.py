@@ -7,10 +7,11 @@ from typing import Literal, get_args
 import torch
 
 from sandmask.errors import SandmaskError
+from sandmask.functional.split import split_products, use_split_products
 from sandmask.registry import closest
 from sandmask.training.malloc import freed_memory_kept
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp32", "fp32x3", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
@@ -37,7 +38,8 @@ def set_precision(precision: str) -> None:
     """
     if precision not in PRECISIONS:
         raise SandmaskError(f"Unknown precision {precision!r}. {closest(precision, list(PRECISIONS))}")
-    fast = precision != "fp32"
+    fast = precision not in ("fp32", "fp32x3")
+    use_split_products(precision == "fp32x3")
     torch.set_float32_matmul_precision("high" if fast else "highest")
     torch.backends.cudnn.allow_tf32 = fast
     # Partial sums of a product in half precision are added up in float32, wherever they come from.
@@ -52,11 +54,13 @@ def temporary_precision(precision: str) -> Iterator[None]:
     """`set_precision` for a while: in a program that is not ours, its settings come back."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    splits = split_products()
     reductions = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
     set_precision(precision)
     try:
         yield
     finally:
+        use_split_products(splits)
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
         matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = reductions

@@ -26,6 +26,16 @@ def saturated(value, dtype: tl.constexpr):
 
 
 @triton.jit
+def dropped(value, key, column, rate, site: tl.constexpr):
+    """Dropout of units, from the keys of their rows and the numbers of their columns."""
+    golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+    key = mix(key.to(tl.uint64, bitcast=True) + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
+    noise = mix(key + (column + 1).to(tl.uint64) * golden) >> 40
+    kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= rate
+    return tl.where(kept, value / (1.0 - rate), 0.0)
+
+
+@triton.jit
 def _activate_kernel(
     z, bias, rows, rate, numel, width, n_rows, site: tl.constexpr, drops: tl.constexpr, block: tl.constexpr
 ):
@@ -40,12 +50,8 @@ def _activate_kernel(
     if drops:
         drop = tl.load(rate + run)
         if drop > 0:
-            golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
-            key = tl.load(rows + run * n_rows + place // width, mask=inside, other=0).to(tl.uint64, bitcast=True)
-            key = mix(key + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
-            noise = mix(key + (column + 1).to(tl.uint64) * golden) >> 40
-            kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= drop
-            value = tl.where(kept, value / (1.0 - drop), 0.0)
+            key = tl.load(rows + run * n_rows + place // width, mask=inside, other=0)
+            value = dropped(value, key, column, drop, site)
     # Not tl.maximum: NaN has to stay visible.
     value = saturated(tl.where(value < 0, 0.0, value), z.dtype.element_ty)
     tl.store(z + place, value, mask=inside)

@@ -8,8 +8,16 @@ from torch.autograd import Function
 
 from sandmask._physical import has_kernels, leading
 from sandmask._scratch import scratch
-from sandmask.functional.dense import aligned, by_environment, layer_backward, layer_of_runs
+from sandmask.functional.dense import (
+    aligned,
+    by_environment,
+    factors,
+    input_gradient,
+    layer_backward,
+    layer_of_runs,
+)
 from sandmask.functional.dropout import Dropout
+from sandmask.functional.split import Halves
 
 if TYPE_CHECKING:
     from sandmask.functional.tape.moment_tape import MomentTape, Place
@@ -49,7 +57,7 @@ def _taped(
     assert bias is not None  # or it could not be claimed
     sizes = (weight.shape[0], weight.shape[1])
 
-    def fold(grad: Tensor, sums: Tensor, x: Tensor) -> None:
+    def fold(grad: Tensor | Halves, sums: Tensor, x: Any) -> None:
         _fold(tape, sizes, places, grad, sums, x)
 
     y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, site, relu, tape.n_envs, fold)  # type: ignore[no-untyped-call]
@@ -57,11 +65,21 @@ def _taped(
 
 
 def _fold(
-    tape: "MomentTape", sizes: tuple[int, int], places: "tuple[Place, ...]", grad: Tensor, sums: Tensor, x: Tensor
+    tape: "MomentTape",
+    sizes: tuple[int, int],
+    places: "tuple[Place, ...]",
+    grad: Tensor | Halves,
+    sums: Tensor,
+    x: Any,
 ) -> None:
     """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e [K, E, out]."""
     (n_out, n_in), (weight, bias) = sizes, places
     tape.fold(bias, lambda runs: sums[runs, :, :n_out])
+    if isinstance(grad, Halves):
+        from sandmask.functional.kernels import moments
+
+        moments.weight_moments(grad, x, tape.unscale, tape.n_envs, sizes, tape.target(weight))
+        return
     if has_kernels(grad) and (grad.itemsize == 2 or min(n_out, n_in) >= SMALLEST):
         _fold_by_kernels(tape, sizes, weight, grad, x)
         return
@@ -124,8 +142,9 @@ class _TapedLayer(Function):
         x, weight, bias, out, rate = ctx.saved_tensors
         wide_x, wide_weight, _ = aligned(x, weight, bias)
         before, sums = layer_backward(grad, out, rate, ctx.n_envs)
+        before, wide_x, wide_weight = factors(before, wide_x, wide_weight)
         ctx.fold(before, sums, wide_x)
-        of_x = torch.bmm(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
+        of_x = input_gradient(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
         return of_x, *[None] * 8
 
     @staticmethod

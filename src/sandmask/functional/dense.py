@@ -9,11 +9,10 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from sandmask._physical import has_kernels, in_vmap, leading
+from sandmask.functional import split_dense
 from sandmask.functional.dropout import Dropout
-from sandmask.functional.split import Halves, split_products
 
 ALIGNED = 16  # what widths are multiples of inside products on a GPU
-NARROWEST = 32  # sides of a weight matrix from which on products of halves pay
 PART = 512  # rows that one program sums a bias's gradient over, where environments do not matter
 
 
@@ -68,8 +67,14 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
     return dense_kernels.pad(x, x.shape[1], wide_in), dense_kernels.pad(weight, wide_out, wide_in), wide_bias
 
 
-def _apply(*tensors: Tensor | None, how: tuple[int, bool]) -> Tensor:
+def _apply(
+    x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, how: tuple[int, bool]
+) -> Tensor:
     """Inside of `vmap` as it is, outside as a stack of one run."""
+    if split_dense.pays(x, weight):
+        site, relu = how
+        return split_dense.split_layer(x, weight, bias, rows, rate, site, relu)
+    tensors = (x, weight, bias, rows, rate)
     if in_vmap():
         y: Tensor = _Dense.apply(*tensors, *how)  # type: ignore[no-untyped-call]
         return y
@@ -96,9 +101,8 @@ class _Dense(Function):
         x, weight, bias, out, rate = ctx.saved_tensors
         wide_x, wide_weight, _ = aligned(x, weight, bias)
         before, sums = layer_backward(grad, out, rate)
-        before, wide_x, wide_weight = factors(before, wide_x, wide_weight)
-        of_x = input_gradient(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
-        of_weight = _weight_gradient(before, wide_x)[:, : weight.shape[1], : weight.shape[2]]
+        of_x = torch.bmm(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
+        of_weight = torch.bmm(before.mT, wide_x)[:, : weight.shape[1], : weight.shape[2]]
         return of_x, of_weight, sums.sum(1)[:, : bias.shape[1]].to(bias.dtype), None, None, None, None
 
     @staticmethod
@@ -120,11 +124,6 @@ def layer_of_runs(
 
     Without `relu` it is x W^T + b alone.
     """
-    inputs, own = factors(x, weight)
-    if isinstance(inputs, Halves):
-        from sandmask.functional.kernels import products
-
-        return products.layer(inputs, own, bias, rows, rate, site, relu)
     if not relu:
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
     if has_kernels(x):
@@ -135,35 +134,6 @@ def layer_of_runs(
     if keys is not None and rate is not None:
         y = Dropout(rate.view(-1, 1, 1), keys)(y, site).to(y.dtype)
     return saturated(y.relu())
-
-
-def factors(*tensors: Tensor) -> tuple[Any, ...]:
-    """The factors of a layer's products, its weight last: halves where that is wanted and pays, else as they are."""
-    weight = tensors[-1]
-    wanted = split_products() and all(tensor.dtype == torch.float32 for tensor in tensors)
-    if not wanted or not has_kernels(weight) or min(weight.shape[1:]) < NARROWEST:
-        return tensors
-    from sandmask.functional.kernels.split import split
-
-    return tuple(split(tensor) for tensor in tensors)
-
-
-def input_gradient(grad: Tensor | Halves, weight: Any) -> Tensor:
-    """The gradient g W of a layer's input, of [K, N, out] and [K, out, in]."""
-    if not isinstance(grad, Halves):
-        return torch.bmm(grad, weight)
-    from sandmask.functional.kernels import products
-
-    return products.input_gradient(grad, weight)
-
-
-def _weight_gradient(grad: Tensor | Halves, x: Any) -> Tensor:
-    """The gradient g^T x of a layer's weight, of [K, N, out] and [K, N, in]."""
-    if not isinstance(grad, Halves):
-        return torch.bmm(grad.mT, x)
-    from sandmask.functional.kernels import products
-
-    return products.weight_gradient(grad, x)
 
 
 def saturated(values: Tensor) -> Tensor:

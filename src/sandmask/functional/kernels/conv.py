@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.split import added, multiply, operand
+from sandmask.functional.kernels.split import multiply, operand, unscaled
 from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
 from sandmask.functional.split import Halves
 
@@ -96,7 +96,6 @@ def _forward_kernel(
     x += run * x_run
     weight += run * weight_run + unit[None, :] * (9 * n_in)
     total = tl.zeros((rows, columns), tl.float32)
-    small = tl.zeros((rows, columns), tl.float32)
     if n_in % depth == 0:  # a step is some channels under one tap
         for step in range(9 * n_in // depth):
             tap = step // (n_in // depth)
@@ -110,7 +109,7 @@ def _forward_kernel(
             if split:
                 value_low = tl.load(x + x_low + place, mask=inside[:, None], other=0.0)
                 w_low = tl.load(weight + weight_low + (step * depth + deep)[:, None])
-            total, small = multiply(value, value_low, w, w_low, total, small, split, precision)
+            total = multiply(value, value_low, w, w_low, total, split, precision)
     else:  # the first layer: all channels under all taps, in one row
         for start in range(0, 9 * n_in, depth):
             place = start + deep
@@ -125,8 +124,8 @@ def _forward_kernel(
             if split:
                 value_low = tl.load(x + x_low + shift, mask=inside, other=0.0)
                 w_low = tl.load(weight + weight_low + place[:, None], mask=is_weight, other=0.0)
-            total, small = multiply(value, value_low, w, w_low, total, small, split, precision)
-    total = added(total, small, x_largest + run, weight_largest + run, split)
+            total = multiply(value, value_low, w, w_low, total, split, precision)
+    total = unscaled(total, x_largest + run, weight_largest + run, split)
     total += tl.load(bias + run * bias_run + unit).to(tl.float32)[None, :]
     # Not tl.maximum: NaN has to stay visible.
     total = tl.where(total < 0, 0.0, total)
@@ -186,7 +185,6 @@ def _input_gradient_kernel(
     grad += run * grad_run
     weight += run * weight_run
     total = tl.zeros((rows, columns), tl.float32)
-    small = tl.zeros((rows, columns), tl.float32)
     for step in range(count_y * count_x * (n_out // depth)):
         turn = step // (n_out // depth)
         y, x = turn // count_x, turn % count_x
@@ -201,8 +199,8 @@ def _input_gradient_kernel(
         if split:
             value_low = tl.load(grad + grad_low + place, mask=inside[:, None], other=0.0)
             w_low = tl.load(weight + weight_low + own, mask=(channel < n_in)[None, :], other=0.0)
-        total, small = multiply(value, value_low, w, w_low, total, small, split, precision)
-    total = added(total, small, grad_largest + run, weight_largest + run, split)
+        total = multiply(value, value_low, w, w_low, total, split, precision)
+    total = unscaled(total, grad_largest + run, weight_largest + run, split)
     pixel = (sample * height + place_y * stride + odd_y) * width + place_x * stride + odd_x
     out += run * n_samples * (height * width * n_in)
     tl.store(out + pixel[:, None] * n_in + channel[None, :], total, mask=known[:, None] & (channel < n_in)[None, :])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sandmask.functional.kernels.conv import Shape, first_tap, within
 from sandmask.functional.kernels.moments import welford
-from sandmask.functional.kernels.split import Operand, added, multiply, operand
+from sandmask.functional.kernels.split import Operand, multiply, operand, unscaled
 from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
 from sandmask.functional.split import Halves
 
@@ -58,7 +58,6 @@ def _weight_gradient(
 ):
     """[rows, columns] of grad^T x over the pixels `begin`, ..., `begin + n_rows - 1`."""
     total = tl.zeros((rows, columns), tl.float32)
-    small = tl.zeros((rows, columns), tl.float32)
     for start in range(0, n_rows, depth):
         row = start + tl.arange(0, depth)
         known = (row < n_rows) | whole
@@ -84,8 +83,8 @@ def _weight_gradient(
         if split:
             g_low = tl.load(grad + grad_low + at, mask=known[:, None], other=0.0)
             value_low = tl.load(x + x_low + place, mask=inside, other=0.0)
-        total, small = multiply(tl.trans(g), tl.trans(g_low), value, value_low, total, small, split, precision)
-    return added(total, small, grad_largest, x_largest, split)
+        total = multiply(tl.trans(g), tl.trans(g_low), value, value_low, total, split, precision)
+    return unscaled(total, grad_largest, x_largest, split)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.split import added, multiply, operand
+from sandmask.functional.kernels.split import multiply, operand, unscaled
 from sandmask.functional.kernels.tiles import Tiles, at_most
 from sandmask.functional.split import Halves
 
@@ -75,7 +75,6 @@ def _weight_moments_kernel(
     rows = tl.arange(0, rows_per_step)
     for e in range(n_envs):
         product = tl.zeros((block_out, block_in), tl.float32)
-        small = tl.zeros((block_out, block_in), tl.float32)
         # All rows of an environment at once make one loop in all, whose loads the compiler can take ahead of need.
         for start in range(0, 1 if at_once else n_rows, rows_per_step):
             row = e * n_rows + start + rows
@@ -88,8 +87,8 @@ def _weight_moments_kernel(
             if split:
                 g_low = tl.load(grad + grad_low + from_g, mask=is_g, other=0.0)
                 v_low = tl.load(x + x_low + from_v, mask=is_v, other=0.0)
-            product, small = multiply(g, g_low, v, v_low, product, small, split, "tf32")
-        product = added(product, small, grad_largest + run, x_largest + run, split)
+            product = multiply(g, g_low, v, v_low, product, split, "tf32")
+        product = unscaled(product, grad_largest + run, x_largest + run, split)
         if scaled:
             product *= tl.load(unscale + run * n_envs + e)
         signs, mean, m2 = welford(product, e, signs, mean, m2)

@@ -11,12 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.dense import dropped
-from sandmask.functional.kernels.split import added, multiply, operand
+from sandmask.functional.kernels.split import multiply, operand, unscaled
 from sandmask.functional.kernels.tiles import Tiles, at_most
 from sandmask.functional.split import Halves
 
-FORWARD = Tiles(128, 128, 64, 8, 3)
-BACKWARD = Tiles(128, 128, 64, 8, 3)
+FORWARD = BACKWARD = Tiles(128, 64, 32, 4, 3)
 WEIGHTS = Tiles(64, 64, 64, 4, 3)
 
 
@@ -59,7 +58,6 @@ def _product_kernel(
     is_row, is_column = (row < n_rows)[:, None], (column < n_columns)[None, :]
     left, right = row[:, None] * a_row, column[None, :] * b_column
     total = tl.zeros((rows, columns), tl.float32)
-    small = tl.zeros((rows, columns), tl.float32)
     for start in range(0, n_deep, depth):
         place = start + deep
         known = place < n_deep
@@ -69,8 +67,8 @@ def _product_kernel(
         w = tl.load(b + to, mask=is_b, other=0.0)
         v_low = tl.load(a + a_low + at, mask=is_a, other=0.0)
         w_low = tl.load(b + b_low + to, mask=is_b, other=0.0)
-        total, small = multiply(v, v_low, w, w_low, total, small, True, "ieee")
-    value = added(total, small, a_largest + run, b_largest + run, True)
+        total = multiply(v, v_low, w, w_low, total, True, "ieee")
+    value = unscaled(total, a_largest + run, b_largest + run, True)
     if biased:
         value += tl.load(bias + run * n_columns + column, mask=column < n_columns, other=0.0)[None, :]
     if drops:

@@ -13,7 +13,6 @@ from torch import Tensor
 from sandmask.functional.split import Halves, largest_of
 
 BLOCK = 2048
-LOW = tl.constexpr(2048.0)
 
 
 class Operand(NamedTuple):
@@ -47,20 +46,25 @@ def unscale_of(largest):
 
 
 @triton.jit
-def multiply(a, a_low, b, b_low, total, small, split: tl.constexpr, precision: tl.constexpr):
-    """Add a product of matrices to `total`; of halves, what is LOW times too large to `small`."""
-    total = tl.dot(a, b, total, input_precision=precision)
+def multiply(a, a_low, b, b_low, total, split: tl.constexpr, precision: tl.constexpr):
+    """Add a product of matrices to `total`.
+
+    Tensor cores round their sums towards zero, which adds up in long ones: each product of halves starts anew, and is
+    added to `total` by itself.
+    """
     if split:
-        small = tl.dot(a, b_low, small)
-        small = tl.dot(a_low, b, small)
-    return total, small
+        part = tl.dot(a_low, b)
+        part = tl.dot(a, b_low, part)
+        total += tl.dot(a, b, part)
+    else:
+        total = tl.dot(a, b, total, input_precision=precision)
+    return total
 
 
 @triton.jit
-def added(total, small, a_largest, b_largest, split: tl.constexpr):
+def unscaled(total, a_largest, b_largest, split: tl.constexpr):
     """The product of two operands of a run, from what `multiply` added up."""
     if split:
-        total += small * (1.0 / LOW)
         total *= unscale_of(tl.load(a_largest))
         total *= unscale_of(tl.load(b_largest))
     return total
@@ -81,7 +85,7 @@ def _split_kernel(x, largest, out, n_rows, n_columns, wide, numel, x_run, flat: 
     high = value.to(tl.float16)
     out += 2 * run * numel
     tl.store(out + place, high, mask=inside)
-    tl.store(out + numel + place, ((value - high.to(tl.float32)) * LOW).to(tl.float16), mask=inside)
+    tl.store(out + numel + place, (value - high.to(tl.float32)).to(tl.float16), mask=inside)
 
 
 def split(x: Tensor, n_rows: int | None = None, n_columns: int | None = None) -> Halves:

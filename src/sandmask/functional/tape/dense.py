@@ -8,14 +8,8 @@ from torch.autograd import Function
 
 from sandmask._physical import has_kernels, leading
 from sandmask._scratch import scratch
-from sandmask.functional.dense import (
-    aligned,
-    by_environment,
-    factors,
-    input_gradient,
-    layer_backward,
-    layer_of_runs,
-)
+from sandmask.functional import split_dense
+from sandmask.functional.dense import aligned, by_environment, layer_backward, layer_of_runs
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.split import Halves
 
@@ -57,7 +51,15 @@ def _taped(
     assert bias is not None  # or it could not be claimed
     sizes = (weight.shape[0], weight.shape[1])
 
-    def fold(grad: Tensor | Halves, sums: Tensor, x: Any) -> None:
+    if split_dense.pays(x, weight):
+
+        def fold_halves(grad: Halves, sums: Tensor, x: Halves) -> None:
+            _fold_halves(tape, sizes, places, grad, sums, x)
+
+        rows, rate = noise
+        return split_dense.split_layer(x, weight, bias, rows, rate, site, relu, tape.n_envs, fold_halves)
+
+    def fold(grad: Tensor, sums: Tensor, x: Tensor) -> None:
         _fold(tape, sizes, places, grad, sums, x)
 
     y: Tensor = _TapedLayer.apply(x, weight, bias, *noise, site, relu, tape.n_envs, fold)  # type: ignore[no-untyped-call]
@@ -65,26 +67,27 @@ def _taped(
 
 
 def _fold(
-    tape: "MomentTape",
-    sizes: tuple[int, int],
-    places: "tuple[Place, ...]",
-    grad: Tensor | Halves,
-    sums: Tensor,
-    x: Any,
+    tape: "MomentTape", sizes: tuple[int, int], places: "tuple[Place, ...]", grad: Tensor, sums: Tensor, x: Tensor
 ) -> None:
     """Fold the gradients of a layer's weight, grad_e^T x_e, and of its bias, the sums of grad_e [K, E, out]."""
     (n_out, n_in), (weight, bias) = sizes, places
     tape.fold(bias, lambda runs: sums[runs, :, :n_out])
-    if isinstance(grad, Halves):
-        from sandmask.functional.kernels import moments
-
-        moments.weight_moments(grad, x, tape.unscale, tape.n_envs, sizes, tape.target(weight))
-        return
     if has_kernels(grad) and (grad.itemsize == 2 or min(n_out, n_in) >= SMALLEST):
         _fold_by_kernels(tape, sizes, weight, grad, x)
         return
     by_env, x_by_env = by_environment(grad, tape.n_envs)[..., :n_out], by_environment(x, tape.n_envs)[..., :n_in]
     tape.fold(weight, lambda runs: _products(by_env[runs], x_by_env[runs]))
+
+
+def _fold_halves(
+    tape: "MomentTape", sizes: tuple[int, int], places: "tuple[Place, ...]", grad: Halves, sums: Tensor, x: Halves
+) -> None:
+    """The same of halves."""
+    from sandmask.functional.kernels import moments
+
+    weight, bias = places
+    tape.fold(bias, lambda runs: sums[runs, :, : sizes[0]])
+    moments.weight_moments(grad, x, tape.unscale, tape.n_envs, sizes, tape.target(weight))
 
 
 def _products(grad: Tensor, x: Tensor) -> Tensor:
@@ -142,9 +145,8 @@ class _TapedLayer(Function):
         x, weight, bias, out, rate = ctx.saved_tensors
         wide_x, wide_weight, _ = aligned(x, weight, bias)
         before, sums = layer_backward(grad, out, rate, ctx.n_envs)
-        before, wide_x, wide_weight = factors(before, wide_x, wide_weight)
         ctx.fold(before, sums, wide_x)
-        of_x = input_gradient(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
+        of_x = torch.bmm(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
         return of_x, *[None] * 8
 
     @staticmethod

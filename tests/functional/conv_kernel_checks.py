@@ -317,13 +317,13 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, table, large)
 
 
-@pytest.mark.parametrize("algorithm", ["ERM", "SANDMask", "SagNet"])
+@pytest.mark.parametrize("algorithm", ["ERM", "SANDMask", "Fish"])
 def test_stacked_runs_of_a_network_equal_runs_alone(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         large_tiles(monkeypatch)
     together = Stack(specs_of(algorithm), small_images(), DEVICE)
     assert together.stacks
-    if algorithm != "SagNet":
+    if algorithm != "Fish":
         monkeypatch.setattr(together.algorithm, "step", None)  # the step of one run, which is the fallback
     state, losses, counts = one_step(together)
     for module in (conv, moment_tape, taped_dense, stack):

@@ -21,7 +21,7 @@ from sandmask.training.precision import temporary_precision
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE = shared.DEVICE
 K, E, B, IN, OUT = 2, 3, 20, 48, 80
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: not a number times a scale
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: NaN times a scale
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_halves_with_zeros_added_and_of_what_the_runs_share() -> None:
     assert torch.equal(halves.values[1], split(x).values[0])
 
 
-def test_a_run_that_is_no_number_stays_so_and_leaves_others_alone() -> None:
+def test_a_run_with_nan_or_inf_stays_so_and_leaves_others_alone() -> None:
     for bad in (torch.nan, torch.inf):
         x, weight, bias = normal(20, 32), normal(32, 32), normal(32)
         x[0, 3, 5] = bad

@@ -131,7 +131,7 @@ def sweep(
     :param hparams: values of hyperparameters that are fixed in every draw of the algorithms that have them.
     :param network: "mlp", "mnist-convnet", one of your own or a timm name; the dataset's protocol if not given.
     :param weights: file with pretrained weights of a timm network, or "none".
-    :param precision: compute precision: "fp32" (the default), "tf32", "bf16" or "fp16".
+    :param precision: compute precision: "fp32" (the default), "fp32x3", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
     :param keep_models: which weights of each run to keep: "none" (the default), "best" (at the checkpoint that
@@ -188,7 +188,7 @@ def sweep(
     load_plugins(files)
     loggers = named_loggers(log, tensorboard)
     target = SweepFolder(Path(folder).absolute())
-    spec = requested_sweep(target, **asked)
+    spec = requested_sweep(target, device, **asked)
     expansion = expand(spec)
     crew = choose_workers(
         target,
@@ -314,7 +314,7 @@ def plan_sweep(
     screen = choose_screen(progress)
     load_plugins(paths(plugins))
     target = SweepFolder(Path(folder))
-    spec = requested_sweep(target, **request)
+    spec = requested_sweep(target, device, **request)
     expansion = expand(spec)
     stored = target.asked()
     devices, count = device_list(device, workers)

@@ -17,16 +17,20 @@ from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
 from sandmask.training import choose_device
+from sandmask.training.precision import sweep_precision
 
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
 
 _LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
 
 
-def requested_sweep(folder: SweepFolder, *, config: str | os.PathLike[str] | None = None, **given: Any) -> SweepSpec:
+def requested_sweep(
+    folder: SweepFolder, device: str | None = None, *, config: str | os.PathLike[str] | None = None, **given: Any
+) -> SweepSpec:
     """The sweep that is asked for.
 
     :param folder: the sweep's folder, which may hold an earlier request.
+    :param device: where it will train, which decides the precision of a new sweep that names none.
     :param config: TOML file with fields of `SweepSpec`.
     :param given: fields of `SweepSpec`; None is what was not mentioned.
     """
@@ -40,6 +44,7 @@ def requested_sweep(folder: SweepFolder, *, config: str | os.PathLike[str] | Non
     for name in ("datasets", "algorithms"):
         if name not in fields:
             raise SandmaskError(f"{folder.path} holds no sweep yet: name its {name} with --{name} or --config.")
+    fields.setdefault("precision", sweep_precision(device))
     return normalized(SweepSpec(**fields))
 
 

@@ -13,6 +13,7 @@ from sandmask.training.malloc import freed_memory_kept
 
 Precision = Literal["fp32", "fp32x3", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+SWEEPS_ON_GPU: Precision = "fp32"  # what new sweeps that name no precision compute in on a GPU
 
 
 def choose_device(text: str | None) -> torch.device:
@@ -29,6 +30,15 @@ def choose_device(text: str | None) -> torch.device:
         reason = str(error).splitlines()[0].rstrip(".")
         raise SandmaskError(f"Device {text!r} cannot be used here: {reason}. Try --device cpu.") from error
     return device
+
+
+def sweep_precision(device: str | None) -> Precision:
+    """The precision of a new sweep that names none.
+
+    :param device: the devices it was asked to train on, if any.
+    """
+    on_gpu = torch.cuda.is_available() if device is None else device.strip().startswith("cuda")
+    return SWEEPS_ON_GPU if on_gpu else "fp32"
 
 
 def set_precision(precision: str) -> None:

@@ -76,7 +76,7 @@ def _product_kernel(
         if drop > 0:
             key = tl.load(keys + run * n_rows + row, mask=row < n_rows, other=0)[:, None]
             value = dropped(value, key, column[None, :], drop, site)
-    if relu:  # not tl.maximum: what is no number has to stay visible
+    if relu:  # not tl.maximum: NaN has to stay visible
         value = tl.where(value < 0, 0.0, value)
     out += run * n_rows * n_columns
     tl.store(out + row[:, None] * n_columns + column[None, :], value, mask=is_row & is_column)

@@ -15,7 +15,7 @@ from sandmask.functional.dropout import Dropout
 from sandmask.functional.kernels import moments, products
 from sandmask.functional.kernels.split import split
 from sandmask.functional.split import joined, plain_split
-from sandmask.masks import stack_moments
+from sandmask.masks import gradient_moments
 from sandmask.training.precision import temporary_precision
 
 shared = importlib.import_module("conv_kernel_checks")
@@ -95,7 +95,7 @@ def test_moments_of_products(n_envs: int) -> None:
 
     def wanted(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         left, right = (dense.by_environment(side.to(dtype), n_envs) for side in (grad, x))
-        found = stack_moments((left.mT @ right).flatten(2).transpose(0, 1))
+        found = gradient_moments((left.mT @ right).flatten(2).transpose(0, 1))
         return found.sign_sum, found.mean, found.m2
 
     exact, plain = wanted(torch.float64), wanted(torch.float32)

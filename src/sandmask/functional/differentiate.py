@@ -101,7 +101,7 @@ class AcrossRuns:
     ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
         gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
-        moments = GradientMoments.of_stack(gradients, log_magnitude=log_magnitude, check_finite=False)
+        moments = GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False)
         return _of_vector(moments), values
 
     def environment_gradients(

@@ -15,7 +15,7 @@ from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
-from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
+from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
 
@@ -67,7 +67,7 @@ class Workers:
 
     `devices` are those of this machine, `count` is the number of stacks at a time, and `device` the device that every
     job is told, if they share one. `executor` builds the executor when there is work. The workers of a `remote` one may
-    see another disk. `notes` are for the user.
+    see another disk. `shares` says whether several are on one GPU of this machine. `notes` are for the user.
     """
 
     devices: tuple[str, ...]
@@ -75,6 +75,7 @@ class Workers:
     device: str | None
     executor: Callable[[], Executor]
     remote: bool
+    shares: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -114,7 +115,8 @@ def choose_workers(
         slurm=parameters,
     )
     shared = devices[0] if local and len(devices) == 1 else device
-    return Workers(devices, count, shared, lambda: entry.build(options), entry.remote, tuple(notes))
+    shares = local and workers_share(devices, count)
+    return Workers(devices, count, shared, lambda: entry.build(options), entry.remote, shares, tuple(notes))
 
 
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:

@@ -258,7 +258,8 @@ class _Accepted:
             sharing = shared_gpus(display.say) if mps and workers.shares else nullcontext()
             try:
                 with sharing:
-                    result = run_sweep(self.target, expansion, options, workers.executor, cap, display.say)
+                    arrange = estimator.arrange(workers.count)
+                    result = run_sweep(self.target, expansion, options, workers.executor, cap, display.say, arrange)
             except KeyboardInterrupt as error:
                 error.add_note(f"stopped; {headline(look())}. Rerun the same command to continue.")
                 display.say(error.__notes__[-1])

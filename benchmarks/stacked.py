@@ -1,6 +1,8 @@
 """Speed of runs that train as one program, and of one run at a time, in run-steps per second.
 
-python -m benchmarks.stacked [spirals] [algorithms] [convnet] [convnet-algorithms]     # all of them if none is named
+python -m benchmarks.stacked [spirals] [algorithms] [convnet] [convnet-evaluated] [convnet-algorithms]     # or all
+python -m benchmarks.stacked algorithms Fish,DANN     # some algorithms only
+python -m benchmarks.stacked algorithms quick         # stacks only, short readings: all algorithms in a few minutes
 
 The ConvNet gets random images of ColoredMNIST's shape; their content does not affect the speed.
 """
@@ -9,11 +11,12 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from benchmarks._measure import print_rows, seconds_of
+from benchmarks.step_error import step_errors
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
 from sandmask.training import Stack, make_spec, set_precision
@@ -26,6 +29,7 @@ SECONDS = 1.0  # of every measurement
 # On a CPU, which others use too, stacks of all sizes take turns, and the median counts.
 WIDTHS = {256: ([1, 2, 4, 16], 15), 1024: ([1, 2, 8], 7)}  # sizes of stacks, and turns
 COMBINED = ("SANDMask+VREx", "ANDMask+CORAL", "PCGrad+Mixup", "SAM+CORAL", "SAM+SANDMask")  # measured beside all others
+SECTIONS = {"spirals", "algorithms", "convnet", "convnet-evaluated", "convnet-algorithms"}
 # Of DomainBed's own code on the same GPU.
 DOMAINBED = {"Spirals": "its script 12, its bare update 40", "ColoredMNIST": "65 (its ERM 266)"}
 
@@ -104,14 +108,17 @@ def stack_sizes(
 ) -> None:
     """How the rate grows with the stack, in each precision."""
     half = ["bf16", "fp16"] if dataset.name == "Spirals" and "Mask" in algorithm else ["bf16"]
-    precisions = ["fp32", "tf32", *half] if ON_GPU else ["fp32"]
-    rows: list[tuple[str, ...]] = [("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "gain")]
+    precisions = ["fp32", "fp32x3", "tf32", *half]
+    heads = ("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "gain", "error of a step")
+    rows: list[tuple[str, ...]] = [heads]
+    errors = step_errors(dataset, dict(hparams), precisions) if "Mask" in algorithm else {}
     for precision in precisions:
         how = {"precision": precision, "evaluate": evaluate}
         alone = measure(dataset, algorithm, 1, hparams, fast=False, **how)
         rates = [measure(dataset, algorithm, n, hparams, **how) for n in sizes]
         ratio = f"{max(rates) / alone:.0f}" if max(rates) > 10 * alone else f"{max(rates) / alone:.2f}"
-        rows.append((precision, f"{alone:,.0f}", *(f"{rate:,.0f}" for rate in rates), ratio))
+        error = f"{errors[precision]:.1e}" if precision in errors else ""
+        rows.append((precision, f"{alone:,.0f}", *(f"{rate:,.0f}" for rate in rates), ratio, error))
         print(*rows[-1], flush=True, file=sys.stderr)
     title = f"{dataset.name}, {algorithm}, {_settings(hparams)}: run-steps a second, {_evaluation(dataset, evaluate)}"
     print_rows(f"{title} (DomainBed: {DOMAINBED.get(dataset.name, 'not measured')})", rows)
@@ -134,16 +141,22 @@ def in_turns(dataset: Dataset, algorithm: str, hparams: Mapping[str, float], siz
 
 
 def every_algorithm(
-    dataset: Dataset, n_runs: int, hparams: Mapping[str, float], precision: str, *, evaluate: bool = True
+    dataset: Dataset, n_runs: int, hparams: Mapping[str, float], precision: str, names: Sequence[str], *, quick: bool
 ) -> None:
-    """Stacked over alone, for all of them."""
+    """Stacked over alone, for all of them; with `quick` stacked only."""
+    evaluate = dataset.name == "Spirals"
     how = {"precision": precision, "evaluate": evaluate}
-    rows: list[tuple[str, ...]] = [("algorithm", "one run, eager", "one run", f"stack of {n_runs}", "gain")]
-    for name in (*ALGORITHMS, *COMBINED):
-        eager = measure(dataset, name, 1, hparams, fast=False, **how)
-        alone = measure(dataset, name, 1, hparams, **how)
-        together = measure(dataset, name, n_runs, hparams, **how)
-        rows.append((name, f"{eager:,.0f}", f"{alone:,.0f}", f"{together:,.0f}", f"{together / eager:.1f}"))
+    columns = [] if quick else [("one run, eager", 1, False), ("one run", 1, True)]
+    columns.append((f"stack of {n_runs}", n_runs, True))
+    rows: list[tuple[str, ...]] = [("algorithm", *(title for title, _, _ in columns), "gain")]
+    for name in names:
+        try:
+            rates = [measure(dataset, name, count, hparams, fast=fast, **how) for _, count, fast in columns]
+        except Exception as error:  # noqa: BLE001 - the others are still to be measured
+            print(name, type(error).__name__, str(error)[:300], flush=True, file=sys.stderr)
+            continue
+        gain = "" if quick else f"{rates[-1] / rates[0]:.1f}"
+        rows.append((name, *(f"{rate:,.0f}" for rate in rates), gain))
         print(*rows[-1], flush=True, file=sys.stderr)
     title = f"{dataset.name}, {_settings(hparams)}, {precision}: run-steps a second"
     print_rows(f"{title}, {_evaluation(dataset, evaluate)}", rows)
@@ -164,17 +177,24 @@ def digits() -> Dataset:
 
 
 def main() -> None:
+    global SECONDS  # noqa: PLW0603 - of this program's measurements
     start = time.monotonic()
-    wanted = set(sys.argv[1:]) or {"spirals", "algorithms", "convnet", "convnet-algorithms"}
+    words = set(sys.argv[1:])
+    wanted = words & SECTIONS or SECTIONS
+    quick = "quick" in words
+    SECONDS = 0.3 if quick else SECONDS
+    names = [name for word in words - SECTIONS - {"quick"} for name in word.split(",")] or list(ALGORITHMS)
     spirals = load_dataset("Spirals")
     if ON_GPU and "spirals" in wanted:
         stack_sizes(spirals, "SANDMask", {"batch_size": 128, "mlp_width": 256}, [1, 16, 64, 256])
     if ON_GPU and "algorithms" in wanted:
-        every_algorithm(spirals, 64, {"batch_size": 128, "mlp_width": 256}, "tf32")
+        every_algorithm(spirals, 64, {"batch_size": 128, "mlp_width": 256}, "fp32x3", names, quick=quick)
     if ON_GPU and "convnet" in wanted:
         stack_sizes(digits(), "SANDMask", {"batch_size": 64}, [1, 16, 44], evaluate=False)
+    if ON_GPU and "convnet-evaluated" in wanted:
+        stack_sizes(digits(), "SANDMask", {"batch_size": 64}, [16, 44])
     if ON_GPU and "convnet-algorithms" in wanted:
-        every_algorithm(digits(), 16, {"batch_size": 64}, "bf16", evaluate=False)
+        every_algorithm(digits(), 16, {"batch_size": 64}, "bf16", names, quick=quick)
     if not ON_GPU:
         for algorithm in ("SANDMask", "ERM"):
             for width, (sizes, turns) in WIDTHS.items():

@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, Problem, State
-from sandmask.functional import Autograd, Differentiator, EnvBatch, Functional, make_batch, random
+from sandmask.functional import AcrossRuns, Autograd, Differentiator, EnvBatch, Functional, make_batch, random
 from sandmask.hparams import SCOPES, SPACES, resolve, space_for
 from sandmask.networks import MLP, Featurizer, MNISTConvNet
 
@@ -126,16 +126,17 @@ def assert_stack_equals_runs_alone(name: str, shape: Input, n_runs: int, n_steps
     runs = [(batches_of(run, shape, n_steps), hparams_of(name, run)) for run in range(n_runs)]
     alone = [train(algorithm, *runs[run], seed=run) for run in range(n_runs)]
 
-    state = stack([initial_state(algorithm, run) for run in range(n_runs)])
     hparams = stack([hparams for _, hparams in runs])
     keys = torch.stack([random.key_of(100 + run) for run in range(n_runs)])
-    losses = []
-    for step in range(n_steps):
-        batch = stack([batches[step] for batches, _ in runs])
-        state, metrics = vmap(algorithm.step)(state, batch, hparams, random.fold(keys, state["step"]))
-        losses.append(metrics["loss"])
-    assert_close_trees(state, stack([state for state, _ in alone]))
-    assert_close_trees(torch.stack(losses, 1), torch.stack([losses for _, losses in alone]))
+    for way in (Functional(), AcrossRuns()):
+        algorithm = build(name, shape, way)
+        state, losses = stack([initial_state(algorithm, run) for run in range(n_runs)]), []
+        for step in range(n_steps):
+            batch = stack([batches[step] for batches, _ in runs])
+            state, metrics = vmap(algorithm.step)(state, batch, hparams, random.fold(keys, state["step"]))
+            losses.append(metrics["loss"])
+        assert_close_trees(state, stack([state for state, _ in alone]))
+        assert_close_trees(torch.stack(losses, 1), torch.stack([losses for _, losses in alone]))
 
     x = torch.stack([batches[0].x[0] for batches, _ in runs])
     logits = torch.stack([algorithm.predict(alone[run][0], x[run]) for run in range(n_runs)])

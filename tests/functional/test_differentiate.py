@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Functional, make_batch, random
+from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional, make_batch, random
 
 both = pytest.mark.parametrize("way", [Functional(), Autograd(), Direct()], ids=["functional", "autograd", "direct"])
 N_ENVS, N_PARAMS = 4, 6
@@ -93,9 +93,9 @@ def test_gradients_of_environments_each_at_a_vector_of_its_own(way: Differentiat
     assert not gradients.requires_grad
 
 
-def test_the_functional_way_stacks(batch: EnvBatch) -> None:
+@pytest.mark.parametrize("way", [Functional(), AcrossRuns()], ids=["functional", "across-runs"])
+def test_ways_that_stack(way: Differentiator, batch: EnvBatch) -> None:
     vectors = torch.randn(3, N_PARAMS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    way = Functional()
 
     def means(vector: Tensor) -> tuple[Tensor, Tensor]:
         moments, values = way.environment_moments(losses, vector, batch)

@@ -17,7 +17,7 @@ from sandmask.records import RunSpec
 from sandmask.training import Stack, cuda_graph, make_spec, split_environment
 from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.stack import CACHED_ACTIVATIONS
-from sandmask.training.stack_step import _moments
+from sandmask.training.stack_step import moments_of_runs
 
 Specs = Callable[..., RunSpec]
 
@@ -173,7 +173,7 @@ def test_half_precision_keeps_the_signs_of_well_fitted_environments(device: torc
 
     def moments(stack: Stack, vectors: Tensor, batch: EnvBatch) -> tuple[TensorMoments, Tensor]:
         assert isinstance(stack.algorithm, MaskedAlgorithm)
-        found, risks, _ = _moments(stack.algorithm, {"params": vectors}, batch, stack.hparams, stack.keys)
+        found, risks, _ = moments_of_runs(stack.algorithm, {"params": vectors}, batch, stack.hparams, stack.keys)
         return found, risks
 
     vectors = state["params"]

@@ -58,7 +58,9 @@ class Algorithm(ABC):
     uses_context = False  # whether a prediction depends on the batch around the example
     averaged: tuple[str, ...] = ("params",)  # the entries of the state that averages of the weights are taken of
     training_only: tuple[str, ...] = ()  # the entries of the state that `predict` does not need
-    nests_gradients = False  # whether the objective takes gradients of the network itself, by `torch.func`
+    # Whether all that it computes has kernels for K runs where the network's layers have. Gradients of the network that
+    # it takes by `torch.func` have none: a network that stacks by kernels alone then trains one run after the other.
+    stacks_by_kernels = True
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -36,7 +36,7 @@ class Composed(Algorithm):
         self.objective, self.rule, self.sharpness = objective, rule, sharpness
         self.uses_context, self.averaged = objective.uses_context, objective.averaged
         self.training_only = objective.training_only + (() if rule is None else rule.training_only)
-        self.nests_gradients = objective.nests_gradients
+        self.stacks_by_kernels = objective.stacks_by_kernels
         for part in (rule, sharpness):
             if part is not None:
                 part.network = self.network

@@ -33,6 +33,7 @@ class ARM(Algorithm):
     """
 
     uses_context = True
+    stacks_by_kernels = False  # the context network's convolutions have none
     averaged = ("params", "context")
 
     def build_network(self) -> Network:

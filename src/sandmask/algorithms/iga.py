@@ -24,7 +24,7 @@ class IGA(ObjectiveAlgorithm):
     Whether the mean gradient counts as a constant makes no difference: the distances from it sum to zero.
     """
 
-    nests_gradients = True
+    stacks_by_kernels = False
     by_environment = False
 
     def objective(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -31,6 +32,7 @@ from sandmask.sweeps import (
     run_sweep,
     sweep_status,
 )
+from sandmask.sweeps.executors import shared_gpus
 from sandmask.training.loop import CHECKPOINT_SECONDS
 
 PathLike = str | os.PathLike[str]
@@ -87,6 +89,7 @@ def sweep(
     executor: str = "local",
     workers: int | None = None,
     device: str | None = None,
+    mps: bool = True,
     gpus_per_worker: float = 0.0,
     cpus_per_worker: int = 1,
     ray_address: str | None = None,
@@ -131,7 +134,7 @@ def sweep(
     :param hparams: values of hyperparameters that are fixed in every draw of the algorithms that have them.
     :param network: "mlp", "mnist-convnet", one of your own or a timm name; the dataset's protocol if not given.
     :param weights: file with pretrained weights of a timm network, or "none".
-    :param precision: compute precision: "fp32" (the default), "tf32", "bf16" or "fp16".
+    :param precision: compute precision: "fp32" (the default), "fp32x3", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
     :param keep_models: which weights of each run to keep: "none" (the default), "best" (at the checkpoint that
@@ -142,6 +145,7 @@ def sweep(
     :param executor: where to train: "local", "ray" or "slurm".
     :param workers: stacks that train at a time; one for each GPU or core if not given.
     :param device: "cpu", "cuda", or several for local workers, "cuda:0,cuda:1"; all GPUs if not given.
+    :param mps: start NVIDIA's Multi-Process Service where several local workers share a GPU and it is not running.
     :param gpus_per_worker: for Ray, where it may be a fraction, and Slurm.
     :param cpus_per_worker: for Ray and Slurm.
     :param ray_address: address of a Ray cluster, or "auto"; one is started if not given.
@@ -188,7 +192,7 @@ def sweep(
     load_plugins(files)
     loggers = named_loggers(log, tensorboard)
     target = SweepFolder(Path(folder).absolute())
-    spec = requested_sweep(target, **asked)
+    spec = requested_sweep(target, device, **asked)
     expansion = expand(spec)
     crew = choose_workers(
         target,
@@ -219,7 +223,7 @@ def sweep(
         keep_models=spec.keep_models,
     )
     accepted = _Accepted(Path(folder), target, spec, expansion, crew, options)
-    return accepted.train_missing(max_stack, progress, measure=calibrate)
+    return accepted.train_missing(max_stack, progress, measure=calibrate, mps=mps)
 
 
 class _Accepted:
@@ -237,7 +241,7 @@ class _Accepted:
         self.folder, self.target, self.spec = folder, target, spec
         self.expansion, self.workers, self.options = expansion, workers, options
 
-    def train_missing(self, max_stack: int | None, progress: ShowProgress, *, measure: bool) -> Sweep:
+    def train_missing(self, max_stack: int | None, progress: ShowProgress, *, measure: bool, mps: bool) -> Sweep:
         """Train what is missing, and show how far it is."""
         expansion, workers, options = self.expansion, self.workers, self.options
         finished = self.target.finished()
@@ -251,8 +255,11 @@ class _Accepted:
             display.say(f"{headline(before)}; records in {self.folder}")
             estimator = Estimator(expansion, options, workers.devices[0], measure=measure, notice=display.say)
             cap = estimator.cap(before.planned - before.done, workers.count, max_stack)
+            sharing = shared_gpus(display.say) if mps and workers.shares else nullcontext()
             try:
-                result = run_sweep(self.target, expansion, options, workers.executor, cap, display.say)
+                with sharing:
+                    arrange = estimator.arrange(workers.count)
+                    result = run_sweep(self.target, expansion, options, workers.executor, cap, display.say, arrange)
             except KeyboardInterrupt as error:
                 error.add_note(f"stopped; {headline(look())}. Rerun the same command to continue.")
                 display.say(error.__notes__[-1])
@@ -314,7 +321,7 @@ def plan_sweep(
     screen = choose_screen(progress)
     load_plugins(paths(plugins))
     target = SweepFolder(Path(folder))
-    spec = requested_sweep(target, **request)
+    spec = requested_sweep(target, device, **request)
     expansion = expand(spec)
     stored = target.asked()
     devices, count = device_list(device, workers)

@@ -15,18 +15,22 @@ from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
-from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
+from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
+from sandmask.training.precision import sweep_precision
 
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
 
 _LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
 
 
-def requested_sweep(folder: SweepFolder, *, config: str | os.PathLike[str] | None = None, **given: Any) -> SweepSpec:
+def requested_sweep(
+    folder: SweepFolder, device: str | None = None, *, config: str | os.PathLike[str] | None = None, **given: Any
+) -> SweepSpec:
     """The sweep that is asked for.
 
     :param folder: the sweep's folder, which may hold an earlier request.
+    :param device: where it will train, which decides the precision of a new sweep that names none.
     :param config: TOML file with fields of `SweepSpec`.
     :param given: fields of `SweepSpec`; None is what was not mentioned.
     """
@@ -40,6 +44,7 @@ def requested_sweep(folder: SweepFolder, *, config: str | os.PathLike[str] | Non
     for name in ("datasets", "algorithms"):
         if name not in fields:
             raise SandmaskError(f"{folder.path} holds no sweep yet: name its {name} with --{name} or --config.")
+    fields.setdefault("precision", sweep_precision(device))
     return normalized(SweepSpec(**fields))
 
 
@@ -62,7 +67,7 @@ class Workers:
 
     `devices` are those of this machine, `count` is the number of stacks at a time, and `device` the device that every
     job is told, if they share one. `executor` builds the executor when there is work. The workers of a `remote` one may
-    see another disk. `notes` are for the user.
+    see another disk. `shares` says whether several are on one GPU of this machine. `notes` are for the user.
     """
 
     devices: tuple[str, ...]
@@ -70,6 +75,7 @@ class Workers:
     device: str | None
     executor: Callable[[], Executor]
     remote: bool
+    shares: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -109,7 +115,8 @@ def choose_workers(
         slurm=parameters,
     )
     shared = devices[0] if local and len(devices) == 1 else device
-    return Workers(devices, count, shared, lambda: entry.build(options), entry.remote, tuple(notes))
+    shares = local and workers_share(devices, count)
+    return Workers(devices, count, shared, lambda: entry.build(options), entry.remote, shares, tuple(notes))
 
 
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:

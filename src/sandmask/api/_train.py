@@ -148,7 +148,7 @@ def train(
     :param space: where defaults and draws come from: "recipe", "paper" or "domainbed".
     :param network: "mlp", "mnist-convnet", one of your own or a timm name; the dataset's protocol if not given.
     :param weights: file with pretrained weights of a timm network, or "none".
-    :param precision: compute precision: "fp32", "tf32", "bf16" or "fp16".
+    :param precision: compute precision: "fp32", "fp32x3", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
     :param shared_init: take the initial weights from the trial instead of the seed, as soups need it.

@@ -73,7 +73,8 @@ def _given(
     network: NetworkOption = None,
     weights: WeightsOption = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compute precision: fp32 (the default), tf32, bf16 or fp16.")
+        str | None,
+        typer.Option(metavar="NAME", help="Compute precision: fp32 (the default), fp32x3, tf32, bf16 or fp16."),
     ] = None,
     averages: AverageOption = None,
     metrics: MetricsOption = None,

@@ -108,6 +108,10 @@ def run(
     ] = "local",
     workers: Workers = None,
     device: Device = None,
+    mps: Annotated[
+        bool,
+        typer.Option("--mps/--no-mps", help="Start NVIDIA MPS where workers share a GPU and it is not running."),
+    ] = True,
     gpus_per_worker: Annotated[
         float, typer.Option(metavar="N", min=0, help="GPUs per worker, for ray (may be a fraction) and slurm.")
     ] = 0.0,
@@ -153,6 +157,7 @@ def run(
             executor=executor,
             workers=workers,
             device=device,
+            mps=mps,
             gpus_per_worker=gpus_per_worker,
             cpus_per_worker=cpus_per_worker,
             ray_address=ray_address,

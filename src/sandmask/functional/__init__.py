@@ -2,11 +2,12 @@
 
 from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch, make_batch
-from sandmask.functional.differentiate import Autograd, Differentiator, Direct, Functional
+from sandmask.functional.differentiate import AcrossRuns, Autograd, Differentiator, Direct, Functional
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import FlatModule, Params
 
 __all__ = [
+    "AcrossRuns",
     "AdamState",
     "Autograd",
     "Differentiator",

@@ -16,21 +16,22 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from sandmask._physical import has_kernels, in_vmap, leading
+from sandmask.functional.split import Halves, split_products
 
 NARROWEST = 16  # output channels from which on a product of matrices is one for the kernels
 LARGEST = 2**31  # numbers in an image of one run, that the kernels' addresses reach
 
 # Takes over the gradients of a block's parameters: gets the gradient of the convolution's result and the block's input,
 # both [K, N, height, width, channels], and the sums of `normalize_backward`.
-Fold = Callable[[Tensor, Tensor, Tensor], None]
+Fold = Callable[[Tensor | Halves, Tensor | Halves, Tensor], None]
 
 
 def kernels_suit() -> bool:
-    """Whether convolutions should use the kernels: with TF32 or half precision.
+    """Whether convolutions should use the kernels: with TF32, half precision or products of halves.
 
     In full precision they would not reach a GPU's fast units, and take long to compile.
     """
-    return torch.get_float32_matmul_precision() != "highest"
+    return torch.get_float32_matmul_precision() != "highest" or split_products()
 
 
 def conv_block(
@@ -112,10 +113,11 @@ class _ConvBlock(Function):
         from sandmask.functional.kernels import conv as conv_kernels
         from sandmask.functional.kernels import norm
 
-        taps = conv_kernels.by_tap(weight)
-        h = conv_kernels.convolve(_channels_last(x), taps, _rows(bias), stride)
+        taps, inputs = _factor(conv_kernels.by_tap(weight)), _factor(_channels_last(x))
+        h = conv_kernels.convolve(inputs, taps, _rows(bias), stride)
         y, mean, scale = norm.normalize(h, _rows(gamma), _rows(beta), groups)
-        return y.permute(0, 1, 4, 2, 3), h, mean, scale, taps
+        factors = (*inputs, *taps) if isinstance(inputs, Halves) and isinstance(taps, Halves) else (taps,)
+        return y.permute(0, 1, 4, 2, 3), h, mean, scale, *factors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -143,10 +145,11 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     from sandmask.functional.kernels import conv as conv_kernels
     from sandmask.functional.kernels import conv_weights, norm
 
-    x, weight, bias, gamma, beta, h, mean, scale, taps = ctx.saved_tensors
+    x, weight, bias, gamma, beta, h, mean, scale, *factors = ctx.saved_tensors
     wanted = grad.permute(0, 1, 3, 4, 2)
-    before, sums = norm.normalize_backward(wanted, h, mean, scale, _rows(gamma), ctx.groups)
-    inputs = _channels_last(x)
+    found, sums = norm.normalize_backward(wanted, h, mean, scale, _rows(gamma), ctx.groups)
+    before = _factor(found)
+    inputs, taps = (_channels_last(x), *factors) if len(factors) == 1 else (Halves(*factors[:2]), Halves(*factors[2:]))
     of_x = None
     if ctx.needs_input_grad[0]:
         of_x = conv_kernels.input_gradient(before, taps, ctx.stride, x.shape[3:]).permute(0, 1, 4, 2, 3)
@@ -206,6 +209,15 @@ def _channels_last(x: Tensor) -> Tensor:
     """
     moved = x.permute(0, 1, 3, 4, 2)
     return moved[:1].contiguous().expand(moved.shape) if x.stride(0) == 0 else moved.contiguous()
+
+
+def _factor(x: Tensor) -> Tensor | Halves:
+    """A factor of the kernels' products: halves, where numbers in float32 are to be multiplied as such."""
+    if x.dtype != torch.float32 or not split_products():
+        return x
+    from sandmask.functional.kernels.split import split
+
+    return split(x)
 
 
 def _rows(values: Tensor) -> Tensor:

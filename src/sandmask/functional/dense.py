@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from sandmask._physical import has_kernels, in_vmap, leading
+from sandmask.functional import split_dense
 from sandmask.functional.dropout import Dropout
 
 ALIGNED = 16  # what widths are multiples of inside products on a GPU
@@ -66,8 +67,14 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
     return dense_kernels.pad(x, x.shape[1], wide_in), dense_kernels.pad(weight, wide_out, wide_in), wide_bias
 
 
-def _apply(*tensors: Tensor | None, how: tuple[int, bool]) -> Tensor:
+def _apply(
+    x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, how: tuple[int, bool]
+) -> Tensor:
     """Inside of `vmap` as it is, outside as a stack of one run."""
+    if split_dense.pays(x, weight):
+        site, relu = how
+        return split_dense.split_layer(x, weight, bias, rows, rate, site, relu)
+    tensors = (x, weight, bias, rows, rate)
     if in_vmap():
         y: Tensor = _Dense.apply(*tensors, *how)  # type: ignore[no-untyped-call]
         return y

@@ -1,8 +1,8 @@
 """Ways to take the gradients that an algorithm asks for; all give the same numbers.
 
-`Functional` uses `torch.func` and works under `vmap`: stacks of runs. `Direct` is for one run of a small model.
-`Autograd` folds one environment after the other into running moments: large models, whose E gradients should not all be
-kept.
+`Functional` uses `torch.func` and works under `vmap`: stacks of runs. `AcrossRuns` does the same by plain autograd, so
+that layers reach their GPU kernels. `Direct` is for one run of a small model. `Autograd` folds one environment after
+the other into running moments: large models, whose E gradients should not all be kept.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
+from sandmask._physical import on_all_runs
 from sandmask.functional.batch import EnvBatch
 from sandmask.masks import GradientMoments, TensorMoments
 
@@ -69,6 +70,51 @@ class Functional:
     def _stacked(losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, dim: int | None) -> tuple[Tensor, Tensor]:
         gradients, values = vmap(grad_and_value(_of_one(losses)), in_dims=(dim, 0))(vector, batch)
         return gradients, values
+
+
+class AcrossRuns:
+    """Inside of one level of `vmap`, by plain autograd on the tensors of all K runs underneath.
+
+    Layers see no gradient transform, and can compute in kernels for K runs. The environments' gradients are taken one
+    environment after the other, each of all runs.
+    """
+
+    def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """See `Differentiator.gradient`."""
+        kept: list[Tensor] = []
+
+        def leaf_of(vectors: Tensor) -> tuple[Tensor]:
+            kept.append(vectors.detach().requires_grad_())
+            return (kept[0],)
+
+        def gradients(values: Tensor) -> tuple[Tensor, Tensor]:
+            (found,) = torch.autograd.grad(values.sum(), kept[0])  # no run's value depends on another's parameters
+            return found, values.detach()
+
+        (leaf,) = on_all_runs(leaf_of, vector)
+        value, aux = objective(leaf)
+        gradient, value = on_all_runs(gradients, value)
+        return gradient, value, _detach(aux)
+
+    def environment_moments(
+        self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
+    ) -> tuple[TensorMoments, Tensor]:
+        """See `Differentiator.environment_moments`."""
+        gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
+        moments = GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False)
+        return _of_vector(moments), values
+
+    def environment_gradients(
+        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
+    ) -> tuple[Tensor, Tensor]:
+        """See `Differentiator.environment_gradients`."""
+
+        def loss_of(e: int) -> Objective:
+            return lambda vector: (losses(vector, batch.environment(e))[0], ())
+
+        found = [self.gradient(loss_of(e), vectors[e])[:2] for e in range(batch.n_envs)]
+        gradients, values = zip(*found, strict=True)
+        return torch.stack(gradients), torch.stack(values)
 
 
 class Autograd:

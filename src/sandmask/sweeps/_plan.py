@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
+from sandmask.sweeps._balance import Arrange, balanced
 from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, disk, largest_stack, memory, work_of
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._job import JobOptions
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Kind = tuple[str, str, str, str]
+GPU_RUNS = 16  # of a small network, that fill a GPU about
 
 
 def _kind(spec: RunSpec) -> Kind:
@@ -106,6 +108,24 @@ class Estimator:
 
         return limit
 
+    def arrange(self, workers: int) -> Arrange:
+        """Return the function that puts stacks into the order of training.
+
+        :param workers: stacks that train at a time.
+        """
+        fill = GPU_RUNS if self.device.type == "cuda" else 1
+        return lambda stacks: balanced(stacks, workers, self._cost, fill)
+
+    def _cost(self, spec: RunSpec) -> float:
+        work = self._work(spec)
+        return spec.steps * work.step + work.evaluations * work.evaluation / 3  # a step also has a backward pass
+
+    def _work(self, spec: RunSpec) -> Work:
+        key = stack_key(spec)
+        if key not in self._works:
+            self._works[key] = work_of(spec, self.dataset(spec.dataset))
+        return self._works[key]
+
     def _overhead(self, spec: RunSpec) -> float:
         model = self.model(spec)
         return GUESSED_OVERHEAD if model is None else model.overhead
@@ -114,8 +134,7 @@ class Estimator:
         """Estimate a stack."""
         first = stack.specs[0]
         dataset = self.dataset(first.dataset)
-        work = self._works.setdefault(stack_key(first), work_of(first, dataset))
-        works = [work] * len(stack.specs)
+        works = [self._work(first)] * len(stack.specs)
         model = self.model(first)
         return StackEstimate(
             stack=stack,
@@ -198,5 +217,5 @@ def make_plan(
     :param notes: notes for the user.
     """
     missing = [run for run in runs if run.id not in finished]
-    stacks = [estimator.estimate(stack) for stack in group(missing, cap)]
+    stacks = [estimator.estimate(stack) for stack in estimator.arrange(workers)(group(missing, cap))]
     return Plan(len(runs), len(runs) - len(missing), tuple(stacks), workers, tuple(notes))

@@ -11,6 +11,7 @@ from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.records._archive import ARCHIVE_SUFFIX
+from sandmask.sweeps._balance import Arrange
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
@@ -38,6 +39,7 @@ def run_sweep(
     executor: Callable[[], Executor],
     cap: Cap,
     notice: Callable[[str], None] = lambda _: None,
+    arrange: Arrange = list,
 ) -> SweepResult:
     """Train every run that is missing in the folder.
 
@@ -49,8 +51,9 @@ def run_sweep(
     :param executor: function that builds the executor.
     :param cap: function of the specs of a stack that returns its largest size.
     :param notice: called with messages for the user.
+    :param arrange: puts stacks into the order of training: see `Estimator.arrange`.
     """
-    return _Driver(folder, expansion, options, executor, cap, notice).run()
+    return _Driver(folder, expansion, options, executor, cap, notice, arrange).run()
 
 
 class _Driver:
@@ -62,8 +65,9 @@ class _Driver:
         executor: Callable[[], Executor],
         cap: Cap,
         notice: Callable[[str], None],
+        arrange: Arrange,
     ) -> None:
-        self.folder, self.expansion, self.cap, self.notice = folder, expansion, cap, notice
+        self.folder, self.expansion, self.cap, self.notice, self.arrange = folder, expansion, cap, notice, arrange
         self.options = replace(options, session=options.session or uuid.uuid4().hex[:12])
         self.executor = executor
         self.result = SweepResult()
@@ -98,7 +102,7 @@ class _Driver:
             free = [run for run in missing if run.id not in busy | finished]
             begun = unfinished_stacks(self.folder, free, finished, self.cap, idle=not busy)
         taken = {run.id for stack in begun for run in stack.specs}
-        return begun + group([run for run in free if run.id not in taken], self.cap)
+        return begun + self.arrange(group([run for run in free if run.id not in taken], self.cap))
 
     def _round(self, stacks: Sequence[PlannedStack]) -> None:
         """Submit stacks once; unfinished ones are planned again."""

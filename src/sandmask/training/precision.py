@@ -7,11 +7,13 @@ from typing import Literal, get_args
 import torch
 
 from sandmask.errors import SandmaskError
+from sandmask.functional.split import split_products, use_split_products
 from sandmask.registry import closest
 from sandmask.training.malloc import freed_memory_kept
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp32", "fp32x3", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+SWEEPS_ON_GPU: Precision = "fp32"  # what new sweeps that name no precision compute in on a GPU
 
 
 def choose_device(text: str | None) -> torch.device:
@@ -30,6 +32,15 @@ def choose_device(text: str | None) -> torch.device:
     return device
 
 
+def sweep_precision(device: str | None) -> Precision:
+    """The precision of a new sweep that names none.
+
+    :param device: the devices it was asked to train on, if any.
+    """
+    on_gpu = torch.cuda.is_available() if device is None else device.strip().startswith("cuda")
+    return SWEEPS_ON_GPU if on_gpu else "fp32"
+
+
 def set_precision(precision: str) -> None:
     """Set how float32 products are computed, and select deterministic kernels, for the whole process.
 
@@ -37,7 +48,8 @@ def set_precision(precision: str) -> None:
     """
     if precision not in PRECISIONS:
         raise SandmaskError(f"Unknown precision {precision!r}. {closest(precision, list(PRECISIONS))}")
-    fast = precision != "fp32"
+    fast = precision not in ("fp32", "fp32x3")
+    use_split_products(precision == "fp32x3")
     torch.set_float32_matmul_precision("high" if fast else "highest")
     torch.backends.cudnn.allow_tf32 = fast
     # Partial sums of a product in half precision are added up in float32, wherever they come from.
@@ -52,11 +64,13 @@ def temporary_precision(precision: str) -> Iterator[None]:
     """`set_precision` for a while: in a program that is not ours, its settings come back."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    splits = split_products()
     reductions = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
     set_precision(precision)
     try:
         yield
     finally:
+        use_split_products(splits)
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
         matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = reductions

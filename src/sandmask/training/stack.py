@@ -16,7 +16,7 @@ from sandmask._physical import has_kernels
 from sandmask.algorithms import ALGORITHMS, Algorithm, Hparams, MaskedAlgorithm, Metrics, Problem, State
 from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
-from sandmask.functional import Autograd, Differentiator, Direct, EnvBatch, Functional, random
+from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional, random
 from sandmask.networks import Network, build_featurizer, normalization
 from sandmask.records import RunSpec, averages_of
 from sandmask.training.averaging import AT_ONCE, Average, average_metric, averaged_state, start_averages, step_averages
@@ -78,11 +78,13 @@ def _scaled(state: State, spec: RunSpec) -> State:
     return state if scale == 1.0 else {**state, "params": state["params"] * scale}
 
 
-def _differentiator(network: Network, n_runs: int, *, stacks: bool) -> Differentiator:
+def _differentiator(network: Network, n_runs: int, *, stacks: bool, kernels: bool) -> Differentiator:
     """Choose how gradients are computed: together for small models, one after the other for large ones."""
     if network.numel > LARGE_MODEL or not stacks:
         return Autograd()
-    return Functional() if n_runs > 1 else Direct()
+    if n_runs == 1:
+        return Direct()
+    return AcrossRuns() if kernels else Functional()
 
 
 def _check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
@@ -150,10 +152,12 @@ class Stack:
         self.n_runs = len(specs)
         self.averages = averages_of(specs[0].options)
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
-        self.stacks = self.algorithm.network.stacks or self._reaches_kernels()
-        if self.n_runs > 1 and not self.stacks and self.algorithm.network.why_not_stacked:
-            _say_why(specs[0].network, self.algorithm.network.why_not_stacked)
-        differentiator = _differentiator(self.algorithm.network, self.n_runs, stacks=self.stacks)
+        network = self.algorithm.network
+        kernels = has_kernels(self.keys) and not network.compiled
+        self.stacks = network.stacks or (kernels and network.has_kernels and self.algorithm.stacks_by_kernels)
+        if self.n_runs > 1 and not self.stacks and network.why_not_stacked:
+            _say_why(specs[0].network, network.why_not_stacked)
+        differentiator = _differentiator(network, self.n_runs, stacks=self.stacks, kernels=kernels)
         problem = replace(self.algorithm.problem, diagnostics=diagnostics)
         self.algorithm.use(problem.with_differentiator(differentiator))
         self.diagnostics = diagnostics
@@ -173,15 +177,6 @@ class Stack:
         examples = room // activations
         self.evaluator = Evaluator(self.dataset, specs, device, max(examples, 16), metrics)
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
-
-    def _reaches_kernels(self) -> bool:
-        """Whether the network has kernels for K runs, and the algorithm's step leaves gradients to plain autograd.
-
-        Inside of `torch.func`'s gradients there are no kernels: such steps are taken one run after the other.
-        """
-        algorithm, network = self.algorithm, self.algorithm.network
-        there = network.has_kernels and not network.compiled and has_kernels(self.keys)
-        return there and not algorithm.nests_gradients and stacked_step(algorithm) is not None
 
     def _runs_at_a_time(self) -> int:
         """All of them; on a CPU, as many as keep a layer's activations in the cache."""

@@ -100,7 +100,7 @@ def _masked_step(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
 ) -> tuple[State, Metrics]:
     try:
-        moments, values, changes = _moments(algorithm, state, batch, hparams, keys)
+        moments, values, changes = moments_of_runs(algorithm, state, batch, hparams, keys)
     except UnsupportedError:
         if len(keys) == 1:  # its gradients are plain autograd's, which cannot be taken inside of vmap
             return looped_step(algorithm)(state, batch, hparams, keys)
@@ -118,7 +118,7 @@ def _masked_step(
     return stepped
 
 
-def _moments(
+def moments_of_runs(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
 ) -> tuple[TensorMoments, Tensor, State]:
     """Moments [K, P] of the environments' gradients, and what `terms` gives of K runs."""

@@ -16,10 +16,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.tiles import Tiles, at_most, dividing, how
+from sandmask.functional.kernels.split import multiply, operand, unscaled
+from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
+from sandmask.functional.split import Halves
 
-# By the bytes of a number.
-FORWARD = INPUT_GRADIENT = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 4, 3)}
+# By the kind of numbers.
+FORWARD = INPUT_GRADIENT = {
+    2: Tiles(128, 128, 64, 8, 3),
+    4: Tiles(64, 64, 32, 4, 3),
+    SPLIT: Tiles(128, 128, 64, 8, 3),
+}
 
 
 class Shape(NamedTuple):
@@ -55,11 +61,16 @@ def first_tap(
 @triton.jit
 def _forward_kernel(
     x,
+    x_run,
+    x_low,
+    x_largest,
     weight,
+    weight_run,
+    weight_low,
+    weight_largest,
     bias,
     out,
     n_rows,
-    x_run,
     bias_run,
     height: tl.constexpr,
     width: tl.constexpr,
@@ -71,6 +82,7 @@ def _forward_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
+    split: tl.constexpr,
     precision: tl.constexpr,
 ):
     """relu(conv(x) + bias), one tile of output pixels and channels."""
@@ -82,7 +94,7 @@ def _forward_kernel(
     top, left, pixel = first_tap(row, height, width, high, wide, stride)
     corner = pixel * n_in
     x += run * x_run
-    weight += run * (n_out * 9 * n_in) + unit[None, :] * (9 * n_in)
+    weight += run * weight_run + unit[None, :] * (9 * n_in)
     total = tl.zeros((rows, columns), tl.float32)
     if n_in % depth == 0:  # a step is some channels under one tap
         for step in range(9 * n_in // depth):
@@ -90,19 +102,30 @@ def _forward_kernel(
             down, right = tap // 3, tap % 3
             inside = known & within(top + down, height) & within(left + right, width)
             begin = corner + (down * width + right) * n_in + step % (n_in // depth) * depth
-            value = tl.load(x + begin[:, None] + deep[None, :], mask=inside[:, None], other=0.0)
+            place = begin[:, None] + deep[None, :]
+            value = tl.load(x + place, mask=inside[:, None], other=0.0)
             w = tl.load(weight + (step * depth + deep)[:, None])
-            total = tl.dot(value, w, total, input_precision=precision)
+            value_low, w_low = value, w
+            if split:
+                value_low = tl.load(x + x_low + place, mask=inside[:, None], other=0.0)
+                w_low = tl.load(weight + weight_low + (step * depth + deep)[:, None])
+            total = multiply(value, value_low, w, w_low, total, split, precision)
     else:  # the first layer: all channels under all taps, in one row
         for start in range(0, 9 * n_in, depth):
             place = start + deep
             down, right = place // (3 * n_in), place // n_in % 3
             y, z = top[:, None] + down[None, :], left[:, None] + right[None, :]
             inside = known[:, None] & (place < 9 * n_in)[None, :] & within(y, height) & within(z, width)
-            shift = (down * width + right) * n_in + place % n_in
-            value = tl.load(x + corner[:, None] + shift[None, :], mask=inside, other=0.0)
-            w = tl.load(weight + place[:, None], mask=(place < 9 * n_in)[:, None], other=0.0)
-            total = tl.dot(value, w, total, input_precision=precision)
+            shift = corner[:, None] + ((down * width + right) * n_in + place % n_in)[None, :]
+            is_weight = (place < 9 * n_in)[:, None]
+            value = tl.load(x + shift, mask=inside, other=0.0)
+            w = tl.load(weight + place[:, None], mask=is_weight, other=0.0)
+            value_low, w_low = value, w
+            if split:
+                value_low = tl.load(x + x_low + shift, mask=inside, other=0.0)
+                w_low = tl.load(weight + weight_low + place[:, None], mask=is_weight, other=0.0)
+            total = multiply(value, value_low, w, w_low, total, split, precision)
+    total = unscaled(total, x_largest + run, weight_largest + run, split)
     total += tl.load(bias + run * bias_run + unit).to(tl.float32)[None, :]
     # Not tl.maximum: NaN has to stay visible.
     total = tl.where(total < 0, 0.0, total)
@@ -113,7 +136,13 @@ def _forward_kernel(
 @triton.jit
 def _input_gradient_kernel(
     grad,
+    grad_run,
+    grad_low,
+    grad_largest,
     weight,
+    weight_run,
+    weight_low,
+    weight_largest,
     out,
     n_samples,
     height: tl.constexpr,
@@ -126,6 +155,7 @@ def _input_gradient_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
+    split: tl.constexpr,
     precision: tl.constexpr,
 ):
     """One tile of input pixels and channels.
@@ -152,24 +182,25 @@ def _input_gradient_kernel(
     known = (sample < n_samples) & (odd_y < height) & (odd_x < width)
     bottom, right = place_y + last_y, place_x + last_x
     corner = ((sample * high + bottom) * wide + right) * n_out
-    grad += run * n_samples * (high * wide * n_out)
-    weight += run * (n_out * 9 * n_in)
+    grad += run * grad_run
+    weight += run * weight_run
     total = tl.zeros((rows, columns), tl.float32)
     for step in range(count_y * count_x * (n_out // depth)):
         turn = step // (n_out // depth)
         y, x = turn // count_x, turn % count_x
         inside = known & within(bottom - y, high) & within(right - x, wide)
         units = step % (n_out // depth) * depth + deep
-        value = tl.load(
-            grad + (corner - (y * wide + x) * n_out)[:, None] + units[None, :], mask=inside[:, None], other=0.0
-        )
         tap = (first_y + stride * y) * 3 + first_x + stride * x
-        w = tl.load(
-            weight + (units * (9 * n_in) + tap * n_in)[:, None] + channel[None, :],
-            mask=(channel < n_in)[None, :],
-            other=0.0,
-        )
-        total = tl.dot(value, w, total, input_precision=precision)
+        place = (corner - (y * wide + x) * n_out)[:, None] + units[None, :]
+        own = (units * (9 * n_in) + tap * n_in)[:, None] + channel[None, :]
+        value = tl.load(grad + place, mask=inside[:, None], other=0.0)
+        w = tl.load(weight + own, mask=(channel < n_in)[None, :], other=0.0)
+        value_low, w_low = value, w
+        if split:
+            value_low = tl.load(grad + grad_low + place, mask=inside[:, None], other=0.0)
+            w_low = tl.load(weight + weight_low + own, mask=(channel < n_in)[None, :], other=0.0)
+        total = multiply(value, value_low, w, w_low, total, split, precision)
+    total = unscaled(total, grad_largest + run, weight_largest + run, split)
     pixel = (sample * height + place_y * stride + odd_y) * width + place_x * stride + odd_x
     out += run * n_samples * (height * width * n_in)
     tl.store(out + pixel[:, None] * n_in + channel[None, :], total, mask=known[:, None] & (channel < n_in)[None, :])
@@ -180,40 +211,45 @@ def by_tap(weight: Tensor) -> Tensor:
     return weight.flatten(3).transpose(2, 3).contiguous()
 
 
-def convolve(x: Tensor, taps: Tensor, bias: Tensor, stride: int) -> Tensor:
+def convolve(x: Tensor | Halves, taps: Tensor | Halves, bias: Tensor, stride: int) -> Tensor:
     """relu(conv(x) + bias), [K, N, height, width, out].
 
     x [K, N, height, width, in] may have a stride of 0 between runs, which then share it.
     """
-    shape = _shape_of(x, taps, stride)
-    out = x.new_empty(*x.shape[:2], shape.high, shape.wide, shape.n_out)
-    n_rows = x.shape[1] * shape.high * shape.wide
-    tiles = FORWARD[x.itemsize]
+    left, right = operand(x), operand(taps)
+    n_samples, height, width, n_in = left.values.shape[-4:]
+    shape = Shape(
+        height, width, n_in, (height - 1) // stride + 1, (width - 1) // stride + 1, right.values.shape[-3], stride
+    )
+    sizes = (len(bias), n_samples, shape.high, shape.wide, shape.n_out)
+    out = torch.empty(sizes, dtype=_result_type(x), device=bias.device)
+    n_rows = n_samples * shape.high * shape.wide
+    tiles = FORWARD[kind(x)]
     rows, columns = at_most(tiles.rows, n_rows), at_most(tiles.columns, shape.n_out)
-    depth = dividing(tiles.depth, shape.n_in) or at_most(tiles.depth, 9 * shape.n_in)
-    launch: Any = _forward_kernel[(triton.cdiv(n_rows, rows), shape.n_out // columns, len(x))]
-    sizes = (n_rows, x.stride(0), bias.stride(0))
-    launch(x, taps, bias, out, *sizes, *shape, rows, columns, depth, **how(tiles))
+    depth = dividing(tiles.depth, n_in) or at_most(tiles.depth, 9 * n_in)
+    launch: Any = _forward_kernel[(triton.cdiv(n_rows, rows), shape.n_out // columns, len(bias))]
+    numbers = (n_rows, bias.stride(0), *shape, rows, columns, depth, isinstance(x, Halves))
+    launch(*left, *right, bias, out, *numbers, **how(tiles))
     return out
 
 
-def input_gradient(grad: Tensor, taps: Tensor, stride: int, sides: torch.Size) -> Tensor:
-    """The gradient of the input, [K, N, *sides, in], from that of the convolution's result."""
-    n_runs, n_samples, high, wide, n_out = grad.shape
-    shape = Shape(sides[0], sides[1], taps.shape[3], high, wide, n_out, stride)
-    out = grad.new_empty(n_runs, n_samples, *sides, shape.n_in)
-    tiles = INPUT_GRADIENT[grad.itemsize]
+def input_gradient(grad: Tensor | Halves, taps: Tensor | Halves, stride: int, sides: torch.Size) -> Tensor:
+    """The gradient of the input, [K, N, *sides, in], from that of the convolution's result, contiguous."""
+    left, right = operand(grad), operand(taps)
+    n_samples, high, wide, n_out = left.values.shape[-4:]
+    shape = Shape(sides[0], sides[1], right.values.shape[-1], high, wide, n_out, stride)
+    n_runs = len(left.values)
+    out = torch.empty(n_runs, n_samples, *sides, shape.n_in, dtype=_result_type(grad), device=left.values.device)
+    tiles = INPUT_GRADIENT[kind(grad)]
     pixels = n_samples * triton.cdiv(sides[0], stride) * triton.cdiv(sides[1], stride)  # of the most frequent kind
     rows, columns = at_most(tiles.rows, pixels), at_most(tiles.columns, shape.n_in)
     programs = (triton.cdiv(pixels, rows), triton.cdiv(shape.n_in, columns) * stride**2, n_runs)
     launch: Any = _input_gradient_kernel[programs]
     depth = dividing(tiles.depth, n_out)
-    launch(grad.contiguous(), taps, out, n_samples, *shape, rows, columns, depth, **how(tiles))
+    numbers = (n_samples, *shape, rows, columns, depth, isinstance(grad, Halves))
+    launch(*left, *right, out, *numbers, **how(tiles))
     return out
 
 
-def _shape_of(x: Tensor, taps: Tensor, stride: int) -> Shape:
-    height, width = x.shape[2:4]
-    return Shape(
-        height, width, taps.shape[3], (height - 1) // stride + 1, (width - 1) // stride + 1, taps.shape[1], stride
-    )
+def _result_type(x: Tensor | Halves) -> torch.dtype:
+    return torch.float32 if isinstance(x, Halves) else x.dtype

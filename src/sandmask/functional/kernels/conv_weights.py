@@ -18,12 +18,14 @@ from torch import Tensor
 
 from sandmask.functional.kernels.conv import Shape, first_tap, within
 from sandmask.functional.kernels.moments import welford
-from sandmask.functional.kernels.tiles import Tiles, at_most, dividing, how
+from sandmask.functional.kernels.split import Operand, multiply, operand, unscaled
+from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
+from sandmask.functional.split import Halves
 
-# By the bytes of a number. Of one or two environments a program keeps as many tiles in registers, of more it keeps 4.
-FEW = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3)}
-MANY = {2: Tiles(128, 64, 64, 8, 4), 4: Tiles(64, 32, 32, 4, 3)}
-PARTS = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3)}
+# By the kind of numbers. Of one or two environments a program keeps as many tiles in registers, of more it keeps 4.
+FEW = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
+MANY = {2: Tiles(128, 64, 64, 8, 4), 4: Tiles(64, 32, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
+PARTS = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(64, 64, 64, 4, 3)}
 PART = 2048  # pixels that a program sums over in a layer of few weights
 NARROW = 64  # weights of an output channel, up to which a layer has few
 
@@ -31,7 +33,11 @@ NARROW = 64  # weights of an output channel, up to which a layer has few
 @triton.jit
 def _weight_gradient(
     grad,
+    grad_low,
+    grad_largest,
     x,
+    x_low,
+    x_largest,
     unit,
     block,
     begin,
@@ -47,6 +53,7 @@ def _weight_gradient(
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
+    split: tl.constexpr,
     precision: tl.constexpr,
 ):
     """[rows, columns] of grad^T x over the pixels `begin`, ..., `begin + n_rows - 1`."""
@@ -55,24 +62,29 @@ def _weight_gradient(
         row = start + tl.arange(0, depth)
         known = (row < n_rows) | whole
         row += begin
-        g = tl.load(grad + row[:, None] * n_out + unit[None, :], mask=known[:, None], other=0.0)
+        at = row[:, None] * n_out + unit[None, :]
+        g = tl.load(grad + at, mask=known[:, None], other=0.0)
         top, left, pixel = first_tap(row, height, width, high, wide, stride)
         corner = pixel * n_in
         if n_in % columns == 0:  # all columns are under one tap
             tap = block // (n_in // columns)
             down, right = tap // 3, tap % 3
-            inside = known & within(top + down, height) & within(left + right, width)
+            inside = (known & within(top + down, height) & within(left + right, width))[:, None]
             corner += (down * width + right) * n_in + block % (n_in // columns) * columns
-            value = tl.load(x + corner[:, None] + tl.arange(0, columns)[None, :], mask=inside[:, None], other=0.0)
+            place = corner[:, None] + tl.arange(0, columns)[None, :]
         else:
-            place = block * columns + tl.arange(0, columns)
-            below, beside = place // (3 * n_in), place // n_in % 3
+            number = block * columns + tl.arange(0, columns)
+            below, beside = number // (3 * n_in), number // n_in % 3
             y, z = top[:, None] + below[None, :], left[:, None] + beside[None, :]
-            inside = known[:, None] & (place < 9 * n_in)[None, :] & within(y, height) & within(z, width)
-            shift = (below * width + beside) * n_in + place % n_in
-            value = tl.load(x + corner[:, None] + shift[None, :], mask=inside, other=0.0)
-        total = tl.dot(tl.trans(g), value, total, input_precision=precision)
-    return total
+            inside = known[:, None] & (number < 9 * n_in)[None, :] & within(y, height) & within(z, width)
+            place = corner[:, None] + ((below * width + beside) * n_in + number % n_in)[None, :]
+        value = tl.load(x + place, mask=inside, other=0.0)
+        g_low, value_low = g, value
+        if split:
+            g_low = tl.load(grad + grad_low + at, mask=known[:, None], other=0.0)
+            value_low = tl.load(x + x_low + place, mask=inside, other=0.0)
+        total = multiply(tl.trans(g), tl.trans(g_low), value, value_low, total, split, precision)
+    return unscaled(total, grad_largest, x_largest, split)
 
 
 @triton.jit
@@ -83,13 +95,18 @@ def _sign(x):
 @triton.jit
 def _weight_moments_kernel(
     grad,
+    grad_run,
+    grad_low,
+    grad_largest,
     x,
+    x_run,
+    x_low,
+    x_largest,
     unscale,
     signs_out,
     mean_out,
     m2_out,
     n_rows,
-    x_run,
     out_run,
     n_envs: tl.constexpr,
     only_mean: tl.constexpr,
@@ -105,25 +122,28 @@ def _weight_moments_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
+    split: tl.constexpr,
     precision: tl.constexpr,
 ):
     """Moments over environments of the gradients of one tile of weights. They never are in memory."""
     run = tl.program_id(2).to(tl.int64)
     unit = tl.program_id(0) * rows + tl.arange(0, rows)
     block = tl.program_id(1)
-    grad += run * (n_envs * n_rows) * n_out
+    grad += run * grad_run
     x += run * x_run
+    grad_largest += run
+    x_largest += run
     unscale += run * n_envs
     mean = _weight_gradient(
-        grad, x, unit, block, 0, n_rows, whole,
-        height, width, n_in, high, wide, n_out, stride, rows, columns, depth, precision,
+        grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, 0, n_rows, whole,
+        height, width, n_in, high, wide, n_out, stride, rows, columns, depth, split, precision,
     )  # fmt: skip
     if scaled:
         mean *= tl.load(unscale)
     if n_envs == 2:  # this case apart, as of the first environment one tile is enough to remember
         second = _weight_gradient(
-            grad, x, unit, block, n_rows, n_rows, whole,
-            height, width, n_in, high, wide, n_out, stride, rows, columns, depth, precision,
+            grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, n_rows, n_rows, whole,
+            height, width, n_in, high, wide, n_out, stride, rows, columns, depth, split, precision,
         )  # fmt: skip
         if scaled:
             second *= tl.load(unscale + 1)
@@ -136,8 +156,8 @@ def _weight_moments_kernel(
         m2 = tl.zeros((rows, columns), tl.float32)
         for e in range(1, n_envs):
             product = _weight_gradient(
-                grad, x, unit, block, e * n_rows, n_rows, whole,
-                height, width, n_in, high, wide, n_out, stride, rows, columns, depth, precision,
+                grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, e * n_rows, n_rows, whole,
+                height, width, n_in, high, wide, n_out, stride, rows, columns, depth, split, precision,
             )  # fmt: skip
             if scaled:
                 product *= tl.load(unscale + e)
@@ -155,11 +175,15 @@ def _weight_moments_kernel(
 @triton.jit
 def _weight_parts_kernel(
     grad,
+    grad_run,
+    grad_low,
+    grad_largest,
     x,
+    x_run,
+    x_low,
+    x_largest,
     out,
     n_rows,
-    n_envs,
-    x_run,
     part: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
@@ -171,6 +195,7 @@ def _weight_parts_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
+    split: tl.constexpr,
     precision: tl.constexpr,
 ):
     """The gradient of all weights of some output channels, out of a part of one environment's pixels."""
@@ -178,11 +203,12 @@ def _weight_parts_kernel(
     unit = tl.program_id(0) * rows + tl.arange(0, rows)
     parts = tl.cdiv(n_rows, part)
     e, begin = tl.program_id(1) // parts, tl.program_id(1) % parts * part
-    grad += run * (n_envs * n_rows) * n_out
+    grad += run * grad_run
     x += run * x_run
     total = _weight_gradient(
-        grad, x, unit, 0, e * n_rows + begin, tl.minimum(n_rows - begin, part), False,
-        height, width, n_in, high, wide, n_out, stride, rows, columns, depth, precision,
+        grad, grad_low, grad_largest + run, x, x_low, x_largest + run, unit, 0,
+        e * n_rows + begin, tl.minimum(n_rows - begin, part), False,
+        height, width, n_in, high, wide, n_out, stride, rows, columns, depth, split, precision,
     )  # fmt: skip
     column = tl.arange(0, columns)
     place = unit[:, None] * (9 * n_in) + (column % n_in * 9 + column // n_in)[None, :]
@@ -190,25 +216,27 @@ def _weight_parts_kernel(
     tl.store(out + place, total, mask=(column < 9 * n_in)[None, :])
 
 
-def weight_moments(grad: Tensor, x: Tensor, unscale: Tensor | None, n_envs: int, stride: int, *targets: Tensor) -> None:
-    """Moments over environments of the gradients of the weights [out, in, 3, 3].
+def weight_moments(
+    grad: Tensor | Halves, x: Tensor | Halves, unscale: Tensor | None, n_envs: int, stride: int, *targets: Tensor
+) -> None:
+    """Moments over environments of the gradients of the weights [out, in, 3, 3], from contiguous tensors.
 
     The N samples are those of one environment after the other. Targets are views [K, out * in * 9] of larger buffers
     [K, P]: sum of signs, mean and M2, or the mean alone, which of one environment is the gradient. Each environment's
     gradient is multiplied by `unscale` [K, E].
     """
-    n_runs, n_samples, high, wide, n_out = grad.shape
-    height, width, n_in = x.shape[2:]
-    shape = Shape(height, width, n_in, high, wide, n_out, stride)
-    n_rows = n_samples // n_envs * high * wide
-    tiles = (FEW if n_envs <= 2 else MANY)[x.itemsize]
+    left, right = operand(grad), operand(x)
+    n_rows, shape = _shape_of(left, right, n_envs, stride)
+    tiles = (FEW if n_envs <= 2 else MANY)[kind(x)]
     columns = dividing(tiles.columns, shape.n_in) or at_most(tiles.columns, 9 * shape.n_in)
-    rows, depth = at_most(tiles.rows, n_out), at_most(tiles.depth, n_rows)
+    rows, depth = at_most(tiles.rows, shape.n_out), at_most(tiles.depth, n_rows)
     signs, mean, m2 = targets if len(targets) == 3 else targets * 3
-    launch: Any = _weight_moments_kernel[(n_out // rows, triton.cdiv(9 * shape.n_in, columns), n_runs)]
-    sizes = (n_rows, x.stride(0), mean.stride(0), n_envs, len(targets) == 1, unscale is not None, n_rows % depth == 0)
-    scale = grad if unscale is None else unscale.contiguous()
-    launch(grad.contiguous(), x, scale, signs, mean, m2, *sizes, *shape, rows, columns, depth, **how(tiles))
+    programs = (shape.n_out // rows, triton.cdiv(9 * shape.n_in, columns), len(left.values))
+    launch: Any = _weight_moments_kernel[programs]
+    sizes = (n_rows, mean.stride(0), n_envs, len(targets) == 1, unscale is not None, n_rows % depth == 0)
+    scale = left.values if unscale is None else unscale.contiguous()
+    numbers = (*sizes, *shape, rows, columns, depth, isinstance(x, Halves))
+    launch(*left, *right, scale, signs, mean, m2, *numbers, **how(tiles))
 
 
 def has_few_weights(n_in: int) -> bool:
@@ -216,17 +244,23 @@ def has_few_weights(n_in: int) -> bool:
     return 9 * n_in <= NARROW
 
 
-def weight_parts(grad: Tensor, x: Tensor, n_envs: int, stride: int) -> Tensor:
+def weight_parts(grad: Tensor | Halves, x: Tensor | Halves, n_envs: int, stride: int) -> Tensor:
     """Parts [K, E, parts, out * in * 9] that sum to each environment's gradient of the weights [out, in, 3, 3]."""
-    n_runs, n_samples, high, wide, n_out = grad.shape
-    height, width, n_in = x.shape[2:]
-    shape = Shape(height, width, n_in, high, wide, n_out, stride)
-    n_rows = n_samples // n_envs * high * wide
-    tiles = PARTS[x.itemsize]
+    left, right = operand(grad), operand(x)
+    n_rows, shape = _shape_of(left, right, n_envs, stride)
+    n_runs, n_out, n_weights = len(left.values), shape.n_out, 9 * shape.n_in
+    tiles = PARTS[kind(x)]
     parts = n_envs * triton.cdiv(n_rows, PART)
-    out = torch.empty(n_runs, n_envs, parts // n_envs, n_out * 9 * shape.n_in, device=x.device)
-    rows, columns, depth = at_most(tiles.rows, n_out), at_most(NARROW, 9 * shape.n_in), at_most(tiles.depth, n_rows)
+    out = torch.empty(n_runs, n_envs, parts // n_envs, n_out * n_weights, device=left.values.device)
+    rows, columns, depth = at_most(tiles.rows, n_out), at_most(NARROW, n_weights), at_most(tiles.depth, n_rows)
     launch: Any = _weight_parts_kernel[(n_out // rows, parts, n_runs)]
-    sizes = (n_rows, n_envs, x.stride(0), PART)
-    launch(grad.contiguous(), x, out, *sizes, *shape, rows, columns, depth, **how(tiles))
+    numbers = (n_rows, PART, *shape, rows, columns, depth, isinstance(x, Halves))
+    launch(*left, *right, out, *numbers, **how(tiles))
     return out
+
+
+def _shape_of(grad: Operand, x: Operand, n_envs: int, stride: int) -> tuple[int, Shape]:
+    """The output pixels of an environment, and the shape of the convolution."""
+    n_samples, high, wide, n_out = grad.values.shape[-4:]
+    height, width, n_in = x.values.shape[-3:]
+    return n_samples // n_envs * high * wide, Shape(height, width, n_in, high, wide, n_out, stride)

@@ -11,7 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.random import mix
+from sandmask.functional.kernels.split import scale_of
 from sandmask.functional.kernels.tiles import at_most
+from sandmask.functional.split import Halves, largest_of
 
 BLOCK = 1024
 LARGEST = tl.constexpr(65504.0)  # of float16
@@ -23,6 +25,16 @@ def saturated(value, dtype: tl.constexpr):
     if dtype == tl.float16:
         value = tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
     return value
+
+
+@triton.jit
+def dropped(value, key, column, rate, site: tl.constexpr):
+    """Dropout of units, from the keys of their rows and the numbers of their columns."""
+    golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+    key = mix(key.to(tl.uint64, bitcast=True) + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
+    noise = mix(key + (column + 1).to(tl.uint64) * golden) >> 40
+    kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= rate
+    return tl.where(kept, value / (1.0 - rate), 0.0)
 
 
 @triton.jit
@@ -40,12 +52,8 @@ def _activate_kernel(
     if drops:
         drop = tl.load(rate + run)
         if drop > 0:
-            golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
-            key = tl.load(rows + run * n_rows + place // width, mask=inside, other=0).to(tl.uint64, bitcast=True)
-            key = mix(key + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
-            noise = mix(key + (column + 1).to(tl.uint64) * golden) >> 40
-            kept = noise.to(tl.float32) * (1.0 / 16777216.0) >= drop
-            value = tl.where(kept, value / (1.0 - drop), 0.0)
+            key = tl.load(rows + run * n_rows + place // width, mask=inside, other=0)
+            value = dropped(value, key, column, drop, site)
     # Not tl.maximum: NaN has to stay visible.
     value = saturated(tl.where(value < 0, 0.0, value), z.dtype.element_ty)
     tl.store(z + place, value, mask=inside)
@@ -56,18 +64,20 @@ def _activate_backward_kernel(
     grad,
     out,
     rate,
+    largest,
     result,
     sums,
     n_rows,
     width,
     part,
     drops: tl.constexpr,
+    split: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ):
     """The gradient before bias, dropout and relu: a unit passes on what is positive, scaled as it was.
 
-    A program has some units of a part of the rows, and sums over these too.
+    A program has some units of a part of the rows, and sums over these too. With `split` the result is in halves.
     """
     run, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * part
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -76,10 +86,13 @@ def _activate_backward_kernel(
     total = tl.zeros((rows, columns), tl.float32)
     grad += run * n_rows * width
     out += run * n_rows * width
-    result += run * n_rows * width
+    result += run * n_rows * width * (2 if split else 1)
     scale = 1.0
     if drops:
         scale = 1.0 - tl.load(rate + run)
+    up = 1.0
+    if split:
+        up = scale_of(tl.load(largest + run))
     for start in range(begin, end, rows):
         row = start + tl.arange(0, rows)
         inside = (row < end)[:, None] & known[None, :]
@@ -90,9 +103,16 @@ def _activate_backward_kernel(
             value /= scale
         # The gradient of a NaN output is NaN too.
         value = tl.where(unit > 0, value, tl.where(unit == 0, 0.0, unit))
-        value = saturated(value, result.dtype.element_ty)
-        total += value
-        tl.store(result + place, value, mask=inside)
+        if split:
+            total += value
+            value *= up
+            high = value.to(tl.float16)
+            tl.store(result + place, high, mask=inside)
+            tl.store(result + n_rows * width + place, (value - high.to(tl.float32)).to(tl.float16), mask=inside)
+        else:
+            value = saturated(value, result.dtype.element_ty)
+            total += value
+            tl.store(result + place, value, mask=inside)
     sums += (run * tl.num_programs(1) + tl.program_id(1)) * width
     tl.store(sums + column, tl.sum(total, axis=0), mask=known)
 
@@ -109,15 +129,30 @@ def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, 
 
 def activate_backward(grad: Tensor, out: Tensor, rate: Tensor | None, part: int) -> tuple[Tensor, Tensor]:
     """The gradient with respect to z of `activate`, from its output, and sums over every `part` rows of it."""
-    n_runs, n_rows, width = out.shape
     result = torch.empty_like(out)
+    return result, _activate_backward(grad, out, rate, part, result, None)
+
+
+def activate_backward_halves(grad: Tensor, out: Tensor, rate: Tensor | None, part: int) -> tuple[Halves, Tensor]:
+    """The same in halves."""
+    n_runs, n_rows, width = out.shape
+    largest = largest_of(grad) if rate is None else largest_of(grad) / (1.0 - rate)
+    result = torch.empty(n_runs, 2, n_rows, width, dtype=torch.float16, device=out.device)
+    return Halves(result, largest), _activate_backward(grad, out, rate, part, result, largest)
+
+
+def _activate_backward(
+    grad: Tensor, out: Tensor, rate: Tensor | None, part: int, result: Tensor, largest: Tensor | None
+) -> Tensor:
+    n_runs, n_rows, width = out.shape
     sums = torch.empty(n_runs, triton.cdiv(n_rows, part), width, device=out.device)
     columns = at_most(128, width)
     launch: Any = _activate_backward_kernel[(triton.cdiv(width, columns), sums.shape[1], n_runs)]
     rates = out if rate is None else rate.float().contiguous()
     sizes = {"n_rows": n_rows, "width": width, "part": part, "rows": at_most(32, part), "columns": columns}
-    launch(grad.contiguous(), out, rates, result, sums, **sizes, drops=rate is not None)
-    return result, sums
+    how = {"drops": rate is not None, "split": largest is not None}
+    launch(grad.contiguous(), out, rates, out if largest is None else largest, result, sums, **sizes, **how)
+    return sums
 
 
 @triton.jit

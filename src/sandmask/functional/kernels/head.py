@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sandmask.functional.kernels.dense import saturated
 from sandmask.functional.kernels.tiles import at_most
+from sandmask.functional.split import split_products
 
 ROWS, COLUMNS = 64, 64  # of features, that a program works on at a time
 
@@ -123,4 +124,5 @@ def gradients(grad: Tensor, x: Tensor, weight: Tensor, part: int) -> tuple[Tenso
 
 def _precision() -> str:
     """Three products of TF32 numbers are as good as one of float32, but where every bit is wanted."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32x3"
+    exact = torch.get_float32_matmul_precision() == "highest" and not split_products()
+    return "ieee" if exact else "tf32x3"

@@ -14,10 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sandmask.functional.kernels.split import multiply, operand, unscaled
 from sandmask.functional.kernels.tiles import Tiles, at_most
+from sandmask.functional.split import Halves
 
 BLOCK = 1024
 WEIGHT_MOMENTS = Tiles(64, 64, 128, 4, 3)
+SPLIT_WEIGHT_MOMENTS = Tiles(128, 64, 128, 8, 2)
 
 
 @triton.jit
@@ -33,7 +36,13 @@ def welford(value, e, signs, mean, m2):
 @triton.jit
 def _weight_moments_kernel(
     grad,
+    grad_run,
+    grad_low,
+    grad_largest,
     x,
+    x_run,
+    x_low,
+    x_largest,
     unscale,
     signs_out,
     mean_out,
@@ -48,6 +57,7 @@ def _weight_moments_kernel(
     rows_per_step: tl.constexpr,
     at_once: tl.constexpr,
     scaled: tl.constexpr,
+    split: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
 ):
@@ -55,8 +65,8 @@ def _weight_moments_kernel(
     run = tl.program_id(2).to(tl.int64)
     out_units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     in_units = tl.program_id(1) * block_in + tl.arange(0, block_in)
-    grad += run * n_envs * n_rows * wide_out
-    x += run * n_envs * n_rows * wide_in
+    grad += run * grad_run
+    x += run * x_run
     signs = tl.zeros((block_out, block_in), tl.float32)
     mean = tl.zeros((block_out, block_in), tl.float32)
     m2 = tl.zeros((block_out, block_in), tl.float32)
@@ -64,21 +74,21 @@ def _weight_moments_kernel(
     is_out, is_in = (out_units < wide_out)[:, None], (in_units < wide_in)[None, :]
     rows = tl.arange(0, rows_per_step)
     for e in range(n_envs):
-        if at_once:  # all rows of an environment: one loop in all, whose loads the compiler can take ahead of need
-            row = e * n_rows + rows
-            known = rows < n_rows
-            g = tl.load(grad + row[None, :] * wide_out + out_units[:, None], mask=known[None, :] & is_out, other=0.0)
-            v = tl.load(x + row[:, None] * wide_in + in_units[None, :], mask=known[:, None] & is_in, other=0.0)
-            product = tl.dot(g, v)
-        else:
-            product = tl.zeros((block_out, block_in), tl.float32)
-            for start in range(0, n_rows, rows_per_step):
-                row = e * n_rows + start + rows
-                known = start + rows < n_rows
-                is_g, is_v = known[None, :] & is_out, known[:, None] & is_in
-                g = tl.load(grad + row[None, :] * wide_out + out_units[:, None], mask=is_g, other=0.0)
-                v = tl.load(x + row[:, None] * wide_in + in_units[None, :], mask=is_v, other=0.0)
-                product = tl.dot(g, v, product)
+        product = tl.zeros((block_out, block_in), tl.float32)
+        # All rows of an environment at once make one loop in all, whose loads the compiler can take ahead of need.
+        for start in range(0, 1 if at_once else n_rows, rows_per_step):
+            row = e * n_rows + start + rows
+            known = start + rows < n_rows
+            is_g, is_v = known[None, :] & is_out, known[:, None] & is_in
+            from_g, from_v = row[None, :] * wide_out + out_units[:, None], row[:, None] * wide_in + in_units[None, :]
+            g = tl.load(grad + from_g, mask=is_g, other=0.0)
+            v = tl.load(x + from_v, mask=is_v, other=0.0)
+            g_low, v_low = g, v
+            if split:
+                g_low = tl.load(grad + grad_low + from_g, mask=is_g, other=0.0)
+                v_low = tl.load(x + x_low + from_v, mask=is_v, other=0.0)
+            product = multiply(g, g_low, v, v_low, product, split, "tf32")
+        product = unscaled(product, grad_largest + run, x_largest + run, split)
         if scaled:
             product *= tl.load(unscale + run * n_envs + e)
         signs, mean, m2 = welford(product, e, signs, mean, m2)
@@ -90,29 +100,36 @@ def _weight_moments_kernel(
 
 
 def weight_moments(
-    grad: Tensor, x: Tensor, unscale: Tensor | None, n_envs: int, sizes: tuple[int, int], targets: Tensor
+    grad: Tensor | Halves,
+    x: Tensor | Halves,
+    unscale: Tensor | None,
+    n_envs: int,
+    sizes: tuple[int, int],
+    targets: Tensor,
 ) -> None:
-    """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in] in half precision.
+    """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
 
-    `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x` may be wider. Each environment's gradient
-    is multiplied by `unscale` [K, E]. Sum of signs, mean and M2 go into `targets` [3, K, out * in], a view of a larger
-    buffer [3, K, P].
+    These are halves, or in half precision. `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x`
+    may be wider. Each environment's gradient is multiplied by `unscale` [K, E]. Sum of signs, mean and M2 go into
+    `targets` [3, K, out * in], a view of a larger buffer [3, K, P].
     """
-    n_runs, n_rows = len(x), x.shape[1] // n_envs
-    tiles = WEIGHT_MOMENTS
+    split = isinstance(x, Halves)
+    left, right = (operand(side if isinstance(side, Halves) else side.contiguous()) for side in (grad, x))
+    n_runs, n_rows = len(right.values), right.values.shape[-2] // n_envs
+    tiles = SPLIT_WEIGHT_MOMENTS if split else WEIGHT_MOMENTS
     block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
     rows_per_step = at_most(tiles.depth, n_rows)
     launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]
     launch(
-        grad.contiguous(),
-        x.contiguous(),
-        grad if unscale is None else unscale.contiguous(),
+        *(*left, *right),
+        left.values if unscale is None else unscale.contiguous(),
         *targets,
-        *(n_rows, *sizes, grad.shape[2], x.shape[2], targets.stride(1)),
+        *(n_rows, *sizes, left.values.shape[-1], right.values.shape[-1], targets.stride(1)),
         n_envs=n_envs,
         rows_per_step=rows_per_step,
         at_once=n_rows <= rows_per_step,
         scaled=unscale is not None,
+        split=split,
         block_out=block_out,
         block_in=block_in,
         num_warps=tiles.warps,

@@ -4,6 +4,11 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
+
+from sandmask.functional.split import Halves
+
+SPLIT = 0  # stands for halves where tiles are chosen by the bytes of a number
 
 
 class Tiles(NamedTuple):
@@ -14,6 +19,11 @@ class Tiles(NamedTuple):
     depth: int  # what is summed over at a time
     warps: int
     stages: int
+
+
+def kind(x: Tensor | Halves) -> int:
+    """What tiles are chosen by: the bytes of a number, or `SPLIT`."""
+    return SPLIT if isinstance(x, Halves) else x.itemsize
 
 
 def how(tiles: Tiles) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from sandmask.functional.conv import fused_conv_block
+from sandmask.functional.split import Halves
 
 if TYPE_CHECKING:
     from sandmask.functional.tape.moment_tape import MomentTape
@@ -22,12 +23,13 @@ def taped_conv_block(
 ) -> Tensor:
     """`conv_block`, where there are kernels for it."""
     tape.check_rows(x, 4)
+    n_in = weight.shape[1]
     place, *others = tape.claim(weight, bias, gamma, beta)
 
-    def fold(before: Tensor, inputs: Tensor, sums: Tensor) -> None:
+    def fold(before: Tensor | Halves, inputs: Tensor | Halves, sums: Tensor) -> None:
         from sandmask.functional.kernels import conv_weights, norm
 
-        if conv_weights.has_few_weights(inputs.shape[-1]):
+        if conv_weights.has_few_weights(n_in):
             parts = conv_weights.weight_parts(before, inputs, tape.n_envs, stride)
             tape.fold(place, lambda runs: parts[runs].sum(2))
         else:

@@ -8,8 +8,10 @@ from torch.autograd import Function
 
 from sandmask._physical import has_kernels, leading
 from sandmask._scratch import scratch
+from sandmask.functional import split_dense
 from sandmask.functional.dense import aligned, by_environment, layer_backward, layer_of_runs
 from sandmask.functional.dropout import Dropout
+from sandmask.functional.split import Halves
 
 if TYPE_CHECKING:
     from sandmask.functional.tape.moment_tape import MomentTape, Place
@@ -49,6 +51,14 @@ def _taped(
     assert bias is not None  # or it could not be claimed
     sizes = (weight.shape[0], weight.shape[1])
 
+    if split_dense.pays(x, weight):
+
+        def fold_halves(grad: Halves, sums: Tensor, x: Halves) -> None:
+            _fold_halves(tape, sizes, places, grad, sums, x)
+
+        rows, rate = noise
+        return split_dense.split_layer(x, weight, bias, rows, rate, site, relu, tape.n_envs, fold_halves)
+
     def fold(grad: Tensor, sums: Tensor, x: Tensor) -> None:
         _fold(tape, sizes, places, grad, sums, x)
 
@@ -67,6 +77,17 @@ def _fold(
         return
     by_env, x_by_env = by_environment(grad, tape.n_envs)[..., :n_out], by_environment(x, tape.n_envs)[..., :n_in]
     tape.fold(weight, lambda runs: _products(by_env[runs], x_by_env[runs]))
+
+
+def _fold_halves(
+    tape: "MomentTape", sizes: tuple[int, int], places: "tuple[Place, ...]", grad: Halves, sums: Tensor, x: Halves
+) -> None:
+    """The same of halves."""
+    from sandmask.functional.kernels import moments
+
+    weight, bias = places
+    tape.fold(bias, lambda runs: sums[runs, :, : sizes[0]])
+    moments.weight_moments(grad, x, tape.unscale, tape.n_envs, sizes, tape.target(weight))
 
 
 def _products(grad: Tensor, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ with EXECUTORS["local"].build(ExecutorOptions(workers=2)) as executor:
 # isort: off
 from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
 from sandmask.sweeps.executors._local import InlineExecutor, WorkerExecutor
+from sandmask.sweeps.executors._mps import shared_gpus, workers_share
 from sandmask.sweeps.executors._ray import RayExecutor
 from sandmask.sweeps.executors._slurm import SlurmExecutor
 
@@ -21,4 +22,6 @@ __all__ = [
     "RayExecutor",
     "SlurmExecutor",
     "WorkerExecutor",
+    "shared_gpus",
+    "workers_share",
 ]

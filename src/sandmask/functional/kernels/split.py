@@ -1,0 +1,108 @@
+"""Halves of float32 numbers, see `split`, as GPU kernels: how they are made, and how kernels multiply them."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN201, ANN202
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sandmask.functional.split import Halves, largest_of
+
+BLOCK = 2048
+
+
+class Operand(NamedTuple):
+    """A tensor of K runs as kernels take it: halves, or numbers of any type as they are."""
+
+    values: Tensor
+    run: int  # how far it is from one run to the next
+    low: int  # how far it is from the upper halves to the lower ones; 0 where numbers are whole
+    largest: Tensor
+
+
+def operand(x: Tensor | Halves) -> Operand:
+    """What kernels are given of x [K, ...]."""
+    if isinstance(x, Halves):
+        return Operand(x.values, x.values.stride(0), x.values.stride(1), x.largest)
+    return Operand(x, x.stride(0), 0, x)
+
+
+@triton.jit
+def scale_of(largest):
+    """The power of two that brings a run's largest number to 2^14 .. 2^15."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 0xFF
+    return (tl.minimum(268 - exponent, 253) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def unscale_of(largest):
+    """Its inverse."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 0xFF
+    return (tl.maximum(exponent - 14, 1) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def multiply(a, a_low, b, b_low, total, split: tl.constexpr, precision: tl.constexpr):
+    """Add a product of matrices to `total`.
+
+    Tensor cores round their sums towards zero, which adds up in long ones: each product of halves starts anew, and is
+    added to `total` by itself.
+    """
+    if split:
+        part = tl.dot(a_low, b)
+        part = tl.dot(a, b_low, part)
+        total += tl.dot(a, b, part)
+    else:
+        total = tl.dot(a, b, total, input_precision=precision)
+    return total
+
+
+@triton.jit
+def unscaled(total, a_largest, b_largest, split: tl.constexpr):
+    """The product of two operands of a run, from what `multiply` added up."""
+    if split:
+        total *= unscale_of(tl.load(a_largest))
+        total *= unscale_of(tl.load(b_largest))
+    return total
+
+
+@triton.jit
+def _split_kernel(x, largest, out, n_rows, n_columns, wide, numel, x_run, flat: tl.constexpr, block: tl.constexpr):
+    run = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < numel
+    x += run * x_run
+    if flat:
+        value = tl.load(x + place, mask=inside, other=0.0)
+    else:
+        row, column = place // wide, place % wide
+        value = tl.load(x + row * n_columns + column, mask=(row < n_rows) & (column < n_columns), other=0.0)
+    value *= scale_of(tl.load(largest + run))
+    high = value.to(tl.float16)
+    out += 2 * run * numel
+    tl.store(out + place, high, mask=inside)
+    tl.store(out + numel + place, (value - high.to(tl.float32)).to(tl.float16), mask=inside)
+
+
+def split(x: Tensor, n_rows: int | None = None, n_columns: int | None = None) -> Halves:
+    """Halves of x [K, ...]; of matrices [K, rows, columns] with zeros added at the end of rows and columns.
+
+    What the runs share stays one for all of them, with a stride of 0.
+    """
+    n_runs = len(x)
+    one = x[:1] if x.stride(0) == 0 else x
+    if not one[0].is_contiguous():
+        one = one.contiguous()
+    largest = largest_of(one)
+    flat = n_rows is None or n_columns is None or x.shape[1:] == (n_rows, n_columns)
+    shape = x.shape[1:] if n_rows is None or n_columns is None else torch.Size((n_rows, n_columns))
+    values = torch.empty(len(one), 2, *shape, dtype=torch.float16, device=x.device)
+    numel = shape.numel()
+    own_rows, own_columns, wide = (1, 1, 1) if flat else (*x.shape[1:], shape[1])
+    launch: Any = _split_kernel[(triton.cdiv(numel, BLOCK), len(one))]
+    launch(one, largest, values, own_rows, own_columns, wide, numel, one.stride(0), flat=flat, block=BLOCK)
+    return Halves(values.expand(n_runs, *values.shape[1:]), largest.expand(n_runs).contiguous())

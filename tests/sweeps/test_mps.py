@@ -1,0 +1,89 @@
+"""NVIDIA's Multi-Process Service for workers that share a GPU, with a stand-in for its control program."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandmask.sweeps.executors import shared_gpus, workers_share
+from sandmask.sweeps.executors._mps import CONTROL, LOGS, PIPES
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPS is for Linux")
+# As the real one: -d starts a daemon in the folder of the pipes; without, commands are read and need a daemon.
+PROGRAM = """#!/bin/sh
+pipe="${CUDA_MPS_PIPE_DIRECTORY:-$MPS_DEFAULT}/control"
+if [ "$1" = -d ]; then
+    echo start >> "$MPS_CALLS"
+    if [ -n "$MPS_BROKEN" ]; then echo "$MPS_BROKEN" >&2; exit 1; fi
+    touch "$pipe"; exit 0
+fi
+read -r word
+if [ ! -e "$pipe" ]; then echo "Cannot find MPS control daemon process" >&2; exit 1; fi
+echo "$word" >> "$MPS_CALLS"
+if [ "$word" = quit ]; then rm "$pipe"; fi
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with what the stand-in was asked."""
+    for name in ("bin", "default"):
+        (tmp_path / name).mkdir()
+    program = tmp_path / "bin" / CONTROL
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("MPS_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("MPS_DEFAULT", str(tmp_path / "default"))
+    monkeypatch.delenv(PIPES, raising=False)
+    monkeypatch.delenv(LOGS, raising=False)
+    (tmp_path / "calls").touch()
+    return tmp_path / "calls"
+
+
+def test_it_is_started_in_a_folder_of_its_own_and_stopped(calls: Path) -> None:
+    said: list[str] = []
+    with shared_gpus(said.append):
+        folder = Path(os.environ[PIPES])
+        assert (folder / "control").exists()
+        assert os.environ[LOGS] == str(folder)
+    assert calls.read_text().split() == ["start", "quit"]
+    assert not folder.exists()
+    assert PIPES not in os.environ
+    assert said == []
+
+
+def test_it_is_stopped_after_an_interrupt(calls: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), shared_gpus():
+        raise KeyboardInterrupt
+    assert calls.read_text().split() == ["start", "quit"]
+    assert PIPES not in os.environ
+
+
+def test_a_daemon_that_is_running_is_left_alone(calls: Path, tmp_path: Path) -> None:
+    (tmp_path / "default" / "control").touch()
+    with shared_gpus():
+        assert PIPES not in os.environ
+    assert calls.read_text().split() == ["get_server_list"]
+
+
+def test_a_daemon_that_does_not_start_is_said_in_one_line(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setenv("MPS_BROKEN", "An instance of this daemon is already running\nmore")
+    with shared_gpus(said.append):
+        pass
+    monkeypatch.setenv("PATH", str(calls.parent))
+    with shared_gpus(said.append):
+        pass
+    first, second = said
+    assert first.startswith("MPS could not be started (An instance of this daemon is already running): the workers")
+    assert second.startswith(f"MPS could not be started ({CONTROL} is not installed)")
+    assert calls.read_text().split() == ["start"]
+
+
+def test_workers_that_share_a_gpu() -> None:
+    assert workers_share(["cuda"], 2)
+    assert workers_share(["cuda:0", "cuda:1"], 3)
+    assert not workers_share(["cuda:0", "cuda:1"], 2)
+    assert not workers_share(["cpu"], 4)

@@ -76,6 +76,7 @@ CASES: dict[tuple[str, str, str], Rows] = {
     ("ERMPlusPlus", "image", "PACS"): {
         "linear_lr": (5e-5, lambda r: 10 ** r.uniform(-5, -3.5)),
         "linear_steps": (500, lambda r: 500),
+        "sma_start": (598, lambda r: 598),  # of the averages, which DomainBed does not call a hyperparameter
     },
     ("Transfer", "image", "PACS"): {
         "t_lambda": (1.0, lambda r: 10 ** r.uniform(-2, 1)),

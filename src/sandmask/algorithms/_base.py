@@ -42,6 +42,11 @@ class Problem:
     differentiate: Differentiator = field(default_factory=Functional)
     diagnostics: bool = False  # whether masked methods also return what the mask did to each tensor
 
+    @property
+    def nonlinear(self) -> bool:
+        """Whether the classifier has hidden layers."""
+        return bool(self.sizes.get("nonlinear_classifier", 0))
+
     def with_differentiator(self, differentiate: Differentiator) -> "Problem":
         """The same problem, with gradients taken another way."""
         return replace(self, differentiate=differentiate)
@@ -62,13 +67,18 @@ class Algorithm(ABC):
     # it takes by `torch.func` have none: a network that stacks by kernels alone then trains one run after the other.
     stacks_by_kernels = True
 
+    linear_only = False  # whether the method takes the classifier for linear
+
     def __init__(self, problem: Problem) -> None:
+        if self.linear_only and problem.nonlinear:
+            raise SandmaskError(f"{type(self).__name__} needs a linear classifier. Leave out nonlinear_classifier.")
         self.problem = problem
         self.network = self.build_network()
 
     def build_network(self) -> Network:
         """The model; a method that needs another classifier overrides this."""
-        return Network(self.problem.featurizer, self.problem.n_classes, dtype=self.problem.dtype)
+        problem = self.problem
+        return Network(problem.featurizer, problem.n_classes, dtype=problem.dtype, nonlinear=problem.nonlinear)
 
     def to(self, device: torch.device) -> "Algorithm":
         """Move the constants of the networks."""

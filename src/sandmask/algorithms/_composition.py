@@ -73,6 +73,7 @@ def compose(name: str, parts: Sequence[AlgorithmEntry], known: Iterable[Algorith
         paper="; ".join(dict.fromkeys(entry.paper for entry in named)),
         build=_Build(chosen),
         hparams=[row for entry in reversed(named) for row in entry.hparams],
+        compares_environments=any(entry.compares_environments for entry in named),
         caution=lambda hparams: next(_cautions(named, hparams), None),
     )
 

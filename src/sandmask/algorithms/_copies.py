@@ -50,14 +50,14 @@ class EnvironmentCopies(Network):
             result: Tensor = function(params, x, None if keys is None or drop is None else Dropout(drop.rate, keys))
             return result
 
-        rows = None if drop is None else _split(drop.keys, len(copies))
-        return self._each(of_one, copies, _split(x, len(copies)), rows).flatten(0, 1)
+        keys = None if drop is None else _split(drop.keys, len(copies))
+        return self._each(of_one, copies, _split(x, len(copies)), keys).flatten(0, 1)
 
-    def _each(self, function: Any, copies: "_Copies", x: Tensor, rows: Tensor | None) -> Tensor:
+    def _each(self, function: Any, copies: "_Copies", x: Tensor, keys: Tensor | None) -> Tensor:
         if isinstance(copies.kept, list):
-            keys = [None] * len(x) if rows is None else list(rows)
-            return torch.stack([function(*args) for args in zip(copies.kept, x, keys, strict=True)])
-        results: Tensor = vmap(function, in_dims=(0, 0, None if rows is None else 0))(copies.kept, x, rows)
+            each = [None] * len(x) if keys is None else list(keys)
+            return torch.stack([function(*args) for args in zip(copies.kept, x, each, strict=True)])
+        results: Tensor = vmap(function, in_dims=(0, 0, None if keys is None else 0))(copies.kept, x, keys)
         return results
 
 

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sandmask.networks import Network
 
@@ -11,10 +10,10 @@ class Parts:
     """The classifier's place in a network's vector, which is its end."""
 
     def __init__(self, network: Network) -> None:
-        weight, bias = network.slots[-2:]
-        assert (weight.name, bias.name) == ("classifier.weight", "classifier.bias")
-        self.n_head = weight.numel + bias.numel
-        self._shape = weight.shape
+        self._network = network
+        self._slots = [slot for slot in network.slots if slot.name.startswith("classifier")]
+        assert tuple(self._slots) == network.slots[-len(self._slots) :]
+        self.n_head = sum(slot.numel for slot in self._slots)
         self._sizes = [network.numel - self.n_head, self.n_head]
 
     def split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,5 +23,6 @@ class Parts:
 
     def classify(self, head: Tensor, features: Tensor) -> Tensor:
         """Logits of features, by a classifier given as a vector."""
-        weight, bias = torch.split(head, [self._shape.numel(), self._shape[0]])
-        return F.linear(features, weight.view(self._shape), bias)
+        pieces = torch.split(head, [slot.numel for slot in self._slots])
+        params = {slot.name: slot.read(piece) for slot, piece in zip(self._slots, pieces, strict=True)}
+        return self._network.classify(params, features)

@@ -42,7 +42,8 @@ class ARM(Algorithm):
         self.context = FlatModule(lambda: context_network(shape), self.problem.dtype)
         extra_channels = 1 if len(shape) == 3 else shape[0]
         featurizer = partial(self.problem.featurizer, extra_channels=extra_channels)
-        return Network(featurizer, self.problem.n_classes, dtype=self.problem.dtype)
+        problem = self.problem
+        return Network(featurizer, problem.n_classes, dtype=problem.dtype, nonlinear=problem.nonlinear)
 
     def extra_state(self, seed: int) -> State:
         """The context network and its optimizer."""

@@ -15,15 +15,15 @@ from sandmask.algorithms._base import (
 from sandmask.algorithms._parts import Parts
 from sandmask.algorithms.erm import ERM
 from sandmask.functional.adam import AdamState, adam_init
-from sandmask.hparams import NON_NEGATIVE, Constant, Hparam, LogUniform
+from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, LogUniform
 
 
 class ERMPlusPlus(ERM):
     """ERM whose first `linear_steps` steps train the classifier alone, by an Adam of its own with `linear_lr`.
 
-    Of the method's other parts, averaged weights are an option of every run (`--average sma`, with `sma_start=600`),
-    and so is the initialization (`--network resnet50.ram_in1k`). Batch-norm stays frozen, and training on all data with
-    the learning rates of a first run is not included.
+    The method's other parts are options of every run: averaged weights (`--average sma`, which here start as late as in
+    DomainBed's code), the initialization (`--network resnet50.ram_in1k`), and a second training on all data
+    (`full_data=1`). Batch-norm stays frozen, and nothing searches for a learning rate.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -71,6 +71,7 @@ ALGORITHMS.register(
         hparams=(
             Hparam("linear_lr", 5e-5, LogUniform(10, -5, -3.5), NON_NEGATIVE),
             Hparam("linear_steps", 500, Constant(500), NON_NEGATIVE),
+            Hparam("sma_start", 598, Constant(598), COUNT),  # the mean of two iterates at the 600th
         ),
     )
 )

@@ -27,6 +27,8 @@ class Fishr(ObjectiveAlgorithm):
     from there on; Adam is reset there. The averages are kept from the first step on.
     """
 
+    linear_only = True
+
     def extra_state(self, seed: int) -> State:
         """The moving averages of the variances, weights and bias side by side."""
         return {"variances": torch.zeros(self.problem.n_envs, self.problem.n_classes, self.network.n_features + 1)}

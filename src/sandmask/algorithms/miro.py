@@ -93,6 +93,7 @@ ALGORITHMS.register(
         paper="Cha et al., Domain generalization by mutual-information regularization with pre-trained models, "
         "ECCV 2022",
         build=MIRO,
+        compares_environments=False,
         hparams=(
             Hparam("miro_lambda", 0.1, WEIGHT, NON_NEGATIVE),
             Hparam("miro_lambda", 0.01, WEIGHT, NON_NEGATIVE, dataset="PACS"),

@@ -29,9 +29,10 @@ class MTL(ObjectiveAlgorithm):
 
     def build_network(self) -> Network:
         """A classifier twice as wide as the features."""
+        problem = self.problem
         with torch.random.fork_rng(devices=[]):
-            n_features = self.problem.featurizer().n_features
-        return Network(self.problem.featurizer, self.problem.n_classes, n_features, dtype=self.problem.dtype)
+            n_features = problem.featurizer().n_features
+        return Network(problem.featurizer, problem.n_classes, n_features, problem.dtype, nonlinear=problem.nonlinear)
 
     def extra_state(self, seed: int) -> State:  # noqa: ARG002
         """An embedding for each environment."""

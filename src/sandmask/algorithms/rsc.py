@@ -27,6 +27,7 @@ class RSC(ObjectiveAlgorithm):
     in y by it. What lies at a percentile counts as above it.
     """
 
+    linear_only = True
     by_environment = False  # it reads the classifier's weights
 
     def objective(

@@ -33,6 +33,8 @@ class SagNet(Algorithm):
     ratio; CR gives it another's content, as a constant. Each of f, c, s has an Adam of its own.
     """
 
+    linear_only = True
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         n_features, n_classes = self.network.n_features, problem.n_classes

@@ -41,6 +41,7 @@ ALGORITHMS.register(
         summary="AND-mask whose agreement is averaged over steps as well",
         paper=PAPER,
         build=TemporalANDMask,
+        compares_environments=False,
         hparams=(*TAU, RESCALE, Hparam("sign_memory", 0.9, Choice(0.5, 0.9, 0.99), BELOW_ONE)),
     )
 )

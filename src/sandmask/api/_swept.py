@@ -120,6 +120,11 @@ class Sweep:
         index = pd.MultiIndex.from_tuples(list(rows), names=["dataset", "algorithm"])
         return pd.DataFrame(list(rows.values()), index=index, columns=[rule.rule for rule in built.rules]).fillna("-")
 
+    @property
+    def full_data(self) -> bool:
+        """Whether runs trained on all data: they have tables only together with their first stage, another sweep."""
+        return float(self.spec.hparams.get("full_data", 0)) > 0
+
     def __fspath__(self) -> str:
         """The folder: a sweep can be passed where one is asked for, as in `sandmask.report(sweep)`."""
         return str(self.folder)
@@ -132,7 +137,7 @@ class Sweep:
         status = self.status()
         said = f"<p>{status.done}/{status.planned} runs done. Held-out accuracy in percent, mean over environments:</p>"
         failed = f"<p>{len(self.failed)} runs were not trained; see <code>failed</code>.</p>" if self.failed else ""
-        return said + (self.table().to_html(border=0) if status.done else "") + failed
+        return said + (self.table().to_html(border=0) if status.done and not self.full_data else "") + failed
 
 
 def _validations(runs: Iterable[RunRecord]) -> dict[tuple[str, str, int], float]:

@@ -191,6 +191,11 @@ def _print(swept: "Sweep", *, json: bool) -> None:
         print_json({"folder": str(swept.folder), "runs": planned, "done": planned - len(failed), "failed": failed})
     elif not swept.trained and not failed:
         typer.echo(f"Nothing to do: all {counted(planned, 'run')} are done. Tables: sandmask report {swept.folder}")
+    elif swept.full_data:
+        typer.echo(
+            f"{planned - len(failed)}/{planned} runs done, with full_data=1: selected by the same runs without it. "
+            "Tables: sandmask report FOLDER, where FOLDER holds both sweeps."
+        )
     elif planned > len(failed):
         table = swept.table()
         rows = [(*key, *cells) for key, cells in zip(table.index, table.to_numpy().tolist(), strict=True)]

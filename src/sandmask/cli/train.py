@@ -185,7 +185,8 @@ def _print(run: "Run") -> None:
     ]
     if rows:
         title = f"{spec.algorithm} on {spec.dataset}, after step {record.steps[-1]}"
-        print_table(title, ("environment", "", "in (80%)", "out (20%)"), rows)
+        outside = float(record.spec.hparams.get("holdout_fraction", 0.2))
+        print_table(title, ("environment", "", f"in ({1 - outside:.0%})", f"out ({outside:.0%})"), rows)
     _print_averages(record)
     typer.echo(f"records and model: {printable(str(run.folder))}")
 

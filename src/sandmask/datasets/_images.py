@@ -63,7 +63,7 @@ class ImageDataset(Dataset):
         self.name = name
         self.environments = tuple(environments) or tree.domains
         self.input_shape = (3, image_size, image_size)
-        self.augmentation = Augmentation(size=image_size)
+        self.augmentation: Augmentation | None = Augmentation(size=image_size)
         store, kept = _open_store(name, tree, size, n_workers, cache, skip_corrupt)
         self.left_out = kept.left_out
         self._checked = skip_corrupt
@@ -88,7 +88,7 @@ class ImageDataset(Dataset):
 
     def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
         """Augmented and normalized images."""
-        return self._augmented(self._feed.fetch(indices), indices.shape, key)
+        return self._trained_on(self._feed.fetch(indices), indices.shape, key)
 
     def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:
         """`inputs` of each element, decoded up to `depth` elements ahead of need."""
@@ -100,11 +100,18 @@ class ImageDataset(Dataset):
         """`training_inputs` of each (indices, key), decoded up to `depth` requests ahead of need."""
         shaped = ((indices, (indices.shape, key)) for indices, key in requests)
         for stored, (shape, key) in self._feed.fetch_ahead(shaped, depth):
-            yield self._augmented(stored, shape, key)
+            yield self._trained_on(stored, shape, key)
 
     def augment(self, images: Tensor, key: Tensor, aspects: Tensor | None = None) -> Tensor:
         """Augment and normalize images [..., 3, h, w], uint8 or float in 0..1 (see `Augmentation`)."""
+        assert self.augmentation is not None
         return self._normalized(self.augmentation(images, key, aspects))
+
+    def unaugmented(self) -> "ImageDataset":
+        """The same dataset, whose training images are those of evaluations."""
+        changed = copy.copy(self)
+        changed.augmentation = None
+        return changed
 
     def normalized_by(self, mean: Sequence[float], std: Sequence[float]) -> "ImageDataset":
         """The same dataset with other channel means and deviations: those of a pretrained network."""
@@ -171,6 +178,9 @@ class ImageDataset(Dataset):
     def _evaluated(self, stored: Stored, shape: torch.Size) -> Tensor:
         images = evaluated(stored.pixels, self.input_shape[-1])
         return self._normalized(images).reshape(*shape, *self.input_shape)
+
+    def _trained_on(self, stored: Stored, shape: torch.Size, key: Tensor) -> Tensor:
+        return self._evaluated(stored, shape) if self.augmentation is None else self._augmented(stored, shape, key)
 
     def _augmented(self, stored: Stored, shape: torch.Size, key: Tensor) -> Tensor:
         pixels = stored.pixels.permute(0, 3, 1, 2)

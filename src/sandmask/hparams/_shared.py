@@ -1,7 +1,9 @@
 """The hyperparameters that do not depend on the algorithm: those of the dataset, and options of the optimizer."""
 
 from sandmask.hparams._distributions import Choice, Constant, IntLogUniform, LogUniform
-from sandmask.hparams._hparam import BELOW_ONE, COUNT, DEPTH, FRACTION, NON_NEGATIVE, POSITIVE_FRACTION, Hparam
+from sandmask.hparams._hparam import BELOW_ONE, COUNT, DEPTH, FRACTION, NON_NEGATIVE, POSITIVE_FRACTION, Bounds, Hparam
+
+SWITCH = Bounds(0, 1)  # of whole numbers: off or on
 
 # Where several rows of one name hold, the last one counts.
 SHARED: tuple[Hparam, ...] = (
@@ -44,4 +46,11 @@ OPTIONAL: tuple[Hparam, ...] = (
     Hparam("sma_start", 100, Constant(100), COUNT),  # iterates that the uniform average leaves out
     Hparam("ema_decay", 0.999, Constant(0.999), BELOW_ONE),  # of the exponential average
     Hparam("swad_ratio", 0.3, Constant(0.3), NON_NEGATIVE),  # how far the loss may rise above SWAD's valley
+    Hparam("holdout_fraction", 0.2, Constant(0.2), Bounds(0, 1, open_low=True, open_high=True)),  # of an environment
+    Hparam("full_data", 0, Constant(0), SWITCH),  # train on the examples that are held back for selection, too
+    Hparam("class_balanced", 0, Constant(0), SWITCH),  # minibatches with equal shares of the classes
+    Hparam("data_augmentation", 1, Constant(1), SWITCH),  # of images
+    Hparam("nonlinear_classifier", 0, Constant(0), SWITCH),  # two hidden layers
+    Hparam("last_blocks", 0, Constant(0), NON_NEGATIVE),  # vision transformers: class tokens of so many blocks
+    Hparam("attention_only", 0, Constant(0), SWITCH),  # vision transformers: train the attention layers alone
 )

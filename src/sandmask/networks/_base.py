@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask.errors import SandmaskError
 from sandmask.functional.compiling import Compiled
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
@@ -52,6 +53,9 @@ class _Classifier(nn.Linear):
     """The last layer, with its own type, so that it stays in full precision."""
 
 
+_HIDDEN = ("classifier_hidden.0", "classifier_hidden.1")  # the layers before it, where it is not linear
+
+
 class _Parts(nn.Module):
     """Featurizer and classifier as one module, for their parameters; calling it gives the features.
 
@@ -59,11 +63,19 @@ class _Parts(nn.Module):
     `staged` also gives what the featurizer has on the way.
     """
 
-    def __init__(self, featurizer: Featurizer, n_classes: int, extra_features: int) -> None:
+    def __init__(self, featurizer: Featurizer, n_classes: int, extra_features: int, nonlinear: bool) -> None:
         super().__init__()
         self.featurizer = featurizer
         self.memory_format = featurizer.memory_format
-        self.classifier = _Classifier(featurizer.n_features + extra_features, n_classes)
+        width = featurizer.n_features + extra_features
+        if nonlinear and width < 4:
+            raise SandmaskError(f"nonlinear_classifier needs at least 4 features. The network has {width}.")
+        if nonlinear:
+            self.classifier_hidden = nn.ModuleList(
+                [_Classifier(width, width // 2), _Classifier(width // 2, width // 4)]
+            )
+            width = width // 4
+        self.classifier = _Classifier(width, n_classes)
 
     def forward(self, x: Tensor, drop: Dropout | None, paired: bool = False, staged: bool = False) -> Any:
         if staged:
@@ -79,6 +91,8 @@ class _Parts(nn.Module):
     def pairs(self) -> bool:
         """Whether that can be, and pays."""
         wide = self.classifier.in_features >= NARROW * self.classifier.out_features
+        if hasattr(self, "classifier_hidden"):
+            return False
         last = self.featurizer.last
         return wide and last is not None and last.out_features == self.classifier.in_features
 
@@ -86,6 +100,7 @@ class _Parts(nn.Module):
 class Network:
     """The model that algorithms train. Parameters are passed in: `params = network.unflatten(vector)`.
 
+    `nonlinear` gives the classifier two hidden layers, of 1/2 and 1/4 of its inputs.
     `extra_features` widens the classifier's input for methods that append something to the features. `dtype`
     is what the featurizer computes in; the vector, the features and the logits stay float32 whatever it is.
     """
@@ -96,12 +111,15 @@ class Network:
         n_classes: int,
         extra_features: int = 0,
         dtype: torch.dtype = torch.float32,
+        *,
+        nonlinear: bool = False,
     ) -> None:
         self._flat = FlatModule(
-            lambda: _Parts(featurizer(), n_classes, extra_features), dtype, exact=(*BATCH_NORM, _Classifier)
+            lambda: _Parts(featurizer(), n_classes, extra_features, nonlinear), dtype, exact=(*BATCH_NORM, _Classifier)
         )
         widths = {slot.name: slot.shape for slot in self._flat.slots}
-        self.n_features = widths["classifier.weight"][1] - extra_features
+        self.nonlinear = nonlinear
+        self.n_features = widths[f"{_HIDDEN[0]}.weight" if nonlinear else "classifier.weight"][1] - extra_features
         self.n_classes = n_classes
         self.dtype = dtype
         self.slots = self._flat.slots
@@ -168,11 +186,21 @@ class Network:
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
         """Logits [..., n_classes] of features [..., n_features]; one row an example, where gradients are recorded."""
-        logits = F.linear(features.flatten(0, -2), params["classifier.weight"], params["classifier.bias"])
+        rows = self._hidden(params, features.flatten(0, -2))
+        logits = F.linear(rows, params["classifier.weight"], params["classifier.bias"])
         return logits.view(*features.shape[:-1], -1)
+
+    def _hidden(self, params: Params, features: Tensor) -> Tensor:
+        """What goes into the classifier's last layer."""
+        if self.nonlinear:
+            for layer in _HIDDEN:
+                features = F.linear(features, params[f"{layer}.weight"], params[f"{layer}.bias"]).relu()
+        return features
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""
         if self._pairs and self._compiled is None:
             return self._flat(params, self._lowered(x), drop, True)
+        if self.nonlinear:
+            return self.classify(params, self.features(params, x, drop))
         return head(self._forward(params, x, drop), params["classifier.weight"], params["classifier.bias"])

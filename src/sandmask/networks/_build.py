@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,8 @@ from sandmask.networks.mnist_convnet import MNISTConvNet
 from sandmask.networks.own import NetworkReport, OwnNetwork, inspect_module
 
 PRETRAINED, NO_WEIGHTS = "pretrained", "none"
+
+TRANSFORMER_SIZES = ("last_blocks", "attention_only")
 
 Build = Callable[..., Featurizer]
 
@@ -35,8 +38,10 @@ def build_featurizer(
     """
     network = network.strip()
     if network not in NETWORKS:
-        return _timm_build(network.lower(), input_shape, weights)
+        return _timm_build(network.lower(), input_shape, sizes, weights)
     entry = NETWORKS[network]
+    if asked := [name for name in TRANSFORMER_SIZES if sizes.get(name)]:
+        raise SandmaskError(f"The hyperparameter {asked[0]} is for vision transformers. Found the network {network}.")
     if weights is not None and str(weights) not in (PRETRAINED, NO_WEIGHTS):
         raise SandmaskError(
             f"The network {entry.name} starts from random weights and takes no file. Leave out --weights."
@@ -101,20 +106,21 @@ for _entry in (
     NETWORKS.register(_entry)
 
 
-def _timm_build(name: str, input_shape: tuple[int, ...], weights: str | Path | None) -> Build:
+def _timm_build(name: str, input_shape: tuple[int, ...], sizes: Mapping[str, int], weights: str | Path | None) -> Build:
     from sandmask.networks._timm import check_input_shape, resolve
     from sandmask.networks.backbone import Backbone
 
     name = resolve(name)
     check_input_shape(name, input_shape)
+    options: dict[str, Any] = {option: sizes.get(option, 0) for option in TRANSFORMER_SIZES}
     if weights is not None and str(weights).lower() == NO_WEIGHTS:
-        return lambda extra_channels=0: Backbone(name, _widened(input_shape, extra_channels))
+        return lambda extra_channels=0: Backbone(name, _widened(input_shape, extra_channels), **options)
     state, source = _read(name, input_shape, weights)
 
     @cache
     def template(extra_channels: int) -> Backbone:
         with torch.random.fork_rng(devices=[]):  # all its numbers come from the file
-            return Backbone(name, _widened(input_shape, extra_channels), state, source)
+            return Backbone(name, _widened(input_shape, extra_channels), state, source, **options)
 
     template(0)  # a file that does not fit is found out now
     return lambda extra_channels=0: copy.deepcopy(template(extra_channels))

@@ -16,6 +16,7 @@ from sandmask.records._archive import write_archive
 from sandmask.records._averages import AVERAGES, average_metrics, averaged_spec, averages_of, split_averages
 from sandmask.records._domainbed import Imported, read_domainbed
 from sandmask.records._frame import frame, load_records
+from sandmask.records._full_data import judged_by_first_stage
 from sandmask.records._measures import (
     MEASURES,
     Measure,
@@ -45,6 +46,7 @@ __all__ = [
     "class_counts",
     "confusion_counts",
     "frame",
+    "judged_by_first_stage",
     "load_records",
     "measured",
     "parse_measures",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sandmask._arguments import checked
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord, read_runs, split_averages
+from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages
 from sandmask.records._protocol import dataset_order
 from sandmask.registry import closest
 from sandmask.reports._against import beside_earlier
@@ -120,7 +120,7 @@ def build_report(
     """
     if not runs:
         raise SandmaskError("There are no runs to report. Name a folder that has records in it.")
-    given, runs = runs, list(split_averages(runs))
+    given, runs = runs, list(judged_by_first_stage(split_averages(runs)))
     chosen = [find_rule(name) for name in rules]
     of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:

@@ -13,7 +13,7 @@ from sandmask.algorithms import cross_entropy
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
 from sandmask.training.measures import Counter
-from sandmask.training.sampling import split_environment
+from sandmask.training.sampling import holdout_fraction, split_environment
 
 Predict = Callable[[Tensor], Tensor]  # inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
 Evaluating = Callable[[int, int], None]  # told, within an evaluation, how many examples are done, and of how many
@@ -58,7 +58,8 @@ class Evaluator:
         self.dataset = dataset
         self.metrics = tuple(metrics)
         trials = sorted({spec.trial_seed for spec in specs})
-        groups = [self._groups(dataset, trial) for trial in trials]
+        fraction = holdout_fraction(specs[0])  # runs of a stack have the same
+        groups = [self._groups(dataset, trial, fraction) for trial in trials]
         self._trial_of_run = torch.tensor([trials.index(spec.trial_seed) for spec in specs], device=device)
         self._members = [[members.to(device) for members in trial] for trial in groups]
         self._sizes = np.array([[len(members) for members in groups[trials.index(s.trial_seed)]] for s in specs])
@@ -69,9 +70,9 @@ class Evaluator:
         self._chunks = torch.split(torch.arange(len(dataset.labels), device=device), chunk)
 
     @staticmethod
-    def _groups(dataset: Dataset, trial: int) -> list[Tensor]:
+    def _groups(dataset: Dataset, trial: int, fraction: float) -> list[Tensor]:
         envs = range(len(dataset.environments))
-        return [members for env in envs for members in split_environment(dataset, env, trial)]
+        return [members for env in envs for members in split_environment(dataset, env, trial, fraction)]
 
     @staticmethod
     def _membership(groups: list[Tensor], n_examples: int) -> Tensor:

@@ -10,7 +10,7 @@ from sandmask.algorithms import Algorithm, HeldOutProbe, Hparams, Metrics, State
 from sandmask.datasets import Dataset
 from sandmask.functional import EnvBatch
 from sandmask.records import RunSpec
-from sandmask.training.sampling import split_environment
+from sandmask.training.sampling import holdout_fraction, split_environment
 from sandmask.training.stack_step import looped_step, stacked_step
 
 EXAMPLES, IMAGES = 256, 32  # of each environment, at most: of small inputs, of those with over LARGE numbers
@@ -27,7 +27,7 @@ class HeldOut:
     def __init__(self, probe: HeldOutProbe, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> None:
         self.dataset = dataset
         self._step = (stacked_step(probe) if stacks else None) or looped_step(probe)
-        count = examples_of(dataset)
+        count = examples_of(dataset, holdout_fraction(specs[0]))
         self.indices = torch.stack([self._indices(dataset, spec, count) for spec in specs]).to(dataset.labels.device)
         # No more examples at once than a training step has: what fits into memory then fits now.
         self._together = max(1, len(specs) * int(specs[0].hparams["batch_size"]) // count)
@@ -36,13 +36,19 @@ class HeldOut:
     def of(cls, algorithm: Algorithm, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> "HeldOut | None":
         """For these runs; None where nothing is held out, or where a prediction takes more than the example."""
         probe = HeldOutProbe.of(algorithm)
-        return None if probe is None or not examples_of(dataset) else cls(probe, dataset, specs, stacks=stacks)
+        return (
+            None
+            if probe is None or not examples_of(dataset, holdout_fraction(specs[0]))
+            else cls(probe, dataset, specs, stacks=stacks)
+        )
 
     @staticmethod
     def _indices(dataset: Dataset, spec: RunSpec, count: int) -> Tensor:
         """Indices [E, count] of the examples of a run's training environments."""
         envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
-        return torch.stack([split_environment(dataset, env, spec.trial_seed)[1][:count] for env in envs])
+        return torch.stack(
+            [split_environment(dataset, env, spec.trial_seed, holdout_fraction(spec))[1][:count] for env in envs]
+        )
 
     def __call__(self, state: State, hparams: Hparams) -> Metrics:
         """The probe's metrics [K]; never waits for the device where the dataset is there."""
@@ -62,7 +68,9 @@ class HeldOut:
         return self._step({"params": params[runs]}, batch, own, torch.zeros_like(indices[:, 0, 0]))[1]
 
 
-def examples_of(dataset: Dataset) -> int:
+def examples_of(dataset: Dataset, fraction: float) -> int:
     """The number of examples per environment: as many as the smallest one has, within limits."""
     most = EXAMPLES if math.prod(dataset.input_shape) <= LARGE else IMAGES
-    return min(most, *(len(split_environment(dataset, env, 0)[1]) for env in range(len(dataset.environments))))
+    return min(
+        most, *(len(split_environment(dataset, env, 0, fraction)[1]) for env in range(len(dataset.environments)))
+    )

@@ -1,6 +1,7 @@
 """Splits and minibatches, as functions of seeds and keys."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,14 @@ from sandmask.records import RunSpec
 HOLDOUT_FRACTION = 0.2
 
 
-def split_environment(dataset: Dataset, env: int, trial_seed: int) -> tuple[Tensor, Tensor]:
+def holdout_fraction(spec: RunSpec) -> float:
+    """The share of every environment's examples that a run holds back for selection."""
+    return float(spec.hparams.get("holdout_fraction", HOLDOUT_FRACTION))
+
+
+def split_environment(
+    dataset: Dataset, env: int, trial_seed: int, fraction: float = HOLDOUT_FRACTION
+) -> tuple[Tensor, Tensor]:
     """Return the indices of the "in" (80%) and "out" (20%) examples of an environment, as DomainBed splits them.
 
     A dataset that says how it is split is split that way, whatever the seed.
@@ -22,6 +30,7 @@ def split_environment(dataset: Dataset, env: int, trial_seed: int) -> tuple[Tens
     :param dataset: the dataset.
     :param env: index of the environment.
     :param trial_seed: number of the repetition.
+    :param fraction: the share of the "out" examples.
     """
     start, stop = dataset.bounds[env], dataset.bounds[env + 1]
     if dataset.splits is not None and int(dataset.splits[start]) >= 0:
@@ -29,19 +38,29 @@ def split_environment(dataset: Dataset, env: int, trial_seed: int) -> tuple[Tens
         return torch.nonzero(~is_out)[:, 0] + start, torch.nonzero(is_out)[:, 0] + start
     order = np.arange(stop - start)
     np.random.RandomState(seed_hash(trial_seed, env)).shuffle(order)
-    n_out = int(HOLDOUT_FRACTION * len(order))
+    n_out = int(fraction * len(order))
     indices = torch.from_numpy(order + start)
     return indices[n_out:], indices[:n_out]
 
 
 class Sampler:
-    """Draws, for each of K runs, `batch_size` examples with replacement from each training environment."""
+    """Draws, for each of K runs, `batch_size` examples with replacement from each training environment.
+
+    Runs with `class_balanced` draw a class first, and then one of its examples; those with `full_data` also draw what
+    is held back for selection.
+    """
 
     def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], batch_size: int, device: torch.device) -> None:
         pools = [self._pools(dataset, spec) for spec in specs]
         self.batch_size = batch_size
         self.n_envs = len(pools[0])
         self.sizes = torch.tensor([[len(pool) for pool in run] for run in pools], device=device)  # [K, E]
+        self._classes: _Classes | None = None
+        if specs[0].hparams.get("class_balanced", 0) > 0:
+            labels = dataset.labels.cpu()
+            pools = [[pool[labels[pool].argsort(stable=True)] for pool in run] for run in pools]
+            counts = [[torch.bincount(labels[pool], minlength=len(dataset.classes)) for pool in run] for run in pools]
+            self._classes = _Classes.of(torch.stack([torch.stack(run) for run in counts]).to(device))
         longest = int(self.sizes.max())
         padded = [[torch.nn.functional.pad(pool, (0, longest - len(pool))) for pool in run] for run in pools]
         self.indices = torch.stack([torch.stack(run) for run in padded]).to(device)  # [K, E, longest]
@@ -49,9 +68,34 @@ class Sampler:
     @staticmethod
     def _pools(dataset: Dataset, spec: RunSpec) -> list[Tensor]:
         envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
-        return [split_environment(dataset, env, spec.trial_seed)[0] for env in envs]
+        splits = (split_environment(dataset, env, spec.trial_seed, holdout_fraction(spec)) for env in envs)
+        return [torch.cat(split) if spec.hparams.get("full_data", 0) > 0 else split[0] for split in splits]
 
     def __call__(self, keys: Tensor) -> Tensor:
         """Indices of examples [..., K, E, B] for keys [..., K]."""
-        places = random.integers(keys, self.sizes.unsqueeze(-1), self.n_envs, self.batch_size)
+        shape = (self.n_envs, self.batch_size)
+        if self._classes is None:
+            places = random.integers(keys, self.sizes.unsqueeze(-1), *shape)
+        else:
+            places = self._classes.places(keys, *shape)
         return self.indices.expand(*keys.shape, -1, -1).gather(-1, places)
+
+
+class _Classes(NamedTuple):
+    """Where the classes of a pool are that is sorted by class; those that it lacks come last."""
+
+    starts: Tensor  # [K, E, C]
+    counts: Tensor  # [K, E, C]
+    present: Tensor  # [K, E, 1]: how many there are
+
+    @classmethod
+    def of(cls, counts: Tensor) -> "_Classes":
+        order = (counts == 0).to(torch.int8).argsort(dim=-1, stable=True)
+        starts = counts.cumsum(-1) - counts
+        return cls(starts.gather(-1, order), counts.gather(-1, order), (counts > 0).sum(-1, keepdim=True))
+
+    def places(self, keys: Tensor, n_envs: int, batch_size: int) -> Tensor:
+        """Places in the pools, [..., K, E, B]: of a class that there is, then of one of its examples."""
+        chosen = random.integers(random.fold(keys, 0), self.present, n_envs, batch_size)
+        starts, counts = (each.expand(*keys.shape, -1, -1).gather(-1, chosen) for each in (self.starts, self.counts))
+        return starts + random.integers(random.fold(keys, 1), counts, n_envs, batch_size)

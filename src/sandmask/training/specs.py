@@ -1,5 +1,6 @@
 """From what a user asks for to a complete run spec, and which specs can train as one program."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
-from sandmask.training.sampling import HOLDOUT_FRACTION, split_environment
+from sandmask.training.sampling import holdout_fraction, split_environment
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
-SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
+SIZE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth", "nonlinear_classifier", "last_blocks", "attention_only")
+SHAPE_HPARAMS = (*SIZE_HPARAMS, "holdout_fraction", "class_balanced", "data_augmentation")
 INIT, SHARED = "init", "shared"  # the option of runs that start from the weights of their trial
 MOST_EVALUATIONS = 100_000  # of one run
 MOST_NUMBERS = 50_000_000  # of one metric of one run: 200 MB of memory
@@ -132,10 +134,11 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
             f"{n_envs}, of which {len(spec.test_envs)} are held out. Hold out fewer."
         )
     sizes = np.diff(dataset.bounds)
+    fraction = holdout_fraction(spec)
     for env in sizes.argsort(kind="stable").tolist():
-        if not all(map(len, split_environment(dataset, env, spec.trial_seed))):
+        if not all(map(len, split_environment(dataset, env, spec.trial_seed, fraction))):
             raise SandmaskError(
-                f"Every environment should have at least {round(1 / HOLDOUT_FRACTION)} examples, or some of both "
+                f"Every environment should have at least {math.ceil(1 / fraction)} examples, or some of both "
                 f"splits, as some of them are held back for selection. Found {sizes[env]} in "
                 f"{dataset.environments[env]!r} of {dataset.name}."
             )

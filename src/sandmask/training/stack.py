@@ -25,7 +25,14 @@ from sandmask.training.held_out import HeldOut
 from sandmask.training.precision import compute_dtype, temporary_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.schedule import scheduled
-from sandmask.training.specs import SHAPE_HPARAMS, check_environments, check_measures, init_seed, stack_key
+from sandmask.training.specs import (
+    SHAPE_HPARAMS,
+    SIZE_HPARAMS,
+    check_environments,
+    check_measures,
+    init_seed,
+    stack_key,
+)
 from sandmask.training.stack_step import Step, looped_step, stacked_step
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
@@ -57,7 +64,7 @@ class Shapes(Protocol):
 
 def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, dropout: bool) -> Algorithm:
     """The algorithm of a spec, built for a dataset."""
-    sizes = {name: int(spec.hparams[name]) for name in SHAPE_HPARAMS if name in spec.hparams}
+    sizes = {name: int(spec.hparams[name]) for name in SIZE_HPARAMS if name in spec.hparams}
     featurizer = build_featurizer(spec.network, dataset.input_shape, sizes, weights)
     problem = Problem(
         featurizer=featurizer,
@@ -107,9 +114,13 @@ def _say_why(network: str, reason: str) -> None:
     _log.warning("Runs of the network %s train one after the other: %s.", network, reason)
 
 
-def _normalized_for(network: str, dataset: Dataset) -> Dataset:
-    """Images with the means and deviations that a network's weights were trained on."""
-    return dataset.normalized_by(*normalization(network)) if isinstance(dataset, ImageDataset) else dataset
+def _prepared_for(spec: RunSpec, dataset: Dataset) -> Dataset:
+    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
+    if not isinstance(dataset, ImageDataset):
+        return dataset
+    if not spec.hparams.get("data_augmentation", 1):
+        dataset = dataset.unaugmented()
+    return dataset.normalized_by(*normalization(spec.network))
 
 
 def without_averages(state: State) -> tuple[State, dict[str, Average]]:
@@ -140,14 +151,14 @@ class Stack:
         check_measures(metrics, specs[0], dataset)
         self.specs = tuple(specs)
         self.device = device
-        self.dataset = _normalized_for(specs[0].network, dataset).to(device)
+        self.dataset = _prepared_for(specs[0], dataset).to(device)
         rates = ("dropout", "mlp_dropout")
         drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
         _check_precision(specs[0], self.algorithm)
         if compiled:
             self.algorithm.network.compile()
-            if isinstance(self.dataset, ImageDataset):
+            if isinstance(self.dataset, ImageDataset) and self.dataset.augmentation is not None:
                 self.dataset = self.dataset.compiled()
         self.n_runs = len(specs)
         self.averages = averages_of(specs[0].options)

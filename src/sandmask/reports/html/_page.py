@@ -16,7 +16,7 @@ from sandmask._replacing import replacing
 from sandmask._text import printable
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord, split_averages
+from sandmask.records import RunRecord, judged_by_first_stage, split_averages
 from sandmask.records._store import refuse_record_name
 from sandmask.reports._data import Report
 from sandmask.reports._json import to_json
@@ -86,7 +86,7 @@ def render_html(
     :param draws: number of draws in a complete cell; as many as there are if not given.
     :param trials: number of trials in a complete cell; as many as there are if not given.
     """
-    runs = list(split_averages(runs))
+    runs = list(judged_by_first_stage(split_averages(runs)))
     names = list(RULES) if rules is None else list(dict.fromkeys(find_rule(name).name for name in rules))
     settings: dict[str, Any] = {"baseline": baseline, "draws": draws, "trials": trials, "metrics": metrics}
     settings["earlier"] = earlier

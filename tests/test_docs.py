@@ -24,6 +24,7 @@ import sandmask
 from sandmask.algorithms import ALGORITHMS
 from sandmask.cli._commands import COMMANDS
 from sandmask.datasets import DATASETS
+from sandmask.hparams import parse_overrides, resolve, space_for
 from sandmask.masks import _errors
 from sandmask.networks import NETWORKS
 from sandmask.selection import RULES
@@ -203,6 +204,21 @@ def test_command_lines_parse(page: Path) -> None:
         if words[0] == "sandmask" and not words[1].startswith("-") and "--help" not in words:
             command, rest = find_command(words[1:])
             command.make_context(words[1], rest)  # raises where click would complain; runs nothing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_documented_runs_train_something(page: Path) -> None:
+    """A mask with too high a threshold is zero everywhere, and the run would end where it began."""
+    for line in shown_lines(page):
+        words = shlex.split(line, comments=True)
+        if words[:2] != ["sandmask", "train"] or words[3] not in ALGORITHMS:
+            continue
+        given = find_command(words[1:])[0].make_context("train", words[2:]).params
+        chosen = ALGORITHMS[given["algorithm"]]
+        dataset = DATASETS[given["dataset"]] if given["dataset"] in DATASETS else DATASETS["PACS"]  # a folder of images
+        space = space_for(dataset.scope, dataset.name, chosen.name, chosen.hparams, given["space"])
+        values = resolve(space, given["hparams_seed"], given["trial_seed"], parse_overrides(given["hparam"] or []))
+        assert chosen.caution(values) is None, line
 
 
 def test_a_wrong_command_line_would_be_noticed() -> None:

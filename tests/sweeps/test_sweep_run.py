@@ -362,6 +362,9 @@ def test_a_request_that_lost_its_lines_is_named(folder: SweepFolder, small_sweep
     folder.request.write_text("", encoding="utf-8")
     with pytest.raises(SandmaskError, match="has no datasets and no algorithms"):
         folder.accept(small_sweep())
+    folder.request.write_bytes(bytes(100))  # as a power cut may leave it
+    with pytest.raises(SandmaskError, match=r"is not valid TOML.* finished runs are kept"):
+        folder.asked()
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", "null", '{"stack": "damaged"}'])

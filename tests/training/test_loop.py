@@ -128,6 +128,16 @@ def test_a_finished_run_with_a_damaged_model_is_not_called_finished(
         RunFolder(tmp_path).train(spec_of(), dataset, device)
 
 
+def test_a_damaged_model_of_an_average_is_named(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+) -> None:
+    spec = spec_of(averages=("sma",))
+    RunFolder(tmp_path).train(spec, dataset, device)
+    (tmp_path / "model-sma.safetensors").write_bytes(b"")
+    with pytest.raises(SandmaskError, match=r"model-sma\.safetensors cannot be read.*Delete it"):
+        RunFolder(tmp_path).train(spec, dataset, device)
+
+
 def test_another_runs_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     RunFolder(tmp_path).train(spec_of(), dataset, device)
     for _ in range(2):

@@ -35,9 +35,9 @@ def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise SandmaskError(f"There is no file {path}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SandmaskError(f"{path} is not valid TOML: {error}") from error
+        raise SandmaskError(f"{path} is not valid TOML: {error}.{_remedy(verify)}") from error
     except RecursionError as error:
-        raise SandmaskError(f"{path} is not valid TOML: its values are nested too deeply.") from error
+        raise SandmaskError(f"{path} is not valid TOML: its values are nested too deeply.{_remedy(verify)}") from error
     names = [each.name for each in fields(SweepSpec)]
     problems = [f"{path}: unknown key {key!r}. {closest(key, names)}" for key in data if key not in names]
     if problems:
@@ -62,6 +62,12 @@ def _checked(path: Path, key: str, value: Any) -> Any:
     ):
         raise SandmaskError(f"{path}: [hparams] should be a table of name = value. Found {value!r}.")
     return dict(value) if key == "hparams" else value
+
+
+def _remedy(is_own: bool) -> str:
+    """What to do about a damaged file that we wrote."""
+    again = "Put back what was there, or remove the file and ask for the same sweep again: finished runs are kept."
+    return f" {again}" if is_own else ""
 
 
 def _verify(path: Path, text: str) -> None:

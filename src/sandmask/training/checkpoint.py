@@ -61,10 +61,10 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:
-        raise SandmaskError(f"{path} cannot be read as a checkpoint: {error.strerror or error}.") from error
+        raise SandmaskError(f"{path} cannot be read: {error.strerror or error}.") from error
     except SafetensorError as error:
         kind = SandmaskError if "os error" in str(error) else DamagedFileError
-        raise kind(f"{path} cannot be read as a checkpoint: {error}. Delete it to start the run over.") from error
+        raise kind(f"{path} cannot be read: {error}. Delete it to start the run over.") from error
 
 
 def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:

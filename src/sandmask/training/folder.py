@@ -19,7 +19,7 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.loggers import Logger, RunLog
-from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, read_runs
+from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, averages_of, read_runs
 from sandmask.training.averaging import averaged_state
 from sandmask.training.checkpoint import load_checked
 from sandmask.training.checkpoint_edits import extend_checkpoint, is_longer
@@ -65,7 +65,9 @@ class RunFolder:
         """
         self._prepare(spec)
         if self.finished(spec):
-            load_checked(self.path / MODEL)  # refuses a model that is damaged
+            averages = filter(Path.exists, map(self.average_path, averages_of(spec.options)))
+            for model in (self.path / MODEL, *averages):
+                load_checked(model)  # refuses a model that is damaged
         else:
             with _out_of_memory_explained(device), ExitStack() as files:
                 # What may refuse comes before the first file: a mistake leaves nothing behind.

@@ -22,9 +22,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from sandmask.gradients import MaskReport
 from sandmask.gradients import backward as backward_of
+from sandmask.gradients._checks import Params
 from sandmask.gradients._losses import Losses
 from sandmask.gradients._merging import merge
-from sandmask.gradients._params import Params
 from sandmask.gradients._processes import Message, check_initialized
 from sandmask.masks import GradientMoments, Mask
 

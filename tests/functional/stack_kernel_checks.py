@@ -17,14 +17,15 @@ from sandmask.functional.kernels import head as head_kernels
 from sandmask.functional.kernels import random as random_kernels
 from sandmask.functional.kernels import running_means as mean_kernels
 from sandmask.functional.tape import dense as taped_dense
-from sandmask.functional.tape import linear_pair, moment_tape
+from sandmask.functional.tape import head as taped_head
+from sandmask.functional.tape import moment_tape
 from sandmask.masks import _base as masks
 from sandmask.training import Stack, make_spec, set_precision
 
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
-MODULES = (adam, dense, head, masks, moment_tape, random, running_means, split_dense, taped_dense, linear_pair)
+MODULES = (adam, dense, head, masks, moment_tape, random, running_means, split_dense, taped_dense, taped_head)
 
 
 def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:

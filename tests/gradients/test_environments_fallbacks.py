@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sandmask.gradients import _requests, environment_gradients, environment_moments
+from sandmask.gradients import _checks, environment_gradients, environment_moments
 from sandmask.masks import GradientMoments, MaskError
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -373,7 +373,7 @@ def test_chunks_are_what_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     model = nn.Linear(6, 3)
     model.register_forward_hook(lambda *_: calls.append(1))
-    monkeypatch.setattr(_requests, "AT_ONCE_LIMIT", 2 * 21)  # two gradients
+    monkeypatch.setattr(_checks, "AT_ONCE_LIMIT", 2 * 21)  # two gradients
     for chunk_size, passes in ((2, 7), (None, 13)):
         calls.clear()
         environment_moments(model, F.cross_entropy, make_batches(), per_sample=True, chunk_size=chunk_size)

@@ -25,7 +25,7 @@ from sandmask.sweeps import (
 )
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps._locks import claim, claimed, turn
-from sandmask.sweeps._toml import write_sweep
+from sandmask.sweeps._spec import write_sweep
 from sandmask.sweeps.executors import InlineExecutor
 from sandmask.training import Progress, train_stack
 

@@ -1,7 +1,11 @@
-"""A classifier on features of any precision, in float32: as plain operations, or as kernels for K runs at once.
+"""The classifier: a linear layer in float32 on features of any precision, alone or with the linear layer before it.
 
 A network's last layer stays in full precision. By plain operations its features are copied to float32 first, which for
 a layer of two outputs is nearly all the work; the kernels read them as they are.
+
+Two linear layers in a row, (x W^T + b) V^T + c, are x (V W)^T + (V b + c). With few classes, computed like this,
+nothing is as wide as the features, forwards or backwards, and the layer before the classifier costs next to nothing.
+The numbers are the same to rounding.
 """
 
 from collections.abc import Callable
@@ -18,6 +22,7 @@ from sandmask.functional.dense import saturated
 
 MOST_CLASSES = 64  # that the kernels are written for
 PART = 512  # rows that one program sums the weights' gradient over, where environments do not matter
+NARROW = 4  # times as many features as classes, from which on it pays to compute two layers as one
 
 # Takes over the gradients of the parameters: gets the weight's sums [K, E, classes, in] and the logits' gradient.
 Fold = Callable[[Tensor, Tensor], None]
@@ -80,3 +85,22 @@ class _Head(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         y: Tensor = _Head.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
         return y, 0
+
+
+def linear_pair(x: Tensor, weight: Tensor, bias: Tensor, classifier: Tensor, classifier_bias: Tensor) -> Tensor:
+    """(x W^T + b) V^T + c of x [N, in], W [features, in], b, V [classes, features] and c, in the precision of V.
+
+    As for `head`, x may be wider than W by zeros, and x, W and b of a lower precision.
+    """
+    if has_torch_function((x, weight, bias, classifier, classifier_bias)):
+        result: Tensor = handle_torch_function(
+            linear_pair, (x, weight, bias, classifier, classifier_bias), x, weight, bias, classifier, classifier_bias
+        )
+        return result
+    weight, bias = weight.to(classifier.dtype), bias.to(classifier.dtype)
+    return head(x, classifier @ weight, F.linear(bias, classifier, classifier_bias))
+
+
+def plain_linear_pair(x: Tensor, weight: Tensor, bias: Tensor, classifier: Tensor, classifier_bias: Tensor) -> Tensor:
+    """The same, one layer after the other."""
+    return F.linear(F.linear(x, weight, bias), classifier, classifier_bias)

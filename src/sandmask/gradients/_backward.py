@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from sandmask.gradients._averaging import averaged, describe_error
+from sandmask.gradients._checks import Params, check_mask, check_whole, trainable_parameters
 from sandmask.gradients._graph import check_graph
 from sandmask.gradients._losses import EnvironmentGradients, Losses, gradients_by_environment
 from sandmask.gradients._merging import merge
 from sandmask.gradients._optimizers import watch_optimizer
-from sandmask.gradients._params import Params, check_mask, check_whole, trainable_parameters
 from sandmask.gradients._processes import (
     Message,
     Processes,

@@ -8,13 +8,21 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
+from sandmask.gradients._checks import (
+    Batches,
+    Method,
+    check_batches,
+    check_mask,
+    check_request,
+    choose_method,
+    trainable,
+    trainable_parameters,
+)
 from sandmask.gradients._losses import gradients_by_environment, scalar_loss
 from sandmask.gradients._merging import merge
 from sandmask.gradients._one_pass import OnePass, known_cases
-from sandmask.gradients._params import check_mask, trainable_parameters
 from sandmask.gradients._processes import Message, Processes, describe_mask, parameter_norms, resolve_processes
 from sandmask.gradients._report import MaskReport
-from sandmask.gradients._requests import Batches, Method, check_batches, check_request, choose_method, trainable
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import NoParameters, UnsupportedError
 from sandmask.masks import GradientMoments, Mask, MaskError

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from sandmask.gradients._backward import masked_backward
+from sandmask.gradients._checks import trainable, why_apart
 from sandmask.gradients._losses import EnvironmentGradients, scalar_loss
 from sandmask.gradients._one_pass import OnePass, known_cases
 from sandmask.gradients._processes import Processes
 from sandmask.gradients._report import MaskReport
-from sandmask.gradients._requests import trainable, why_apart
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import UnsupportedError
 from sandmask.masks import GradientMoments, Mask, MaskError

@@ -26,13 +26,13 @@ from sandmask.masks._functional import (
     TensorMoments,
     absolute_sand_weights,
     agreement,
+    agreement_counts,
     and_weights,
     geometric_mean,
     rescale_by_sparsity,
     sand_weights,
 )
 from sandmask.masks._geometric import GeometricMean
-from sandmask.masks._histogram import agreement_counts
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 from sandmask.masks._sand import SANDMask

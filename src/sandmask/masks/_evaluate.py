@@ -7,10 +7,9 @@ from torch import Tensor
 
 from sandmask.masks._errors import MaskError
 from sandmask.masks._functional import TensorMoments, finite, rescale_by_sparsity
-from sandmask.masks._gpu import kernels, launches
+from sandmask.masks._gpu import kernels, launches, pack, unpack
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
-from sandmask.masks._packing import pack, unpack
 
 if TYPE_CHECKING:
     from sandmask.masks._base import Mask

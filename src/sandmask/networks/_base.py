@@ -11,8 +11,7 @@ from sandmask.errors import SandmaskError
 from sandmask.functional.compiling import Compiled
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
-from sandmask.functional.head import head
-from sandmask.functional.linear_pair import NARROW, linear_pair
+from sandmask.functional.head import NARROW, head, linear_pair
 
 
 class Featurizer(nn.Module):

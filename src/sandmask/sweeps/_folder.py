@@ -21,8 +21,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX, read_statuses
 from sandmask.sweeps._locks import turn
-from sandmask.sweeps._spec import SweepSpec, refused_changes
-from sandmask.sweeps._toml import read_sweep, write_sweep
+from sandmask.sweeps._spec import SweepSpec, read_sweep, refused_changes, write_sweep
 from sandmask.training import MODELS_SUFFIX
 
 _CHECKSUM = "crc32"

@@ -1,15 +1,28 @@
-"""Sweep specs: the description from which all runs of a sweep follow."""
+"""Sweep specs: the description from which all runs of a sweep follow, and its TOML file."""
 
+import json
+import tomllib
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
+from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE
+from sandmask.registry import closest
 from sandmask.training import KEPT
 
 ALL = "all"
 _GROWING_LISTS = ("datasets", "algorithms", "selection")
 _GROWING_NUMBERS = ("n_hparams", "n_trials")
+_CHECKSUM = "# crc32 = "  # at the top, so that a file that was cut short still has it
+_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
+_COUNTS = ("n_hparams", "n_trials", "steps", "checkpoint_every", "seed")
+_SWITCHES = ("shared_init",)
+_UNUSUAL = ("metrics", "keep_models", "shared_init")  # written where they say something: older versions lack them
+_WORDS = ("space", "network", "weights", "precision", "keep_models")
 
 
 @dataclass(frozen=True)
@@ -109,3 +122,102 @@ def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={each}" for name, each in value.items()) or "nothing"
     return "the protocol's" if value is None else str(value)
+
+
+def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
+    """Read and check the fields of a sweep file; `SweepSpec(**fields)` is the sweep.
+
+    :param path: TOML file.
+    :param verify: compare the content with the checksum in the first line, if there is one.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+        if verify:
+            _verify(path, text)
+        data = tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise SandmaskError(f"There is no file {path}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SandmaskError(f"{path} is not valid TOML: {error}.{_remedy(verify)}") from error
+    except RecursionError as error:
+        raise SandmaskError(f"{path} is not valid TOML: its values are nested too deeply.{_remedy(verify)}") from error
+    names = [each.name for each in fields(SweepSpec)]
+    problems = [f"{path}: unknown key {key!r}. {closest(key, names)}" for key in data if key not in names]
+    if problems:
+        raise SandmaskError(" ".join(problems))
+    return {key: _checked(path, key, value) for key, value in data.items()}
+
+
+def _checked(path: Path, key: str, value: Any) -> Any:
+    if key in _LISTS:
+        values = value if isinstance(value, list) else [value]
+        if all(isinstance(each, str | int) and not isinstance(each, bool) for each in values):
+            return tuple(str(each) for each in values)
+        raise SandmaskError(f"{path}: {key} should be a list of names. Found {value!r}.")
+    if key in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):
+        raise SandmaskError(f"{path}: {key} should be a whole number. Found {value!r}.")
+    if key in _SWITCHES and not isinstance(value, bool):
+        raise SandmaskError(f"{path}: {key} should be true or false. Found {value!r}.")
+    if key in _WORDS and not isinstance(value, str):
+        raise SandmaskError(f"{path}: {key} should be a text in quotes. Found {value!r}.")
+    if key == "hparams" and not (
+        isinstance(value, Mapping) and all(isinstance(each, str | int | float) for each in value.values())
+    ):
+        raise SandmaskError(f"{path}: [hparams] should be a table of name = value. Found {value!r}.")
+    return dict(value) if key == "hparams" else value
+
+
+def _remedy(is_own: bool) -> str:
+    """What to do about a damaged file that we wrote."""
+    again = "Put back what was there, or remove the file and ask for the same sweep again: finished runs are kept."
+    return f" {again}" if is_own else ""
+
+
+def _verify(path: Path, text: str) -> None:
+    first, _, rest = text.partition("\n")
+    if first.startswith(_CHECKSUM) and first != _checksum(rest):
+        raise SandmaskError(
+            f"{path} is not what was written: it is damaged, or it was edited. Put back what was there. If you "
+            "edited it, remove its first line, which is a checksum."
+        )
+
+
+def _checksum(text: str) -> str:
+    return f"{_CHECKSUM}{zlib.crc32(text.encode()):08x}"
+
+
+def write_sweep(sweep: SweepSpec, path: Path) -> None:
+    """Write a sweep file with a checksum in the first line. The file is complete or absent, and synced.
+
+    :param sweep: the sweep.
+    :param path: file to write.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = to_toml(sweep)
+    with replacing(path, durable=True) as temporary:
+        temporary.write_text(f"{_checksum(text)}\n{text}", encoding="utf-8", newline="\n")
+
+
+def to_toml(sweep: SweepSpec) -> str:
+    """Return the text of a sweep file, with every field that is set.
+
+    :param sweep: the sweep.
+    """
+    lines = []
+    for each in fields(SweepSpec):
+        value = getattr(sweep, each.name)
+        is_default = value is None or (each.name in _UNUSUAL and value == each.default)
+        if each.name != "hparams" and not (is_default and each.default is not MISSING):
+            lines.append(f"{each.name} = {_value(value)}")
+    if sweep.hparams:
+        lines += ["", "[hparams]", *(f"{_value(name)} = {_value(value)}" for name, value in sweep.hparams.items())]
+    return "\n".join([*lines, ""])
+
+
+def _value(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_value(each) for each in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    # JSON's texts and numbers are TOML's too, once DEL is escaped; repr keeps every bit of a number.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

@@ -1,8 +1,10 @@
 """A trained run, read back from its folder and ready to predict."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import ALGORITHMS, Algorithm, State
 from sandmask.errors import SandmaskError
@@ -17,7 +20,6 @@ from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
 from sandmask.training.model_file import ModelInfo, constants_of, load_info, load_state, set_constants
-from sandmask.training.modules import as_module
 from sandmask.training.precision import choose_device, temporary_precision
 from sandmask.training.stack import build_algorithm
 from sandmask.training.stack_models import MODELS_SUFFIX, StackModels, find_model
@@ -240,3 +242,45 @@ def _why_no_model(path: Path, average: str | None) -> str:
 
 def _diverged(path: Path) -> str:
     return f"The run in {path} diverged: its weights contain NaN or inf. Train it again with a smaller learning rate."
+
+
+def as_module(algorithm: Algorithm, state: State) -> nn.Module:
+    """Featurizer and classifier with the state's weights; the method's own prediction where it has one."""
+    if algorithm.is_network:
+        module = _plain_module(algorithm)
+        values = {**algorithm.network.constants, **algorithm.network.named(state["params"])}
+        places = dict(chain(module.named_parameters(), module.named_buffers()))
+        if {name: value.shape for name, value in places.items()} == {k: v.shape for k, v in values.items()}:
+            with torch.no_grad():
+                for name, place in places.items():
+                    place.copy_(values[name])
+            return module.eval()
+    return Predictor(algorithm, state).eval()
+
+
+def _plain_module(algorithm: Algorithm) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):  # its weights are about to be replaced
+        featurizer = algorithm.problem.featurizer()
+        classifier = nn.Linear(featurizer.n_features, algorithm.problem.n_classes)
+    return nn.Sequential(OrderedDict(featurizer=featurizer, classifier=classifier))
+
+
+class Predictor(nn.Module):
+    """An algorithm's `predict` as a module. The flat vector is its parameter; the rest of the state, buffers."""
+
+    params: nn.Parameter
+
+    def __init__(self, algorithm: Algorithm, state: State) -> None:
+        super().__init__()
+        self._algorithm = algorithm
+        self.params = nn.Parameter(state["params"].clone())
+        rest = {name: value for name, value in state.items() if name != "params"}
+        leaves, self._structure = pytree.tree_flatten((rest, constants_of(algorithm)))
+        for number, leaf in enumerate(leaves):
+            self.register_buffer(f"state_{number}", leaf.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch, which is taken to come from one environment."""
+        rest, constants = pytree.tree_unflatten(list(self.buffers()), self._structure)
+        set_constants(self._algorithm, constants)
+        return self._algorithm.predict({**rest, "params": self.params}, x)

@@ -15,12 +15,10 @@ from sandmask._physical import has_kernels
 from sandmask.functional.conv import conv_block
 from sandmask.functional.dense import affine, dense
 from sandmask.functional.flat import Slot
-from sandmask.functional.head import head
-from sandmask.functional.linear_pair import linear_pair
+from sandmask.functional.head import head, linear_pair
 from sandmask.functional.tape.conv import taped_conv_block
 from sandmask.functional.tape.dense import taped_affine, taped_dense, taped_linear
-from sandmask.functional.tape.head import taped_head
-from sandmask.functional.tape.linear_pair import taped_linear_pair
+from sandmask.functional.tape.head import taped_head, taped_linear_pair
 from sandmask.functional.tape.scaling import scaled
 from sandmask.gradients import Tape, UnsupportedError
 from sandmask.masks import TensorMoments, fold_runs, gradient_moments

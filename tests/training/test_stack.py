@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import MaskedAlgorithm, State
+from sandmask.algorithms import ALGORITHMS, Composed, MaskedAlgorithm, Problem, State
 from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.functional import EnvBatch
+from sandmask.functional import Autograd, EnvBatch, make_batch, random
+from sandmask.hparams import Hparam
 from sandmask.masks import TensorMoments
+from sandmask.networks import build_featurizer
 from sandmask.records import RunSpec
 from sandmask.training import Stack, cuda_graph, make_spec, split_environment
 from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.stack import CACHED_ACTIVATIONS
-from sandmask.training.stack_step import moments_of_runs
+from sandmask.training.stack_step import looped_step, moments_of_runs
 
 Specs = Callable[..., RunSpec]
 
@@ -47,6 +49,26 @@ def test_compositions_take_the_fast_path_of_masks(
     slow = Stack(specs, dataset, device)
     slow._step = torch.func.vmap(slow.algorithm.step)
     torch.testing.assert_close(state["params"], train(slow)["params"], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["ANDMask+VREx", "ANDMask+CORAL"])
+def test_compositions_on_a_backbone_take_one_pass(name: str) -> None:
+    """Against copies of the network, one an environment; the mask is open, so that rounding cannot switch it."""
+    shape = (3, 32, 32)
+    build = build_featurizer("test_resnet.r160_in1k", shape, {}, "none")
+    composed = ALGORITHMS[name].build(Problem(build, 2, 3, shape, differentiate=Autograd()))
+    assert isinstance(composed, Composed)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 4, *shape, generator=generator), torch.randint(3, (2, 4), generator=generator)
+    rows = {row.name: row.default for row in ALGORITHMS[name].hparams if isinstance(row, Hparam)}
+    values = {**rows, "tau": 0.0, "rescale": 0, "lr": 1e-2, "weight_decay": 0.0, "dropout": 0.0}
+    hparams = {name: torch.tensor(float(value)) for name, value in values.items()}
+    arguments = (composed.init(0), make_batch(x, y, random.key_of(0)), hparams, random.key_of(1))
+    slow, of_slow = composed.step(*arguments)
+    composed.step = None  # type: ignore[method-assign, assignment] # what one pass falls back to
+    fast, of_fast = looped_step(composed)(*pytree.tree_map(lambda t: t.unsqueeze(0), arguments))
+    assert of_fast["loss"].item() == pytest.approx(of_slow["loss"].item(), rel=1e-5)
+    torch.testing.assert_close(fast["adam"].mean[0], slow["adam"].mean, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["ERM", "ANDMask", "SANDMask", "SANDMask-released"])

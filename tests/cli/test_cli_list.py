@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from sandmask.algorithms import ALGORITHMS
 from sandmask.cli._app import app
 from sandmask.datasets import DATASETS
+from sandmask.records import MEASURES
 from sandmask.selection import RULES
 
 runner = CliRunner()
@@ -15,6 +16,7 @@ PLUGIN = """
 from dataclasses import replace
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DATASETS
+from sandmask.records import MEASURES
 
 ALGORITHMS.register(replace(ALGORITHMS["ERM"], name="Mine", summary="My own method"))
 DATASETS.register(replace(DATASETS["Spirals"], name="MySet"))
@@ -32,7 +34,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_json_holds_every_entry_of_the_registries() -> None:
-    for kind, registry in (("algorithms", ALGORITHMS), ("datasets", DATASETS), ("rules", RULES)):
+    for kind, registry in (("algorithms", ALGORITHMS), ("datasets", DATASETS), ("rules", RULES), ("metrics", MEASURES)):
         result = runner.invoke(app, ["list", kind, "--json"])
         assert result.exit_code == 0, result.output
         rows = json.loads(result.stdout)
@@ -57,7 +59,7 @@ def test_datasets_are_described() -> None:
     assert "load" not in rows["Spirals"]
 
 
-@pytest.mark.parametrize("kind", ["algorithms", "datasets", "rules", "networks"])
+@pytest.mark.parametrize("kind", ["algorithms", "datasets", "rules", "metrics", "networks"])
 def test_tables_name_everything(kind: str) -> None:
     names = [row["name"] for row in json.loads(runner.invoke(app, ["list", kind, "--json"]).stdout)]
     table = runner.invoke(app, ["list", kind], env=WIDE)

@@ -176,6 +176,19 @@ def test_a_checkpoint_goes_on_with_the_metrics_that_it_began_with(
         train_stack(specs, dataset, device, tmp_path / "stack")
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_captured_evaluation_counts_as_an_eager_one(specs: list[RunSpec], dataset: Dataset, tmp_path: Path) -> None:
+    gpu = torch.device("cuda")
+    captured, eager = (
+        train_stack(
+            specs, dataset, gpu, tmp_path / str(fast), metrics=ALL, fast=fast, keep="best", models=tmp_path / "m"
+        )
+        for fast in (True, False)
+    )
+    assert all(same(one, other) for one, other in zip(captured, eager, strict=True))
+
+
 def test_names_of_metrics() -> None:
     assert parse_measures(["Confusion", "F1"]) == ("f1", "confusion")
     assert parse_measures(["all"]) == ALL

@@ -15,7 +15,7 @@ from sandmask.records import RunSpec
 from sandmask.training import RunFolder, Stack, load_run, train_stack
 
 Specs = Callable[..., RunSpec]
-ALONE = [name for name in ALGORITHMS if not ALGORITHMS[name].compares_environments]
+ALONE = [name for name in ALGORITHMS if not ALGORITHMS[name].compares_environments and name != "MIRO"]  # for images
 
 
 def test_erm_is_among_them() -> None:
@@ -23,7 +23,7 @@ def test_erm_is_among_them() -> None:
     assert not {"IRM", "GroupDRO", "ANDMask", "SANDMask", "CORAL", "VREx", "Fish"} & set(ALONE)
 
 
-@pytest.mark.parametrize("algorithm", ALONE)
+@pytest.mark.parametrize("algorithm", [*ALONE, "SAM+SD"])
 def test_it_trains_alone_and_stacked(
     algorithm: str, spec_of: Specs, dataset: Dataset, device: torch.device, tmp_path: Path
 ) -> None:
@@ -59,5 +59,7 @@ def test_erm_on_one_environment_is_a_plain_loop(
 def test_others_say_that_they_need_two(spec_of: Specs, dataset: Dataset, device: torch.device) -> None:
     with pytest.raises(SandmaskError, match="ANDMask needs at least 2 environments to train on"):
         Stack([spec_of("ANDMask", (0, 1))], dataset, device)
+    with pytest.raises(SandmaskError, match=r"ANDMask\+SD needs at least 2"):
+        Stack([spec_of("ANDMask+SD", (0, 1))], dataset, device)
     with pytest.raises(SandmaskError, match="ERM needs at least 1 environment to train on"):
         Stack([spec_of("ERM", (0, 1, 2))], dataset, device)

@@ -332,6 +332,7 @@ def plan_sweep(
         allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
         weights=spec.weights,
         fast=fast,
+        keep_models=spec.keep_models,
     )
     missing = tuple(run for run in expansion.runs if run.id not in finished)
     estimator = Estimator(

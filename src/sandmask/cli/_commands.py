@@ -83,7 +83,7 @@ COMMANDS = (
     Command("report", "Tables and pages from the records of a sweep", READ, "sandmask.cli.report"),
     Command("paper", "Reproduce the paper's figures and tables next to its numbers", READ, "sandmask.paper.commands"),
     Command("import-domainbed", "Read the results of a DomainBed sweep", READ, "sandmask.cli.import_domainbed"),
-    Command("list", "List algorithms, datasets, selection rules and networks", LOOK, "sandmask.cli.list_"),
+    Command("list", "List algorithms, datasets, selection rules, metrics and networks", LOOK, "sandmask.cli.list_"),
     Command(
         "hparams", "Show the hyperparameters of an algorithm on a dataset, for any seed", LOOK, "sandmask.cli.hparams"
     ),

@@ -36,6 +36,7 @@ KINDS = {
     "algorithms": Kind("sandmask.algorithms", "ALGORITHMS", ("name", "kind", "summary", "paper")),
     "datasets": Kind("sandmask.datasets", "DATASETS", ("name", "description", "environments", "network")),
     "rules": Kind("sandmask.selection", "RULES", ("name", "description")),
+    "metrics": Kind("sandmask.records", "MEASURES", ("name", "title", "description")),
 }
 NETWORKS = "networks"
 CHOICES = [*KINDS, NETWORKS]
@@ -46,7 +47,7 @@ def list_(
         str,
         typer.Argument(
             metavar="KIND",
-            help="One of: algorithms, datasets, rules, networks.",
+            help="One of: algorithms, datasets, rules, metrics, networks.",
             autocompletion=_completion.words(*CHOICES),
         ),
     ],
@@ -57,7 +58,7 @@ def list_(
     json: JsonOption = False,
     plugin: PluginOption = None,
 ) -> None:
-    """List the available algorithms, datasets, selection rules or networks.
+    """List the available algorithms, datasets, selection rules, metrics or networks.
 
     [bold]Examples[/bold]
 

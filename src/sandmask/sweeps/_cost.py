@@ -34,6 +34,7 @@ class Work:
     evaluations: int
     examples: int
     environments: int
+    parameters: int
 
 
 def work_of(spec: RunSpec, dataset: Dataset) -> Work:
@@ -51,6 +52,7 @@ def work_of(spec: RunSpec, dataset: Dataset) -> Work:
         evaluations=sum(1 for _ in evaluation_steps(spec.steps, spec.checkpoint_every)),
         examples=n_examples,
         environments=len(dataset.environments),
+        parameters=network.numel,
     )
 
 
@@ -127,10 +129,10 @@ def memory(overhead: float, works: Sequence[Work], dataset: Dataset) -> float:
     return 4 * overhead * sum(work.numbers for work in works) + evaluation_bytes(works, dataset)
 
 
-def disk(works: Sequence[Work]) -> float:
-    """Bytes of a stack's records, about."""
+def disk(works: Sequence[Work], models: int = 0) -> float:
+    """Bytes of a stack's records, about, and of so many `models` of each run."""
     numbers = sum(work.evaluations * (2 * work.environments * _ACCURACY_BYTES + _METRIC_BYTES) for work in works)
-    return _ARCHIVE_BYTES + numbers
+    return _ARCHIVE_BYTES + numbers + 4 * models * sum(work.parameters for work in works)
 
 
 def largest_stack(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RunSpec
+from sandmask.records import RunSpec, averages_of
 from sandmask.sweeps._balance import Arrange, balanced
 from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, disk, largest_stack, memory, work_of
 from sandmask.sweeps._expand import Expansion
@@ -140,7 +140,7 @@ class Estimator:
             stack=stack,
             seconds=None if model is None else model.seconds(works, first.steps),
             memory_bytes=memory(self._overhead(first), works, dataset),
-            disk_bytes=disk(works),
+            disk_bytes=disk(works, 0 if self.options.keep_models == "none" else 1 + len(averages_of(first.options))),
         )
 
 

@@ -126,7 +126,7 @@ _KINDS: dict[str, tuple[Check, str]] = {
     "a path": (_path, "folder out data_dir config tensorboard weights"),
     "a folder, a model file or a trained run": (_run, "run"),
     "a path or several": (_paths, "paths files plugins"),
-    "a name or number, or several": (_names, "test_env test_envs datasets algorithms averages selection"),
+    "a name or number, or several": (_names, "test_env test_envs datasets algorithms averages metrics selection"),
     "a mapping from names to values": (_mapping, "hparams"),
     "the name of a device": (str, "device"),
 }

@@ -58,7 +58,7 @@ def step_errors(dataset: Dataset, hparams: Hparams, precisions: list[str]) -> di
         with temporary_precision(precision):
             stack = stack_of(dataset, hparams, precision)
             assert isinstance(stack.algorithm, MaskedAlgorithm)
-            moments, _ = moments_of_runs(stack.algorithm, vectors, batch, stack.hparams)
+            moments, _, _ = moments_of_runs(stack.algorithm, {"params": vectors}, batch, stack.hparams, stack.keys)
             errors[precision] = relative_error(moments.mean, exact)
     return errors
 

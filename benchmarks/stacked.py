@@ -111,7 +111,7 @@ def stack_sizes(
     precisions = ["fp32", "fp32x3", "tf32", *half]
     heads = ("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "gain", "error of a step")
     rows: list[tuple[str, ...]] = [heads]
-    errors = step_errors(dataset, dict(hparams), precisions) if "Mask" in algorithm else {}
+    errors = step_errors(dataset, hparams, precisions) if "Mask" in algorithm else {}
     for precision in precisions:
         how = {"precision": precision, "evaluate": evaluate}
         alone = measure(dataset, algorithm, 1, hparams, fast=False, **how)

@@ -3,6 +3,8 @@
 python -m benchmarks.step_error     # a GPU
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -15,7 +17,7 @@ from sandmask.training import Stack, make_spec
 from sandmask.training.precision import temporary_precision
 from sandmask.training.stack_step import moments_of_runs
 
-Hparams = dict[str, float]
+Hparams = Mapping[str, float]
 N_RUNS = 4
 STEPS = 20  # of training before the step that is looked at
 
@@ -58,7 +60,7 @@ def step_errors(dataset: Dataset, hparams: Hparams, precisions: list[str]) -> di
         with temporary_precision(precision):
             stack = stack_of(dataset, hparams, precision)
             assert isinstance(stack.algorithm, MaskedAlgorithm)
-            moments, _ = moments_of_runs(stack.algorithm, vectors, batch, stack.hparams)
+            moments, _, _ = moments_of_runs(stack.algorithm, {"params": vectors}, batch, stack.hparams, stack.keys)
             errors[precision] = relative_error(moments.mean, exact)
     return errors
 
@@ -78,7 +80,8 @@ def main() -> None:
     }
     for name, (dataset, hparams) in cases.items():
         errors = step_errors(dataset, hparams, ["fp32x3", "tf32", "bf16"])
-        rows = [("precision", "relative error"), *((key, f"{error:.1e}") for key, error in errors.items())]
+        rows: list[tuple[str, ...]] = [("precision", "relative error")]
+        rows += [(key, f"{error:.1e}") for key, error in errors.items()]
         print_rows(f"{name}: SAND-mask, the gradients of step {STEPS + 1} against float64", rows)
 
 

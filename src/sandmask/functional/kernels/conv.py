@@ -21,11 +21,12 @@ from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, h
 from sandmask.functional.split import Halves
 
 # By the kind of numbers.
-FORWARD = INPUT_GRADIENT = {
+FORWARD = {
     2: Tiles(128, 128, 64, 8, 3),
     4: Tiles(64, 64, 32, 4, 3),
     SPLIT: Tiles(128, 128, 64, 8, 3),
 }
+INPUT_GRADIENT = dict(FORWARD)
 
 
 class Shape(NamedTuple):

@@ -21,7 +21,7 @@ from sandmask.cli._page import (
 )
 from sandmask.errors import SandmaskError
 from sandmask.records import split_averages
-from sandmask.records._store import refuse_record_name
+from sandmask.records._reader import refuse_record_name
 from sandmask.reports import FORMATS, render, run_command
 from sandmask.reports._report import DEFAULT_RULES, MOST, rule_names
 from sandmask.selection import ACCURACY

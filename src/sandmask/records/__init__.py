@@ -26,7 +26,7 @@ from sandmask.records._measures import (
     parse_measures,
     recorded_measures,
 )
-from sandmask.records._store import read_runs
+from sandmask.records._reader import read_runs
 from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
 from sandmask.records._writer import RecordWriter
 

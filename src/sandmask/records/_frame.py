@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sandmask.records._averages import split_averages
 from sandmask.records._curves import Curves
-from sandmask.records._store import iterate_runs, read_runs
+from sandmask.records._reader import iterate_runs, read_runs
 from sandmask.records._types import RunRecord, RunSpec
 
 if TYPE_CHECKING:

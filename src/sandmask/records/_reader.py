@@ -1,5 +1,7 @@
-"""Reading one record file: lines to runs."""
+"""Reading records: a folder of record files and archives, one file, one line."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -8,10 +10,93 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
+from sandmask.records._archive import ARCHIVE_SUFFIX, read_archive
 from sandmask.records._checks import check_accuracies, check_counts, check_integer, check_names, check_run
 from sandmask.records._lines import check_schema, checksum, decode, metric_value
 from sandmask.records._measures import table_size
 from sandmask.records._types import RunRecord, RunSpec, Status
+
+
+def read_runs(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> list[RunRecord]:
+    """Read the runs in record files, archives, or anywhere below folders.
+
+    A run that is in two files counts once, as the longer of the two; contradicting records are an error. Runs that are
+    still being written are read as far as they have come, with status "running".
+
+    :param path: folder, record file or archive.
+    :param more: further ones.
+    :return: runs in the order of the files' paths.
+    """
+    runs: dict[str, tuple[RunRecord, Path]] = {}
+    for file in (file for each in (path, *more) for file in _files(each)):
+        for run in _read(file):
+            known = runs.get(run.spec.id)
+            runs[run.spec.id] = (run, file) if known is None else _merge(known, (run, file))
+    return [run for run, _ in runs.values()]
+
+
+def iterate_runs(path: str | os.PathLike[str]) -> Iterator[RunRecord]:
+    """The same runs, one file in memory at a time; a run that is in two files comes twice."""
+    for file in _files(path):
+        yield from _read(file)
+
+
+def _files(path: str | os.PathLike[str]) -> list[Path]:
+    root = Path(path)
+    if not root.exists():
+        raise SandmaskError(f"{root} does not exist. Name a folder of records, a .jsonl file or an archive.")
+    if not root.is_dir():
+        return [root]
+    found = sorted([*root.rglob("*.jsonl"), *root.rglob(f"*{ARCHIVE_SUFFIX}")])
+    # Folders and pipes of such a name hold no records. A broken link should: opening it says so.
+    return [file for file in found if file.is_file() or not file.exists()]
+
+
+def refuse_record_name(target: Path) -> None:
+    """Raise an error if a file that is about to be written is named like one of records: it would replace that."""
+    if target.name.endswith((".jsonl", ARCHIVE_SUFFIX)):
+        raise SandmaskError(f"{target} is named like a file of records, which this would replace. Name another file.")
+
+
+def _read(file: Path) -> list[RunRecord]:
+    if file.suffix == ".parquet":
+        return read_archive(file)
+    return read_file(file)
+
+
+def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tuple[RunRecord, Path]:
+    shorter, longer = sorted((first, second), key=lambda item: _length(item[0]))
+    if not _begins(shorter[0], longer[0]):
+        spec = longer[0].spec
+        raise SandmaskError(
+            f"Run {spec.id} ({spec.dataset}, {spec.algorithm}) has different records in {first[1]} and "
+            f"{second[1]}. Equal specs give equal records, so one of them is not what it says: remove it."
+        )
+    return longer
+
+
+def _length(run: RunRecord) -> tuple[int, bool]:
+    return len(run.steps), run.status != "running"
+
+
+def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
+    """Whether the shorter record is the longer one, or what it was at an earlier time."""
+    count = len(shorter.steps)
+    if shorter.env_names != longer.env_names:
+        return False
+    if shorter.status != "running" and (shorter.status, shorter.diverged_at, count) != (
+        longer.status,
+        longer.diverged_at,
+        len(longer.steps),
+    ):
+        return False
+    same = (
+        np.array_equal(shorter.steps, longer.steps[:count])
+        and np.array_equal(shorter.accuracy_in, longer.accuracy_in[:count])
+        and np.array_equal(shorter.accuracy_out, longer.accuracy_out[:count])
+    )
+    # Metrics may hold a wall-clock time, which two honest runs do not share.
+    return bool(same)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from sandmask._text import printable
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, split_averages
-from sandmask.records._store import refuse_record_name
+from sandmask.records._reader import refuse_record_name
 from sandmask.reports._data import Report
 from sandmask.reports._json import to_json
 from sandmask.reports._published import has_published

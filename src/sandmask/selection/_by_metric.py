@@ -40,7 +40,7 @@ def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
     return replace(
         rule,
         name=f"{rule.name}{_BY}{measure.name}",
-        description=f"{rule.description}, with {measure.name} in place of accuracy",
+        description=f"{rule.description}, with {measure.name} instead of accuracy",
         choose=choose,
         needs_metrics=(f"{measure.name}/out/0",),
         remedy=f"train with --metrics {measure.name}",

@@ -152,7 +152,7 @@ def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> Non
         numbers = evaluations * MEASURES[name].size(len(dataset.environments), len(dataset.classes))
         if numbers > MOST_NUMBERS:
             raise SandmaskError(
-                f"The metric {name!r} of {dataset.name} has {numbers:,} numbers a run, which is over {MOST_NUMBERS:,}. "
+                f"The metric {name!r} of {dataset.name} has {numbers:,} numbers per run, over {MOST_NUMBERS:,}. "
                 "Leave it out, or evaluate less often with --checkpoint-every."
             )
 

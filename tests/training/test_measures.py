@@ -172,7 +172,7 @@ def test_a_checkpoint_goes_on_with_the_metrics_that_it_began_with(
 
     with pytest.raises(KeyboardInterrupt):
         train_stack(specs, dataset, device, tmp_path / "stack", metrics=["f1"], on_progress=stop)
-    with pytest.raises(SandmaskError, match="was begun with --metrics f1"):
+    with pytest.raises(SandmaskError, match="was started with --metrics f1"):
         train_stack(specs, dataset, device, tmp_path / "stack")
 
 

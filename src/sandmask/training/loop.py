@@ -227,7 +227,7 @@ class Trainer:
         if there != asked:
             how = f"with --metrics {','.join(there)}" if there else "without --metrics"
             raise SandmaskError(
-                f"{self.checkpoint} was started {how}. Continue with the same, or delete it to start over."
+                f"{self.checkpoint} was started {how}. Use the same, or delete it to start over."
             )
         if metadata.get("keeps", "last") != ("best" if self.keeper.values else "last"):
             raise SandmaskError(

@@ -68,7 +68,7 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, message: str) -
         ({"algorithms": ()}, "at least one entry in algorithms"),
         ({"datasets": ("A", "A")}, "not contain duplicates"),
         ({"n_hparams": 0}, "n_hparams should be at least 1"),
-        ({"seed": -1}, "seed should be 0 or more"),
+        ({"seed": -1}, "seed should be from 0"),
         ({"test_envs": ("all", "0")}, "not both"),
     ],
 )

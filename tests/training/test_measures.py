@@ -187,5 +187,5 @@ def test_a_metric_that_is_too_large_is_refused(
     spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandmask.training.specs.MOST_NUMBERS", 100)
-    with pytest.raises(SandmaskError, match=r"'confusion' of DebugVector has .* numbers a run"):
+    with pytest.raises(SandmaskError, match=r"'confusion' of DebugVector has .* numbers per run"):
         Stack([spec_of(steps=101)], load_dataset("DebugVector"), device, metrics=["confusion"])

@@ -172,7 +172,7 @@ def test_a_checkpoint_goes_on_with_the_metrics_that_it_began_with(
 
     with pytest.raises(KeyboardInterrupt):
         train_stack(specs, dataset, device, tmp_path / "stack", metrics=["f1"], on_progress=stop)
-    with pytest.raises(SandmaskError, match="was begun with --metrics f1"):
+    with pytest.raises(SandmaskError, match="was started with --metrics f1"):
         train_stack(specs, dataset, device, tmp_path / "stack")
 
 
@@ -200,5 +200,5 @@ def test_a_metric_that_is_too_large_is_refused(
     spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandmask.training.specs.MOST_NUMBERS", 100)
-    with pytest.raises(SandmaskError, match=r"'confusion' of DebugVector has .* numbers a run"):
+    with pytest.raises(SandmaskError, match=r"'confusion' of DebugVector has .* numbers per run"):
         Stack([spec_of(steps=101)], load_dataset("DebugVector"), device, metrics=["confusion"])

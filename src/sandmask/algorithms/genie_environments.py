@@ -1,4 +1,4 @@
-"""GENIE with the signal-to-noise ratio over environments in place of time: our variant."""
+"""GENIE with the signal-to-noise ratio over environments instead of time: our variant."""
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ class EnvironmentGENIE(Algorithm):
 ALGORITHMS.register(
     AlgorithmEntry(
         name="GENIE-environments",
-        summary="GENIE with the signal-to-noise ratio over environments in place of time",
+        summary="GENIE with the signal-to-noise ratio over environments instead of time",
         paper=f"a variant of ours; {PAPER}",
         build=EnvironmentGENIE,
         hparams=HPARAMS,

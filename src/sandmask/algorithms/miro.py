@@ -89,7 +89,7 @@ WEIGHT = Choice(0.01, 0.1, 1.0)
 ALGORITHMS.register(
     AlgorithmEntry(
         name="MIRO",
-        summary="Keep the features near those of the pretrained network, where that costs little",
+        summary="Keep the features near those of the pretrained network",
         paper="Cha et al., Domain generalization by mutual-information regularization with pre-trained models, "
         "ECCV 2022",
         build=MIRO,

@@ -38,7 +38,7 @@ class TemporalANDMask(ANDMaskAlgorithm):
 ALGORITHMS.register(
     AlgorithmEntry(
         name="ANDMask-temporal",
-        summary="AND-mask whose agreement is averaged over steps as well",
+        summary="AND-mask whose agreement is also averaged over steps",
         paper=PAPER,
         build=TemporalANDMask,
         compares_environments=False,

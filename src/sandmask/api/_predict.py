@@ -112,7 +112,7 @@ def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Ite
 
 
 def _listed(run: TrainedRun, path: Path, found: Predictions) -> list[Path] | None:
-    """What to read in place of a file: itself, or the images that a manifest lists; None in place of a folder."""
+    """What to read instead of a file: itself, or the images that a manifest lists; None instead of a folder."""
     if path.is_dir():
         return None
     if run.info.preprocessing.kind == "image" and recognizes(str(path)) and path.is_file():

@@ -88,7 +88,7 @@ def _given(
     ] = None,
     shared_init: Annotated[
         bool | None,
-        typer.Option("--shared-init", help="Start all runs of a trial from the same weights, as soups need it."),
+        typer.Option("--shared-init", help="Start all runs of a trial from the same weights, which soups need."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Selects another set of run seeds. (default: 0)")

@@ -110,6 +110,6 @@ def _draw(swept: "Sweep", chosen: "dict[str, RunRecord]", path: Path) -> None:
     try:
         draw_spirals(panels, load_dataset(DATASET), path)
     except ImportError:
-        typer.echo("No picture was drawn, because matplotlib is missing. Install: pip install 'sandmask[report]'")
+        typer.echo("No picture was drawn, because matplotlib is missing. Run: pip install 'sandmask[report]'")
     else:
         typer.echo(f"picture: {path}")

@@ -60,7 +60,7 @@ def report(
     against: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Compare with earlier records: put their number, and the change, beside ours."
+            metavar="DIR", help="Compare with earlier records: show their number and the change in each cell."
         ),
     ] = None,
     baseline: Annotated[
@@ -92,7 +92,7 @@ def report(
         str,
         typer.Option(
             metavar="METRIC",
-            help="What the rules select by: accuracy, f1, ece or worst-group.",
+            help="Metric that the rules select by: accuracy, f1, ece or worst-group.",
             autocompletion=_completion.words("accuracy", "f1", "ece", "worst-group"),
         ),
     ] = "accuracy",

@@ -34,7 +34,7 @@ def soup(
         typer.Option(
             "--of",
             metavar="A,B",
-            help="What to combine: weights, and averages that the sweep kept: sma, ema, swad. (default: all)",
+            help="What to combine: weights, or averages that the sweep kept: sma, ema, swad. (default: all)",
             autocompletion=_completion.words("weights", "sma", "ema", "swad"),
         ),
     ] = None,

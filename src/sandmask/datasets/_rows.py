@@ -1,4 +1,4 @@
-"""Images that a table lists, one row each, in place of a tree of folders."""
+"""Images that a table lists, one row each, instead of a tree of folders."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

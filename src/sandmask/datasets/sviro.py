@@ -8,4 +8,4 @@ from sandmask.datasets._image_set import ImageSet
 CARS = ("aclass", "escape", "hilux", "i3", "lexus", "tesla", "tiguan", "tucson", "x5", "zoe")
 
 SVIRO_IMAGES = ImageSet(name="SVIRO", folder="sviro", environments=CARS, domains=CARS, n_classes=7)
-SVIRO = SVIRO_IMAGES.entry("What is on the rear seats of ten rendered cars")
+SVIRO = SVIRO_IMAGES.entry("Occupants of the rear seats of ten rendered cars")

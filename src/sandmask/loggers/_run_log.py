@@ -138,7 +138,7 @@ class RunLog:
 
 def _say(name: str, error: Exception) -> None:
     reason = " ".join(str(error).split()) or type(error).__name__
-    tell(printable(f"warning: the logger {name} failed and gets no more of this run: {reason}"))
+    tell(printable(f"warning: the logger {name} failed and is not used for the rest of this run: {reason}"))
 
 
 def without_single_tensors(metrics: Mapping[str, float]) -> dict[str, float]:

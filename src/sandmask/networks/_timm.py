@@ -33,7 +33,7 @@ def resolve(name: str) -> str:
         near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.5)
         raise SandmaskError(
             f"Unknown network {name!r}. {_did_you_mean(near)}Choose {', '.join(NETWORKS)} or the name of a "
-            "timm model: sandmask list networks --search 'resnet*'. One of your own? Name its file: --plugin FILE"
+            "timm model: sandmask list networks --search 'resnet*'. If it is your own, name its file: --plugin FILE"
         )
     tagged = timm.list_models(f"{architecture}.*", include_tags=True) if tag else []
     if tag and lowered not in tagged:

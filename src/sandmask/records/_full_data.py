@@ -12,12 +12,12 @@ FULL_DATA = "full_data"
 
 
 def judged_by_first_stage(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
-    """Yield the runs, those with `full_data` with the validation accuracies of the run without it.
+    """Yield the runs; those with `full_data` get the validation accuracies of the run without it.
 
-    Having trained on the examples that are held back for selection, such a run has no validation accuracy of its own.
-    Evaluations that its first stage lacks are left out. On held-out environments its accuracies stay what they are.
+    A run that trained on the examples held back for selection has no validation accuracy of its own. Evaluations that
+    its first stage lacks are left out. Its accuracies on held-out environments do not change.
 
-    :param runs: records, averages of weights as records of their own.
+    :param runs: records of the runs.
     """
     runs = list(runs)
     firsts = {run.spec.id: run for run in runs if not _is_full(run.spec)}

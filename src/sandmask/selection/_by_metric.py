@@ -40,7 +40,7 @@ def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
     return replace(
         rule,
         name=f"{rule.name}{_BY}{measure.name}",
-        description=f"{rule.description}, with {measure.name} in place of accuracy",
+        description=f"{rule.description}, with {measure.name} instead of accuracy",
         choose=choose,
         needs_metrics=(f"{measure.name}/out/0",),
         remedy=f"train with --metrics {measure.name}",
@@ -48,7 +48,10 @@ def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
 
 
 def find_rule(name: str) -> SelectionRule:
-    """A registered rule, or one with a metric in its name: "training-domain by f1"."""
+    """Return a registered rule, or one with a metric in its name: "training-domain by f1".
+
+    :param name: name of the rule.
+    """
     rule, by, metric = name.partition(_BY)
     return by_metric(RULES[rule], metric) if by else RULES[rule]
 

@@ -226,10 +226,12 @@ class Trainer:
         there, asked = metadata.get("measures", []), list(self.stack.evaluator.metrics)
         if there != asked:
             how = f"with --metrics {','.join(there)}" if there else "without --metrics"
-            raise SandmaskError(f"{self.checkpoint} was begun {how}. Go on so, or delete that file to begin anew.")
+            raise SandmaskError(
+                f"{self.checkpoint} was started {how}. Use the same, or delete it to start over."
+            )
         if metadata.get("keeps", "last") != ("best" if self.keeper.values else "last"):
             raise SandmaskError(
-                f"{self.checkpoint} was begun with other --keep-models. Go on so, or delete that file to begin anew."
+                f"{self.checkpoint} was started with other --keep-models. Use the same, or delete it to start over."
             )
 
 

@@ -57,6 +57,7 @@ def make_spec(
     :param weights: file with pretrained weights, "pretrained" or "none".
     :param precision: "fp32", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
+    :param shared_init: take the initial weights from the trial instead of the seed.
     """
     chosen = ALGORITHMS[algorithm]
     values = resolve(
@@ -151,7 +152,7 @@ def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> Non
         numbers = evaluations * MEASURES[name].size(len(dataset.environments), len(dataset.classes))
         if numbers > MOST_NUMBERS:
             raise SandmaskError(
-                f"The metric {name!r} of {dataset.name} has {numbers:,} numbers a run, which is over {MOST_NUMBERS:,}. "
+                f"The metric {name!r} of {dataset.name} has {numbers:,} numbers per run, over {MOST_NUMBERS:,}. "
                 "Leave it out, or evaluate less often with --checkpoint-every."
             )
 

@@ -73,7 +73,10 @@ def _stacked(algorithm: Algorithm, state: State, n_runs: int) -> dict[str, Any]:
 
 
 def kept_models(folder: Path) -> Iterator[KeptModel]:
-    """The models in a file, or in all such files below a folder, of the runs that have one."""
+    """Yield the models in a file, or in all such files below a folder.
+
+    :param folder: file or folder.
+    """
     files = [folder] if folder.is_file() else sorted(folder.rglob(f"[!.]*{MODELS_SUFFIX}"))
     for file in files:
         metadata = load_metadata(file)

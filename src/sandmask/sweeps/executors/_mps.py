@@ -24,9 +24,11 @@ def workers_share(devices: Sequence[str], workers: int) -> bool:
 
 @contextmanager
 def shared_gpus(notice: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Run the service for processes that start meanwhile, unless somebody already does; stop it at the end.
+    """Run NVIDIA MPS for processes that are started inside the block, unless it already runs.
 
-    Where it cannot be started, the workers take turns on the GPU, and `notice` is told why.
+    If it cannot be started, the workers take turns on the GPU.
+
+    :param notice: called with the reason if it cannot be started.
     """
     if _running():
         yield

@@ -1,10 +1,12 @@
 """Whether a server can be reached, asked before a library that would retry for most of a minute."""
 
 import os
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 SECONDS_TO_ANSWER = 5.0
 
@@ -30,15 +32,19 @@ def hub_if_reachable() -> Iterator[str | None]:
     """Use Hugging Face's libraries: online, or only their cache if the Hub does not answer. Gives the Hub's address, or
     None without a connection.
     """
-    import datasets.config
     from huggingface_hub import constants
 
     if answers(constants.ENDPOINT):
         yield constants.ENDPOINT
         return
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    settings: list[Any] = [constants]
+    if "datasets" in sys.modules:
+        settings.append(sys.modules["datasets"].config)
+    before = [each.HF_HUB_OFFLINE for each in settings]
+    for each in settings:
+        each.HF_HUB_OFFLINE = True
     try:
         yield None
     finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+        for each, value in zip(settings, before, strict=True):
+            each.HF_HUB_OFFLINE = value

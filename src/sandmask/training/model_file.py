@@ -29,6 +29,8 @@ class ModelInfo:
     environments: tuple[str, ...]
     classes: tuple[str, ...]
     preprocessing: Preprocessing
+    step: int | None = None  # after which the weights are from; None is the last one
+    average: str | None = None  # the name of the average of the weights, if they are one
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -37,7 +39,8 @@ class ModelInfo:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {**asdict(self), "spec": self.spec.to_json()}
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**known, "spec": self.spec.to_json()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ModelInfo":
@@ -48,6 +51,8 @@ class ModelInfo:
             environments=tuple(data["environments"]),
             classes=tuple(data["classes"]),
             preprocessing=Preprocessing.from_json(data["preprocessing"]),
+            step=data.get("step"),
+            average=data.get("average"),
         )
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,8 +18,10 @@ from sandmask.algorithms import ALGORITHMS, Algorithm, State
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
+from sandmask.training.checkpoint import save_tree
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
-from sandmask.training.model_file import ModelInfo, constants_of, load_info, load_state, set_constants
+from sandmask.training.hub import PREFIX, fetch
+from sandmask.training.model_file import ModelInfo, constants_of, load_info, load_state, model_tree, set_constants
 from sandmask.training.precision import choose_device, temporary_precision
 from sandmask.training.stack import build_algorithm
 from sandmask.training.stack_models import MODELS_SUFFIX, StackModels, find_model
@@ -88,6 +90,34 @@ class TrainedRun:
     def uses_context(self) -> bool:
         """Whether the prediction of an example depends on the others of its batch."""
         return self._algorithm.uses_context
+
+    def save_model(self, path: Path) -> None:
+        """Write the model to a file of its own, which `load_run` loads.
+
+        :param path: the file to write.
+        """
+        save_tree(path, model_tree(self._algorithm, self._state), self.info.to_json())
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, runs: Sequence[RunRecord] = ()) -> Path:
+        """Write config.json, model.safetensors and a model card to a folder: the layout of the Hugging Face Hub.
+
+        :param folder: the folder to write; `load_run` loads it.
+        :param runs: records of the sweep that the run is part of, for the error over trials in the model card.
+        """
+        from sandmask.training.hub import save_for_hub
+
+        return save_for_hub(self, folder, runs=runs)
+
+    def push_to_hub(self, repository: str, *, runs: Sequence[RunRecord] = (), private: bool = False) -> str:
+        """Upload the model to the Hugging Face Hub; return its address.
+
+        :param repository: its name there, such as "me/my-model".
+        :param runs: records of the sweep that the run is part of, for the error over trials in the model card.
+        :param private: whether a new repository is private.
+        """
+        from sandmask.training.hub import push_to_hub
+
+        return push_to_hub(self, repository, runs=runs, private=private)
 
     def record(self) -> RunRecord:
         """The run's evaluations."""
@@ -166,12 +196,14 @@ def load_run(
     Folders and files can be moved, copied and renamed; a model file is all that is needed to predict. Register your own
     algorithm before you load its runs (see `sandmask.plugins`).
 
-    :param path: folder of a run, its model.safetensors, or the folder of a sweep.
+    :param path: folder of a run, its model.safetensors, the folder of a sweep, or "hf:" and the name of a model on the
+        Hugging Face Hub.
     :param device: where to load it.
     :param run: id of the run, or the beginning of it, if the path is that of a sweep.
     :param average: averaged weights that the run kept: "sma", "ema" or "swad".
     """
-    path, where = Path(path), choose_device(str(device))
+    where = choose_device(str(device))
+    path = fetch(os.fspath(path)) if os.fspath(path).startswith(PREFIX) else Path(path)
     if _holds_many(path):
         return _load_kept(path, where, run, average)
     model = path if path.is_file() else path / (MODEL if average is None else f"model-{average}.safetensors")
@@ -183,7 +215,9 @@ def load_run(
     if run is not None and not info.spec.id.startswith(run):
         raise SandmaskError(f"{path} holds the run {info.spec.id}, not {run!r}.")
     algorithm = _algorithm_of(info, path, where)
-    return TrainedRun(model.parent, info, algorithm, load_state(model, algorithm, where), where)
+    state = load_state(model, algorithm, where)
+    info = replace(info, average=average) if average is not None else info
+    return TrainedRun(model.parent, info, algorithm, state, where)
 
 
 def _holds_many(path: Path) -> bool:
@@ -198,6 +232,7 @@ def _load_kept(path: Path, device: torch.device, run: str | None, average: str |
     models = StackModels(model.file)
     info = models.info(model)
     algorithm = _algorithm_of(info, path, device)
+    info = replace(info, step=model.step, average=model.average)
     return TrainedRun(model.file.parent, info, algorithm, models.state(model, algorithm, device), device, model.file)
 
 

@@ -1,0 +1,168 @@
+"""Models in the layout of the Hugging Face Hub: `config.json`, `model.safetensors` and a model card, `README.md`."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sandmask
+from sandmask._online import hub_if_reachable
+from sandmask._replacing import replacing
+from sandmask.errors import SandmaskError
+from sandmask.records import RunRecord, split_averages
+from sandmask.training.folder import MODEL, RECORDS
+from sandmask.training.model_card import CardFacts, model_card
+
+if TYPE_CHECKING:
+    from sandmask.training.trained_run import TrainedRun
+
+PREFIX = "hf:"
+CONFIG, CARD = "config.json", "README.md"
+FILES = (CONFIG, MODEL, CARD, RECORDS)
+
+
+def save_for_hub(
+    run: "TrainedRun",
+    folder: str | os.PathLike[str],
+    *,
+    runs: Sequence[RunRecord] = (),
+    name: str | None = None,
+) -> Path:
+    """Write the model of a run to a folder in the layout of the Hub; the folder is then loaded like a run's.
+
+    :param run: the trained run, from `load_run`.
+    :param folder: the folder to write; it may exist if it holds nothing but an earlier version of these files.
+    :param runs: records of the sweep that the run is part of, for the error over trials in the model card.
+    :param name: what the card says to load the model by; the folder if not given.
+    """
+    target = Path(folder)
+    _check_target(target)
+    record, facts = _facts(run, runs)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        run.save_model(target / MODEL)
+        source = run.path / RECORDS
+        if record is not None and source.is_file() and source.resolve() != (target / RECORDS).resolve():
+            shutil.copyfile(source, target / RECORDS)
+        _write(target / CONFIG, json.dumps(_config(run), indent=2) + "\n")
+        _write(target / CARD, model_card(facts, name or str(target)))
+    except OSError as error:
+        raise SandmaskError(f"{error.filename or target} cannot be written ({error.strerror or error}).") from error
+    return target
+
+
+def push_to_hub(run: "TrainedRun", repository: str, *, runs: Sequence[RunRecord] = (), private: bool = False) -> str:
+    """Upload the model of a run to the Hub, in the layout of `save_for_hub`; return its address.
+
+    :param run: the trained run, from `load_run`.
+    :param repository: its name on the Hub, such as "me/my-model"; it is created if it does not exist.
+    :param runs: records of the sweep that the run is part of.
+    :param private: whether a new repository is private.
+    """
+    repository = repository.removeprefix(PREFIX)
+    _check_name(repository)
+    with _connected(f"{PREFIX}{repository}", "push") as hub, tempfile.TemporaryDirectory() as scratch:
+        folder = save_for_hub(run, Path(scratch) / "model", runs=runs, name=f"{PREFIX}{repository}")
+        api = hub.HfApi()
+        address = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=f"sandmask {sandmask.__version__}")
+    return str(address)
+
+
+def fetch(name: str) -> Path:
+    """The folder of a model on the Hub, downloaded or from the cache.
+
+    :param name: "hf:" and the name of the repository.
+    """
+    repository = name.removeprefix(PREFIX)
+    _check_name(repository)
+    with _connected(name, "load", offline=True) as hub:
+        return Path(hub.snapshot_download(repository, allow_patterns=list(FILES)))
+
+
+def _facts(run: "TrainedRun", runs: Sequence[RunRecord]) -> tuple[RunRecord | None, CardFacts]:
+    try:
+        record: RunRecord | None = run.record()
+    except SandmaskError:  # a model file that was moved away from its records
+        record = None
+    own = None
+    if record is not None:
+        rows = split_averages([record])
+        own = next((row for row in rows if row.spec.options.get("average") == run.info.average), None)
+    facts = CardFacts(
+        spec=run.spec,
+        environments=run.environments,
+        classes=run.classes,
+        is_image=run.info.preprocessing.kind == "image",
+        record=own,
+        step=run.info.step,
+        average=run.info.average,
+        runs=runs,
+    )
+    return record, facts
+
+
+def _config(run: "TrainedRun") -> dict[str, Any]:
+    """The model in plain words; `load_run` does not need it, as the model file says the same."""
+    numbered = dict(enumerate(run.classes))
+    return {
+        "model_type": "sandmask",
+        "library_name": "sandmask",
+        "sandmask_version": sandmask.__version__,
+        "architectures": [run.spec.network],
+        "id2label": numbered,
+        "label2id": {name: number for number, name in numbered.items()},
+        **run.info.to_json(),
+    }
+
+
+def _check_target(folder: Path) -> None:
+    """Refuse a folder that holds something else, such as the run's own."""
+    if folder.exists() and not folder.is_dir():
+        raise SandmaskError(f"{folder} is a file. Name a folder to write the model to.")
+    others = sorted(path.name for path in folder.iterdir() if path.name not in FILES) if folder.is_dir() else []
+    if others:
+        raise SandmaskError(f"{folder} holds other files, such as {others[0]}. Name a new or an empty folder.")
+    if (folder / RECORDS).exists() and not (folder / CONFIG).exists():
+        raise SandmaskError(f"{folder} is the folder of a run. Name a new or an empty folder.")
+
+
+def _check_name(repository: str) -> None:
+    owner, slash, name = repository.partition("/")
+    if not (owner and slash and name) or "/" in name:
+        raise SandmaskError(f"A model on the Hub is named OWNER/NAME. Found {repository!r}.")
+
+
+@contextmanager
+def _connected(name: str, purpose: str, *, offline: bool = False) -> Iterator[Any]:
+    """The package `huggingface_hub`, with its errors in one line; `offline` allows the cache alone."""
+    if find_spec("huggingface_hub") is None:
+        raise SandmaskError(f"{name} needs the package huggingface_hub: pip install 'sandmask[huggingface]'")
+    import huggingface_hub
+
+    with hub_if_reachable() as address:
+        if address is None and not offline:
+            raise SandmaskError(
+                f"Cannot {purpose} {name}: huggingface.co cannot be reached. Write the files here with --hub DIR, and "
+                "upload them from a connected machine: hf upload OWNER/NAME DIR"
+            )
+        try:
+            yield huggingface_hub
+        except (OSError, ValueError) as error:  # what the package and its transport raise derives from these
+            if isinstance(error, SandmaskError):
+                raise
+            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+            if address is None:
+                reason = "it is not in the cache of Hugging Face, and huggingface.co cannot be reached"
+            hint = " Log in with: hf auth login" if "401" in reason or "403" in reason else ""
+            raise SandmaskError(f"Cannot {purpose} {name}: {reason}.{hint}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -226,9 +226,7 @@ class Trainer:
         there, asked = metadata.get("measures", []), list(self.stack.evaluator.metrics)
         if there != asked:
             how = f"with --metrics {','.join(there)}" if there else "without --metrics"
-            raise SandmaskError(
-                f"{self.checkpoint} was started {how}. Use the same, or delete it to start over."
-            )
+            raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
         if metadata.get("keeps", "last") != ("best" if self.keeper.values else "last"):
             raise SandmaskError(
                 f"{self.checkpoint} was started with other --keep-models. Use the same, or delete it to start over."

@@ -45,6 +45,12 @@ def test_every_script_is_declared() -> None:
     assert sorted(RUNS) == SCRIPTS
 
 
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if script != "ilc_spirals.py"])
+def test_small_models_use_one_thread(script: str) -> None:
+    """More threads wait for each other: seconds become minutes. ILC's model is larger, and prints how many it uses."""
+    assert "torch.set_num_threads(1)" in (EXAMPLES / script).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_runs(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -1,6 +1,7 @@
 """Damaged and unreadable files in a sweep's folder: checkpoints, the request, progress files."""
 
 import errno
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,16 @@ def test_every_damaged_byte_of_a_request_is_noticed_and_files_without_a_checksum
     edited = folder.asked()
     assert edited is not None
     assert edited.n_trials == 2
+
+
+def test_a_request_survives_a_power_cut(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+    folder.accept(small_sweep())
+    assert any("sweep.toml" in Path(name).name for name in synced)  # the content, and then the name in the folder
+    assert synced[-1] == str(folder.path.resolve())
 
 
 def test_a_damaged_progress_file_says_nothing_and_stops_nothing(folder: SweepFolder, small_sweep: Make) -> None:

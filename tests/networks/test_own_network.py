@@ -89,6 +89,7 @@ def attention(*, batch_first: bool) -> nn.Module:
         (with_tensor, r"tensor 'scale' would stay on the CPU. Use register_buffer\('scale'"),
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(8)), "lazy layers"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 8)).double(), "type torch.float64"),
+        (lambda: nn.ModuleDict({"pairs": nn.Linear(24, 8)}), "attribute 'pairs' has a name that sandmask uses"),
         (nn.Flatten, "no parameters to train"),
         (lambda: nn.Linear(4, 8), r"\[N, 6, 4\] to features \[N, F\].* gave \[4, 6, 8\]"),
         (lambda: nn.Linear(5, 8), r"fails on inputs \[N, 6, 4\] of zeros and ones: RuntimeError"),

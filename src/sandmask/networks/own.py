@@ -23,6 +23,7 @@ from sandmask.networks.backbone import LARGE
 
 EXAMPLES = 4  # of the batch that a module is looked at with
 TOLERANCE = 1e-3  # relative to the largest number
+RESERVED = ("stacks", "has_kernels", "pairs", "embeds", "why_not")  # attributes by which our own networks say things
 
 
 @dataclass(frozen=True)
@@ -111,18 +112,24 @@ def _problems(module: nn.Module) -> Iterator[str]:
     if not any(parameter.requires_grad for parameter in parameters.values()):
         yield "it has no parameters to train"
     for name, part in module.named_modules():
-        for attribute, value in vars(part).items():
-            if isinstance(value, Tensor):
-                where = f"{name}.{attribute}".lstrip(".")
-                yield f"its tensor {where!r} would stay on the CPU. Use register_buffer({attribute!r}, ...)"
-        if isinstance(part, _BatchNorm) and _is_fresh(part):
-            yield (
-                f"its layer {name!r} is a {type(part).__name__} without statistics. Batch statistics tie the examples "
-                "of different environments together, so only frozen ones are used here. Replace it by GroupNorm or "
-                "LayerNorm, or load trained statistics"
-            )
+        yield from _problems_of_part(name, part)
     for leak in find_leaks(copy.deepcopy(module).eval()):
         yield f"its layer {leak.name!r} is a {leak.module}: {leak.reason}. To fix it, {leak.remedy}"
+
+
+def _problems_of_part(name: str, part: nn.Module) -> Iterator[str]:
+    if taken := [attribute for attribute in RESERVED if hasattr(part, attribute)]:
+        yield f"its attribute {f'{name}.{taken[0]}'.lstrip('.')!r} has a name that sandmask uses. Rename it"
+    for attribute, value in vars(part).items():
+        if isinstance(value, Tensor):
+            where = f"{name}.{attribute}".lstrip(".")
+            yield f"its tensor {where!r} would stay on the CPU. Use register_buffer({attribute!r}, ...)"
+    if isinstance(part, _BatchNorm) and _is_fresh(part):
+        yield (
+            f"its layer {name!r} is a {type(part).__name__} without statistics. Batch statistics tie the examples "
+            "of different environments together, so only frozen ones are used here. Replace it by GroupNorm or "
+            "LayerNorm, or load trained statistics"
+        )
 
 
 def _is_fresh(norm: _BatchNorm) -> bool:

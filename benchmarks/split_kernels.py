@@ -116,11 +116,11 @@ def conv_cases(n_runs: int, name: str) -> Iterator[Case]:
         return y.relu().permute(0, 2, 3, 1)
 
     def backward(dtype: torch.dtype) -> Tensor:
-        found: Tensor = conv2d_input(image.shape, weight[0].to(dtype), of_result.to(dtype), stride, 1)
+        found: Tensor = conv2d_input(image.shape, weight[0].to(dtype), of_result.to(dtype), stride, 1)  # type: ignore[no-untyped-call]
         return found.permute(0, 2, 3, 1)
 
     def of_weight(dtype: torch.dtype) -> Tensor:
-        found: Tensor = conv2d_weight(image.to(dtype), weight[0].shape, of_result.to(dtype), stride, 1)
+        found: Tensor = conv2d_weight(image.to(dtype), weight[0].shape, of_result.to(dtype), stride, 1)  # type: ignore[no-untyped-call]
         return found / 2
 
     def choose(table: dict[int, Tiles]) -> Callable[[Tiles], None]:

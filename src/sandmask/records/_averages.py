@@ -67,7 +67,11 @@ def _each(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
 
 
 def averaged_spec(spec: RunSpec, average: str | None = None) -> RunSpec:
-    """The spec under which reports show a run that kept averages, or one of its averages."""
+    """Return the spec under which reports show a run that kept averages, or one of its averages.
+
+    :param spec: spec of the run.
+    :param average: name of an average; None for the run itself.
+    """
     options = {name: value for name, value in spec.options.items() if name != "averages"}
     return replace(spec, options=options if average is None else {**options, "average": average})
 

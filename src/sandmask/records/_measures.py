@@ -62,23 +62,33 @@ def table_size(name: str, n_envs: int, n_classes: int) -> int:
 
 
 def parse_measures(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of metrics, checked, in the order of `MEASURES`; "all" is every one."""
+    """Check names of metrics and return them in the order of `MEASURES`.
+
+    :param names: names; "all" is every metric.
+    """
     asked = list(names)
     found = set(MEASURES) if "all" in asked else {MEASURES[name].name for name in asked}
     return tuple(name for name in MEASURES if name in found)
 
 
 def measured(run: RunRecord, name: str, split: str) -> NDArray[np.float64] | None:
-    """A metric that is a number, [T, environments]; None where the run did not record it."""
+    """Return a metric that is a number, [T, environments]; None if the run did not record it.
+
+    :param run: record of the run.
+    :param name: name of the metric.
+    :param split: "in" or "out".
+    """
     curves = [run.metrics.get(f"{name}/{split}/{env}") for env in range(len(run.env_names))]
     present = [curve for curve in curves if curve is not None]
     return np.stack(present, axis=1) if present and len(present) == len(curves) else None
 
 
 def class_counts(run: RunRecord) -> NDArray[np.int64] | None:
-    """Right answers and examples of each class, [T, splits, environments, classes, 2]; None where not recorded.
+    """Return right answers and examples of each class, [T, splits, environments, classes, 2]; None if not recorded.
 
     A confusion matrix has them too.
+
+    :param run: record of the run.
     """
     shape = (len(run.steps), *MEASURES[PER_CLASS].shape(len(run.env_names), len(run.classes)))
     if PER_CLASS in run.tables:
@@ -88,7 +98,10 @@ def class_counts(run: RunRecord) -> NDArray[np.int64] | None:
 
 
 def confusion_counts(run: RunRecord) -> NDArray[np.int64] | None:
-    """Counts by true and predicted class, [T, splits, environments, classes, classes]; None where not recorded."""
+    """Return counts by true and predicted class, [T, splits, environments, classes, classes]; None if not recorded.
+
+    :param run: record of the run.
+    """
     if CONFUSION not in run.tables:
         return None
     return run.tables[CONFUSION].reshape(
@@ -97,7 +110,10 @@ def confusion_counts(run: RunRecord) -> NDArray[np.int64] | None:
 
 
 def recorded_measures(runs: Iterable[RunRecord]) -> list[str]:
-    """The metrics that any of these runs recorded, in the order of `MEASURES`."""
+    """Return the metrics that any of these runs recorded, in the order of `MEASURES`.
+
+    :param runs: records of the runs.
+    """
     entries = {f"{name}/{SPLITS[0]}/0": name for name in MEASURES}
     found: set[str] = set()
     for run in runs:

@@ -48,7 +48,10 @@ def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
 
 
 def find_rule(name: str) -> SelectionRule:
-    """A registered rule, or one with a metric in its name: "training-domain by f1"."""
+    """Return a registered rule, or one with a metric in its name.
+
+    :param name: name such as "training-domain" or "training-domain by f1".
+    """
     rule, by, metric = name.partition(_BY)
     return by_metric(RULES[rule], metric) if by else RULES[rule]
 

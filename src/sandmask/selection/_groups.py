@@ -95,7 +95,10 @@ def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str]) -> str
 
 
 def is_soup(method: str) -> bool:
-    """Whether a method's records are of many runs together: `ERM + greedy soup`, `ERM + SMA + ensemble`."""
+    """Whether a method's records are of many runs together: `ERM + greedy soup`, `ERM + SMA + ensemble`.
+
+    :param method: name of a method, as tables have it.
+    """
     spoken = method.split(_BRACKET, maxsplit=1)[0].split(_PLUS)[1:]
     return any(word == "ensemble" or word.endswith(" soup") for word in spoken)
 

@@ -61,7 +61,10 @@ class Candidates:
 
 
 def parse_soups(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of kinds, checked, in the order of `SOUPS`."""
+    """Check names of kinds and return them in the order of `SOUPS`.
+
+    :param names: names of kinds.
+    """
     asked = list(names)
     for name in asked:
         if name not in SOUPS:
@@ -70,7 +73,11 @@ def parse_soups(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def candidates(folder: Path, runs: Iterable[RunRecord]) -> list[Candidates]:
-    """The cells whose models a sweep kept: one for each dataset, method, held-out environment, trial and average."""
+    """Return what can be combined: the models of each dataset, method, held-out environment, trial and average.
+
+    :param folder: folder of the sweep.
+    :param runs: records of its runs.
+    """
     records = {record.spec.id: record for run in runs for record in split_averages([run])}
     found: defaultdict[tuple[object, ...], list[Member]] = defaultdict(list)
     for model in kept_models(folder):
@@ -87,7 +94,10 @@ def candidates(folder: Path, runs: Iterable[RunRecord]) -> list[Candidates]:
 
 
 def why_no_mean(cell: Candidates) -> str | None:
-    """Why the weights of a cell's models have no meaningful mean; None where they have one."""
+    """Return why the weights of models have no meaningful mean; None if they have one.
+
+    :param cell: the models.
+    """
     specs = [member.model.spec for member in cell.members]
     if any(spec.options.get(INIT) != SHARED for spec in specs):
         return "its runs start from different weights; train the sweep with --shared-init"
@@ -109,7 +119,13 @@ class Soup:
 
 
 def make_soup(cell: Candidates, kind: str, dataset: Dataset, device: torch.device) -> Soup:
-    """The soup of a kind of a cell's models."""
+    """Combine models.
+
+    :param cell: the models.
+    :param kind: "uniform", "greedy" or "ensemble".
+    :param dataset: the dataset that they were trained on.
+    :param device: where to compute.
+    """
     spec = _soup_spec(cell, kind)
     with temporary_precision(spec.precision):
         return _make(cell, spec, dataset, device)

@@ -57,6 +57,7 @@ def make_spec(
     :param weights: file with pretrained weights, "pretrained" or "none".
     :param precision: "fp32", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
+    :param shared_init: take the initial weights from the trial instead of the seed.
     """
     chosen = ALGORITHMS[algorithm]
     values = resolve(

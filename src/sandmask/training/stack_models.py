@@ -73,7 +73,10 @@ def _stacked(algorithm: Algorithm, state: State, n_runs: int) -> dict[str, Any]:
 
 
 def kept_models(folder: Path) -> Iterator[KeptModel]:
-    """The models in a file, or in all such files below a folder, of the runs that have one."""
+    """Iterate over kept models, without reading their weights.
+
+    :param folder: folder of a sweep, or one of its files of models.
+    """
     files = [folder] if folder.is_file() else sorted(folder.rglob(f"[!.]*{MODELS_SUFFIX}"))
     for file in files:
         metadata = load_metadata(file)

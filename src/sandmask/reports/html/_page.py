@@ -85,6 +85,9 @@ def render_html(
     :param statistics: include the comparisons with the baseline.
     :param draws: number of draws in a complete cell; as many as there are if not given.
     :param trials: number of trials in a complete cell; as many as there are if not given.
+    :param metrics: metrics beyond accuracy to include; the recorded ones that are a number for each environment if not
+        given.
+    :param earlier: records of other runs to compare with.
     """
     runs = list(judged_by_first_stage(split_averages(runs)))
     names = list(RULES) if rules is None else list(dict.fromkeys(find_rule(name).name for name in rules))

@@ -59,8 +59,8 @@ def report(
     :param trials: trials of a complete cell; as many as there are if not given.
     :param metrics: metrics beyond accuracy to show, or "all"; those that are a number for each environment if not
         given. The runs have to have recorded them.
-    :param against: a folder of earlier records to compare with: its number is put beside each cell, with the change.
     :param select_by: what the rules select by: "accuracy", "f1", "ece" or "worst-group".
+    :param against: a folder of earlier records to compare with: its number is put beside each cell, with the change.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not several:
@@ -114,9 +114,9 @@ def build_report(
     :param baseline: method that the others are compared with.
     :param draws: number of draws in a complete cell; as many as there are if not given.
     :param trials: number of trials in a complete cell; as many as there are if not given.
-    :param earlier: records of other runs to compare with.
     :param metrics: metrics beyond accuracy to include; the recorded ones that are a number for each environment if not
         given.
+    :param earlier: records of other runs to compare with.
     """
     if not runs:
         raise SandmaskError("There are no runs to report. Name a folder that has records in it.")

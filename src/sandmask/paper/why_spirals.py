@@ -154,6 +154,8 @@ def signatures(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 def _rank_correlation(one: Sequence[float] | NDArray[np.float64], other: Sequence[float]) -> float:
     """Spearman's."""
+    if len(set(one)) < 2 or len(set(other)) < 2:
+        return float("nan")  # nothing varies, which older versions of pandas warn about
     return float(pd.Series(one).rank().corr(pd.Series(other).rank()))
 
 

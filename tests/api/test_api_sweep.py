@@ -147,7 +147,7 @@ def test_runs_that_cannot_be_trained_are_named(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"datasets": None}, "say which datasets"),
+        ({"datasets": None}, "name its datasets"),
         ({"algorithms": "ERM,SANDMsk"}, "Did you mean 'SANDMask'?"),
         ({"test_envs": ["d"]}, "has no environment 'd'"),
         ({"n_trials": 0}, "n_trials should be at least 1"),

@@ -129,7 +129,7 @@ def test_the_plan_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--algorithms", "ERM"), "say which datasets with --datasets or --config"),
+        (("--algorithms", "ERM"), "name its datasets with --datasets or --config"),
         (("--datasets", "DebugVektor", "--algorithms", "ERM"), "Did you mean 'DebugVector'?"),
         (("--datasets", "DebugVector", "--algorithms", "ERM,SANDMsk"), "Did you mean 'SANDMask'?"),
         (("--datasets", "DebugVector", "--algorithms", "ERM", "--test-envs", "d"), "has no environment 'd'"),
@@ -168,7 +168,7 @@ def test_diagnostics_of_every_run(tmp_path: Path) -> None:
     names = {f"DebugVector-{record.spec.algorithm}-{record.spec.id}" for record in runs}
     assert {path.parent.name for path in board.rglob("events.out.tfevents.*")} == names
     more = run("run", folder, "--selection", "training-domain,oracle,common-signal", "--n-trials", "2", *HERE)
-    assert "common-signal can judge only runs that are trained with --diagnostics" in more.stderr
+    assert "common-signal needs runs that were trained with --diagnostics" in more.stderr
 
 
 def test_options_for_slurm_replace_our_own_and_times_are_read_as_slurm_writes_them() -> None:

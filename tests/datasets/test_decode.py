@@ -71,7 +71,7 @@ def test_floats_in_the_unit_range(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        (RAMP.astype(np.float32), r"floats from 0 to 6\.55.* should lie in 0\.\.1"),
+        (RAMP.astype(np.float32), r"floats from 0 to 6\.55.* should be in 0\.\.1"),
         (np.full((8, 8), -0.5, dtype=np.float32), r"floats from -0\.5 to"),
         (np.full((8, 8), np.nan, dtype=np.float32), "floats from nan"),
         (RAMP.astype(np.int32), "32-bit or signed integers.*convert it to 8 or 16 bits"),

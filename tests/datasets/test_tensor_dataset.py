@@ -35,7 +35,7 @@ def test_works_under_vmap() -> None:
         (("a", "b"), X, Y, "2 environment names for 1"),
         (("a",), X[:3], Y, "3 inputs and 6 labels"),
         (("a",), X.double(), Y, "float32 or uint8"),
-        (("a",), X, Y + 1, r"labels should lie in 0\.\.1"),
+        (("a",), X, Y + 1, r"labels should be in 0\.\.1"),
         (("a",), X[:0], Y[:0], "0 inputs"),
     ],
 )

@@ -135,8 +135,8 @@ LogOption = Annotated[
     list[str] | None,
     typer.Option(
         "--log",
-        metavar="NAME[:TARGET]",
-        help="Also log to tensorboard:DIR, wandb:PROJECT or mlflow:DIR-OR-ADDRESS. Repeatable.",
+        metavar="LOGGER",
+        help="Also log to tensorboard:DIR, wandb:PROJECT or mlflow:DIR. Repeatable.",
     ),
 ]
 TensorBoardOption = Annotated[

@@ -23,8 +23,8 @@ T = TypeVar("T", bound=Named)
 def near(word: str, choices: Iterable[str]) -> str | None:
     """The choice that `word` most likely stands for, or None if nothing is close.
 
-    A choice that begins with the word or contains it comes before one that is spelled like it, and the shortest of
-    several first. Numbers have no neighbours: a wrong one is not a misspelling.
+    The order is: a choice that begins with the word, a misspelling, a choice that contains the word, a distant
+    likeness; of several, the shortest. Numbers have no neighbours: a wrong one is not a misspelling.
     """
     keys = {simplified(choice): choice for choice in choices}
     wanted = simplified(word)
@@ -33,8 +33,9 @@ def near(word: str, choices: Iterable[str]) -> str | None:
     by_length = sorted(keys, key=len)
     begun = [key for key in by_length if len(wanted) > 1 and key.startswith(wanted)]
     containing = [key for key in by_length if len(wanted) > 2 and wanted in key]
+    misspelled = difflib.get_close_matches(wanted, by_length, n=1, cutoff=0.8)
     alike = difflib.get_close_matches(wanted, by_length, n=1, cutoff=0.6)
-    found = [*begun, *containing, *alike]
+    found = [*begun, *misspelled, *containing, *alike]
     return keys[found[0]] if found else None
 
 

@@ -66,7 +66,7 @@ def measure(batch_size: int, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    rows: list[tuple[str, ...]] = [("batch per environment", *(f"{name}, ms" for name in WAYS), "recorded / ERM")]
+    rows: list[tuple[str, ...]] = [("batch per environment", *(f"{name}, ms" for name in WAYS), "recorded over ERM")]
     for batch_size, repeats in SIZES.items():
         times = measure(batch_size, repeats)
         ratio = f"{times['recorded'] / times['ERM']:.2f}"

@@ -1,4 +1,4 @@
-"""The tables in results/h200 that docs/benchmarks.md shows equal the logs beside them.
+"""The tables in results/h200, which docs/benchmarks.md summarizes, equal the logs beside them.
 
 That the page equals the tables is tested with the other generated blocks, in tests/paper/test_paper_pages.py.
 """

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import sandmask.hparams
+from sandmask.algorithms import ALGORITHMS
 from sandmask.errors import SandmaskError
 from sandmask.hparams import (
     COUNT,
@@ -134,6 +135,15 @@ def test_hparams_seed_zero_means_the_defaults_for_every_trial() -> None:
     assert spirals == {
         "lr": 0.01, "batch_size": 512, "weight_decay": 1e-3, "mlp_width": 256, "mlp_depth": 3, "dropout": 0.0
     }  # fmt: skip
+    images = resolve(space_for("image", "PACS", "ERM", (), "paper"))
+    assert images == {"lr": 5e-5, "batch_size": 32, "weight_decay": 0.0, "dropout": 0.0}
+
+
+def test_the_registered_masks_have_the_papers_ranges() -> None:
+    for name in ("ANDMask", "SANDMask", "GeometricMean", "SANDMask-released"):
+        space = space_for("image", "PACS", name, ALGORITHMS[name].hparams, "paper")
+        assert (space["tau"].default, str(space["tau"].draw)) == (1.0, "U(0, 1)")
+        assert "k" not in space or (space["k"].default, str(space["k"].draw)) == (10.0, "10^U(-3, 5)")
 
 
 def test_every_name_has_a_stream_of_its_own() -> None:

@@ -23,7 +23,7 @@ from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
 import sandmask
 from sandmask.algorithms import ALGORITHMS
-from sandmask.cli._commands import COMMANDS
+from sandmask.cli._app import COMMANDS
 from sandmask.datasets import DATASETS
 from sandmask.hparams import parse_overrides, resolve, space_for
 from sandmask.masks import _errors

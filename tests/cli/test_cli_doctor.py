@@ -15,7 +15,7 @@ import sandmask
 from sandmask.cli import _app, doctor
 from sandmask.cli import _check_installation as installation
 from sandmask.cli import _check_machine as machine
-from sandmask.cli._finding import Finding, note, ok, problem
+from sandmask.cli.doctor import Finding, note, ok, problem
 from sandmask.datasets.sources import SOURCES
 
 runner = CliRunner()
@@ -103,7 +103,7 @@ def test_a_plugin_that_fails_is_a_problem(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_weights_in_the_cache_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for cached, status in ((False, "note"), (True, "ok")):
-        monkeypatch.setattr("sandmask.networks._pretrained._is_cached", lambda _, cached=cached: cached)
+        monkeypatch.setattr("sandmask.networks._timm._is_cached", lambda _, cached=cached: cached)
         assert status_of(installation.weights()) == {"resnet50.tv_in1k": status}
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sandmask import _version
 from sandmask.cli import _app
-from sandmask.cli._commands import COMMANDS, Command
+from sandmask.cli._app import COMMANDS, Command
 from sandmask.errors import SandmaskError
 
 runner = CliRunner()

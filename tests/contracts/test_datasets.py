@@ -13,7 +13,7 @@ from PIL import Image
 from sandmask.datasets import DATASETS, Dataset, dataset_entry, load_dataset, resolve_environment
 from sandmask.datasets.sources import SOURCES
 from sandmask.functional.random import key_of
-from sandmask.records._protocol import HELD_OUT
+from sandmask.records._types import HELD_OUT
 from sandmask.registry import Registry
 
 GENERATED = ("Spirals", "Debug28", "DebugVector")

@@ -8,8 +8,7 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms import functional as tv
 
 from sandmask.datasets import Augmentation
-from sandmask.datasets._augment import CROP_TRIES, crop, crop_boxes
-from sandmask.datasets._color import jitter, shift_hue, to_gray
+from sandmask.datasets._augment import CROP_TRIES, crop, crop_boxes, jitter, shift_hue, to_gray
 from sandmask.functional.random import fold, key_of
 
 SCALE, RATIO = (0.7, 1.0), (3 / 4, 4 / 3)

@@ -16,10 +16,10 @@ import pytest
 
 from sandmask.datasets import load_dataset
 from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._relocate import move_domains
+from sandmask.datasets._prepare import move_domains
 from sandmask.datasets.download import Patience, install, verify
 from sandmask.datasets.download._http import fetch_from_drive
-from sandmask.datasets.download._ledger import Ledger, sole_user
+from sandmask.datasets.download._verify import Ledger, sole_user
 from sandmask.datasets.sources import SOURCES, RemoteFile, Source, downloadable, source_of
 from sandmask.errors import SandmaskError
 

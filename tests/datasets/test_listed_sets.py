@@ -16,7 +16,7 @@ from sandmask.datasets.download import verify
 from sandmask.datasets.download._install import install
 from sandmask.datasets.sources import SOURCES, RemoteFile, Source
 from sandmask.datasets.spawrious import BREEDS, ENVIRONMENTS, MIXTURES, PLACES, Mixture
-from sandmask.datasets.wilds_camelyon import COUNTS
+from sandmask.datasets.wilds import COUNTS
 from sandmask.errors import SandmaskError
 
 NUMBERS = itertools.count()
@@ -64,7 +64,7 @@ def test_camelyon_has_a_hospital_as_an_environment(camelyon: Path) -> None:
         path.startswith("patches/patient_006_node_2/") for path in files(data, 2)
     )  # center 2 is patient 006 here
     data.check()
-    assert sum(COUNTS.values()) == 455_954  # of the WILDS paper
+    assert sum(COUNTS) == 455_954  # of the WILDS paper
 
 
 def test_camelyon_examples_are_in_the_order_of_the_file(camelyon: Path) -> None:

@@ -11,10 +11,9 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sandmask.datasets import _mnist, load_dataset
-from sandmask.datasets._mnist import deal, load_digits, parse_idx
-from sandmask.datasets.colored_mnist import color
-from sandmask.datasets.rotated_mnist import rotate
+from sandmask.datasets import load_dataset
+from sandmask.datasets import mnist as module
+from sandmask.datasets.mnist import color, deal, load_digits, parse_idx, rotate
 from sandmask.errors import SandmaskError
 
 N_TRAIN, N_TEST = 600, 100
@@ -33,7 +32,7 @@ def contents(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
         files[f"{part}-images-idx3-ubyte"] = idx(draws.randint(1, 256, (n, 28, 28)))
         files[f"{part}-labels-idx1-ubyte"] = idx(draws.randint(0, 10, n))
     md5 = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    monkeypatch.setattr(_mnist, "CONTENT_MD5", md5)
+    monkeypatch.setattr(module, "CONTENT_MD5", md5)
     return files
 
 

@@ -3,8 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from sandmask.datasets import domain_net, terra_incognita
-from sandmask.datasets._relocate import move_domains
+from sandmask.datasets._prepare import (
+    move_domains,
+    prepare_domain_net,
+    prepare_terra_incognita,
+)
+from sandmask.datasets.image_sets import DOMAIN_NET
 from sandmask.errors import SandmaskError
 
 CATEGORIES = [{"id": 1, "name": "bird"}, {"id": 2, "name": "dog"}, {"id": 3, "name": "skunk"}]
@@ -37,7 +41,7 @@ def camera_traps(tmp_path: Path) -> Path:
 
 
 def test_terra_takes_its_places_and_classes(camera_traps: Path, tmp_path: Path) -> None:
-    note = terra_incognita.prepare(camera_traps, tmp_path / "ready")
+    note = prepare_terra_incognita(camera_traps, tmp_path / "ready")
     found = {path.relative_to(tmp_path / "ready").as_posix() for path in (tmp_path / "ready").rglob("*.jpg")}
     assert found == {
         "location_38/bird/a.jpg",
@@ -52,13 +56,13 @@ def test_terra_takes_its_places_and_classes(camera_traps: Path, tmp_path: Path) 
 def test_terra_misses_an_annotated_image(camera_traps: Path, tmp_path: Path) -> None:
     (camera_traps / "eccv_18_all_images_sm" / "b.jpg").unlink()
     with pytest.raises(SandmaskError, match=r"1 annotated images are not in the archive, such as b\.jpg"):
-        terra_incognita.prepare(camera_traps, tmp_path / "ready")
+        prepare_terra_incognita(camera_traps, tmp_path / "ready")
 
 
 def test_terra_without_annotations(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(SandmaskError, match="no annotations"):
-        terra_incognita.prepare(tmp_path / "x", tmp_path / "ready")
+        prepare_terra_incognita(tmp_path / "x", tmp_path / "ready")
 
 
 @pytest.mark.parametrize(
@@ -72,12 +76,12 @@ def test_terra_without_annotations(tmp_path: Path) -> None:
 def test_terra_incognita_with_damaged_annotations(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(SandmaskError, match=rf"x\.json .*{message}"):
-        terra_incognita.prepare(tmp_path, tmp_path / "ready")
+        prepare_terra_incognita(tmp_path, tmp_path / "ready")
 
 
 def test_domain_net_drops_repeated_images_of_a_class(tmp_path: Path) -> None:
     extracted = tmp_path / "extracted"
-    for domain in domain_net.DOMAIN_NET_IMAGES.domains:
+    for domain in DOMAIN_NET.domains:
         for kind in ("axe", "zebra"):
             folder = extracted / domain / kind
             folder.mkdir(parents=True)
@@ -89,9 +93,9 @@ def test_domain_net_drops_repeated_images_of_a_class(tmp_path: Path) -> None:
                 ("5", "longer one"),
             ):
                 (folder / f"{name}.jpg").write_text(content)
-    note = domain_net.prepare(extracted, tmp_path / "ready")
+    note = prepare_domain_net(extracted, tmp_path / "ready")
     assert note == "24 duplicate images removed"
-    for domain in domain_net.DOMAIN_NET_IMAGES.domains:
+    for domain in DOMAIN_NET.domains:
         for kind in ("axe", "zebra"):
             assert sorted(path.name for path in (tmp_path / "ready" / domain / kind).iterdir()) == [
                 "1.jpg",

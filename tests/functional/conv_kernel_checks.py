@@ -24,7 +24,7 @@ from sandmask.functional.tape import dense as taped_dense
 from sandmask.functional.tape import moment_tape
 from sandmask.functional.tape.moment_tape import MomentTape
 from sandmask.masks import TensorMoments, gradient_moments
-from sandmask.networks import MNISTConvNet, mnist_convnet
+from sandmask.networks import MNISTConvNet, small
 from sandmask.records import RunSpec
 from sandmask.training import Stack, make_spec, stack
 from sandmask.training.precision import set_precision
@@ -75,7 +75,7 @@ HALVES = [Case(3, 2, 32, 8, 8, 1, 8, torch.bfloat16), Case(3, 32, 32, 7, 8, 2, 8
 
 @pytest.fixture(autouse=True)
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (conv, mnist_convnet):  # in full precision, too, although there they are slow
+    for module in (conv, small):  # in full precision, too, although there they are slow
         monkeypatch.setattr(module, "kernels_suit", lambda: True)
     set_precision("fp32")
     if not INTERPRETED:

@@ -10,7 +10,7 @@ from sandmask.functional.head import linear_pair, plain_linear_pair
 from sandmask.functional.tape.moment_tape import MomentTape
 from sandmask.masks import gradient_moments
 from sandmask.networks import Network
-from sandmask.networks.mlp import MLP
+from sandmask.networks.small import MLP
 
 NAMES = ("weight", "bias", "head", "head_bias")
 

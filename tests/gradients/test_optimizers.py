@@ -13,14 +13,14 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 import sandmask
-from sandmask.gradients import _optimizers
+from sandmask.gradients import _backward
 from sandmask.masks import MaskWarning, _errors
 
 
 @pytest.fixture(autouse=True)
 def nothing_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_errors, "_warned", set())
-    _optimizers._pending.clear()
+    _backward._pending.clear()
 
 
 def parameter() -> Tensor:
@@ -84,14 +84,14 @@ def test_one_hook_is_installed_and_then_idle() -> None:
         for _ in range(2):
             masked_backward(w)
             optimizer.step()
-            assert len(_optimizers._pending) == 0
-    assert list(torch_optimizer._global_optimizer_pre_hooks.values()).count(_optimizers._inspect) == 1
+            assert len(_backward._pending) == 0
+    assert list(torch_optimizer._global_optimizer_pre_hooks.values()).count(_backward._inspect) == 1
 
 
 def test_a_model_that_is_gone_is_not_waited_for() -> None:
     masked_backward(parameter())
     gc.collect()
-    assert len(_optimizers._pending) == 0
+    assert len(_backward._pending) == 0
 
 
 def test_threads_may_train_models_of_their_own() -> None:

@@ -10,7 +10,7 @@ import sandmask
 from sandmask.api import Run
 from sandmask.errors import SandmaskError
 from sandmask.loggers import LOGGERS, LoggerEntry, RunLogger
-from sandmask.loggers._run_log import without_single_tensors
+from sandmask.loggers._base import without_single_tensors
 from sandmask.loggers.mlflow import EXPERIMENT
 from sandmask.records import RunSpec, Status
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandmask._locking import lock
+from sandmask._files import lock
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, read_runs
 from sandmask.records._lines import eval_line, metric_value

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from sandmask.cli import _page
-from sandmask.cli._commands import COMMANDS
+from sandmask.cli import report as report_module
+from sandmask.cli._app import COMMANDS
 from sandmask.cli.report import report
 from sandmask.errors import SandmaskError
 from sandmask.records import write_archive
@@ -123,7 +123,7 @@ def test_the_browser_is_asked_to_open_the_page(
 
 
 def test_a_long_wait_is_announced(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_page, "_MANY", 10)
+    monkeypatch.setattr(report_module, "_MANY", 10)
     assert "48 runs: computing tables" in run(store, "--html", tmp_path / "out.html").stderr
 
 

@@ -16,7 +16,7 @@ from sandmask.records import RunRecord, read_runs
 from sandmask.records._lines import run_line
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import FORMATS, build_report, render
-from sandmask.reports._csv import csv_word
+from sandmask.reports._for_programs import csv_word
 from sandmask.reports.html import render_html
 
 ESCAPE, CSI, BIDI = "\x1b[31m", "\x9b31m", "\u202e"

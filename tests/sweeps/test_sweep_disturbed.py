@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from sandmask._locking import lock
+from sandmask._files import lock
 from sandmask._signals import TerminatedError, deferred, sigterm_raises, stop_requested
-from sandmask.api import _sweep_progress as display_module
+from sandmask.api import _progress as display_module
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, SweepStatus, expand, run_sweep, sweep_status

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sandmask._arguments import checked, paths
-from sandmask.datasets._scan import SUFFIXES
-from sandmask.datasets._walk import list_files
+from sandmask.datasets._scan import SUFFIXES, list_files
 from sandmask.datasets.manifest import listed_files, recognizes
 from sandmask.errors import SandmaskError
 from sandmask.training import TrainedRun, choose_device, load_run

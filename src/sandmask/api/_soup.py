@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask._text import tell
-from sandmask.api._images import allowances
-from sandmask.api._sweep_arguments import Names, names
+from sandmask.api._sweep_arguments import Names, allowances, names
 from sandmask.api._swept import Sweep
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError

@@ -5,15 +5,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, cast
 
 from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
-from sandmask.api._images import allowances, check_sources
-from sandmask.api._progress import ShowProgress, choose_screen, say_on
-from sandmask.api._sweep_arguments import Names, Workers, choose_workers, device_list, requested_sweep
-from sandmask.api._sweep_progress import SweepDisplay, headline
+from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
+from sandmask.api._sweep_arguments import (
+    Names,
+    Workers,
+    allowances,
+    check_sources,
+    choose_workers,
+    device_list,
+    requested_sweep,
+)
 from sandmask.api._swept import Sweep
 from sandmask.loggers import named_loggers
 from sandmask.plugins import load_plugins
@@ -166,27 +172,8 @@ def sweep(
     :param progress: show progress in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
     :return: the sweep. Runs that could not be trained are in its `failed`, and named on standard error.
     """
-    asked = SweepRequest(
-        config=config,
-        datasets=datasets,
-        algorithms=algorithms,
-        test_envs=test_envs,
-        n_hparams=n_hparams,
-        n_trials=n_trials,
-        space=space,
-        selection=selection,
-        steps=steps,
-        checkpoint_every=checkpoint_every,
-        hparams=hparams,
-        network=network,
-        weights=weights,
-        precision=precision,
-        averages=averages,
-        metrics=metrics,
-        keep_models=keep_models,
-        shared_init=shared_init,
-        seed=seed,
-    )
+    given = locals()
+    asked = cast("SweepRequest", {name: given[name] for name in SweepRequest.__annotations__})
     choose_screen(progress)  # a wrong value is refused before anything is written
     files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
     load_plugins(files)

@@ -1,16 +1,17 @@
-"""From the arguments of `sandmask.sweep` to a sweep spec and to the workers that train it."""
+"""From the arguments of `sandmask.train` and `sandmask.sweep` to a sweep spec, checked images and workers."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sandmask.algorithms import ALGORITHMS
-from sandmask.datasets import DATASETS
+from sandmask.api._progress import Screen, say_on
+from sandmask.datasets import DATASETS, Dataset, ImageDataset, dataset_entry, load_dataset, take_inventory
 from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
@@ -18,6 +19,10 @@ from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
+
+if TYPE_CHECKING:
+    from sandmask.sweeps import Expansion, JobOptions
+
 
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
 
@@ -183,3 +188,41 @@ def _minutes(value: str) -> int:
     else:
         hours, minutes, seconds = (0, *numbers, 0)[:3] if len(numbers) < 3 else numbers
     return max(1, 60 * hours + minutes + (seconds > 0))
+
+
+def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> tuple[str, ...]:
+    """The options that a dataset of images is loaded with; other datasets have none of them."""
+    given = {"skip_corrupt": skip_corrupt, "allow_missing_classes": allow_missing_classes}
+    return tuple(name for name, wanted in given.items() if wanted)
+
+
+def announce(dataset: Dataset, screen: Screen) -> None:
+    """Say how many images there are of each environment and class, and which files are not used."""
+    if isinstance(dataset, ImageDataset) and screen != "none":
+        for line in take_inventory(dataset).lines():
+            say_on(screen, line)
+
+
+def check_images(dataset: Dataset, screen: Screen, *, keep: bool) -> None:
+    """Decode every image, with a bar in a terminal; a corrupt one is an error."""
+    if not isinstance(dataset, ImageDataset):
+        return
+    if screen != "terminal":
+        dataset.check(keep=keep)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("reading images", total=None)
+        dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep)
+
+
+def check_sources(expansion: "Expansion", options: "JobOptions", names: Iterable[str], screen: Screen) -> None:
+    """Announce and check those datasets of a sweep that are images. Its workers load them for themselves."""
+    for name in dict.fromkeys(names):
+        entry = dataset_entry(expansion.sources[name])
+        if entry.scope == "image":
+            dataset = load_dataset(entry, options.data_dir, **dict.fromkeys(options.allowances, True))
+            announce(dataset, screen)
+            check_images(dataset, screen, keep=False)

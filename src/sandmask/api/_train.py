@@ -11,9 +11,8 @@ from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
 from sandmask.algorithms import ALGORITHMS
-from sandmask.api._images import allowances, announce, check_images
 from sandmask.api._progress import ShowProgress, TrainingBar, choose_screen
-from sandmask.api._sweep_arguments import Names, names
+from sandmask.api._sweep_arguments import Names, allowances, announce, check_images, names
 from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.loggers import Logger, requested_loggers

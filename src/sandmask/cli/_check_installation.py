@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import sandmask
-from sandmask.cli._finding import Finding, first_line, gibibytes, note, ok, problem
+from sandmask.cli.doctor import Finding, first_line, gibibytes, note, ok, problem
 from sandmask.errors import SandmaskError
 
 _PYTHONS = ((3, 11), (3, 13))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import sandmask
 from sandmask.cli._console import counted
-from sandmask.cli._finding import Finding, first_line, gibibytes, note, ok, problem
+from sandmask.cli.doctor import Finding, first_line, gibibytes, note, ok, problem
 
 if TYPE_CHECKING:
     import torch

@@ -98,7 +98,7 @@ def _show(swept: "Sweep", picture: Path) -> None:
 def _draw(swept: "Sweep", chosen: "dict[str, RunRecord]", path: Path) -> None:
     """The plane of the spiral as each chosen run sees it after its last step."""
     from sandmask.datasets import load_dataset
-    from sandmask.datasets.spirals_figure import draw_spirals, spiral_panel
+    from sandmask.datasets.spirals import draw_spirals, spiral_panel
 
     panels, kept = [], set(swept.models()["run"])  # a run that diverged may have left no model
     for method, record in chosen.items():

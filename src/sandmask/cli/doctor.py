@@ -2,17 +2,58 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from sandmask.cli._console import counted, print_json, styled
-from sandmask.cli._finding import Check, Finding, Status, first_line, problem
 from sandmask.cli._options import DataDirOption, JsonOption
+
+Status = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the examination. A note is worth knowing, a problem keeps something from working."""
+
+    name: str
+    status: Status
+    says: str
+    advice: str | None = None
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def ok(name: str, says: str) -> Finding:
+    """All is well."""
+    return Finding(name, "ok", says)
+
+
+def note(name: str, says: str, advice: str | None = None) -> Finding:
+    """Something that can be better, or is not there and need not be."""
+    return Finding(name, "note", says, advice)
+
+
+def problem(name: str, says: str, advice: str) -> Finding:
+    """Something that does not work, and what to do."""
+    return Finding(name, "problem", says, advice)
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def gibibytes(n_bytes: float) -> str:
+    """A size, for people."""
+    return f"{n_bytes / 2**30:,.1f} GiB"
+
 
 _MARKS: dict[Status, tuple[str, str]] = {
     "ok": ("ok", "green"),

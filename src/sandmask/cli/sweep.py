@@ -23,8 +23,7 @@ from sandmask.cli._options import (
     SkipCorruptOption,
     TensorBoardOption,
 )
-from sandmask.cli._sweep_plan import plan_json, print_plan
-from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, with_request
+from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, plan_json, print_plan, with_request
 
 if TYPE_CHECKING:
     from sandmask.api import Sweep
@@ -248,7 +247,7 @@ def status(
     from rich.console import Console
 
     from sandmask.api import Sweep
-    from sandmask.api._sweep_progress import view
+    from sandmask.api._progress import view
 
     look = Sweep.read(folder, plugin or ()).status
     if json:
@@ -262,7 +261,7 @@ def status(
 def _watch(look: Callable[[], "SweepStatus"]) -> None:
     from rich.live import Live
 
-    from sandmask.api._sweep_progress import view
+    from sandmask.api._progress import view
 
     with Live(auto_refresh=False) as live:
         while True:

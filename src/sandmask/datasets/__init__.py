@@ -12,17 +12,13 @@
 Your own dataset is a `Dataset` (or a `TensorDataset`) and a `DatasetEntry` registered in `DATASETS`.
 """
 
-from sandmask.datasets import _catalog  # noqa: F401 - registers the datasets
 from sandmask.datasets._augment import Augmentation
-from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry, HparamScope
+from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry, HparamScope, TensorDataset
 from sandmask.datasets._decode import CorruptImageError
 from sandmask.datasets._images import ImageDataset
 from sandmask.datasets._inventory import Inventory, take_inventory
-from sandmask.datasets._location import data_folder
 from sandmask.datasets._lookup import absolute, dataset_entry, is_registered, load_dataset, resolve_environment
-from sandmask.datasets._scan import ImageTree, scan_images
-from sandmask.datasets._tensor import TensorDataset
-from sandmask.datasets._walk import LeftOut
+from sandmask.datasets._scan import ImageTree, LeftOut, data_folder, scan_images
 
 __all__ = [
     "DATASETS",

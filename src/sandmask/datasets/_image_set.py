@@ -6,11 +6,9 @@ from pathlib import Path
 
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._images import IMAGENET_MEAN, IMAGENET_STD, ImageDataset
-from sandmask.datasets._location import data_folder, find_folder
-from sandmask.datasets._rows import Listed, tree_of_rows
-from sandmask.datasets._scan import ImageTree, scan_images
+from sandmask.datasets._scan import ImageTree, Listing, data_folder, find_folder, scan_images
 from sandmask.datasets._store import CacheMode
-from sandmask.datasets._walk import Listing
+from sandmask.datasets._table import Listed, tree_of_rows
 from sandmask.errors import SandmaskError
 
 NETWORK = "resnet50.tv_in1k"
@@ -25,6 +23,7 @@ class ImageSet:
     folder: str  # in the data folder
     environments: tuple[str, ...]  # column names of the paper's tables
     domains: tuple[str, ...]  # folder names, in the same order
+    description: str = ""
     n_classes: int | None = None  # None: however many there are
     classes: tuple[str, ...] = ()  # empty: whatever class folders there are
     sparse: bool = False  # whether a domain may lack a class
@@ -33,6 +32,8 @@ class ImageSet:
     table: Callable[[Path], Listed] | None = None  # reads what lists its images, where that is not the folders
     layout: str = ""  # of the folder, if it is not one folder per domain with one per class
     source: str = ""  # what to download, if it has another name
+    checkpoint_every: int = 300
+    report_envs: tuple[int, ...] | None = None  # see `DatasetEntry`
 
     def find(self, data_dir: Path | None = None) -> Path | None:
         """The folder of the set, or None."""
@@ -95,19 +96,17 @@ class ImageSet:
             skip_corrupt=skip_corrupt,
         )
 
-    def entry(
-        self, description: str, checkpoint_every: int = 300, report_envs: tuple[int, ...] | None = None
-    ) -> DatasetEntry:
+    def entry(self) -> DatasetEntry:
         """The set as listed in the registry."""
         return DatasetEntry(
             name=self.name,
-            description=description,
+            description=self.description,
             environments=self.environments,
             load=self.load,
             network=NETWORK,
             scope="image",
-            checkpoint_every=checkpoint_every,
-            report_envs=report_envs,
+            checkpoint_every=self.checkpoint_every,
+            report_envs=self.report_envs,
             n_classes=self.n_classes,
             input_shape=INPUT_SHAPE,
             domains=self.domains,

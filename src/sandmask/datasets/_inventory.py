@@ -8,7 +8,7 @@ import torch
 from sandmask._text import printable
 from sandmask.datasets._base import Dataset
 from sandmask.datasets._images import ImageDataset
-from sandmask.datasets._walk import LeftOut
+from sandmask.datasets._scan import LeftOut
 
 MOST_CLASSES = 12  # that are counted one by one in words
 SHOWN_FILES = 3  # left-out files that are named for each reason

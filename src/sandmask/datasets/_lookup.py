@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandmask.datasets import hugging_face, image_folder, manifest
+from sandmask.datasets import debug, hugging_face, image_folder, image_sets, manifest, mnist, spawrious, spirals, wilds
 from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry
-from sandmask.datasets._location import plain
+from sandmask.datasets._scan import plain
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 
@@ -33,6 +33,26 @@ class OwnKind(Protocol):
 
 
 OWN_KINDS: tuple[OwnKind, ...] = (hugging_face, manifest)
+IMAGE_SETS = (
+    image_sets.VLCS,
+    image_sets.PACS,
+    image_sets.OFFICE_HOME,
+    image_sets.TERRA_INCOGNITA,
+    image_sets.DOMAIN_NET,
+    image_sets.SVIRO,
+    wilds.WILDS_CAMELYON,
+    wilds.WILDS_FMOW,
+    *(mixture.images() for mixture in spawrious.MIXTURES),
+)
+for _entry in (  # in the order in which they are listed
+    spirals.SPIRALS,
+    mnist.COLORED_MNIST,
+    mnist.ROTATED_MNIST,
+    *(images.entry() for images in IMAGE_SETS),
+    debug.DEBUG_28,
+    debug.DEBUG_VECTOR,
+):
+    DATASETS.register(_entry)
 
 
 def dataset_entry(name_or_path: str | Path) -> DatasetEntry:

@@ -1,16 +1,150 @@
 """Find the images of a folder root/domain/class/*.jpg, always in the same order."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
 
-from sandmask.datasets._location import find_folder
-from sandmask.datasets._walk import HIDDEN, LeftOut, Listing, list_files
 from sandmask.errors import SandmaskError
+
+HIDDEN = (".", "__")  # how the names of hidden folders begin, such as .git and __MACOSX
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file or folder that is not used, relative to the dataset's folder, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files under `root`, as paths relative to it in alphabetical order, and what was passed over."""
+
+    root: Path
+    files: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def list_files(root: Path, wanted: Callable[[str], bool] = lambda _: True) -> Listing:
+    """All visible files under `root`; of the folders directly in it, the `wanted` ones.
+
+    Links are followed, unless what they point to has been read: a link to a folder above itself would otherwise
+    multiply its images, and copies of one image would be in the training and the test part. A file or folder itself
+    is preferred over a link to it.
+    """
+    walk = _Walk(root)
+    walk.visit("", os.path.realpath(root), wanted)
+    while walk.links:
+        walk.follow(walk.links.popleft())
+    return Listing(root, tuple(sorted(walk.files)), tuple(sorted(walk.left_out, key=lambda each: each.path)))
+
+
+@dataclass
+class _Walk:
+    root: Path
+    files: dict[str, str] = field(default_factory=dict)  # relative path -> real path
+    left_out: list[LeftOut] = field(default_factory=list)
+    links: deque[str] = field(default_factory=deque)
+    real: set[str] = field(default_factory=set)  # real paths of the files and folders that were read
+
+    def visit(self, folder: str, real: str, wanted: Callable[[str], bool] = lambda _: True) -> None:
+        """Read a folder and the real folders in it; its links are put aside for later."""
+        waiting = [(folder, real)]
+        while waiting:
+            folder, real = waiting.pop()
+            self.real.add(real)
+            for entry in _entries(self.root / folder, real):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if not folder and not wanted(entry.name):
+                    continue
+                if entry.name.startswith("."):
+                    self.left_out.append(LeftOut(path, "hidden"))
+                elif entry.is_symlink():
+                    self.links.append(path)
+                elif entry.is_dir():
+                    if entry.name.startswith(HIDDEN):
+                        self.left_out.append(LeftOut(path, "hidden"))
+                    elif entry.path in self.real:
+                        self.left_out.append(LeftOut(path, "read already through a link"))
+                    else:
+                        waiting.append((path, entry.path))
+                else:
+                    self._add(path, entry.path, is_file=entry.is_file())
+
+    def follow(self, path: str) -> None:
+        """Read what a link points to."""
+        target = os.path.realpath(self.root / path)
+        if not Path(target).exists():
+            self.left_out.append(LeftOut(path, "broken link"))
+        elif target in self.real:
+            self.left_out.append(LeftOut(path, "link to something that is included already"))
+        elif Path(target).is_dir():
+            self.visit(path, target)
+        else:
+            self._add(path, target, is_file=Path(target).is_file())
+
+    def _add(self, path: str, real: str, *, is_file: bool) -> None:
+        if not is_file:  # a pipe would be waited for
+            self.left_out.append(LeftOut(path, "not a regular file"))
+        elif real in self.real:
+            self.left_out.append(LeftOut(path, "read already through a link"))
+        else:
+            self.files[path] = real
+            self.real.add(real)
+
+
+def _entries(folder: Path, real: str) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(real) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise SandmaskError(f"{folder} cannot be read ({error.strerror}).") from error
+
+
+DATA_VARIABLE = "SANDMASK_DATA"
+
+
+def data_folder(data_dir: str | Path | None = None) -> Path:
+    """Return the folder of the datasets.
+
+    It is `data_dir`, else $SANDMASK_DATA, else ./data if it exists, else ~/.cache/sandmask/data.
+
+    :param data_dir: folder that takes precedence.
+    """
+    if data_dir is not None:
+        return Path(data_dir).expanduser()
+    named = os.environ.get(DATA_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    local = Path("data")
+    return local if local.is_dir() else Path.home() / ".cache" / "sandmask" / "data"
+
+
+def plain(name: str) -> str:
+    """A folder name without case, spaces, hyphens and underscores: what "Real World" and "real_world"
+    share.
+    """
+    return "".join(letter for letter in name.lower() if letter not in " -_")
+
+
+def find_folder(parent: Path, names: Iterable[str]) -> Path | None:
+    """The subfolder that has one of `names`: exactly, or else up to case, spaces and underscores."""
+    if not parent.is_dir():
+        return None
+    wanted = list(names)
+    for name in wanted:
+        if (parent / name).is_dir():
+            return parent / name
+    loosely = {plain(name) for name in wanted}
+    matching = (each for each in sorted(parent.iterdir()) if plain(each.name) in loosely and each.is_dir())
+    return next(matching, None)
+
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff",

@@ -6,8 +6,7 @@ import torch
 from numpy.random import RandomState
 from torch import Tensor
 
-from sandmask.datasets._base import DatasetEntry
-from sandmask.datasets._tensor import TensorDataset
+from sandmask.datasets._base import DatasetEntry, TensorDataset
 
 ENVIRONMENTS = ("a", "b", "c")
 EXAMPLES = 64

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sandmask._online import hub_if_reachable
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._rows import Listed, Row
+from sandmask.datasets._table import Listed, Row
 from sandmask.datasets.image_folder import SAMPLED_BYTES, SAMPLED_FILES, recordable
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
@@ -61,16 +61,16 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     images = HubImages.of(source, rows, image)
     listed = Listed(list(map(Row, images, labels, origins)), images)
     stem = recordable(name.rstrip("/").rpartition("/")[2].removesuffix(".parquet")) or "images"
-    found = ImageSet(
+    return ImageSet(
         name=f"{stem}-{_rows_id(images, labels, origins)}",
         folder=stem,
         environments=domains,
         domains=domains,
+        description="A Hugging Face dataset",
         classes=classes,
         root=Path(f"{PREFIX}{name}"),
         table=lambda _: listed,
-    )
-    return found.entry("A Hugging Face dataset")
+    ).entry()
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._scan import sort_images, subfolders
-from sandmask.datasets._walk import list_files
+from sandmask.datasets._scan import list_files, sort_images, subfolders
 from sandmask.errors import SandmaskError
 
 SAMPLED_FILES, SAMPLED_BYTES = 32, 2**20  # whose contents count, too: images of one format may all have one size
@@ -30,8 +29,7 @@ def entry_of(root: Path) -> DatasetEntry:
     images, _ = sort_images(listing)
     paths = [path for classes in images.values() for files in classes.values() for path in files]
     name = f"{recordable(root.name) or 'images'}-{content_id(root, paths)}"
-    found = ImageSet(name=name, folder=root.name, environments=domains, domains=domains, root=root, listing=listing)
-    return found.entry("A folder of images")
+    return ImageSet(name, root.name, domains, domains, "A folder of images", root=root, listing=listing).entry()
 
 
 def recordable(name: str) -> str:

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._rows import IN, OUT, RANDOM, Listed, Row
-from sandmask.datasets._table import SUFFIXES, Table
-from sandmask.datasets._walk import LeftOut
+from sandmask.datasets._scan import LeftOut
+from sandmask.datasets._table import IN, OUT, RANDOM, SUFFIXES, Listed, Row, Table
 from sandmask.datasets.image_folder import content_id, recordable
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
@@ -61,15 +60,15 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     said = "".join(f"{unicodedata.normalize('NFC', str(part))}\0" for row in rows for part in row)
     number = content_id(root, [row.path for row in rows], said.encode(errors="surrogateescape"))
     domains = tuple(sorted({row.domain for row in rows}))
-    found = ImageSet(
+    return ImageSet(
         name=f"{recordable(file.stem)}-{number}",
         folder=root.name,
         environments=domains,
         domains=domains,
+        description="A manifest of images",
         root=root,
         table=lambda _: Listed(rows, left_out=left_out),
-    )
-    return found.entry("A manifest of images")
+    ).entry()
 
 
 def listed_files(file: Path) -> list[Path]:

@@ -1,21 +1,21 @@
 """Download addresses of the datasets, which `sandmask.datasets.download` uses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from sandmask.datasets import domain_net, spawrious, terra_incognita, wilds_camelyon
+from sandmask.datasets import image_sets, spawrious, wilds
 from sandmask.datasets._base import DATASETS
 from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._mnist import CONTENT_MD5, find_mnist
-from sandmask.datasets._relocate import move_domains, move_files, move_folder
-from sandmask.datasets.office_home import OFFICE_HOME_IMAGES
-from sandmask.datasets.pacs import PACS_IMAGES
-from sandmask.datasets.sviro import SVIRO_IMAGES
-from sandmask.datasets.vlcs import VLCS_IMAGES
-from sandmask.datasets.wilds_camelyon import WILDS_CAMELYON_IMAGES
-from sandmask.datasets.wilds_fmow import WILDS_FMOW_IMAGES
+from sandmask.datasets._prepare import (
+    move_domains,
+    move_files,
+    move_folder,
+    prepare_domain_net,
+    prepare_terra_incognita,
+)
+from sandmask.datasets.mnist import CONTENT_MD5, find_mnist
 from sandmask.errors import SandmaskError
 from sandmask.registry import Registry, closest
 
@@ -51,16 +51,27 @@ class Source:
         return self.images.find(data_dir) if self.images is not None else find_mnist(data_dir)
 
 
+SOURCES: Registry[Source] = Registry("data source")
+
+
+def _add(
+    images: ImageSet,
+    files: dict[str, tuple[str, ...]],
+    prepare: Callable[[Path, Path], str] | None = None,
+    counts: Sequence[int] = (),
+    datasets: tuple[str, ...] = (),
+) -> None:
+    """Register the source of an image set: archives by name with their mirrors, and images by domain where known."""
+    remote = tuple(RemoteFile(name, mirrors) for name, mirrors in files.items())
+    move = prepare or partial(move_domains, domains=images.domains)
+    known = dict(zip(images.domains, counts, strict=True)) if counts else {}
+    SOURCES.register(Source(images.name, images.folder, datasets or (images.name,), remote, move, images, known))
+
+
 def _mnist_file(name: str, md5: str, size: int) -> RemoteFile:
     hosts = ("ossci-datasets.s3.amazonaws.com/mnist", "storage.googleapis.com/cvdf-datasets/mnist")
     return RemoteFile(f"{name}.gz", tuple(f"https://{host}/{name}.gz" for host in hosts), md5, size, archive=False)
 
-
-def _domains_of(images: ImageSet) -> Callable[[Path, Path], str]:
-    return partial(move_domains, domains=images.domains)
-
-
-SOURCES: Registry[Source] = Registry("data source")
 
 SOURCES.register(
     Source(
@@ -76,144 +87,63 @@ SOURCES.register(
         prepare=partial(move_files, names=tuple(f"{name}.gz" for name in CONTENT_MD5)),
     )
 )
-SOURCES.register(
-    Source(
-        name="VLCS",
-        folder="VLCS",
-        datasets=("VLCS",),
-        files=(RemoteFile("VLCS.tar.gz", (f"{DRIVE}1skwblH1_okBwxWxmRsp9_qi15hyPpxg8", f"{WANG}/VLCS/VLCS.zip")),),
-        prepare=_domains_of(VLCS_IMAGES),
-        images=VLCS_IMAGES,
-        counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
-    )
+_add(
+    image_sets.VLCS,
+    {"VLCS.tar.gz": (f"{DRIVE}1skwblH1_okBwxWxmRsp9_qi15hyPpxg8", f"{WANG}/VLCS/VLCS.zip")},
+    counts=(1415, 2656, 3282, 3376),
 )
-SOURCES.register(
-    Source(
-        name="PACS",
-        folder="PACS",
-        datasets=("PACS",),
-        files=(
-            RemoteFile(
-                "PACS.zip",
-                (
-                    f"{DRIVE}1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd",
-                    f"{DRIVE}1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE",
-                    "https://github.com/MachineLearning2020/Homework3-PACS/archive/refs/heads/master.zip",
-                    f"{WANG}/PACS.zip",
-                ),
-            ),
-        ),
-        prepare=_domains_of(PACS_IMAGES),
-        images=PACS_IMAGES,
-        counts={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
-    )
+_PACS = (
+    f"{DRIVE}1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd",
+    f"{DRIVE}1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE",
+    "https://github.com/MachineLearning2020/Homework3-PACS/archive/refs/heads/master.zip",
+    f"{WANG}/PACS.zip",
 )
-SOURCES.register(
-    Source(
-        name="OfficeHome",
-        folder="office_home",
-        datasets=("OfficeHome",),
-        files=(
-            RemoteFile(
-                "office_home.zip",
-                (
-                    f"{DRIVE}1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC",
-                    f"{DRIVE}0B81rNlvomiwed0V1YUxQdC1uOTg",
-                    f"{WANG}/OfficeHome.zip",
-                ),
-            ),
-        ),
-        prepare=_domains_of(OFFICE_HOME_IMAGES),
-        images=OFFICE_HOME_IMAGES,
-        counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
-    )
+_add(image_sets.PACS, {"PACS.zip": _PACS}, counts=(2048, 2344, 1670, 3929))
+_OFFICE_HOME = (
+    f"{DRIVE}1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC",
+    f"{DRIVE}0B81rNlvomiwed0V1YUxQdC1uOTg",
+    f"{WANG}/OfficeHome.zip",
 )
+_add(image_sets.OFFICE_HOME, {"office_home.zip": _OFFICE_HOME}, counts=(2427, 4365, 4439, 4357))
 _TERRA = "https://storage.googleapis.com/public-datasets-lila/caltechcameratraps"
-SOURCES.register(
-    Source(
-        name="TerraIncognita",
-        folder="terra_incognita",
-        datasets=("TerraIncognita",),
-        files=(
-            RemoteFile("eccv_18_all_images_sm.tar.gz", (f"{_TERRA}/eccv_18_all_images_sm.tar.gz",)),
-            RemoteFile("eccv_18_annotations.tar.gz", (f"{_TERRA}/eccv_18_annotations.tar.gz",)),
-        ),
-        prepare=terra_incognita.prepare,
-        images=terra_incognita.TERRA_INCOGNITA_IMAGES,
-    )
+_add(
+    image_sets.TERRA_INCOGNITA,
+    {name: (f"{_TERRA}/{name}",) for name in ("eccv_18_all_images_sm.tar.gz", "eccv_18_annotations.tar.gz")},
+    prepare_terra_incognita,
 )
 _VISDA = "csr.bu.edu/ftp/visda/2019/multi-source"
-SOURCES.register(
-    Source(
-        name="DomainNet",
-        folder="domain_net",
-        datasets=("DomainNet",),
-        files=tuple(
-            RemoteFile(f"{path.split('/')[-1]}.zip", (f"https://{_VISDA}/{path}.zip", f"http://{_VISDA}/{path}.zip"))
-            for path in (
-                "groundtruth/clipart",
-                "infograph",
-                "groundtruth/painting",
-                "quickdraw",
-                "real",
-                "sketch",
-            )
-        ),
-        prepare=domain_net.prepare,
-        images=domain_net.DOMAIN_NET_IMAGES,
-    )
+_add(
+    image_sets.DOMAIN_NET,
+    {
+        f"{path.split('/')[-1]}.zip": (f"https://{_VISDA}/{path}.zip", f"http://{_VISDA}/{path}.zip")
+        for path in ("groundtruth/clipart", "infograph", "groundtruth/painting", "quickdraw", "real", "sketch")
+    },
+    prepare_domain_net,
 )
-SOURCES.register(
-    Source(
-        name="SVIRO",
-        folder="sviro",
-        datasets=("SVIRO",),
-        files=(RemoteFile("sviro_grayscale_rectangle_classification.zip", ("https://sviro.kl.dfki.de/?wpdmdl=1731",)),),
-        prepare=_domains_of(SVIRO_IMAGES),
-        images=SVIRO_IMAGES,
-    )
-)
+_add(image_sets.SVIRO, {"sviro_grayscale_rectangle_classification.zip": ("https://sviro.kl.dfki.de/?wpdmdl=1731",)})
 _WILDS = "https://worksheets.codalab.org/rest/bundles"
-SOURCES.register(
-    Source(
-        name="WILDSCamelyon",
-        folder="camelyon17_v1.0",
-        datasets=("WILDSCamelyon",),
-        files=(RemoteFile("camelyon17_v1.0.tar.gz", (f"{_WILDS}/0xe45e15f39fb54e9d9e919556af67aabe/contents/blob/",)),),
-        prepare=partial(move_folder, marker="metadata.csv"),
-        images=WILDS_CAMELYON_IMAGES,
-        counts=wilds_camelyon.COUNTS,
-    )
+_add(
+    wilds.WILDS_CAMELYON,
+    {"camelyon17_v1.0.tar.gz": (f"{_WILDS}/0xe45e15f39fb54e9d9e919556af67aabe/contents/blob/",)},
+    partial(move_folder, marker="metadata.csv"),
+    counts=wilds.COUNTS,
 )
-SOURCES.register(
-    Source(
-        name="WILDSFMoW",
-        folder="fmow_v1.1",
-        datasets=("WILDSFMoW",),
-        files=(RemoteFile("fmow_v1.1.tar.gz", (f"{_WILDS}/0xaec91eb7c9d548ebb15e1b5e60f966ab/contents/blob/",)),),
-        prepare=partial(move_folder, marker="rgb_metadata.csv"),
-        images=WILDS_FMOW_IMAGES,
-    )
+_add(
+    wilds.WILDS_FMOW,
+    {"fmow_v1.1.tar.gz": (f"{_WILDS}/0xaec91eb7c9d548ebb15e1b5e60f966ab/contents/blob/",)},
+    partial(move_folder, marker="rgb_metadata.csv"),
 )
 _DROPBOX = "https://www.dropbox.com/s"
-SOURCES.register(
-    Source(
-        name="Spawrious",
-        folder=spawrious.FOLDER,
-        datasets=tuple(mixture.name for mixture in spawrious.MIXTURES),
-        files=(
-            RemoteFile(
-                "spawrious224.tar.gz",
-                (
-                    f"{_DROPBOX}/e40j553480h3f3s/spawrious224.tar.gz?dl=1",
-                    f"{_DROPBOX}/wc9mwza5yk66i83/spawrious224.tar.gz?dl=1",
-                ),
-            ),
-        ),
-        prepare=partial(move_folder, marker="1"),
-        images=spawrious.SPAWRIOUS_IMAGES,
-        counts=dict.fromkeys(spawrious.SPAWRIOUS_IMAGES.domains, len(spawrious.BREEDS) * spawrious.PER_FOLDER),
-    )
+_add(
+    spawrious.SPAWRIOUS,
+    {
+        "spawrious224.tar.gz": tuple(
+            f"{_DROPBOX}/{key}/spawrious224.tar.gz?dl=1" for key in ("e40j553480h3f3s", "wc9mwza5yk66i83")
+        )
+    },
+    partial(move_folder, marker="1"),
+    counts=(len(spawrious.BREEDS) * spawrious.PER_FOLDER,) * len(spawrious.FOLDERS),
+    datasets=tuple(mixture.name for mixture in spawrious.MIXTURES),
 )
 
 

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._rows import Listed, Row
 from sandmask.datasets._scan import is_image
+from sandmask.datasets._table import Listed, Row
 from sandmask.errors import SandmaskError
 
 BREEDS = ("bulldog", "dachshund", "labrador", "corgi")  # in the order of the places
@@ -37,10 +36,15 @@ class Mixture:
     """One of the six datasets: the places of the four breeds in training and in the test."""
 
     name: str
-    description: str
     train: Four
     test: Four
     filler: str | None = None  # of O2O: the place that all breeds share
+
+    @property
+    def description(self) -> str:
+        """The dataset in one line."""
+        how = "each with its own background" if self.filler else "in pairs that share backgrounds"
+        return f"Four breeds of dogs, {how} ({self.name.partition('_')[2]})"
 
     def rows(self, root: Path) -> Listed:
         """The images of the three environments."""
@@ -64,20 +68,22 @@ class Mixture:
                 for environment, places in ((ENVIRONMENTS[1 + mixture], self.train), (ENVIRONMENTS[0], self.test)):
                     yield from (Row(path, breed, environment) for path in files(root, 0, places[whose], breed))
 
-    def entry(self) -> DatasetEntry:
-        """The mixture as listed in the registry. Its test is what is held out."""
-        images = ImageSet(
+    def images(self) -> ImageSet:
+        """The mixture as an image set. Its test is what is held out."""
+        return ImageSet(
             name=self.name,
             folder=FOLDER,
             environments=ENVIRONMENTS,
             domains=ENVIRONMENTS,
+            description=self.description,
             n_classes=len(BREEDS),
             classes=tuple(sorted(BREEDS)),
             table=self.rows,
             layout=LAYOUT,
             source=SOURCE,
+            checkpoint_every=100,
+            report_envs=(0,),
         )
-        return images.entry(self.description, checkpoint_every=100, report_envs=(0,))
 
 
 def files(root: Path, folder: int, place: str, breed: str) -> list[str]:
@@ -100,54 +106,17 @@ def all_rows(root: Path) -> Listed:
     return Listed(found)
 
 
-SPAWRIOUS_IMAGES = ImageSet(
-    name=SOURCE,
-    folder=FOLDER,
-    environments=tuple(f"{folder}/{place}" for folder in (0, 1) for place in PLACES),
-    domains=tuple(f"{folder}/{place}" for folder in (0, 1) for place in PLACES),
-    n_classes=len(BREEDS),
-    table=all_rows,
-    layout=LAYOUT,
-)
+FOLDERS = tuple(f"{folder}/{place}" for folder in (0, 1) for place in PLACES)
+SPAWRIOUS = ImageSet(SOURCE, FOLDER, FOLDERS, FOLDERS, n_classes=len(BREEDS), table=all_rows, layout=LAYOUT)
 MIXTURES = (
+    Mixture("SpawriousO2O_easy", ("desert", "jungle", "dirt", "snow"), ("dirt", "snow", "desert", "jungle"), "beach"),
     Mixture(
-        name="SpawriousO2O_easy",
-        description="Four breeds of dogs, each with its own background (easy)",
-        train=("desert", "jungle", "dirt", "snow"),
-        test=("dirt", "snow", "desert", "jungle"),
-        filler="beach",
+        "SpawriousO2O_medium", ("mountain", "beach", "dirt", "jungle"), ("jungle", "dirt", "beach", "snow"), "desert"
     ),
     Mixture(
-        name="SpawriousO2O_medium",
-        description="Four breeds of dogs, each with its own background (medium)",
-        train=("mountain", "beach", "dirt", "jungle"),
-        test=("jungle", "dirt", "beach", "snow"),
-        filler="desert",
+        "SpawriousO2O_hard", ("jungle", "mountain", "snow", "desert"), ("mountain", "snow", "desert", "jungle"), "beach"
     ),
-    Mixture(
-        name="SpawriousO2O_hard",
-        description="Four breeds of dogs, each with its own background (hard)",
-        train=("jungle", "mountain", "snow", "desert"),
-        test=("mountain", "snow", "desert", "jungle"),
-        filler="beach",
-    ),
-    Mixture(
-        name="SpawriousM2M_easy",
-        description="Four breeds of dogs, in pairs that share backgrounds (easy)",
-        train=("desert", "mountain", "dirt", "jungle"),
-        test=("dirt", "jungle", "mountain", "desert"),
-    ),
-    Mixture(
-        name="SpawriousM2M_medium",
-        description="Four breeds of dogs, in pairs that share backgrounds (medium)",
-        train=("beach", "snow", "mountain", "desert"),
-        test=("desert", "mountain", "beach", "snow"),
-    ),
-    Mixture(
-        name="SpawriousM2M_hard",
-        description="Four breeds of dogs, in pairs that share backgrounds (hard)",
-        train=("dirt", "jungle", "snow", "beach"),
-        test=("snow", "beach", "dirt", "jungle"),
-    ),
+    Mixture("SpawriousM2M_easy", ("desert", "mountain", "dirt", "jungle"), ("dirt", "jungle", "mountain", "desert")),
+    Mixture("SpawriousM2M_medium", ("beach", "snow", "mountain", "desert"), ("desert", "mountain", "beach", "snow")),
+    Mixture("SpawriousM2M_hard", ("dirt", "jungle", "snow", "beach"), ("snow", "beach", "dirt", "jungle")),
 )
-SPAWRIOUS = tuple(mixture.entry() for mixture in MIXTURES)

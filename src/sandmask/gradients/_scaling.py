@@ -8,7 +8,7 @@ from torch import Tensor, _foreach_mul
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd.graph import Node
 
-from sandmask.gradients._graph import nodes
+from sandmask.gradients._validator import nodes
 from sandmask.masks import MaskError
 from sandmask.masks._finite import all_finite
 from sandmask.masks._two_pass import accumulation_dtype

@@ -9,15 +9,6 @@
 An algorithm declares only its own hyperparameters; learning rate, batch size and others come with the dataset.
 """
 
-from sandmask.hparams._distributions import (
-    Choice,
-    Constant,
-    Distribution,
-    IntLogUniform,
-    IntUniform,
-    LogUniform,
-    Uniform,
-)
 from sandmask.hparams._hparam import (
     ANY,
     BELOW_ONE,
@@ -30,10 +21,17 @@ from sandmask.hparams._hparam import (
     SCOPES,
     SPACES,
     Bounds,
+    Choice,
+    Constant,
+    Distribution,
     Hparam,
+    IntLogUniform,
+    IntUniform,
     Like,
+    LogUniform,
     Scope,
     SpaceName,
+    Uniform,
 )
 from sandmask.hparams._shared import OPTIONAL, SHARED
 from sandmask.hparams._space import Space, parse_overrides, resolve, seed_hash, space_for

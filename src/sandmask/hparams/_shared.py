@@ -1,7 +1,19 @@
 """The hyperparameters that do not depend on the algorithm: those of the dataset, and options of the optimizer."""
 
-from sandmask.hparams._distributions import Choice, Constant, IntLogUniform, LogUniform
-from sandmask.hparams._hparam import BELOW_ONE, COUNT, DEPTH, FRACTION, NON_NEGATIVE, POSITIVE_FRACTION, Bounds, Hparam
+from sandmask.hparams._hparam import (
+    BELOW_ONE,
+    COUNT,
+    DEPTH,
+    FRACTION,
+    NON_NEGATIVE,
+    POSITIVE_FRACTION,
+    Bounds,
+    Choice,
+    Constant,
+    Hparam,
+    IntLogUniform,
+    LogUniform,
+)
 
 SWITCH = Bounds(0, 1)  # of whole numbers: off or on
 

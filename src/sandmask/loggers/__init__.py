@@ -15,8 +15,17 @@ or register it under a name in a plugin, which also works in sweeps:
 """
 
 from sandmask.loggers import mlflow, tensorboard, wandb  # noqa: F401 - they register themselves
-from sandmask.loggers._base import LOGGERS, LoggerEntry, OpenLogger, RunLogger
-from sandmask.loggers._run_log import Logger, RunLog, log_record, named_loggers, requested_loggers
+from sandmask.loggers._base import (
+    LOGGERS,
+    Logger,
+    LoggerEntry,
+    OpenLogger,
+    RunLog,
+    RunLogger,
+    log_record,
+    named_loggers,
+    requested_loggers,
+)
 
 __all__ = [
     "LOGGERS",

@@ -9,9 +9,8 @@ from sandmask.networks._build import build_featurizer, suggested_networks
 from sandmask.networks._registry import NETWORKS, NetworkEntry
 from sandmask.networks._timm import normalization
 from sandmask.networks.backbone import Backbone
-from sandmask.networks.mlp import MLP
-from sandmask.networks.mnist_convnet import MNISTConvNet
 from sandmask.networks.own import NetworkReport, inspect_module
+from sandmask.networks.small import MLP, MNISTConvNet
 from sandmask.networks.weights import load_weights
 
 __all__ = [

@@ -13,9 +13,8 @@ import torch
 from sandmask.errors import SandmaskError
 from sandmask.networks._base import Featurizer
 from sandmask.networks._registry import NETWORKS, NetworkEntry
-from sandmask.networks.mlp import MLP
-from sandmask.networks.mnist_convnet import MNISTConvNet
 from sandmask.networks.own import NetworkReport, OwnNetwork, inspect_module
+from sandmask.networks.small import MLP, MNISTConvNet
 
 PRETRAINED, NO_WEIGHTS = "pretrained", "none"
 

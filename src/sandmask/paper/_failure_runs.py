@@ -1,16 +1,62 @@
 """The runs of Figure 2: what is varied, as specs, and the search for hyperparameters that comes first."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from sandmask.datasets import DATASETS, Dataset, load_dataset
-from sandmask.paper._product import Report
-from sandmask.paper._runs import train_runs
-from sandmask.records import RunRecord, RunSpec
-from sandmask.training import make_spec
+from sandmask.paper._product import Report, silent
+from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
+from sandmask.training import Progress, make_spec, stack_key, train_stack
+
+Source = Callable[[RunSpec], str]  # the name of the data that a run is trained on
+Load = Callable[[RunSpec], Dataset]
+
+
+def stacks(specs: Sequence[RunSpec], source: Source) -> list[list[RunSpec]]:
+    """Runs that train as one program on the same data."""
+    found: dict[tuple[object, ...], list[RunSpec]] = {}
+    for spec in specs:
+        found.setdefault((stack_key(spec), source(spec)), []).append(spec)
+    return list(found.values())
+
+
+def train_runs(
+    specs: Sequence[RunSpec],
+    source: Source,
+    load: Load,
+    folder: Path,
+    device: torch.device,
+    report: Report = silent,
+    *,
+    weights: str | None = None,
+) -> list[RunRecord]:
+    """Train all runs. What is done is kept in `folder`; what was started goes on there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    total = sum(spec.steps for spec in specs)
+    runs: list[RunRecord] = []
+    before = 0
+    for stack in stacks(specs, source):
+        ids = hashlib.sha256("".join(spec.id for spec in stack).encode()).hexdigest()[:8]
+        name = f"{stack[0].algorithm.lower()}-{source(stack[0])}-{ids}"
+        archive, checkpoint = folder / f"{name}.records.parquet", folder / f"{name}.safetensors"
+        if not archive.exists():
+            what = f"{stack[0].algorithm}, {source(stack[0])}, {len(stack)} runs"
+            report(what, before, total)
+
+            def tell(progress: Progress, what: str = what, before: int = before, count: int = len(stack)) -> None:
+                report(what, before + count * progress.done, total)
+
+            records = train_stack(stack, load(stack[0]), device, checkpoint, on_progress=tell, weights=weights)
+            write_archive(records, archive)
+            checkpoint.unlink(missing_ok=True)
+        runs += read_runs(archive)
+        before += sum(spec.steps for spec in stack)
+    return runs
+
 
 TEST_ENV = 0  # the environment without shortcuts: accuracy there is that of the spiral alone
 MOMENTUM, NOISE, SCALE = 0.9, 0.0, 1.0  # what two of the three are while the third is varied

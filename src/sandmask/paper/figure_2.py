@@ -10,8 +10,7 @@ import torch
 from sandmask.datasets.spirals import PUBLISHED, spiral_environment
 from sandmask.errors import SandmaskError
 from sandmask.paper._failure_runs import METHODS, MOMENTUM, NOISE, SCALE, TEST_ENV, is_search
-from sandmask.paper._product import Product
-from sandmask.paper._style import FAINT, LOOKS, new_figure, style
+from sandmask.paper._product import FAINT, LOOKS, Product, new_figure, style
 from sandmask.records import RunRecord
 from sandmask.reports import Grid
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sandmask.masks import and_weights, sand_weights
-from sandmask.paper._product import Product
-from sandmask.paper._style import INK, LOOKS, new_figure, style
+from sandmask.paper._product import INK, LOOKS, Product, new_figure, style
 from sandmask.reports import Grid
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ import re
 import shutil
 from pathlib import Path
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 
 MISSING = "*There are no results of this yet.*"

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
+from sandmask.paper._failure_runs import train_runs
 from sandmask.paper._product import Report, silent
-from sandmask.paper._runs import train_runs
 from sandmask.records import RunRecord, RunSpec
 from sandmask.training import make_spec
 

@@ -13,10 +13,16 @@ A training program writes records, and reports read them:
 """
 
 from sandmask.records._archive import write_archive
-from sandmask.records._averages import AVERAGES, average_metrics, averaged_spec, averages_of, split_averages
+from sandmask.records._averages import (
+    AVERAGES,
+    average_metrics,
+    averaged_spec,
+    averages_of,
+    judged_by_first_stage,
+    split_averages,
+)
 from sandmask.records._domainbed import Imported, read_domainbed
 from sandmask.records._frame import frame, load_records
-from sandmask.records._full_data import judged_by_first_stage
 from sandmask.records._measures import (
     MEASURES,
     Measure,

@@ -11,11 +11,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask.errors import SandmaskError
-from sandmask.records._checks import check_record
 from sandmask.records._fractions import denominators, pack, pack_counts, unpack, unpack_counts
-from sandmask.records._lines import check_schema
+from sandmask.records._lines import check_record, check_schema
 from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
 
 ARCHIVE_SUFFIX = ".records.parquet"

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.records._checks import check_record
-from sandmask.records._protocol import held_out_environments
-from sandmask.records._types import RunRecord, RunSpec
+from sandmask.records._lines import check_record
+from sandmask.records._types import RunRecord, RunSpec, held_out_environments
 
 _ACCURACY = re.compile(r"env\d+_(in|out)_acc")
 _NOT_METRICS = {"args", "hparams", "step"}

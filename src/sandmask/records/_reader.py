@@ -11,8 +11,17 @@ from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
 from sandmask.records._archive import ARCHIVE_SUFFIX, read_archive
-from sandmask.records._checks import check_accuracies, check_counts, check_integer, check_names, check_run
-from sandmask.records._lines import check_schema, checksum, decode, metric_value
+from sandmask.records._lines import (
+    check_accuracies,
+    check_counts,
+    check_integer,
+    check_names,
+    check_run,
+    check_schema,
+    checksum,
+    decode,
+    metric_value,
+)
 from sandmask.records._measures import table_size
 from sandmask.records._types import RunRecord, RunSpec, Status
 

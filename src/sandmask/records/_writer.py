@@ -11,11 +11,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from sandmask._locking import lock
-from sandmask._replacing import naming, replacing, sync
+from sandmask._files import lock, naming, replacing, sync
 from sandmask.errors import SandmaskError
-from sandmask.records._checks import check_names, check_run
-from sandmask.records._lines import checksum, decode, end_line, eval_line, run_line, with_checksum
+from sandmask.records._lines import (
+    check_names,
+    check_run,
+    checksum,
+    decode,
+    end_line,
+    eval_line,
+    run_line,
+    with_checksum,
+)
 from sandmask.records._types import RunSpec, Status
 
 

@@ -2,16 +2,20 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import PairedComparison
 from sandmask.selection import Selected
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 AVERAGE = "Avg"  # instead of an environment or a dataset
 
@@ -203,7 +207,7 @@ class Report:
 
     def frame(self) -> "pd.DataFrame":
         """A row for each cell, unrounded: the columns of the format csv."""
-        from sandmask.reports._csv import to_frame
+        from sandmask.reports._for_programs import to_frame
 
         return to_frame(self)
 
@@ -240,3 +244,29 @@ class Report:
         from sandmask.reports._grids import grids
 
         return html_tables(grids(self))
+
+
+GUEST = "sandmask.paper"
+BESIDE = "_printed"  # its module with `beside_paper`
+
+
+class _Guest(Protocol):
+    def beside_paper(self, table: Table, rule: str, dataset: str | None) -> Table: ...
+
+
+def has_published() -> bool:
+    """Whether the numbers of the paper are installed."""
+    return find_spec(GUEST) is not None
+
+
+def beside_published(report: Report) -> Report:
+    """The same report with the paper's number in every cell that has one."""
+    if not has_published():
+        raise SandmaskError(f"The paper's numbers are in {GUEST}, which is not installed. Leave out --against-paper.")
+    guest: _Guest = import_module(f"{GUEST}.{BESIDE}")
+    rules = []
+    for rule in report.rules:
+        tables = {name: guest.beside_paper(table, rule.rule, name) for name, table in rule.datasets.items()}
+        averages = None if rule.averages is None else guest.beside_paper(rule.averages, rule.rule, None)
+        rules.append(replace(rule, datasets=tables, averages=averages))
+    return replace(report, rules=tuple(rules))

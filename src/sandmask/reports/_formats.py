@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sandmask.registry import Registry
-from sandmask.reports._csv import to_csv
 from sandmask.reports._data import Report
+from sandmask.reports._for_programs import to_csv, to_json
 from sandmask.reports._grids import Grid, grids
-from sandmask.reports._json import to_json
 
 _WIDE = 140
 _NOTE_WIDTH = 110

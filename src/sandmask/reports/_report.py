@@ -7,13 +7,11 @@ from collections.abc import Iterable, Sequence
 from sandmask._arguments import checked
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages
-from sandmask.records._protocol import dataset_order
+from sandmask.records._types import dataset_order
 from sandmask.registry import closest
-from sandmask.reports._against import beside_earlier
-from sandmask.reports._comparisons import compare
-from sandmask.reports._data import Report, RuleReport, Trial
+from sandmask.reports._comparisons import beside_earlier, compare
+from sandmask.reports._data import Report, RuleReport, Trial, beside_published
 from sandmask.reports._measures import confusions, metric_reports, shown_measures
-from sandmask.reports._published import beside_published
 from sandmask.reports._tables import averages_table, dataset_table, is_of, method_order
 from sandmask.reports._trials import Expected, expected_of, settle_trial
 from sandmask.selection import (

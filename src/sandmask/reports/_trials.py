@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sandmask._text import printable
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
-from sandmask.records._protocol import held_out_environments
+from sandmask.records._types import held_out_environments
 from sandmask.reports._data import Gap, Trial
 from sandmask.selection import SelectionRule, is_settled, select, siblings
 

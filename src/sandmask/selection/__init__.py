@@ -24,10 +24,10 @@ from sandmask.selection._rules import training_domain
 from sandmask.selection._rules import leave_one_domain_out
 from sandmask.selection._rules import oracle
 from sandmask.selection._rules import worst_training_domain
-from sandmask.selection._common_signal import common_signal, has_common_signal, signal_threshold
-from sandmask.selection._by_metric import ACCURACY, by_metric, find_rule
+from sandmask.selection._rules import common_signal, has_common_signal, signal_threshold
+from sandmask.selection._rules import ACCURACY, by_metric, find_rule
 from sandmask.selection._groups import GroupKey, algorithm_of, group_runs, is_soup, method_names
-from sandmask.selection._select import candidates, is_settled, select, siblings
+from sandmask.selection._groups import candidates, is_settled, select, siblings
 
 __all__ = [
     "ACCURACY",

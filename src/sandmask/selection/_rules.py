@@ -1,10 +1,14 @@
-"""DomainBed's three selection rules, and one of ours: the worst training domain."""
+"""Selection rules: DomainBed's three, two of ours, and all of them by another metric than accuracy."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sandmask.records import RunRecord
+from sandmask.errors import SandmaskError
+from sandmask.records import MEASURES, Measure, RunRecord, measured
+from sandmask.registry import closest
 from sandmask.selection._base import RULES, Choice, SelectionRule, mean_over_environments, selection_rule
 
 
@@ -86,3 +90,115 @@ def worst_training_domain(run: RunRecord) -> Choice:
     worst, mean = accuracy.min(axis=1), mean_over_environments(accuracy)
     index = int(np.lexsort((run.steps, -mean, -worst))[0])
     return Choice(index, (float(worst[index]), float(mean[index]), -float(run.steps[index])))
+
+
+COHERENCE, LOSS = "held_out_coherence", "held_out_loss"
+
+
+def signal_threshold(environments: int) -> float:
+    """Return the coherence |mean_e g_e|^2 / mean_e |g_e|^2 at which signal and noise are equally large.
+
+    Let g_e = s + n_e, with a part s that all E environments share and independent parts n_e of power v. The mean
+    gradient has a signal of power |s|^2 and a noise of power v / E, and the coherence is (|s|^2 + v / E) / (|s|^2 +
+    v): 1/E if nothing is shared, and 2 / (E + 1) if |s|^2 = v / E.
+
+    :param environments: number of environments E.
+    """
+    return 2 / (environments + 1)
+
+
+def has_common_signal(run: RunRecord) -> NDArray[np.bool_]:
+    """Return at which checkpoints the mean gradient on held-out examples is more signal than noise.
+
+    A checkpoint is judged by the median of its coherence and its two neighbours'. The first and the last are judged by
+    their own value.
+
+    :param run: record of a run with diagnostics.
+    :return: booleans `[T]`.
+    """
+    padded = np.pad(run.metrics[COHERENCE], 1, mode="edge")
+    median = np.median([padded[:-2], padded[1:-1], padded[2:]], axis=0)
+    above: NDArray[np.bool_] = median >= signal_threshold(len(run.train_envs))
+    return above
+
+
+@selection_rule(
+    "common-signal",
+    "highest held-out likelihood while the training environments' gradients have a common signal (ours)",
+    needs_metrics=(COHERENCE, LOSS),
+)
+def common_signal(run: RunRecord) -> Choice | None:
+    """Select the most likely checkpoint at which the training environments' gradients have a common signal.
+
+    Only checkpoints with a common signal (`has_common_signal`) are candidates. Among them, and between runs, the value
+    is exp(-loss): the geometric mean of the probabilities that the model gives to the right labels of the training
+    environments' "out" examples. The first of ties is selected. A run that was trained without --diagnostics, or
+    without any such checkpoint, is not judged. The rule uses no test data.
+
+    :param run: record of a run.
+    """
+    likelihood = np.exp(-run.metrics[LOSS])
+    candidates = has_common_signal(run) & np.isfinite(likelihood)
+    if not candidates.any():
+        return None
+    index = int(np.where(candidates, likelihood, -1.0).argmax())
+    return Choice(index, (float(likelihood[index]),))
+
+
+ACCURACY = "accuracy"
+_BY = " by "
+
+
+def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
+    """A rule that takes the values of a metric for accuracies; of one where lower is better, one minus the values.
+
+    :param rule: a rule that judges runs by accuracies.
+    :param metric: "accuracy", which gives the rule itself, or a metric of `MEASURES` that is a number.
+    """
+    if metric == ACCURACY:
+        return rule
+    numbers = [name for name in MEASURES if not MEASURES[name].is_table]
+    if metric not in MEASURES or MEASURES[metric].is_table:
+        raise SandmaskError(f"Runs cannot be selected by {metric!r}. {closest(metric, [ACCURACY, *numbers])}")
+    if rule.needs_metrics:
+        raise SandmaskError(f"The rule {rule.name} does not select by accuracy, so it cannot select by {metric}.")
+    measure = MEASURES[metric]
+
+    def choose(run: RunRecord, pairs: Sequence[RunRecord]) -> Choice | None:
+        seen = _seen_by(run, measure)
+        others = [_seen_by(pair, measure) for pair in pairs]
+        if seen is None or None in others:
+            return None
+        return rule.choose(seen, [other for other in others if other is not None])
+
+    return replace(
+        rule,
+        name=f"{rule.name}{_BY}{measure.name}",
+        description=f"{rule.description}, with {measure.name} instead of accuracy",
+        choose=choose,
+        needs_metrics=(f"{measure.name}/out/0",),
+        remedy=f"train with --metrics {measure.name}",
+    )
+
+
+def find_rule(name: str) -> SelectionRule:
+    """Return a registered rule, or one with a metric in its name: "training-domain by f1".
+
+    :param name: name of the rule.
+    """
+    rule, by, metric = name.partition(_BY)
+    return by_metric(RULES[rule], metric) if by else RULES[rule]
+
+
+def _seen_by(run: RunRecord, measure: Measure) -> RunRecord | None:
+    """A run whose accuracies are the values of a metric; None where it did not record them."""
+    inside, outside = (_values(run, measure, split) for split in ("in", "out"))
+    return None if inside is None or outside is None else replace(run, accuracy_in=inside, accuracy_out=outside)
+
+
+def _values(run: RunRecord, measure: Measure, split: str) -> NDArray[np.float64] | None:
+    values = measured(run, measure.name, split)
+    if values is None:
+        return None
+    known = np.where(np.isnan(values), -1.0, values)  # never the best
+    return np.where(np.isnan(values), -1.0, 1.0 - known) if measure.lower_is_better else known

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import dataset_entry
 from sandmask.errors import SandmaskError

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask._signals import deferred, stop_requested
 from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.errors import SandmaskError

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from sandmask._locking import lock
+from sandmask._files import lock
 
 _SUFFIX = ".lock"
 _TURN = ".turn"

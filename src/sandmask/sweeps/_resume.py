@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sandmask._replacing import remove_abandoned
+from sandmask._files import remove_abandoned
 from sandmask.records import RunSpec
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._stacks import Cap, PlannedStack, capped, stack_id

@@ -7,7 +7,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.records._archive import ARCHIVE_SUFFIX

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.registry import closest

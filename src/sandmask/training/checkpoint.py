@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 
 _CHECKSUM = "crc32"

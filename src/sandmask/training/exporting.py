@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 from sandmask.training.trained_run import TrainedRun

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sandmask
+from sandmask._files import replacing
 from sandmask._online import hub_if_reachable
-from sandmask._replacing import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, split_averages
 from sandmask.training.folder import MODEL, RECORDS

@@ -3,8 +3,7 @@
 from sandmask.datasets.download._extract import ArchiveError, extract
 from sandmask.datasets.download._http import MirrorError, Patience, Progress, fetch
 from sandmask.datasets.download._install import Installed, install
-from sandmask.datasets.download._ledger import Ledger
-from sandmask.datasets.download._verify import Verification, verify, verify_own
+from sandmask.datasets.download._verify import Ledger, Verification, verify, verify_own
 
 __all__ = [
     "ArchiveError",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 

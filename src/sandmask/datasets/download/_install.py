@@ -9,8 +9,7 @@ from pathlib import Path
 
 from sandmask.datasets.download._extract import ArchiveError, extract, is_archive
 from sandmask.datasets.download._http import MirrorError, Patience, discard, fetch, fetch_from_drive
-from sandmask.datasets.download._ledger import Ledger, sole_user
-from sandmask.datasets.download._verify import Verification, verify
+from sandmask.datasets.download._verify import Ledger, Verification, sole_user, verify
 from sandmask.datasets.sources import DRIVE, RemoteFile, Source
 from sandmask.errors import SandmaskError
 

@@ -12,21 +12,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sandmask._replacing import replacing
+from sandmask._files import replacing
 from sandmask._text import printable
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, split_averages
 from sandmask.records._reader import refuse_record_name
-from sandmask.reports._data import Report
-from sandmask.reports._json import to_json
-from sandmask.reports._published import has_published
+from sandmask.reports._data import Report, has_published
+from sandmask.reports._for_programs import to_json
 from sandmask.reports._report import build_report
 from sandmask.reports._tables import BEST_NOTE
-from sandmask.reports.html._blobs import json_blob
-from sandmask.reports.html._curves import RUNS_PER_CHUNK, choose_detail, chunks
-from sandmask.reports.html._runs import all_offers, run_columns
-from sandmask.reports.html._tables import regrets, table_words
+from sandmask.reports.html._curves import RUNS_PER_CHUNK, choose_detail, chunks, json_blob
+from sandmask.reports.html._tables import all_offers, regrets, run_columns, table_words
 from sandmask.selection import RULES, find_rule, method_names
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-from sandmask._replacing import is_alive
+from sandmask._files import is_alive
 from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
 
 P = ParamSpec("P")

@@ -1,10 +1,14 @@
-"""Atomic file replacement: files are written under a temporary name and renamed."""
+"""Files are replaced by renaming a temporary one, and locked exclusively, until their process ends."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
+
+from sandmask.errors import SandmaskError
 
 ABANDONED_SECONDS = 60.0  # after the last write; a process of another machine may share the disk
 
@@ -103,4 +107,29 @@ def is_alive(process: int) -> bool:
         return False
     except (OSError, OverflowError):
         return True
+    return True
+
+
+def lock(file: FileIO, *, wait: bool = False) -> bool:
+    """Take the exclusive lock of an open file; return False when another holder has it.
+
+    `flock`, not `lockf`: it also excludes a second holder in the same process, and reading the file elsewhere in the
+    process does not release it. Windows has no such locks: files are not guarded there. Where the file system has no
+    locks, the file is closed, and the error says so.
+
+    :param wait: wait until the lock is free.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        file.close()
+        raise SandmaskError(
+            f"{Path(str(file.name))} cannot be locked: {error.strerror}. Use a folder on a file system with locks."
+        ) from error
     return True

@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
-SOURCES := src tests benchmarks examples
+# Without bytecode files every process that the tests start compiles torch again, which takes 2 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-lowest coverage lint format bench docs wheel lock clean

@@ -1,9 +1,12 @@
 """Tests run side by side, one process a core: each computes with one thread, and so do the processes it starts."""
 
+import importlib
+import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.process import BaseProcess
 
 import pytest
 from hypothesis import settings
@@ -15,6 +18,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "LINES"):
     os.environ.pop(name, None)
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
+# What processes that are forked from a server need not import again.
+multiprocessing.set_forkserver_preload(["pytest", "sandmask.api", "sandmask.cli", "torch.distributed.fsdp"])
 # How long an example takes says more about the machine's load than about the code.
 settings.register_profile("sandmask", deadline=None)
 settings.load_profile("sandmask")
@@ -26,6 +31,13 @@ _REMEDIES = {
     "CUDA": ("CUDA", "run on a machine with an NVIDIA GPU"),
     "Slurm": ("Slurm", "install Slurm (Debian: slurm-wlm and munge)"),
 }
+
+
+@pytest.fixture(scope="session")
+def start_program() -> Callable[..., BaseProcess]:
+    """Start `sandmask` in a process of its own; see `forked.start`."""
+    start: Callable[..., BaseProcess] = importlib.import_module("forked").start
+    return start
 
 
 def skip_summary(reasons: Iterable[str]) -> list[str]:

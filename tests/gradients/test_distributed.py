@@ -1,6 +1,5 @@
 """Environments spread over real processes give the single-process result."""
 
-import multiprocessing
 import re
 from pathlib import Path
 from typing import Any
@@ -138,8 +137,6 @@ def work(rank: int, world: int, folder: str) -> None:
 @pytest.fixture(scope="module", params=[2, 4], ids=lambda world: f"{world} processes")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("processes")
-    # Forked from a server that has imported torch once: processes that each import it take far longer.
-    multiprocessing.set_forkserver_preload(["sandmask", "pytest"])
     start_processes(  # type: ignore[no-untyped-call]
         work, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver"
     )

@@ -1,6 +1,5 @@
 """`sandmask.backward` in several processes, on plain and on `DistributedDataParallel` models."""
 
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,8 +127,6 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("processes")
-    # Forked from a server that has imported torch once: processes that each import it take far longer.
-    multiprocessing.set_forkserver_preload(["sandmask", "pytest", "torch.distributed.fsdp"])
     start_processes(work, args=(str(folder),), nprocs=WORLD, start_method="forkserver")  # type: ignore[no-untyped-call]
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
 

@@ -3,13 +3,13 @@
 import errno
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from io import FileIO
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -196,34 +196,26 @@ def test_a_deferred_signal_is_delivered_at_the_end_of_the_block() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no process groups")
-def test_sigterm_to_the_whole_process_group_ends_workers_after_they_have_saved(tmp_path: Path) -> None:
-    asked = ("--datasets", "DebugVector", "--algorithms", "ERM,SANDMask", "--n-hparams", "1", "--n-trials", "1")
-    small = (
-        "--hparam",
-        "mlp_width=8",
-        "--hparam",
-        "batch_size=8",
-        "--steps",
-        "1000000",
-        "--checkpoint-every",
-        "100",
-        "--no-calibrate",
-    )
-    options = ("--device", "cpu", "--workers", "2", "--checkpoint-seconds", "3600")
-    command = [sys.executable, "-m", "sandmask", "sweep", "run", str(tmp_path), *asked, *small, *options]
-    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    folder, deadline = SweepFolder(tmp_path), time.monotonic() + 120
+def test_sigterm_to_the_whole_process_group_ends_workers_after_they_have_saved(
+    start_program: Callable[..., BaseProcess], tmp_path: Path
+) -> None:
+    asked = "--datasets DebugVector --algorithms ERM,SANDMask --n-hparams 1 --n-trials 1 --hparam mlp_width=8"
+    small = "--hparam batch_size=8 --steps 1000000 --checkpoint-every 100 --no-calibrate"
+    options = "--device cpu --workers 2 --checkpoint-seconds 3600"
+    folder, said = SweepFolder(tmp_path / "sweep"), tmp_path / "stderr"
+    driver = start_program("sweep", "run", str(folder.path), *f"{asked} {small} {options}".split(), stderr=said)
 
     def trained() -> int:
         return sum((read_json(path) or {}).get("done", 0) > 0 for path in folder.stacks.glob("*.progress.json"))
 
+    deadline = time.monotonic() + 120
     while trained() < 2:
-        assert driver.poll() is None
+        assert driver.exitcode is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    os.killpg(driver.pid, signal.SIGTERM)
-    _, said = driver.communicate(timeout=120)
-    assert (driver.returncode, said.splitlines()[-1].split(";")[0]) == (143, "stopped")
+    os.killpg(driver.pid or 0, signal.SIGTERM)
+    driver.join(120)
+    assert (driver.exitcode, said.read_text().splitlines()[-1].split(";")[0]) == (143, "stopped")
     assert len(list(folder.stacks.glob("*.checkpoint.safetensors"))) == 2
 
 

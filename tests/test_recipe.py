@@ -1,8 +1,10 @@
-"""The page "Masks that work": its table is the one of the records, and the recipe trains out of the box."""
+"""The page "Masks that work": its tables are those of the records, and the recipe trains out of the box."""
 
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 from sandmask.algorithms import ALGORITHMS
 from sandmask.hparams import DEFAULT_SPACE, resolve, space_for
@@ -21,9 +23,17 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def test_the_table_is_the_one_of_the_records() -> None:
-    shown = PAGE.read_text(encoding="utf-8").split("<!-- recipe table -->\n")[1].split("\n<!-- end -->")[0]
-    assert shown == script("table").table("training-domain")
+def test_the_tables_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "results" / "recipe"))
+    tables = script("table")
+    made = {
+        "recipe": tables.table("training-domain"),
+        "changes": tables.changes_table(),
+        "images": tables.images_table("training-domain"),
+    }
+    for name, table in made.items():
+        shown = PAGE.read_text(encoding="utf-8").split(f"<!-- {name} table -->\n")[1].split("\n<!-- end -->")[0]
+        assert shown == table, name
 
 
 def test_no_mask_trains_nothing_by_default() -> None:

@@ -1,11 +1,12 @@
-"""The table of the confirming runs, in Markdown: `python results/recipe/table.py`."""
+"""The tables of the page "Masks that work", in Markdown: `python results/recipe/table.py`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from maps import CHANGES
 
-from sandmask.records import RunRecord, read_runs
+from sandmask.records import RunRecord, read_runs, split_averages
 from sandmask.selection import RULES, select
 
 HERE = Path(__file__).parent
@@ -20,22 +21,37 @@ METHODS = {
     "SAND-mask, released": "SANDMask-released",
     "Geometric mean": "GeometricMean",
 }
+RECIPE = {
+    "rescale": 1, "weight_decay": 3e-4, "decoupled_decay": 0.0, "batch_size": 512, "dropout": 0.0, "tau": 0.9,
+    "lr_final": 0.0, "adam_beta1": 0.9, "average": None, "precision": "tf32",
+}  # fmt: skip
+CHANGED: dict[str, dict[str, object]] = {
+    **CHANGES,
+    "averaged weights (SMA)": {"average": "sma"},
+    "float32 instead of TF32": {"precision": "fp32"},
+    "bfloat16": {"precision": "bf16"},
+    "float16": {"precision": "fp16"},
+}
+IMAGES = {"ColoredMNIST": 3, "RotatedMNIST": 6, "PACS": 4}  # and how many environments each has
 
 
-def accuracies(runs: Sequence[RunRecord], rule: str) -> np.ndarray:
-    """Accuracy in percent for every trial and held-out environment, [trials, 16]."""
+def accuracies(runs: Sequence[RunRecord], rule: str, n_envs: int = 16) -> np.ndarray:
+    """Accuracy in percent for every trial and held-out environment, [trials, n_envs]."""
     trials = sorted({run.spec.trial_seed for run in runs})
     rows = []
     for trial in trials:
-        mine = [[run for run in runs if run.spec.trial_seed == trial and run.spec.test_envs == (e,)] for e in range(16)]
+        own = [run for run in runs if run.spec.trial_seed == trial]
+        mine = [[run for run in own if run.spec.test_envs == (e,)] for e in range(n_envs)]
         rows.append([select(RULES[rule], some, e).test_accuracy for e, some in enumerate(mine)])  # type: ignore[union-attr]
     return 100.0 * np.array(rows)
 
 
-def cell(runs: Sequence[RunRecord], rule: str) -> str:
-    """`99.9 ± 0.0`: the mean over environments and trials, and its standard error over trials where there are three."""
-    means = accuracies(runs, rule).mean(axis=1)
-    error = f" ± {means.std() / np.sqrt(len(means)):.1f}" if len(means) > 1 else "*"
+def cell(runs: Sequence[RunRecord], rule: str, n_envs: int = 16) -> str:
+    """`99.9 ± 0.0`: the mean over environments and trials, and its standard error over trials."""
+    if not runs:
+        return "-"
+    means = accuracies(runs, rule, n_envs).mean(axis=1)
+    error = f" ± {means.std() / np.sqrt(len(means)):.1f}" if len(means) > 1 else ""
     return f"{means.mean():.1f}{error}"
 
 
@@ -49,6 +65,39 @@ def table(rule: str) -> str:
     return "\n".join(lines)
 
 
+def settings(run: RunRecord) -> dict[str, object]:
+    """What a change may alter, in the order of `RECIPE`, which also has the defaults of optional hyperparameters."""
+    own = {**run.spec.hparams, "average": run.spec.options.get("average"), "precision": run.spec.precision}
+    return {name: own.get(name, usual) for name, usual in RECIPE.items()}
+
+
+def changes_table() -> str:
+    """The recipe with one change at a time: held-out accuracy after the last step, and the number of solved runs."""
+    runs = list(split_averages(read_runs(HERE / "maps" / "one-change.records.parquet")))
+    lines = ["| | AND-mask | SAND-mask |", "|---|---|---|"]
+    for title, change in CHANGED.items():
+        cells = []
+        for algorithm in ("ANDMask", "SANDMask"):
+            mine = [run for run in runs if run.spec.algorithm == algorithm and settings(run) == RECIPE | change]
+            found = 100.0 * np.array([run.accuracy_in[-1, run.spec.test_envs[0]] for run in mine])
+            cells.append(f"{found.mean():.1f} ({(found > 90).sum()} of {len(found)})")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def images_table(rule: str) -> str:
+    """ERM and the masks on images, with averaged weights where they were trained with them."""
+    runs = list(split_averages(read_runs(HERE / "images.records.parquet")))
+    lines = [f"| | {' | '.join(IMAGES)} |", "|---" * (len(IMAGES) + 1) + "|"]
+    for title in ("ERM", "AND-mask", "SAND-mask"):
+        for average in (None, "sma", "swad"):
+            own = [r for r in runs if (r.spec.algorithm, r.spec.options.get("average")) == (METHODS[title], average)]
+            cells = [cell([run for run in own if run.spec.dataset == name], rule, n) for name, n in IMAGES.items()]
+            lines.append(f"| {title}{f' + {average.upper()}' if average else ''} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     for name in ("training-domain", "worst-training-domain", "oracle"):
-        print(f"{name}\n\n{table(name)}\n")
+        print(f"{name}\n\n{table(name)}\n\n{images_table(name)}\n")
+    print(changes_table())

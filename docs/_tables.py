@@ -1,9 +1,10 @@
-"""Hook of mkdocs: the groups of docs/algorithms.md become tables with the registry's summaries and papers."""  # noqa: INP001
+"""Hook of mkdocs: lists of algorithms and datasets become tables with the registries' descriptions."""  # noqa: INP001
 
 import re
 from typing import Any
 
 from sandmask.algorithms import ALGORITHMS
+from sandmask.datasets import DATASETS
 
 # A line such as: - **Baselines**: `ERM`, `Mixup`
 GROUP = re.compile(r"^- \*\*(.+)\*\*: (`[^`]+`(?:, `[^`]+`)*)$", re.MULTILINE)
@@ -11,10 +12,25 @@ GROUP = re.compile(r"^- \*\*(.+)\*\*: (`[^`]+`(?:, `[^`]+`)*)$", re.MULTILINE)
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called for every page before it is rendered."""
-    return GROUP.sub(_table, markdown) if page.file.src_uri == "algorithms.md" else markdown
+    described = {"algorithms.md": _algorithms, "data.md": _datasets}.get(page.file.src_uri)
+    return GROUP.sub(lambda group: _table(group[1], described(_names(group[2]))), markdown) if described else markdown
 
 
-def _table(group: re.Match[str]) -> str:
-    entries = [ALGORITHMS[name] for name in re.findall(r"`([^`]+)`", group[2])]
-    rows = [f"| `{entry.name}` | {entry.summary} | {entry.paper} |" for entry in entries]
-    return "\n".join([f"### {group[1]}", "", "| name | what it does | paper |", "|---|---|---|", *rows, ""])
+def _names(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def _algorithms(names: list[str]) -> list[tuple[str, ...]]:
+    entries = [ALGORITHMS[name] for name in names]
+    return [("name", "what it does", "paper"), *((f"`{e.name}`", e.summary, e.paper) for e in entries)]
+
+
+def _datasets(names: list[str]) -> list[tuple[str, ...]]:
+    entries = [DATASETS[name] for name in names]
+    rows = ((f"`{e.name}`", e.description, ", ".join(e.environments)) for e in entries)
+    return [("name", "content", "environments"), *rows]
+
+
+def _table(title: str, rows: list[tuple[str, ...]]) -> str:
+    header, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([f"### {title}", "", header, "|---" * len(rows[0]) + "|", *body, ""])

@@ -267,14 +267,16 @@ def test_the_navigation_has_every_page() -> None:
     assert sorted(leaves(config["nav"])) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in DOCS)
 
 
-def test_every_algorithm_is_in_a_group_and_the_site_describes_it() -> None:
+def test_every_algorithm_and_dataset_is_listed_and_the_site_describes_it() -> None:
     hook = runpy.run_path(str(ROOT / "docs" / "_tables.py"))
-    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    listed = [name for _, names in hook["GROUP"].findall(page) for name in re.findall(r"`([^`]+)`", names)]
-    ours = [entry for entry in ALGORITHMS.values() if entry.build.__module__.startswith("sandmask.")]
-    assert sorted(listed) == sorted(entry.name for entry in ours)
-    shown = hook["on_page_markdown"](page, types.SimpleNamespace(file=types.SimpleNamespace(src_uri="algorithms.md")))
-    assert all(f"| `{entry.name}` | {entry.summary} | {entry.paper} |" in shown for entry in ours)
+    algorithms = {e.name: e.summary for e in ALGORITHMS.values() if e.build.__module__.startswith("sandmask.")}
+    datasets = {e.name: e.description for e in DATASETS.values() if not e.name.startswith("Debug")}
+    for name, described in (("algorithms.md", algorithms), ("data.md", datasets)):
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        listed = [entry for _, names in hook["GROUP"].findall(page) for entry in re.findall(r"`([^`]+)`", names)]
+        assert sorted(listed) == sorted(described)
+        shown = hook["on_page_markdown"](page, types.SimpleNamespace(file=types.SimpleNamespace(src_uri=name)))
+        assert all(f"| `{entry}` | {text} |" in shown for entry, text in described.items())
 
 
 def test_the_page_on_tables_lists_the_rules() -> None:

@@ -142,7 +142,7 @@ def test_names_resolve_in_any_order_and_spelling() -> None:
         ("SAM+GSAM", "SAM and GSAM are both sharpness-aware methods"),
         ("ANDMask+PCGrad+IRM", "ANDMask and PCGrad are both rules"),
         ("CORAL+VREx", "CORAL and VREx are both objectives"),
-        ("SANDMask+IGA", "IGA's gradient has no parts by environment"),
+        ("SANDMask+IGA", "IGA's gradient cannot be split by environment"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(name: str, reason: str) -> None:

@@ -45,8 +45,8 @@ class NoState(ObjectiveAlgorithm):
     ("kind", "message"),
     [
         (NoNumber, "should return one number"),
-        (NoSuchState, "begin them in `extra_state`"),
-        (NoState, "which may be empty. Found Tensor"),
+        (NoSuchState, "Create them in `extra_state`"),
+        (NoState, "it may be empty\\). Found Tensor"),
     ],
 )
 def test_mistakes_are_named(

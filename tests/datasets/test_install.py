@@ -119,7 +119,7 @@ def test_an_archive_put_there_by_hand_is_used(archive: bytes, tmp_path: Path) ->
 def test_a_wrong_archive_put_there_by_hand_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "downloads").mkdir()
     (tmp_path / "downloads" / "tiny.zip").write_bytes(b"<html>")
-    with pytest.raises(SandmaskError, match=r"downloads/tiny\.zip is not what it should be.*Delete it"):
+    with pytest.raises(SandmaskError, match=r"downloads/tiny\.zip failed its check.*Delete it"):
         install(tiny("http://127.0.0.1:9/never"), tmp_path)
     assert names(tmp_path / "downloads") == ["tiny.zip"]
 

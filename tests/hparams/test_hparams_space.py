@@ -182,7 +182,7 @@ def test_like_takes_over_everything_but_the_stream() -> None:
         space = space_for(scope, dataset, "DANN", DANN, "paper")
         assert (space["lr_g"].default, space["lr_g"].draw) == (space["lr"].default, space["lr"].draw)
         assert len({resolve(space, 1)[name] for name in ("lr", "lr_g", "lr_d")}) == 3
-    with pytest.raises(SandmaskError, match=r"'lr_g' is said to be like 'learn'.*Choose from: lr, batch_size"):
+    with pytest.raises(SandmaskError, match=r"'lr_g' refers to 'learn'.*Choose from: lr, batch_size"):
         space_for("image", "PACS", "DANN", [Like("lr_g", "learn")], "paper")
 
 
@@ -270,8 +270,8 @@ def test_unknown_spaces_and_scopes_are_named() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Hparam("tau", 1, Uniform(0, 1)), "should both be of whole numbers"),
-        (lambda: Hparam("n", 1.0, Choice(1, 2)), "should both be of whole numbers"),
+        (lambda: Hparam("tau", 1, Uniform(0, 1)), "should both be int or both be float"),
+        (lambda: Hparam("n", 1.0, Choice(1, 2)), "should both be int or both be float"),
         (lambda: Hparam("my tau", 1.0, Uniform(0, 1)), "'my tau' should be one word"),
         (lambda: Hparam("n", 0, Choice(1, 2), COUNT), "'n' should be at least 1. Found 0"),
         (lambda: Hparam("t", 1.0, Uniform(0, 1), scope="x"), "unknown scope 'x'"),  # type: ignore[arg-type]

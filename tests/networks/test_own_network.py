@@ -82,9 +82,9 @@ def attention(*, batch_first: bool) -> nn.Module:
             "layer '1' is a BatchNorm1d.*GroupN",
         ),
         (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24, track_running_stats=False), nn.Linear(24, 8)), "ties"),
-        (lambda: attention(batch_first=False), "mixes examples.*batch_first=True"),
-        (lambda: Always(lambda layer, x: layer(x) - layer(x).mean(0)), "mixes examples"),
-        (lambda: Always(lambda layer, x: F.dropout(layer(x), 0.5)), "other features each time.*training=self.training"),
+        (lambda: attention(batch_first=False), "mixes the examples.*batch_first=True"),
+        (lambda: Always(lambda layer, x: layer(x) - layer(x).mean(0)), "mixes the examples"),
+        (lambda: Always(lambda layer, x: F.dropout(layer(x), 0.5)), "random in evaluation.*training=self.training"),
         (Counting, "changes its buffer 'calls'"),
         (with_tensor, r"tensor 'scale' would stay on the CPU. Use register_buffer\('scale'"),
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(8)), "lazy layers"),
@@ -197,7 +197,7 @@ def test_stacked_runs_are_those_alone(stacks: bool, caplog: pytest.LogCaptureFix
 def test_indices_are_not_rounded() -> None:
     load_plugins([EXAMPLE])
     spec = make_spec(DATASETS["Opinions"], "ERM", [3], steps=1, hparams={"batch_size": 2}, precision="bf16")
-    with pytest.raises(SandmaskError, match="tiny-transformer looks its inputs up by index, and --precision bf16"):
+    with pytest.raises(SandmaskError, match="tiny-transformer uses its inputs as indices, which --precision bf16"):
         Stack([spec], load_dataset("Opinions"), CPU)
 
 

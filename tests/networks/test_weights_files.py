@@ -174,7 +174,7 @@ def test_the_description_beside_a_file_says_what_it_is(tmp_path: Path) -> None:
 
 def test_a_file_called_after_a_twin_is_loaded_with_a_warning(tmp_path: Path) -> None:
     path = efficientnet(tmp_path / "tf_efficientnet_lite0.safetensors")
-    with pytest.warns(UserWarning, match="called after the network 'tf_efficientnet_lite0'"):
+    with pytest.warns(UserWarning, match="named after the network 'tf_efficientnet_lite0'"):
         build_featurizer("efficientnet_lite0", SHAPE, {}, path)
     build_featurizer("tf_efficientnet_lite0", SHAPE, {}, path)  # without one: warnings are errors here
 

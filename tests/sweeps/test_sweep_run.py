@@ -357,7 +357,7 @@ def test_a_sweep_of_a_plugins_names_asks_for_the_plugin(
 def test_a_request_that_lost_its_lines_is_named(folder: SweepFolder, small_sweep: Make) -> None:
     folder.accept(small_sweep())
     folder.request.write_text('datasets = ["DebugVector"]\n', encoding="utf-8")
-    with pytest.raises(SandmaskError, match=r"sweep.toml should say which sweep this is, but has no algorithms"):
+    with pytest.raises(SandmaskError, match=r"sweep.toml has no algorithms"):
         folder.asked()
     folder.request.write_text("", encoding="utf-8")
     with pytest.raises(SandmaskError, match="has no datasets and no algorithms"):

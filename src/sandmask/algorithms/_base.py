@@ -169,8 +169,8 @@ class ObjectiveAlgorithm(Algorithm):
         found = self.objective(self.network.unflatten(vector), state, batch, hparams, key)
         if not isinstance(found, tuple) or len(found) != 2:
             raise SandmaskError(
-                f"{type(self).__name__}.objective should return a value and a dict of what it replaces in the state, "
-                f"which may be empty. Found {type(found).__name__}."
+                f"{type(self).__name__}.objective should return a value and a dict of updated entries of the state "
+                f"(it may be empty). Found {type(found).__name__}."
             )
         return found
 
@@ -183,8 +183,8 @@ class ObjectiveAlgorithm(Algorithm):
             raise SandmaskError(f"{name}.objective should return one number. Found a tensor of shape {[*loss.shape]}.")
         if unknown := changes.keys() - state.keys():
             raise SandmaskError(
-                f"{name}.objective should replace entries that the state has. Found {sorted(unknown)}: "
-                "begin them in `extra_state`."
+                f"{name}.objective should only update entries that the state has. Found new ones: {sorted(unknown)}. "
+                "Create them in `extra_state`."
             )
         adam = state["adam"]
         reset = self.resets_adam(state["step"], hparams)

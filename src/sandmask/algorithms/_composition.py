@@ -64,7 +64,7 @@ def compose(name: str, parts: Sequence[AlgorithmEntry], known: Iterable[Algorith
     if len(named) < 2:
         return (named or list(chosen.values()))[0]
     if "rule" in chosen and "objective" in chosen and not _is_by_environment(chosen["objective"]):
-        raise _refusal(name, f"{chosen['objective'].name}'s gradient has no parts by environment.", known)
+        raise _refusal(name, f"{chosen['objective'].name}'s gradient cannot be split by environment.", known)
     _check_names(name, named)
     chosen.setdefault("objective", next(entry for entry in known if _is_plain(entry)))
     return AlgorithmEntry(

@@ -73,8 +73,8 @@ class _Copies(Params):
 
     def _refuse(self, *_: object) -> NoReturn:
         raise SandmaskError(
-            "An objective that reads parameters itself, rather than through `self.network`, does not say which "
-            "environment its gradient comes from. It cannot be composed with a mask."
+            "An objective that reads parameters itself, rather than through `self.network`, cannot be composed with a "
+            "mask: its gradient cannot be split by environment."
         )
 
     __getitem__ = __iter__ = keys = values = items = get = _refuse

@@ -34,7 +34,7 @@ class RescaledANDMaskAlgorithm(MaskedAlgorithm):
 ALGORITHMS.register(
     AlgorithmEntry(
         name="ANDMask",
-        summary="Update only what enough environments pull the same way",
+        summary="Update only the elements on whose gradient sign enough environments agree",
         paper=PAPER,
         build=ANDMaskAlgorithm,
         hparams=(*TAU, RESCALE),

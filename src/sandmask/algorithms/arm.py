@@ -104,7 +104,7 @@ def context_network(shape: tuple[int, ...]) -> nn.Module:
 ALGORITHMS.register(
     AlgorithmEntry(
         name="ARM",
-        summary="Append a learned summary of the batch to every input, and so adapt to the environment",
+        summary="Adapt to the environment by a learned summary of the batch, appended to every input",
         paper="Zhang et al., Adaptive risk minimization: learning to adapt to domain shift, NeurIPS 2021",
         build=ARM,
         hparams=(Hparam("batch_size", 8, Constant(8), COUNT, scope="image"),),

@@ -99,7 +99,7 @@ def _log_sum(scores: Tensor, chosen: Tensor) -> Tensor:
 ALGORITHMS.register(
     AlgorithmEntry(
         name="CAD",
-        summary="Learn features whose nearest neighbours are as likely from another environment",
+        summary="Learn features whose neighbours come from all environments alike",
         paper=PAPER,
         build=CAD,
         hparams=HPARAMS,

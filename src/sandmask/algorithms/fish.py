@@ -41,7 +41,7 @@ class Fish(Algorithm):
 ALGORITHMS.register(
     AlgorithmEntry(
         name="Fish",
-        summary="Step towards where a pass through the environments, one by one, leads",
+        summary="Step towards the end point of a pass through the environments, one by one",
         paper="Shi et al., Gradient matching for domain generalization, ICLR 2022",
         build=Fish,
         hparams=(Hparam("meta_lr", 0.5, Choice(0.05, 0.1, 0.5), FRACTION),),

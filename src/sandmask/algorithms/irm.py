@@ -72,7 +72,7 @@ def scale_derivative(logits: Tensor, y: Tensor) -> Tensor:
 ALGORITHMS.register(
     AlgorithmEntry(
         name="IRM",
-        summary="Ask that one classifier be the best one in every environment at once",
+        summary="Penalize a classifier that is not optimal in every environment at once",
         paper="Arjovsky et al., Invariant risk minimization, 2019",
         build=IRM,
         hparams=PENALTY,

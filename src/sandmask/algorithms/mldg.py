@@ -70,7 +70,7 @@ def split(n_envs: int, n_meta_test: Tensor, key: Tensor) -> tuple[Tensor, Tensor
 ALGORITHMS.register(
     AlgorithmEntry(
         name="MLDG",
-        summary="Take steps that also lower the loss of environments held out of the step",
+        summary="Take steps that also lower the loss of environments that the step did not use",
         paper="Li et al., Learning to generalize: meta-learning for domain generalization, AAAI 2018",
         build=MLDG,
         hparams=(

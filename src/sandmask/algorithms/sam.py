@@ -17,7 +17,7 @@ class SAM(SharpnessAware):
 ALGORITHMS.register(
     AlgorithmEntry(
         name="SAM",
-        summary="Minimize the loss at the worst point nearby, and so prefer flat minima",
+        summary="Minimize the loss at the worst point nearby, which favours flat minima",
         paper="Foret et al., Sharpness-aware minimization for efficiently improving generalization, ICLR 2021",
         build=SAM,
         compares_environments=False,

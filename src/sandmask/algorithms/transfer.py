@@ -109,7 +109,7 @@ def _optimized(part: Part, gradient: Tensor, hparams: Hparams) -> Part:
 ALGORITHMS.register(
     AlgorithmEntry(
         name="Transfer",
-        summary="Learn features on which no classifier near the own one tells environments apart",
+        summary="Learn features on which all classifiers near the trained one have similar risks in all environments",
         paper="Zhang et al., Quantifying and improving transferability in domain generalization, NeurIPS 2021",
         build=Transfer,
         hparams=(

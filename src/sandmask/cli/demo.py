@@ -89,8 +89,8 @@ def _show(swept: "Sweep", picture: Path) -> None:
     rows = [(TITLES[m], f"{100 * best.validation:.1f}", f"{100 * best.test_accuracy:.1f}") for m, best in found.items()]
     print_table("Accuracy in percent", ("method", "training domains", "unseen domain"), rows)
     typer.echo(
-        "Each run was chosen by its accuracy on held-back examples of the training domains. The unseen domain had no "
-        "part in this."
+        "Each run was selected by its validation accuracy on the training domains. The unseen domain was not used for "
+        "this."
     )
     _draw(swept, {method: best.run for method, best in found.items()}, picture)
 

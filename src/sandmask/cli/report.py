@@ -212,7 +212,7 @@ def _command_of(directory: Path, run: str) -> str:
     found = [record for record in split_averages(read_with_patience(directory)) if record.spec.id.startswith(run)]
     if len(found) != 1:
         raise SandmaskError(
-            f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. Give more of it."
+            f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. Give a longer part of the id."
         )
     return run_command(found[0]) or f"sandmask soup {directory}"
 

@@ -192,8 +192,8 @@ def _print(swept: "Sweep", *, json: bool) -> None:
         typer.echo(f"Nothing to do: all {counted(planned, 'run')} are done. Tables: sandmask report {swept.folder}")
     elif swept.full_data:
         typer.echo(
-            f"{planned - len(failed)}/{planned} runs done, with full_data=1: selected by the same runs without it. "
-            "Tables: sandmask report FOLDER, where FOLDER holds both sweeps."
+            f"{planned - len(failed)}/{planned} runs done. Runs with full_data=1 are selected by the same runs without "
+            "it. Tables: sandmask report FOLDER, where FOLDER holds both sweeps."
         )
     elif planned > len(failed):
         table = swept.table()

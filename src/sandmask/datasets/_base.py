@@ -149,7 +149,7 @@ def _check_parts(
         where = f"{name}, environment {environment!r}"
         if len(inputs) != len(labels) or not len(labels):
             raise SandmaskError(
-                f"{where}: found {len(inputs)} inputs and {len(labels)} labels; expected as many, not 0."
+                f"{where}: found {len(inputs)} inputs and {len(labels)} labels; expected equally many, at least one."
             )
         if inputs.dtype not in (torch.uint8, torch.float32):
             raise SandmaskError(f"{where}: inputs should be float32 or uint8. Found {inputs.dtype}.")

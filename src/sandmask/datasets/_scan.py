@@ -298,7 +298,7 @@ def _check_classes(
         more = f" (and {len(missing) - 1} more classes)" if len(missing) > 1 else ""
         raise SandmaskError(
             f"{domain / missing[0]} holds no images: the class {missing[0]!r} is missing in the domain "
-            f"{domain.name!r}{more}, though the dataset has it. Add the images, or let it be with "
+            f"{domain.name!r}{more}, though the dataset has it. Add the images, or accept this with "
             "--missing-classes (in Python: allow_missing_classes=True)."
             + _what_was_left_out(left_out, f"{domain.name}/{missing[0]}")
         )

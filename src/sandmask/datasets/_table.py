@@ -184,6 +184,6 @@ def _check(
         if missing and not allow_missing_classes:
             more = f" (and {len(missing) - 1} more classes)" if len(missing) > 1 else ""
             raise SandmaskError(
-                f"{name}: the class {missing[0]!r} is missing in the domain {domain!r}{more}. Add images of it, or let "
-                "it be with --missing-classes (in Python: allow_missing_classes=True)."
+                f"{name}: the class {missing[0]!r} is missing in the domain {domain!r}{more}. Add images of it, "
+                "or accept this with --missing-classes (in Python: allow_missing_classes=True)."
             )

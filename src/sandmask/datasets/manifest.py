@@ -142,8 +142,8 @@ class _Manifest:
         if split.lower() not in SPLITS:
             raise self.table.error(
                 number,
-                f"{self.names['split']} should be train, val or empty, and is {split!r}: what is tested on is a whole "
-                "domain, the one that is held out",
+                f"{self.names['split']} should be train, val or empty, and is {split!r}; a held-out domain is tested "
+                "on as a whole",
             )
         return label, domain, SPLITS[split.lower()]
 

@@ -106,7 +106,7 @@ def check_batches(batches: Iterable[tuple[Tensor, Tensor]], *, per_sample: bool)
         raise MaskError("Parameter `batches` should hold a batch (x, y) for each environment. Found none.")
     for e, batch in enumerate(found):
         if not isinstance(batch, tuple | list) or [isinstance(part, Tensor) for part in batch] != [True, True]:
-            raise MaskError(f"Parameter `batches` should hold pairs (x, y) of tensors. Environment {e} has none.")
+            raise MaskError(f"Parameter `batches` should hold pairs (x, y) of tensors. That of environment {e} is not.")
         x, y = batch
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(y) == 0:
             raise MaskError(

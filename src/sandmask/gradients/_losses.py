@@ -70,11 +70,11 @@ def _differentiate(loss: Tensor, params: Sequence[Tensor], *, retain_graph: bool
         if "a second time" in str(error):
             raise MaskError(
                 "A loss's graph was freed by an earlier backward pass. Losses that share a graph should be in a list, "
-                "not a generator; where two backward passes go through one graph, give the first `retain_graph=True`."
+                "not a generator. For a second backward pass through one graph, pass `retain_graph=True` to the first."
             ) from error
         if "donated buffer" in str(error):
             raise MaskError(
-                "The graph of a compiled model cannot be kept, as a list of losses needs it until the last one. "
+                "The graph of a compiled model cannot be kept until the last loss, as a list of losses requires. "
                 "Pass a generator of losses, or set `torch._functorch.config.donated_buffer = False` before compiling."
             ) from error
         raise

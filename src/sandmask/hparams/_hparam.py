@@ -121,7 +121,7 @@ class Choice(Distribution):
             raise SandmaskError("Choice() has nothing to choose from. Give at least one value.")
         _check_finite(self, **{f"value {i + 1}": value for i, value in enumerate(values)})
         if len({type(value) for value in values}) > 1:
-            raise SandmaskError(f"{self!r} mixes whole numbers and fractions. Write all as int or all as float.")
+            raise SandmaskError(f"{self!r} mixes int and float. Write all values as int or all as float.")
 
     @property
     def integer(self) -> bool:
@@ -233,7 +233,7 @@ class Hparam:
         if self.integer != self.draw.integer:
             raise SandmaskError(
                 f"Hparam {self.name!r}: the default {self.default!r} and the draw {self.draw!r} should "
-                "both be of whole numbers (int) or both of fractions (float)."
+                "both be int or both be float."
             )
         for field, value, known in (("scope", self.scope, SCOPES), ("space", self.space, SPACES)):
             if value not in (None, *known):

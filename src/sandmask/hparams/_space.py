@@ -88,8 +88,8 @@ def space_for(
 def _alike(row: Like, rows: Mapping[str, Hparam], algorithm: str) -> Hparam:
     if row.other not in rows:
         raise SandmaskError(
-            f"Algorithm {algorithm}: hyperparameter {row.name!r} is said to be like {row.other!r}, which is "
-            f"none of those before it. {closest(row.other, list(rows))}"
+            f"Algorithm {algorithm}: hyperparameter {row.name!r} refers to {row.other!r}, which is not declared before "
+            f"it. {closest(row.other, list(rows))}"
         )
     return replace(rows[row.other], name=row.name, stream=row.name)
 

@@ -171,15 +171,14 @@ def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -
     """Refuse a module whose features are random, or depend on the other examples of the batch."""
     if not _is_close(module(x), features):
         raise SandmaskError(
-            f"The network {name!r} gives other features each time, though it is in evaluation mode. Leave dropout to "
-            "the hyperparameter `dropout`, or switch it off with `training=self.training`."
+            f"The network {name!r} is random in evaluation mode. Use the hyperparameter `dropout`, or switch its own "
+            "dropout off with `training=self.training`."
         )
     others = torch.cat([x[:1], 1.0 - x[1:]])
     if not _is_close(module(others)[:1], features[:1]):
         raise SandmaskError(
-            f"The network {name!r} mixes examples: the features of one change with the others of its batch, so that "
-            "environments would see each other. A layer works along the first dimension. Attention, for example, needs "
-            "batch_first=True."
+            f"The network {name!r} mixes the examples of a batch, so that environments would see each other. Look for "
+            "a layer that works along the first dimension; attention, for example, needs batch_first=True."
         )
 
 

@@ -204,7 +204,7 @@ def _warn_of_twin(weights: Mapping[str, Tensor], name: str, source: str) -> None
     other = called_after_another(weights, source, name)
     if other is not None:
         warnings.warn(
-            f"{source} is called after the network {other!r} and was loaded into {name!r}. Their tensors have the same "
+            f"{source} is named after the network {other!r} and was loaded into {name!r}. Their tensors have the same "
             f"shapes, but padding or normalization differ: if it was trained as {other!r}, choose --network {other}.",
             stacklevel=2,
         )

@@ -256,9 +256,9 @@ def check_record(run: RunRecord) -> None:
         check_names("metric", run.metrics)
         shape = (len(run.steps), len(run.env_names))
         if run.accuracy_in.shape != shape or run.accuracy_out.shape != shape:
-            raise ValueError(f"it has {shape[0]} steps and {shape[1]} environments, but its accuracies have not")
+            raise ValueError(f"its accuracies do not have the shape of {shape[0]} steps and {shape[1]} environments")
         if any(curve.shape != shape[:1] for curve in run.metrics.values()):
-            raise ValueError(f"it has {shape[0]} steps, but a metric has not")
+            raise ValueError(f"it has {shape[0]} steps, but a metric has another number of values")
         _check_tables(run)
         if len(run.steps) and (run.steps[0] < 0 or (np.diff(run.steps) <= 0).any()):
             raise ValueError("its steps do not increase")
@@ -266,6 +266,6 @@ def check_record(run: RunRecord) -> None:
             raise ValueError(f"its status {run.status!r} is not one of {', '.join(get_args(Status))}")
         for table in (run.accuracy_in, run.accuracy_out):
             if table.size and not (table.min() >= 0 and table.max() <= 1):  # NaN compares with nothing
-                raise ValueError("its accuracies should be numbers from 0 to 1, and some are not")
+                raise ValueError("its accuracies should be numbers from 0 to 1")
     except ValueError as error:
         raise ValueError(f"run {run.spec.id}: {error}") from error

@@ -79,7 +79,7 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
         spec = longer[0].spec
         raise SandmaskError(
             f"Run {spec.id} ({spec.dataset}, {spec.algorithm}) has different records in {first[1]} and "
-            f"{second[1]}. Equal specs give equal records, so one of them is not what it says: remove it."
+            f"{second[1]}. Equal specs give equal records, so one of them is wrong: remove it."
         )
     return longer
 

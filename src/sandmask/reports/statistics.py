@@ -93,7 +93,7 @@ def paired_comparison(
     :param seed: seed of both.
     """
     if len(method) != len(baseline) or not len(method):
-        raise ValueError(f"Expected as many values as baseline values, and some. Found {len(method)}, {len(baseline)}.")
+        raise ValueError(f"Expected equally many values and baseline values. Found {len(method)}, {len(baseline)}.")
     differences = np.asarray(method, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     return PairedComparison(
         pairs=len(differences),

@@ -66,8 +66,8 @@ class SweepFolder:
         fields = read_sweep(self.request, verify=True)
         if missing := [name for name in ("datasets", "algorithms") if name not in fields]:
             raise SandmaskError(
-                f"{self.request} should say which sweep this is, but has no {' and no '.join(missing)}. Put back what "
-                "was there, or remove the file and ask for the same sweep again: finished runs are kept."
+                f"{self.request} has no {' and no '.join(missing)}. Restore the file, or remove it and request the "
+                "same sweep again; finished runs are kept."
             )
         sweep = SweepSpec(**fields)
         try:
@@ -88,8 +88,8 @@ class SweepFolder:
             old = self.asked()
             if old is not None and (reasons := refused_changes(old, sweep)):
                 raise SandmaskError(
-                    f"{self.path} holds another sweep: {'; '.join(reasons)}. Ask for at least what is there (more "
-                    "draws, trials, algorithms, datasets or environments extend it), or choose another folder."
+                    f"{self.path} holds another sweep: {'; '.join(reasons)}. Request at least the same runs "
+                    "(more draws, trials, algorithms, datasets or environments extend it), or choose another folder."
                 )
             if old != sweep:
                 write_sweep(sweep, self.request)

@@ -169,7 +169,7 @@ def _checked(path: Path, key: str, value: Any) -> Any:
 
 def _remedy(is_own: bool) -> str:
     """What to do about a damaged file that we wrote."""
-    again = "Put back what was there, or remove the file and ask for the same sweep again: finished runs are kept."
+    again = "Restore the file, or remove it and request the same sweep again; finished runs are kept."
     return f" {again}" if is_own else ""
 
 
@@ -177,8 +177,8 @@ def _verify(path: Path, text: str) -> None:
     first, _, rest = text.partition("\n")
     if first.startswith(_CHECKSUM) and first != _checksum(rest):
         raise SandmaskError(
-            f"{path} is not what was written: it is damaged, or it was edited. Put back what was there. If you "
-            "edited it, remove its first line, which is a checksum."
+            f"{path} does not match its checksum: it is damaged or was edited. Restore it, or, if you edited it, "
+            "remove its first line, the checksum."
         )
 
 

@@ -51,7 +51,7 @@ class DamagedFileError(SandmaskError):
 
 
 def _damaged(path: Path) -> SandmaskError:
-    return DamagedFileError(f"{path} is damaged: its content is not what was written. Delete it to start the run over.")
+    return DamagedFileError(f"{path} is damaged: its checksum does not match. Delete it to start the run over.")
 
 
 @contextmanager

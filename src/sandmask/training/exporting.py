@@ -119,7 +119,7 @@ def _compare(module: nn.Module, read: Model, run: TrainedRun) -> float:
         differences.append(float((read(x) - expected).abs().max()))
         if not differences[-1] <= _TOLERANCE * (1.0 + float(expected.abs().max())):
             raise SandmaskError(
-                f"The exported {run.spec.network} computes something else than the run: logits differ by "
+                f"The exported {run.spec.network} does not match the run: logits differ by "
                 f"{differences[-1]:g}. Nothing was written; please report this."
             )
     return max(differences)
@@ -142,7 +142,7 @@ def _write_onnx(module: nn.Module, example: Tensor, metadata: str, path: Path) -
     n_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
     if n_bytes > _ONNX_LIMIT:
         raise SandmaskError(
-            f"The model has {n_bytes / 2**30:.1f} GiB of weights, and one ONNX file holds 2. Use torch-export."
+            f"The model has {n_bytes / 2**30:.1f} GiB of weights; an ONNX file holds at most 2. Use torch-export."
         )
     program = torch.onnx.export(
         module,

@@ -107,9 +107,9 @@ def _check_evaluations(steps: int, every: int) -> None:
     """Refuse more evaluations than memory and a record file should hold."""
     if steps > every * MOST_EVALUATIONS:
         raise SandmaskError(
-            f"{steps:,} steps with an evaluation every {every:,} are over {MOST_EVALUATIONS:,} evaluations, which is "
-            f"the limit. Evaluate less often, with --checkpoint-every {-(-steps // MOST_EVALUATIONS)} or more, or take "
-            "fewer --steps."
+            f"{steps:,} steps with an evaluation every {every:,} exceed the limit of {MOST_EVALUATIONS:,} evaluations. "
+            f"Evaluate less often, with --checkpoint-every {-(-steps // MOST_EVALUATIONS)} or more, or use fewer "
+            "--steps."
         )
 
 
@@ -139,8 +139,8 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
     for env in sizes.argsort(kind="stable").tolist():
         if not all(map(len, split_environment(dataset, env, spec.trial_seed, fraction))):
             raise SandmaskError(
-                f"Every environment should have at least {math.ceil(1 / fraction)} examples, or some of both "
-                f"splits, as some of them are held back for selection. Found {sizes[env]} in "
+                f"Every environment should have at least {math.ceil(1 / fraction)} examples, or examples of both "
+                f"splits, because some are held back for selection. Found {sizes[env]} in "
                 f"{dataset.environments[env]!r} of {dataset.name}."
             )
 

@@ -103,8 +103,8 @@ def _check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
         )
     if algorithm.network.embeds and compute_dtype(spec.precision) != torch.float32:
         raise SandmaskError(
-            f"The network {spec.network} looks its inputs up by index, and --precision {spec.precision} would round "
-            "them. Use fp32 or tf32."
+            f"The network {spec.network} uses its inputs as indices, which --precision {spec.precision} would round. "
+            "Use fp32 or tf32."
         )
 
 
@@ -146,7 +146,7 @@ class Stack:
         metrics: Sequence[str] = (),
     ) -> None:
         if len({stack_key(spec) for spec in specs}) != 1:
-            raise SandmaskError("These runs differ in more than numbers and cannot train as one program.")
+            raise SandmaskError("These runs cannot train as one program: they differ in more than numbers.")
         check_environments(specs[0], dataset)
         check_measures(metrics, specs[0], dataset)
         self.specs = tuple(specs)

@@ -134,7 +134,7 @@ def _tar_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]
             yield member.name, content
         stream.seek(tarred.offset)
         if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged header for the end
-            raise ArchiveError(f"{archive} cannot be unpacked (it has no end, or is damaged in the middle).")
+            raise ArchiveError(f"{archive} cannot be unpacked (it is truncated or damaged).")
         while stream.read(CHUNK):  # checksums are compared at the very end
             pass
 

@@ -91,7 +91,7 @@ def _obtain(
         try:
             return Obtained(target, origin, check(target, file, origin, ledger))
         except MirrorError as error:
-            raise SandmaskError(f"{target} is not what it should be: {error}. Delete it and try again.") from error
+            raise SandmaskError(f"{target} failed its check: {error}. Delete it and try again.") from error
     reasons = []
     for mirror in file.mirrors:
         # Each mirror resumes its own partial file, also when another one was tried in between.

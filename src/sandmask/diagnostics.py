@@ -19,7 +19,6 @@ The names are those that `sandmask train --diagnostics` records: `mask_density/<
 import csv
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sandmask.errors import SandmaskError
@@ -127,7 +126,5 @@ class MaskLogger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -85,11 +85,10 @@ def test_hyperparameters_may_be_anything_that_json_has() -> None:
     assert found["hparams.flag"].dropna().tolist() == [1]
 
 
-def test_large_sweeps_are_gathered_in_slabs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_files_are_gathered_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = made_up_sweep(["ERM"], draws=3)
     runs[1].metrics["late"] = np.arange(5.0)
     whole = frame(runs)
-    monkeypatch.setattr("sandmask.records._frame._SLAB", 7)
     monkeypatch.setattr("sandmask.records._frame._CHUNK", 11)
     pd.testing.assert_frame_equal(frame(runs), whole)
     write_archive(runs[:4], tmp_path / "a.records.parquet")

@@ -6,8 +6,7 @@ import pytest
 
 from sandmask.datasets import DATASETS
 from sandmask.records import RunSpec
-from sandmask.sweeps._balance import balanced
-from sandmask.sweeps._stacks import PlannedStack
+from sandmask.sweeps._stacks import PlannedStack, balanced
 from sandmask.training import make_spec
 
 WIDTHS = {8: 1.0, 64: 10.0, 512: 100.0}

@@ -263,9 +263,7 @@ class SweepDisplay:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self.screen != "none":
             self._thread.join()

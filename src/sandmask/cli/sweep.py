@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,19 +73,7 @@ def plan(
 
     sandmask sweep plan runs/spirals --config sweep.toml --no-calibrate --json
     """
-    made = sandmask.plan_sweep(
-        folder,
-        workers=workers,
-        device=device,
-        max_stack=max_stack,
-        calibrate=calibrate,
-        fast=fast,
-        data_dir=data_dir,
-        skip_corrupt=skip_corrupt,
-        allow_missing_classes=allow_missing_classes,
-        progress=False if json else "lines",
-        **request,
-    )
+    made = sandmask.plan_sweep(**_arguments(locals()))
     if json:
         print_json(plan_json(made))
     else:
@@ -150,31 +138,9 @@ def run(
 
     sandmask sweep run runs/spirals --executor ray --ray-address auto --gpus-per-worker 0.5
     """
+    arguments = _arguments({**locals(), "slurm": slurm or (), "log": log or ()})
     try:
-        swept = sandmask.sweep(
-            folder,
-            executor=executor,
-            workers=workers,
-            device=device,
-            mps=mps,
-            gpus_per_worker=gpus_per_worker,
-            cpus_per_worker=cpus_per_worker,
-            ray_address=ray_address,
-            slurm=slurm or (),
-            max_stack=max_stack,
-            calibrate=calibrate,
-            fast=fast,
-            compiled=compiled,
-            data_dir=data_dir,
-            skip_corrupt=skip_corrupt,
-            allow_missing_classes=allow_missing_classes,
-            checkpoint_seconds=checkpoint_seconds,
-            diagnostics=diagnostics,
-            tensorboard=tensorboard,
-            log=log or (),
-            progress=False if json else "lines",
-            **request,
-        )
+        swept = sandmask.sweep(**arguments)
     except KeyboardInterrupt as error:
         if not getattr(error, "__notes__", None):  # interrupted before the first run
             raise
@@ -182,6 +148,12 @@ def run(
     _print(swept, json=json)
     if swept.failed:
         raise typer.Exit(1)
+
+
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a command as arguments of the function that it calls, which have the same names."""
+    own = {name: value for name, value in given.items() if name not in ("request", "json")}
+    return {**own, **given["request"], "progress": False if given["json"] else "lines"}
 
 
 def _print(swept: "Sweep", *, json: bool) -> None:

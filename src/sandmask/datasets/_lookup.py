@@ -3,9 +3,9 @@
 import inspect
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 from sandmask.datasets import debug, hugging_face, image_folder, image_sets, manifest, mnist, spawrious, spirals, wilds
 from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry
@@ -16,23 +16,9 @@ from sandmask.registry import closest
 PARAMETERS = re.compile(r"(?P<source>.*?)(?P<parameters>(:\w+=[^:]*)*)", re.DOTALL)
 
 
-class OwnKind(Protocol):
-    """A kind of dataset of one's own that is named by what a user has, such as a file: one of our modules."""
-
-    def recognizes(self, source: str) -> bool:
-        """Whether this is one of them."""
-        ...
-
-    def entry_of(self, source: str, options: Mapping[str, str]) -> DatasetEntry:
-        """Its entry; `options` are the parameters that follow its name."""
-        ...
-
-    def absolute(self, source: str) -> str:
-        """Its name as a process in another folder understands it."""
-        ...
-
-
-OWN_KINDS: tuple[OwnKind, ...] = (hugging_face, manifest)
+# Modules for datasets of one's own that are named by what a user has, such as a file. Each has `recognizes(source)`,
+# `entry_of(source, options)` and `absolute(source)`.
+OWN_KINDS = (hugging_face, manifest)
 IMAGE_SETS = (
     image_sets.VLCS,
     image_sets.PACS,
@@ -70,7 +56,8 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
         return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
     source, parameters = _parsed(text)
     if (kind := _own_kind(source)) is not None:
-        return kind.entry_of(source, _values(source, parameters, "domain=site"))
+        entry: DatasetEntry = kind.entry_of(source, _values(source, parameters, "domain=site"))
+        return entry
     if isinstance(name_or_path, Path) or is_own(text):
         return image_folder.entry_of(Path(text))
     return DATASETS[text.partition(":")[0]]
@@ -114,7 +101,7 @@ def absolute(name: str) -> str:
     return os.path.abspath(name)  # noqa: PTH100 - a link stays one
 
 
-def _own_kind(source: str) -> OwnKind | None:
+def _own_kind(source: str) -> ModuleType | None:
     return next((kind for kind in OWN_KINDS if kind.recognizes(source)), None)
 
 

@@ -184,17 +184,9 @@ def overview(data_dir: Path) -> list[Overview]:
     rows = []
     for entry in DATASETS.values():
         source = next((each for each in SOURCES.values() if entry.name in each.datasets), None)
-        found = source.find(data_dir) if source is not None else None
-        rows.append(
-            Overview(
-                name=entry.name,
-                description=entry.description,
-                environments=entry.environments,
-                classes=entry.n_classes,
-                images=sum(source.counts.values()) or None if source is not None else None,
-                generated=source is None,
-                path=str(found) if found is not None else None,
-                expected_at=str(data_dir / source.folder) if source is not None else None,
-            )
-        )
+        found = None if source is None else source.find(data_dir)
+        images = None if source is None else sum(source.counts.values()) or None
+        path, expected = (None if each is None else str(each) for each in (found, source and data_dir / source.folder))
+        about = (entry.name, entry.description, entry.environments, entry.n_classes)
+        rows.append(Overview(*about, images, source is None, path, expected))
     return rows

@@ -1,4 +1,4 @@
-"""Weights from a file: reading it, and fitting what it holds to a timm model."""
+"""Weights from a file: reading it, fitting what it holds to a timm model, and recognizing which model it is for."""
 
 import json
 import pickle
@@ -20,15 +20,7 @@ from sandmask.networks._timm import import_timm, pretrained_cfg
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "teacher", "params")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "featurizer.")
 _NOT_NEEDED = "num_batches_tracked"  # counts the steps of moving averages, which are constants here
-_CONVERSION_ERRORS = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_CONVERSION_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 StateDict = dict[str, Tensor]
 
@@ -189,8 +181,6 @@ def _some(items: list[str], kind: str, shown: int = 3) -> str:
 
 
 def _advice(weights: Mapping[str, Tensor], name: str, source: str) -> str:
-    from sandmask.networks.weights import recognize
-
     found = recognize(weights, source)
     if found is None or name.partition(".")[0] in found.fitting:
         return " Give a file for this network, or --weights none."
@@ -199,8 +189,6 @@ def _advice(weights: Mapping[str, Tensor], name: str, source: str) -> str:
 
 def _warn_of_twin(weights: Mapping[str, Tensor], name: str, source: str) -> None:
     """Say so where a file fits, but is called after another architecture that it fits as well."""
-    from sandmask.networks.weights import called_after_another
-
     other = called_after_another(weights, source, name)
     if other is not None:
         warnings.warn(
@@ -312,8 +300,7 @@ def _fits(weights: Mapping[str, Tensor], architecture: str) -> bool:
 
 def _tensors(architecture: str) -> tuple[dict[str, torch.Size], tuple[str, ...]]:
     """Shapes of an architecture's tensors by name, without its last layer's; the prefixes of that one's."""
-    classifier = pretrained_cfg(architecture).get("classifier") or ()
-    last = tuple(f"{layer}." for layer in ([classifier] if isinstance(classifier, str) else classifier))
+    last = tuple(f"{layer}." for layer in _names(pretrained_cfg(architecture).get("classifier")))
     with torch.device("meta"):
         state = import_timm().create_model(architecture).state_dict()
     return _shapes(state, last), last

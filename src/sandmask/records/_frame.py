@@ -19,28 +19,18 @@ if TYPE_CHECKING:
 
 
 _MEASURE = re.compile(rf"({'|'.join(MEASURES)})/({'|'.join(SPLITS)})/\d+")
-_SLAB = 1 << 22  # numbers; 32 MB are mapped by themselves, and go back to the system when they are freed
 
 
 class _Long:
     """Numbers that are appended, and joined once."""
 
     def __init__(self) -> None:
-        self._slabs: list[NDArray[np.float64]] = []
-        self._free = 0  # at the end of the last slab
+        self._parts: list[NDArray[np.float64]] = []
         self.length = 0
 
     def extend(self, values: NDArray[np.float64]) -> None:
-        while len(values):
-            if not self._free:
-                self._free = min(max(self.length, len(values)), _SLAB)
-                self._slabs.append(np.empty(self._free))
-            part = values[: self._free]
-            begin = len(self._slabs[-1]) - self._free
-            self._slabs[-1][begin : begin + len(part)] = part
-            self._free -= len(part)
-            self.length += len(part)
-            values = values[len(part) :]
+        self._parts.append(values)
+        self.length += len(values)
 
     def pad(self, length: int) -> None:
         """Append NaN up to this length."""
@@ -48,12 +38,8 @@ class _Long:
 
     def join(self) -> NDArray[np.float64]:
         """All numbers as one array. What was gathered is gone then."""
-        whole, begin = np.empty(self.length), 0
-        for _ in range(len(self._slabs)):
-            part = self._slabs.pop(0)[: self.length - begin]
-            whole[begin : begin + len(part)] = part
-            begin += len(part)
-        return whole
+        parts, self._parts = self._parts, []
+        return np.concatenate([np.empty(0), *parts])
 
 
 def _by_environment(run: RunRecord) -> dict[str, NDArray[np.float64]]:

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from sandmask._files import lock, naming, replacing, sync
@@ -182,9 +181,7 @@ class RecordWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._file.closed:
             self.commit()
         self.close()

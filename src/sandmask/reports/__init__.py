@@ -9,8 +9,8 @@
 `tables.rules[0].datasets["PACS"].cells["SANDMask", "A"]` is a cell with its trials, interval and gaps.
 """
 
-from sandmask.reports._commands import run_command
 from sandmask.reports._data import Cell, Comparison, Gap, Report, RuleReport, Statistics, Table, Trial
+from sandmask.reports._for_programs import run_command
 from sandmask.reports._formats import FORMATS, Format, latex, markdown, render, text
 from sandmask.reports._grids import Grid, cell_text, grids
 from sandmask.reports._report import build_report, report

@@ -5,17 +5,47 @@ import io
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sandmask._text import printable
-from sandmask.reports._commands import run_command
+from sandmask.records import RunRecord, RunSpec
 from sandmask.reports._data import AVERAGE, Cell, MetricReport, Report, RuleReport, Statistics, Table, Trial
 from sandmask.reports._tables import best_cells
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_NUMBERS = ("steps", "checkpoint_every", "hparams_seed", "trial_seed", "seed")
+
+
+def run_command(run: RunRecord | RunSpec) -> str:
+    """The `sandmask train` command with which this run is trained again, to copy into a shell; "" for a soup.
+
+    It names every setting and hyperparameter, so that it does not depend on defaults.
+
+    :param run: a record, or its spec.
+    """
+    spec, names = (run.spec, run.env_names) if isinstance(run, RunRecord) else (run, ())
+    if "soup" in spec.options:
+        return ""
+    words = ["sandmask", "train", spec.dataset, spec.algorithm]
+    for env in spec.test_envs:
+        words += ["--test-env", names[env] if names else str(env)]
+    for name in _NUMBERS:
+        words += [f"--{name.replace('_', '-')}", str(getattr(spec, name))]
+    words += ["--space", spec.space, "--network", spec.network, "--precision", spec.precision]
+    if spec.weights != "pretrained" and spec.network not in ("mlp", "mnist-convnet"):
+        words += ["--weights", spec.weights]
+    averages = spec.options.get("averages") or spec.options.get("average")
+    words += ["--average", str(averages)] if averages else []
+    words += ["--shared-init"] if spec.options.get("init") == "shared" else []
+    for name, value in spec.hparams.items():
+        words += ["--hparam", f"{name}={value!r}"]
+    return shlex.join(words)
 
 
 def to_json(report: Report) -> str:
@@ -137,26 +167,9 @@ def _statistics(statistics: Statistics) -> dict[str, Any]:
 
 
 HEADER = (
-    "selection",
-    "dataset",
-    "method",
-    "environment",
-    "mean",
-    "standard_error",
-    "interval_low",
-    "interval_high",
-    "columns",
-    "expected_columns",
-    "runs",
-    "expected_runs",
-    "diverged_runs",
-    "paper",
-    "paper_standard_error",
-    "difference_to_paper",
-    "metric",
-    "before",
-    "before_standard_error",
-    "change",
+    *("selection", "dataset", "method", "environment", "mean", "standard_error", "interval_low", "interval_high"),
+    *("columns", "expected_columns", "runs", "expected_runs", "diverged_runs"),
+    *("paper", "paper_standard_error", "difference_to_paper", "metric", "before", "before_standard_error", "change"),
 )
 _ACCURACY = "accuracy"
 _FORMULA = re.compile(r"[=+\-@\t\r]")

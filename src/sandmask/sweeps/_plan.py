@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, averages_of
-from sandmask.sweeps._balance import Arrange, balanced
-from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, disk, largest_stack, memory, work_of
+from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, calibrate, disk, largest_stack, memory, work_of
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._job import JobOptions
-from sandmask.sweeps._measure import calibrate
-from sandmask.sweeps._stacks import Cap, PlannedStack, group
+from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, balanced, group
 from sandmask.training import choose_device, stack_key
 from sandmask.training.specs import SHAPE_HPARAMS
 

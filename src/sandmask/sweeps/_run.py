@@ -11,13 +11,12 @@ from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.records._archive import ARCHIVE_SUFFIX
-from sandmask.sweeps._balance import Arrange
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
 from sandmask.sweeps._locks import claimed, turn
 from sandmask.sweeps._resume import remove_leftovers, unfinished_stacks
-from sandmask.sweeps._stacks import Cap, PlannedStack, group
+from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, group
 
 POLL_SECONDS = 0.3
 LOSSES = 20  # of workers in a row, without a run finished in between, before stacks are given up

@@ -1,6 +1,7 @@
 """What every registered algorithm must keep, the example of a user's own included."""
 
 import runpy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -276,24 +277,26 @@ def test_solves_separable_gaussians(name: str) -> None:
     values = resolve(space, overrides=SOLVING.get(name, {}))
     hparams = {row: torch.tensor(float(v)) for row, v in values.items() if row not in SHAPE_HPARAMS}
     state = algorithm.init(0)
-    for step in range(80):
-        state, metrics = algorithm.step(state, gaussians(step, 32), hparams, random.key_of(step))
-    test = gaussians(1000, 200)
-    right = torch.stack([algorithm.predict(state, x).argmax(-1) for x in test.x]) == test.y
+    test, step, accuracy = gaussians(1000, 200), 0, 0.0
+    while step < 80 and accuracy <= 0.95:
+        for _ in range(16):
+            state, metrics = algorithm.step(state, gaussians(step, 32), hparams, random.key_of(step))
+            step += 1
+        right = torch.stack([algorithm.predict(state, x).argmax(-1) for x in test.x]) == test.y
+        accuracy = right.double().mean().item()
     assert metrics["loss"].isfinite()
-    assert right.double().mean() > 0.95
+    assert accuracy > 0.95
 
 
 @every_algorithm
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("space_name", SPACES)
-def test_hyperparameters_resolve_in_every_scope(name: str, scope: str, space_name: str) -> None:
-    space = space_for(scope, "PACS", name, ENTRIES[name].hparams, space_name)
-    assert {"lr", "batch_size", "weight_decay", "dropout"} <= set(space)
-    assert set(resolve(space)) == set(space)
-    for seed in range(1, 6):
-        for row, value in resolve(space, hparams_seed=seed).items():
-            assert space[row].parse(value) == value, "drawn from outside the bounds"
+def test_hyperparameters_resolve_in_every_scope(name: str) -> None:
+    for scope, space_name in product(SCOPES, SPACES):
+        space = space_for(scope, "PACS", name, ENTRIES[name].hparams, space_name)
+        assert {"lr", "batch_size", "weight_decay", "dropout"} <= set(space)
+        assert set(resolve(space)) == set(space)
+        for seed in range(1, 6):
+            for row, value in resolve(space, hparams_seed=seed).items():
+                assert space[row].parse(value) == value, f"{scope}, {space_name}: drawn from outside the bounds"
 
 
 @every_algorithm

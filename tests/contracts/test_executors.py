@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
@@ -50,13 +50,11 @@ def alone(sweep: SweepSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return train(sweep, tmp_path_factory.mktemp("alone"), InlineExecutor)
 
 
-def test_results_and_errors_come_back_and_a_sweep_is_the_same(
+def test_errors_come_back_and_a_sweep_is_the_same(
     make: Callable[[], Executor], sweep: SweepSpec, alone: dict[str, RunRecord], tmp_path: Path
 ) -> None:
     executor = make()  # one for both: a start takes seconds
-    good, bad = executor.submit(operator.add, 2, 3), executor.submit(operator.truediv, 1, 0)
-    wait([good, bad])
-    assert good.result() == 5
+    bad = executor.submit(operator.truediv, 1, 0)
     with pytest.raises(Exception, match="division by zero"):  # wrapped, perhaps, but it says what it was
         bad.result()
     runs = train(sweep, tmp_path / "sweep", lambda: executor)

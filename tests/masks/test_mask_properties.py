@@ -60,9 +60,9 @@ def test_properties(mask: Mask, grads: Tensor, factor: float) -> None:
 
 @every_mask
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (2, 3, 2, 2), (0,), (2, 0)], ids=str)
-def test_dtype_and_shape_are_preserved(mask: Mask, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    testing.assert_dtype_preserved(mask, torch.randn(3, *shape).to(dtype))
+def test_dtype_and_shape_are_preserved(mask: Mask, dtype: torch.dtype) -> None:
+    for shape in ((), (1,), (3, 4), (2, 3, 2, 2), (0,), (2, 0)):
+        testing.assert_dtype_preserved(mask, torch.randn(3, *shape).to(dtype))
 
 
 @pytest.mark.parametrize("mask", RESCALED, ids=repr)

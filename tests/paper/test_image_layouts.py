@@ -64,7 +64,7 @@ def test_a_sweep_of_the_layout_ends_in_a_table(dataset: str, tmp_path: Path, mon
     draw_images(tmp_path / "data", dataset)
     entry = DATASETS[dataset]
     small = replace(
-        entry, load=partial(entry.load, image_size=64, storage_size=64), input_shape=(3, 64, 64)
+        entry, load=partial(entry.load, image_size=32, storage_size=32), input_shape=(3, 32, 32)
     )  # 224 would take minutes
     monkeypatch.setattr(DATASETS, "_entries", {**DATASETS._entries, simplified(dataset): small})
     options = {

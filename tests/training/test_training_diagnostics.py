@@ -29,8 +29,9 @@ def same_but_for_diagnostics(one: RunRecord, other: RunRecord) -> None:
         np.testing.assert_array_equal(curve, other.metrics[name])
 
 
-@pytest.mark.parametrize("runs", [1, 3])
-@pytest.mark.parametrize("algorithm", ["ERM", "IRM", *MASKED])
+@pytest.mark.parametrize(
+    ("algorithm", "runs"), [("ERM", 1), ("SANDMask", 1), *((each, 3) for each in ("ERM", "IRM", *MASKED))]
+)
 def test_no_number_changes_by_a_bit(
     algorithm: str, runs: int, spec_of: Specs, dataset: Dataset, device: torch.device, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ test-lowest: $(LOWEST)/.ready  ## Run the tests with the oldest supported packag
 $(LOWEST)/.ready: pyproject.toml $(READY)
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
-	  --editable '.[vision,report,ray,slurm,tensorboard,wandb,mlflow,huggingface]'
+	  --editable '.[vision,report,ray,slurm,optuna,tensorboard,wandb,mlflow,huggingface]'
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python pytest pytest-xdist hypothesis
 	@touch $@
 

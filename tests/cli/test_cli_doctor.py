@@ -207,7 +207,7 @@ def test_compilation_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_extra_names_its_packages_or_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = {"vision", "report", "ray", "slurm", "tensorboard", "export", "wandb", "mlflow", "huggingface"}
+    named = {"vision", "report", "ray", "slurm", "optuna", "tensorboard", "export", "wandb", "mlflow", "huggingface"}
     assert named == set(status_of(installation.extras()))
     monkeypatch.setattr(installation, "_version", lambda name: None if name == "timm" else "1000")
     found = {finding.name: finding for finding in installation.extras()}

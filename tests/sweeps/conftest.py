@@ -25,7 +25,7 @@ def small(**changes: Any) -> SweepSpec:
     return normalized(SweepSpec(**{**fields, **changes}))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_sweep() -> Callable[..., SweepSpec]:
     return small
 

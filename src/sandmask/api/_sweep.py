@@ -1,11 +1,11 @@
-"""`sandmask.sweep` and `sandmask.plan_sweep`: many runs, from a few words to records and tables."""
+"""`sandmask.sweep`: many runs, from a few words to records and tables."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, Unpack, cast
+from typing import TypedDict, cast
 
 from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
@@ -17,27 +17,28 @@ from sandmask.api._sweep_arguments import (
     allowances,
     check_sources,
     choose_workers,
-    device_list,
     requested_sweep,
 )
 from sandmask.api._swept import Sweep
 from sandmask.loggers import named_loggers
 from sandmask.plugins import load_plugins
+from sandmask.records import RunSpec
 from sandmask.selection import RULES
 from sandmask.sweeps import (
     Estimator,
     Expansion,
     JobOptions,
-    Plan,
+    Search,
     SweepFolder,
     SweepResult,
     SweepSpec,
+    SweepStatus,
     expand,
-    make_plan,
-    refused_changes,
+    open_search,
     run_sweep,
     sweep_status,
 )
+from sandmask.sweeps._spec import OPTUNA
 from sandmask.sweeps.executors import shared_gpus
 from sandmask.training.loop import CHECKPOINT_SECONDS
 
@@ -45,8 +46,7 @@ PathLike = str | os.PathLike[str]
 
 
 class SweepRequest(TypedDict, total=False):
-    """The arguments that say which runs a sweep has. What is missing or None is as the folder, the file or the default
-    has it; `sweep` describes each."""
+    """The arguments that say which runs a sweep has; `sweep` describes each."""
 
     config: PathLike | None
     datasets: Names | None
@@ -67,6 +67,9 @@ class SweepRequest(TypedDict, total=False):
     keep_models: str | None
     shared_init: bool | None
     seed: int | None
+    search: str | None
+    sampler: str | None
+    pruner: str | None
 
 
 @checked
@@ -91,6 +94,9 @@ def sweep(
     keep_models: str | None = None,
     shared_init: bool | None = None,
     seed: int | None = None,
+    search: str | None = None,
+    sampler: str | None = None,
+    pruner: str | None = None,
     config: PathLike | None = None,
     executor: str = "local",
     workers: int | None = None,
@@ -147,6 +153,10 @@ def sweep(
         training-domain selection takes) or "last".
     :param shared_init: start all runs of a trial from the same weights, as soups need it.
     :param seed: changes the seed of every run; 0 by default.
+    :param search: "optuna" proposes hyperparameters by the results of earlier runs, in place of random draws; there are
+        `n_hparams` proposals for each dataset, algorithm, held-out environment and trial.
+    :param sampler: sampler of Optuna: "tpe" (the default), "random", "cmaes", "gp", "qmc", ...
+    :param pruner: what stops hopeless runs of a search early: "median" (the default), "hyperband" or "none".
     :param config: TOML file with these arguments as keys; arguments take precedence over it.
     :param executor: where to train: "local", "ray" or "slurm".
     :param workers: stacks that train at a time; one for each GPU or core if not given.
@@ -195,7 +205,7 @@ def sweep(
     target.accept(spec)
     options = JobOptions(
         folder=str(target.path),
-        data_dir=_absolute(data_dir),
+        data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
         allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
         weights=spec.weights,
         device=crew.device,
@@ -208,6 +218,7 @@ def sweep(
         loggers=loggers,
         metrics=spec.metrics,
         keep_models=spec.keep_models,
+        pruner=spec.pruner if spec.search == OPTUNA else "none",
     )
     accepted = _Accepted(Path(folder), target, spec, expansion, crew, options)
     return accepted.train_missing(max_stack, progress, measure=calibrate, mps=mps)
@@ -231,28 +242,36 @@ class _Accepted:
     def train_missing(self, max_stack: int | None, progress: ShowProgress, *, measure: bool, mps: bool) -> Sweep:
         """Train what is missing, and show how far it is."""
         expansion, workers, options = self.expansion, self.workers, self.options
+        screen = choose_screen(progress)
+        search = open_search(self.target, self.spec, expansion, partial(say_on, screen))
         finished = self.target.finished()
-        missing = [run.dataset for run in expansion.runs if run.id not in finished]
-        check_sources(expansion, options, missing, choose_screen(progress))
-        look = partial(sweep_status, self.target, expansion.runs)
+        missing = [run.dataset for run in _runs(expansion, search) if run.id not in finished]
+        check_sources(expansion, options, missing, screen)
+
+        def look() -> SweepStatus:
+            return sweep_status(self.target, _runs(expansion, search))
+
         with sigterm_raises(), SweepDisplay(look, progress) as display:
             for note in self._notes():
                 display.say(f"note: {note}")
             before = look()
             display.say(f"{headline(before)}; records in {self.folder}")
             estimator = Estimator(expansion, options, workers.devices[0], measure=measure, notice=display.say)
-            cap = estimator.cap(before.planned - before.done, workers.count, max_stack)
+            at_once = before.planned - before.done if search is None else search.at_a_time
+            cap = estimator.cap(at_once, workers.count, max_stack)
             sharing = shared_gpus(display.say) if mps and workers.shares else nullcontext()
             try:
                 with sharing:
                     arrange = estimator.arrange(workers.count)
-                    result = run_sweep(self.target, expansion, options, workers.executor, cap, display.say, arrange)
+                    result = run_sweep(
+                        self.target, expansion, options, workers.executor, cap, display.say, arrange, search
+                    )
             except KeyboardInterrupt as error:
                 error.add_note(f"stopped; {headline(look())}. Rerun the same command to continue.")
                 display.say(error.__notes__[-1])
                 raise
         _say_failures(result)
-        return Sweep(self.folder, self.spec, expansion.runs, result.done - before.done, result.failed)
+        return Sweep(self.folder, self.spec, _runs(expansion, search), result.done - before.done, result.failed)
 
     def _notes(self) -> list[str]:
         notes = [*self.expansion.notes, *self.workers.notes]
@@ -262,74 +281,14 @@ class _Accepted:
         return notes
 
 
+def _runs(expansion: Expansion, search: Search | None) -> tuple[RunSpec, ...]:
+    """All runs of a sweep. Those of a search become known while it runs."""
+    return expansion.runs if search is None else search.runs()
+
+
 def _say_failures(result: SweepResult) -> None:
     for reason in sorted(set(result.failed.values())):
         count = sum(each == reason for each in result.failed.values())
         tell(f"{count} runs were not trained: {printable(reason)}")
     if result.failed:
         tell("Fix this and rerun: finished runs are kept.")
-
-
-@checked
-def plan_sweep(
-    folder: PathLike,
-    *,
-    workers: int | None = None,
-    device: str | None = None,
-    max_stack: int | None = None,
-    calibrate: bool = True,
-    fast: bool = True,
-    data_dir: PathLike | None = None,
-    skip_corrupt: bool = False,
-    allow_missing_classes: bool = False,
-    plugins: PathLike | Iterable[PathLike] = (),
-    progress: ShowProgress = True,
-    **request: Unpack[SweepRequest],
-) -> Plan:
-    """Estimate what a sweep takes: runs, stacks, time, memory and disk. Nothing is written.
-
-        plan = sandmask.plan_sweep("runs/spirals", datasets="Spirals", algorithms=["ERM", "SANDMask"])
-        plan.seconds, plan.memory_bytes, plan.disk_bytes
-        plan.frame()       # stack by stack
-
-    :param folder: the sweep's folder, whose finished runs are not counted.
-    :param workers: stacks that train at a time.
-    :param device: "cpu", "cuda", or several.
-    :param max_stack: runs that train as one program at most.
-    :param calibrate: measure a few steps of each method; without, there is no estimate of the time.
-    :param fast: use CUDA graphs on a GPU.
-    :param data_dir: folder of the datasets.
-    :param skip_corrupt: skip images that cannot be read.
-    :param allow_missing_classes: allow image domains that lack some of the classes.
-    :param plugins: Python files that register algorithms or datasets.
-    :param progress: say what is being measured, in a terminal or a notebook.
-    :param request: the arguments of `sweep` that say which runs there are, from `datasets` to `config`.
-    """
-    screen = choose_screen(progress)
-    load_plugins(paths(plugins))
-    target = SweepFolder(Path(folder))
-    spec = requested_sweep(target, device, **request)
-    expansion = expand(spec)
-    stored = target.asked()
-    devices, count = device_list(device, workers)
-    finished = target.finished() if target.path.exists() else set()
-    options = JobOptions(
-        str(folder),
-        data_dir=_absolute(data_dir),
-        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
-        weights=spec.weights,
-        fast=fast,
-        keep_models=spec.keep_models,
-    )
-    missing = tuple(run for run in expansion.runs if run.id not in finished)
-    estimator = Estimator(
-        expansion, options, devices[0], runs=missing, measure=calibrate, notice=partial(say_on, screen)
-    )
-    cap = estimator.cap(len(missing), count, max_stack)
-    refused = refused_changes(stored, spec) if stored else []
-    notes = (*expansion.notes, *(f"{folder} holds another sweep: {reason}." for reason in refused))
-    return make_plan(expansion.runs, finished, estimator, cap, count, notes)
-
-
-def _absolute(path: PathLike | None) -> str | None:
-    return None if path is None else str(Path(path).absolute())

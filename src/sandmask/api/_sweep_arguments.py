@@ -16,6 +16,7 @@ from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
+from sandmask.sweeps._spec import OPTUNA
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
@@ -102,6 +103,11 @@ def choose_workers(
     parameters = slurm_parameters(slurm)
     if slurm and entry.name != "slurm":
         raise SandmaskError("--slurm is for --executor slurm.")
+    if sweep.search == OPTUNA and entry.remote:
+        raise SandmaskError(
+            f"--search optuna needs workers that see the sweep's folder, and those of {entry.name} may not. Use "
+            "--executor local or slurm."
+        )
     local, notes = entry.name == "local", []
     if local and count > 1 and (own := _own_names(sweep)):
         count = 1

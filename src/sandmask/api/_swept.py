@@ -10,7 +10,7 @@ from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, load_records, read_runs, split_averages
 from sandmask.reports import Report, Table, cell_text, report
 from sandmask.selection import mean_over_environments
-from sandmask.sweeps import SweepFolder, SweepSpec, SweepStatus, expand, sweep_status
+from sandmask.sweeps import Expansion, SweepFolder, SweepSpec, SweepStatus, expand, open_search, sweep_status
 from sandmask.training import WEIGHTS, kept_models
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ class Sweep:
         spec = SweepFolder(Path(folder)).asked()
         if spec is None:
             raise SandmaskError(f"{folder} holds no sweep. Start one with: sandmask sweep run {folder} --datasets ...")
-        return cls(Path(folder), spec, expand(spec).runs)
+        return cls(Path(folder), spec, all_runs(SweepFolder(Path(folder)), spec, expand(spec)))
 
     def status(self) -> SweepStatus:
         """The current status of the sweep."""
-        return sweep_status(SweepFolder(self.folder), self.runs)
+        folder, searches = SweepFolder(self.folder), self.spec.search != "none"
+        return sweep_status(folder, all_runs(folder, self.spec, expand(self.spec)) if searches else self.runs)
 
     def records(self) -> list[RunRecord]:
         """The records of the runs that are done."""
@@ -138,6 +139,12 @@ class Sweep:
         said = f"<p>{status.done}/{status.planned} runs done. Held-out accuracy in percent, mean over environments:</p>"
         failed = f"<p>{len(self.failed)} runs were not trained; see <code>failed</code>.</p>" if self.failed else ""
         return said + (self.table().to_html(border=0) if status.done and not self.full_data else "") + failed
+
+
+def all_runs(folder: SweepFolder, spec: SweepSpec, expansion: Expansion) -> tuple[RunSpec, ...]:
+    """All runs of a sweep in a folder. Those of a search become known while it runs. Nothing is written."""
+    search = open_search(folder, spec, expansion) if folder.journal.exists() else None
+    return expansion.runs if search is None else search.runs()
 
 
 def _validations(runs: Iterable[RunRecord]) -> dict[tuple[str, str, int], float]:

@@ -100,6 +100,25 @@ def _given(
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Selects another set of run seeds. (default: 0)")
     ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="optuna: let Optuna propose hyperparameters instead of drawing them at random.",
+            autocompletion=_completion.words("optuna"),
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Sampler of --search: tpe (the default), random, cmaes, gp, ...")
+    ] = None,
+    pruner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What stops hopeless runs of --search: median (the default), hyperband or none.",
+            autocompletion=_completion.words("median", "hyperband", "none"),
+        ),
+    ] = None,
     plugin: PluginOption = None,
 ) -> None:
     """The signature of a request."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
-Status = Literal["running", "done", "diverged"]
+Status = Literal["running", "done", "diverged", "pruned"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class RunRecord:
     """A run's evaluations: T checkpoints of accuracies on every environment's "in" and "out" split.
 
     Environments are numbered as in the dataset, held-out ones included. `status` is "diverged" when training
-    met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept. `classes` may be
-    empty where the source did not name them. `tables` are counts for each class, where those were asked for: see
-    `class_counts` and `confusion_counts`.
+    met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept. It is "pruned" when a search
+    stopped the run, after its last evaluation. `classes` may be empty where the source did not name them. `tables` are
+    counts for each class, where those were asked for: see `class_counts` and `confusion_counts`.
     """
 
     spec: RunSpec

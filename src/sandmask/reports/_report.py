@@ -22,6 +22,7 @@ from sandmask.selection import (
     by_metric,
     find_rule,
     group_runs,
+    is_searched,
     is_soup,
 )
 
@@ -198,7 +199,8 @@ def _dataset_trials(
     methods = sorted({key.method for key in groups if key.dataset == dataset})
     found = {}
     for method in methods:
-        draws = (0,) if is_soup(method) else expected.draws  # a soup is one for all draws
+        draws = expected.proposals if is_searched(method) else expected.draws
+        draws = (0,) if is_soup(method) else draws  # a soup is one for all draws
         for index, name in enumerate(expected.environments):
             keys = [GroupKey(dataset, method, index, trial) for trial in expected.trials]
             found[method, name] = [

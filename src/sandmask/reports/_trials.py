@@ -9,7 +9,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.records._types import held_out_environments
 from sandmask.reports._data import Gap, Trial
-from sandmask.selection import SelectionRule, is_settled, select, siblings
+from sandmask.selection import SEARCH, SelectionRule, is_settled, select, siblings
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Expected:
     reported: tuple[str, ...]  # the environments that a complete table has
     trials: tuple[int, ...]
     draws: tuple[int, ...]
+    proposals: tuple[int, ...] = ()  # instead of draws, where a search made them
 
 
 def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None) -> Expected:
@@ -33,12 +34,14 @@ def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None
             )
     seen_trials = sorted({run.spec.trial_seed for run in runs})
     drawn = [run for run in runs if "soup" not in run.spec.options] or runs
-    seen_draws = sorted({run.spec.hparams_seed for run in drawn})
+    seen_draws = sorted({run.spec.hparams_seed for run in drawn if SEARCH not in run.spec.options})
+    proposed = sorted({run.spec.hparams_seed for run in drawn if SEARCH in run.spec.options})
     return Expected(
         environments=names,
         reported=_reported(runs[0].spec.dataset, names),
         trials=tuple(seen_trials if trials is None else range(trials)),
         draws=tuple(seen_draws if draws is None else range(draws)),
+        proposals=tuple(proposed if draws is None else range(draws)),
     )
 
 

@@ -26,12 +26,13 @@ from sandmask.selection._rules import oracle
 from sandmask.selection._rules import worst_training_domain
 from sandmask.selection._rules import common_signal, has_common_signal, signal_threshold
 from sandmask.selection._rules import ACCURACY, by_metric, find_rule
-from sandmask.selection._groups import GroupKey, algorithm_of, group_runs, is_soup, method_names
+from sandmask.selection._groups import SEARCH, GroupKey, algorithm_of, group_runs, is_searched, is_soup, method_names
 from sandmask.selection._groups import candidates, is_settled, select, siblings
 
 __all__ = [
     "ACCURACY",
     "RULES",
+    "SEARCH",
     "Choice",
     "GroupKey",
     "Selected",
@@ -43,6 +44,7 @@ __all__ = [
     "find_rule",
     "group_runs",
     "has_common_signal",
+    "is_searched",
     "is_settled",
     "is_soup",
     "leave_one_domain_out",

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,9 @@ _SPOKEN: dict[str, Callable[[str], str]] = {
     "schedule": "{} schedule".format,
     "decay": "{} decay".format,
 }
-_ALWAYS = frozenset({"average", "soup"})  # shown even where all runs of an algorithm have it
+SEARCH = "search"  # the option of runs whose hyperparameters were not drawn at random
+_SEARCHED = "searched"
+_ALWAYS = frozenset({"average", "soup", SEARCH})  # shown even where all runs of an algorithm have it
 _PLUS, _BRACKET = " + ", " ("
 
 
@@ -50,7 +52,8 @@ def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:
     A method is named after its algorithm and those settings in which its runs on one dataset differ, such as `SANDMask
     (space=domainbed)` or `ERM + SMA`. Hyperparameters and seeds are not settings, except for options of the optimizer
     (`hparams.OPTIONAL`) that were set by hand: where the same draw of the same trial was trained with and without
-    them, those are two methods.
+    them, those are two methods. Runs whose hyperparameters were searched are never of one method with random draws:
+    `ERM (searched, 20 proposals)`.
 
     :param runs: records of the runs.
     :return: names by the runs' ids.
@@ -64,8 +67,10 @@ def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:
     for (algorithm, _), some in together.items():
         varying[algorithm] |= _differing([_settings(spec) for spec in some])
         chosen[algorithm] |= _set_by_hand(some)
+    searches = _searches(specs.values())
     return {
-        run_id: _name(spec, varying[spec.algorithm] | _ALWAYS, chosen[spec.algorithm]) for run_id, spec in specs.items()
+        run_id: _name(spec, varying[spec.algorithm] | _ALWAYS, chosen[spec.algorithm], searches)
+        for run_id, spec in specs.items()
     }
 
 
@@ -87,12 +92,26 @@ def _set_by_hand(specs: Sequence[RunSpec]) -> set[str]:
     return found
 
 
-def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str]) -> str:
+def _searches(specs: Iterable[RunSpec]) -> dict[str, str]:
+    """What is said of each kind of search: how many hyperparameters it proposed for a cell, at most."""
+    seen: defaultdict[str, defaultdict[tuple[Any, ...], set[int]]] = defaultdict(lambda: defaultdict(set))
+    for spec in specs:
+        if kind := spec.options.get(SEARCH):
+            cell = (spec.dataset, spec.algorithm, spec.test_envs, spec.trial_seed)
+            seen[_word(kind)][cell].add(spec.hparams_seed)
+    by = " by {}" if len(seen) > 1 else ""
+    return {
+        kind: f"{_SEARCHED}{by.format(kind)}, {max(map(len, cells.values()))} proposals" for kind, cells in seen.items()
+    }
+
+
+def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str], searches: Mapping[str, str]) -> str:
     values = {name: value for name, value in _settings(spec).items() if name in settings}
+    searched = [searches[values.pop(SEARCH)]] if SEARCH in values else []
     values |= {name: _word(spec.hparams[name]) for name in hparams if name in spec.hparams}
     spoken = [say(values[name]) for name, say in _SPOKEN.items() if name in values]
-    others = ", ".join(f"{name}={value}" for name, value in sorted(values.items()) if name not in _SPOKEN)
-    return _PLUS.join([spec.algorithm, *spoken]) + (f"{_BRACKET}{others})" if others else "")
+    others = searched + [f"{name}={value}" for name, value in sorted(values.items()) if name not in _SPOKEN]
+    return _PLUS.join([spec.algorithm, *spoken]) + (f"{_BRACKET}{', '.join(others)})" if others else "")
 
 
 def is_soup(method: str) -> bool:
@@ -102,6 +121,14 @@ def is_soup(method: str) -> bool:
     """
     spoken = method.split(_BRACKET, maxsplit=1)[0].split(_PLUS)[1:]
     return any(word == "ensemble" or word.endswith(" soup") for word in spoken)
+
+
+def is_searched(method: str) -> bool:
+    """Return whether the hyperparameters of a method's runs were searched.
+
+    :param method: name of a method in a table.
+    """
+    return f"{_BRACKET}{_SEARCHED}" in method
 
 
 def algorithm_of(method: str) -> str:

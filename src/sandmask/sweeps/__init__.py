@@ -16,6 +16,7 @@ from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job
 from sandmask.sweeps._plan import Estimator, Plan, StackEstimate, make_plan
 from sandmask.sweeps._run import SweepResult, run_sweep
+from sandmask.sweeps._search import Search, open_search
 from sandmask.sweeps._soup import ENSEMBLE, SOUPS, Candidates, Soup, candidates, make_soup, parse_soups, why_no_mean
 from sandmask.sweeps._spec import SweepSpec, read_sweep, refused_changes, to_toml, write_sweep
 from sandmask.sweeps._stacks import PlannedStack, group
@@ -32,6 +33,7 @@ __all__ = [
     "Outcome",
     "Plan",
     "PlannedStack",
+    "Search",
     "Soup",
     "StackEstimate",
     "StackStatus",
@@ -46,6 +48,7 @@ __all__ = [
     "make_plan",
     "make_soup",
     "normalized",
+    "open_search",
     "parse_soups",
     "read_sweep",
     "refused_changes",

@@ -4,16 +4,22 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DatasetEntry, absolute, dataset_entry, resolve_environment
 from sandmask.errors import SandmaskError
 from sandmask.hparams import OPTIONAL, seed_hash, space_for
 from sandmask.records import RunSpec, parse_measures
+from sandmask.records._averages import FULL_DATA
 from sandmask.registry import closest
-from sandmask.selection import RULES
-from sandmask.sweeps._spec import ALL, SweepSpec
+from sandmask.selection import RULES, SEARCH
+from sandmask.sweeps._optuna import distribution, rehearse, sampler_name
+from sandmask.sweeps._spec import ALL, OPTUNA, SweepSpec
 from sandmask.training import PRECISIONS, make_spec, parse_averages
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 MIN_TRAINING_ENVS = 2
 MOST_RUNS = 1_000_000  # each takes about two kilobytes of memory, and about a kilobyte of disk
@@ -46,6 +52,7 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
         selection=tuple(RULES[name].name for name in rules),
         averages=parse_averages(sweep.averages),
         metrics=parse_measures(sweep.metrics),
+        sampler=sampler_name(sweep.sampler) if sweep.search == OPTUNA else sweep.sampler,
         weights=sweep.weights if sweep.weights in (None, "none") else os.path.abspath(sweep.weights),  # noqa: PTH100
     )
 
@@ -59,8 +66,14 @@ def expand(sweep: SweepSpec) -> Expansion:
     entries = {name: dataset_entry(name) for name in sweep.datasets}
     _check_overrides(sweep, list(entries.values()))
     _check_size(sweep, list(entries.values()))
+    if sweep.search == OPTUNA:
+        _check_search(sweep)
     runs: dict[str, RunSpec] = {}
     notes = []
+    if sweep.search == OPTUNA:
+        notes.append(
+            "Optuna chooses the hyperparameters while runs train; estimates are for random draws, none pruned."
+        )
     for entry in entries.values():
         sets = _held_out_sets(sweep, entry)
         if _needs_pairs(sweep) and not _has_pairs(entry):
@@ -136,9 +149,42 @@ def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence
             averages=sweep.averages,
             shared_init=sweep.shared_init,
         )
+        if sweep.search == OPTUNA:
+            like = replace(like, options={**like.options, SEARCH: f"{sweep.sampler}/{sweep.pruner}"})
         for test_envs in sets:  # a draw is the same for all of them
             seed = run_seed(entry.name, algorithm, test_envs, draw, trial, sweep.seed)
             yield replace(like, test_envs=test_envs, seed=seed)
+
+
+def search_ranges(sweep: SweepSpec, dataset: str, algorithm: str) -> dict[str, "BaseDistribution"]:
+    """What a search chooses the hyperparameters of an algorithm from: those that are drawn, and not set by hand.
+
+    :param sweep: the sweep.
+    :param dataset: name of the dataset, or its folder.
+    :param algorithm: name of the algorithm.
+    """
+    entry, chosen = dataset_entry(dataset), ALGORITHMS[algorithm]
+    space = space_for(entry.scope, entry.name, chosen.name, chosen.hparams, sweep.space)
+    found = {row.name: distribution(row) for row in space.rows if row.name not in sweep.hparams}
+    ranges = {name: kind for name, kind in found.items() if kind is not None}
+    if not ranges:
+        raise SandmaskError(f"There is nothing to search for {space.title}: every hyperparameter is constant.")
+    return ranges
+
+
+def _check_search(sweep: SweepSpec) -> None:
+    """Refuse what a search cannot do, before anything is written."""
+    if _needs_pairs(sweep):
+        raise SandmaskError(
+            "--search optuna proposes other hyperparameters for every held-out environment, and leave-one-domain-out "
+            "needs the same ones for pairs of them. Leave out one or the other."
+        )
+    if float(sweep.hparams.get(FULL_DATA, 0)) > 0:
+        raise SandmaskError("--search optuna needs validation accuracies, and runs with full_data=1 have none.")
+    ranges = [
+        search_ranges(sweep, dataset, algorithm) for dataset, algorithm in product(sweep.datasets, sweep.algorithms)
+    ]
+    rehearse(sweep.sampler, ranges[0])
 
 
 def run_seed(

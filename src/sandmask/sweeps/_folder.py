@@ -6,6 +6,7 @@ stacks/<id>.models.safetensors      the models of those runs, where they are kep
 stacks/<id>.checkpoint.safetensors  all that is needed to go on with it
 stacks/<id>.progress.json           how far it is, and the best accuracies of its runs
 stacks/<id>.lock                    held while a process trains it
+search.journal                      what Optuna has proposed, where it searches
 """
 
 import json
@@ -37,6 +38,11 @@ class SweepFolder:
     def request(self) -> Path:
         """The file with the sweep spec."""
         return self.path / "sweep.toml"
+
+    @property
+    def journal(self) -> Path:
+        """The studies of a search."""
+        return self.path / "search.journal"
 
     @property
     def stacks(self) -> Path:

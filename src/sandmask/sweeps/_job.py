@@ -23,6 +23,7 @@ from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
 from sandmask.sweeps._progress import StackProgress
 from sandmask.sweeps._resume import split_or_remove
+from sandmask.sweeps._search import Pruning
 from sandmask.sweeps._stacks import PlannedStack, equal_parts, stack_id
 from sandmask.training import choose_device, stack_key, train_stack
 from sandmask.training.checkpoint import DamagedFileError
@@ -40,7 +41,7 @@ class JobOptions:
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. `diagnostics` and `metrics` add
-    to the records. `loggers` receive every run that is done.
+    to the records. `loggers` receive every run that is done. `pruner` is that of a search.
     """
 
     folder: str
@@ -58,6 +59,7 @@ class JobOptions:
     loggers: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     keep_models: str = "none"
+    pruner: str = "none"
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,7 @@ class _Training:
                     raise
                 records = []  # and go on below, where the error's traceback holds no tensors any more
             if records:
-                self._keep(part, records)
-                progress.finish(records)
+                progress.finish(self._keep(part, records))
                 continue
             self._free()
             _limits[stack_key(part[0])] = max(1, len(part) // 2)
@@ -232,24 +233,32 @@ class _Training:
             keep=options.keep_models,
             models=self.folder.models(name),
             on_progress=progress.follow(part),
+            on_evaluation=None if options.pruner == "none" else Pruning(self.folder, part, options.pruner),
             checkpoint_seconds=options.checkpoint_seconds,
         )
 
-    def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:
+    def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> list[RunRecord]:
         """Records first, then the checkpoint goes: killed in between, the next run sees that all is done.
 
-        Models are there before: killed in between, they are written again.
+        Models are there before: killed in between, they are written again. Where a search has stopped the stack, the
+        runs that it did not prune keep a checkpoint, and the driver plans them again.
         """
-        name = stack_id(spec.id for spec in part)
+        ended = [run for run in records if run.status != "running"]
+        left = [run.spec for run in records if run.status == "running"]
+        name = stack_id(run.spec.id for run in ended)
         path = self.folder.records(name)
-        write_archive(records, path)
+        write_archive(ended, path)
         if self.options.loggers:
-            for run in records:
+            for run in ended:
                 log_record(run, self.options.loggers)
-        self.folder.checkpoint(name).unlink(missing_ok=True)
+        checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
+        if left:
+            split_or_remove(self.folder, checkpoint, [left])
+        checkpoint.unlink(missing_ok=True)
         if self.options.carry:
             files = [path, self.folder.models(name)]
             self.archives |= {file.name: file.read_bytes() for file in files if file.exists()}
+        return ended
 
     def _split(self, part: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
         """Split a stack into smaller ones, with its progress."""

@@ -16,6 +16,7 @@ from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
 from sandmask.sweeps._locks import claimed, turn
 from sandmask.sweeps._resume import remove_leftovers, unfinished_stacks
+from sandmask.sweeps._search import Search
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, group
 
 POLL_SECONDS = 0.3
@@ -39,6 +40,7 @@ def run_sweep(
     cap: Cap,
     notice: Callable[[str], None] = lambda _: None,
     arrange: Arrange = list,
+    search: Search | None = None,
 ) -> SweepResult:
     """Train every run that is missing in the folder.
 
@@ -51,8 +53,9 @@ def run_sweep(
     :param cap: function of the specs of a stack that returns its largest size.
     :param notice: called with messages for the user.
     :param arrange: puts stacks into the order of training: see `Estimator.arrange`.
+    :param search: proposes the runs, in place of those of `expansion`.
     """
-    return _Driver(folder, expansion, options, executor, cap, notice, arrange).run()
+    return _Driver(folder, expansion, options, executor, cap, notice, arrange, search).run()
 
 
 class _Driver:
@@ -65,10 +68,11 @@ class _Driver:
         cap: Cap,
         notice: Callable[[str], None],
         arrange: Arrange,
+        search: Search | None,
     ) -> None:
         self.folder, self.expansion, self.cap, self.notice, self.arrange = folder, expansion, cap, notice, arrange
         self.options = replace(options, session=options.session or uuid.uuid4().hex[:12])
-        self.executor = executor
+        self.executor, self.search = executor, search
         self.result = SweepResult()
         self.losses, self.done_at_loss = 0, -1
 
@@ -89,8 +93,9 @@ class _Driver:
         return self.result
 
     def _missing(self) -> list[RunSpec]:
+        runs = self.expansion.runs if self.search is None else self.search.propose(self.result.failed)
         finished = self.folder.finished()
-        return [run for run in self.expansion.runs if run.id not in finished and run.id not in self.result.failed]
+        return [run for run in runs if run.id not in finished and run.id not in self.result.failed]
 
     def _plan(self, missing: Sequence[RunSpec]) -> list[PlannedStack]:
         """Half-trained stacks first, as they are on the disk; then the others. Runs that are under way are left out."""
@@ -104,26 +109,27 @@ class _Driver:
         return begun + self.arrange(group([run for run in free if run.id not in taken], self.cap))
 
     def _round(self, stacks: Sequence[PlannedStack]) -> None:
-        """Submit stacks once; unfinished ones are planned again."""
+        """Submit stacks once; unfinished ones are planned again. A search adds stacks while others train."""
         executor = self.executor()
         clean = False
         try:
             futures: dict[Future[Outcome], PlannedStack] = {}
-            with suppress(BrokenExecutor):  # what was not handed out is planned again
-                for stack in stacks:
-                    futures[executor.submit(run_job, self._job(stack))] = stack
+            self._submit(executor, stacks, futures)
             broken: list[PlannedStack] = []
-            for future in as_completed(futures):
-                error = future.exception()
+            while futures:
+                future = next(as_completed(futures))
+                stack, error = futures.pop(future), future.exception()
                 if error is None:
                     self._note(future.result())
                 elif isinstance(error, BrokenExecutor):
-                    broken.append(futures[future])
+                    broken.append(stack)
                     death = error
                 elif isinstance(error, SandmaskError):  # the executor cannot be used: the user has to correct it
                     raise error
                 else:
-                    self._lost([futures[future]], error)
+                    self._lost([stack], error)
+                if self.search is not None and error is None:
+                    self._refill(executor, futures)
             if broken:  # one worker died, and the executor gave up all that was waiting for it
                 self._lost(broken, death)
             clean = True
@@ -139,6 +145,21 @@ class _Driver:
                 finally:
                     with suppress(OSError):
                         stop.unlink(missing_ok=True)
+
+    def _submit(
+        self, executor: Executor, stacks: Sequence[PlannedStack], futures: dict[Future[Outcome], PlannedStack]
+    ) -> None:
+        with suppress(BrokenExecutor):  # what was not handed out is planned again
+            for stack in stacks:
+                future = executor.submit(run_job, self._job(stack))
+                futures[future] = stack
+                if self.search is not None and future.done():  # it may change what is best trained next
+                    return
+
+    def _refill(self, executor: Executor, futures: dict[Future[Outcome], PlannedStack]) -> None:
+        """Submit what is left of a stack, and the runs that take the places of those that have ended."""
+        taken = {run.id for stack in futures.values() for run in stack.specs}
+        self._submit(executor, self._plan([run for run in self._missing() if run.id not in taken]), futures)
 
     def _job(self, stack: PlannedStack) -> Job:
         source = self.expansion.sources[stack.specs[0].dataset]

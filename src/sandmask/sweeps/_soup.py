@@ -226,7 +226,7 @@ class _Kitchen:
         history, step = History(self.stack), self.stack.specs[0].steps - 1
         now = {"validation_loss": self.stack.evaluator.validation_loss(tally), **tally.measured}
         history.write(step, tally.right, {}, now)
-        whole = history.records(step + 1, torch.full((1,), -1))[0]
+        whole = history.records(step + 1, torch.full((1,), -1), {})[0]
         last = slice(len(whole.steps) - 1, None)
         return replace(
             whole,

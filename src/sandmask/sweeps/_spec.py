@@ -21,8 +21,12 @@ _CHECKSUM = "# crc32 = "  # at the top, so that a file that was cut short still 
 _LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
 _COUNTS = ("n_hparams", "n_trials", "steps", "checkpoint_every", "seed")
 _SWITCHES = ("shared_init",)
-_UNUSUAL = ("metrics", "keep_models", "shared_init")  # written where they say something: older versions lack them
-_WORDS = ("space", "network", "weights", "precision", "keep_models")
+# Written where they say something: older versions lack them.
+_UNUSUAL = ("metrics", "keep_models", "shared_init", "search", "sampler", "pruner")
+_WORDS = ("space", "network", "weights", "precision", "keep_models", "search", "sampler", "pruner")
+OPTUNA = "optuna"
+SEARCHES = ("none", OPTUNA)
+PRUNERS = ("median", "hyperband", "none")
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class SweepSpec:
     follows the dataset's protocol. `seed` changes every run's own seed, and nothing else. `averages` of the weights
     ("sma", "ema", "swad") are evaluated beside the weights themselves. `metrics` beyond accuracy are recorded;
     `keep_models` says which weights of each run stay in the folder ("none", "best", "last"). With `shared_init`, all
-    runs of a trial start from the same weights.
+    runs of a trial start from the same weights. With `search` "optuna", its `sampler` proposes hyperparameters in place
+    of random draws, and its `pruner` stops runs early.
     """
 
     datasets: tuple[str, ...]
@@ -55,6 +60,9 @@ class SweepSpec:
     metrics: tuple[str, ...] = ()
     keep_models: str = "none"
     shared_init: bool = False
+    search: str = "none"
+    sampler: str = "tpe"
+    pruner: str = "median"
 
     def __post_init__(self) -> None:
         for name in ("datasets", "algorithms", "test_envs", "selection"):
@@ -68,10 +76,16 @@ class SweepSpec:
                 raise SandmaskError(f"{name} should be at least 1. Found {getattr(self, name)}.")
         if not 0 <= self.seed < 2**63:
             raise SandmaskError(f"seed should be from 0 to 2^63 - 1. Found {self.seed}.")
-        if self.keep_models not in KEPT:
-            raise SandmaskError(f"keep_models should be one of {', '.join(KEPT)}. Found {self.keep_models!r}.")
+        self._check_words()
         if ALL in self.test_envs and len(self.test_envs) > 1:
             raise SandmaskError("test_envs should be 'all' or a list of environments, not both.")
+
+    def _check_words(self) -> None:
+        for name, known in (("keep_models", KEPT), ("search", SEARCHES), ("pruner", PRUNERS)):
+            if getattr(self, name) not in known:
+                raise SandmaskError(f"{name} should be one of {', '.join(known)}. Found {getattr(self, name)!r}.")
+        if self.search == "none" and (self.sampler, self.pruner) != (SweepSpec.sampler, SweepSpec.pruner):
+            raise SandmaskError("--sampler and --pruner are for --search optuna.")
 
 
 def refused_changes(old: SweepSpec, new: SweepSpec) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms import DIAGNOSTICS, diagnostic_names
-from sandmask.records import MEASURES, Measure, RunRecord, average_metrics
+from sandmask.records import MEASURES, Measure, RunRecord, Status, average_metrics
 from sandmask.training.averaging import average_metric
 from sandmask.training.evaluation import Accuracies, evaluation_steps
 from sandmask.training.stack import Stack
@@ -115,8 +115,11 @@ class History:
         row = self.steps.index(step)
         return {name: counts[row].nan_to_num(0.0).long().tolist() for name, counts in self._tables().items()}
 
-    def records(self, done: int, diverged_at: Tensor) -> list[RunRecord]:
-        """The runs' records after `done` steps; a run that diverged keeps its evaluations from before that."""
+    def records(self, done: int, diverged_at: Tensor, pruned_at: Mapping[int, int]) -> list[RunRecord]:
+        """The runs' records after `done` steps; a run that diverged keeps its evaluations from before that.
+
+        Of a run that was pruned, those until then; `pruned_at` has the step of each.
+        """
         accuracies = self.stack.evaluator.fractions(self.counts)
         curves = {name: curve.double().cpu().numpy() for name, curve in self._named().items()}
         # SWAD has counts at the last evaluation only; what it has none of is left out with its accuracies.
@@ -125,8 +128,12 @@ class History:
         steps = np.array(self.steps)
         dataset = self.stack.dataset
 
+        def status(k: int) -> Status:
+            ended: Status = "done" if done == self.stack.specs[k].steps else "running"
+            return "diverged" if ends[k] >= 0 else "pruned" if k in pruned_at else ended
+
         def record(k: int) -> RunRecord:
-            kept = steps < (ends[k] if ends[k] >= 0 else done)
+            kept = steps < (ends[k] if ends[k] >= 0 else pruned_at.get(k, done - 1) + 1)
             return RunRecord(
                 spec=self.stack.specs[k],
                 env_names=tuple(dataset.environments),
@@ -134,7 +141,7 @@ class History:
                 accuracy_in=accuracies.inside[kept, k],
                 accuracy_out=accuracies.outside[kept, k],
                 metrics={name: curve[kept, k] for name, curve in curves.items()},
-                status="diverged" if ends[k] >= 0 else "done" if done == self.stack.specs[k].steps else "running",
+                status=status(k),
                 diverged_at=ends[k] if ends[k] >= 0 else None,
                 classes=tuple(dataset.classes),
                 tables={name: counts[kept, k] for name, counts in tables.items()},

@@ -46,6 +46,7 @@ class Trainer:
     """Trains a stack to its end, from wherever its checkpoint stands.
 
     `on_evaluation` is called after every evaluation with the step, and sees the history and `diverged_at` up to date.
+    It may prune runs (`pruned_at` has the step of each) and set `stopping`, which ends the loop with a checkpoint.
     `evaluating` is called many times within an evaluation, with the number of examples done and of all examples. `keep`
     says which weights `kept` gives: "best" or "last".
     """
@@ -70,6 +71,8 @@ class Trainer:
         if evaluating is not None:
             stack.evaluator.on_batch = evaluating
         self.steps = stack.specs[0].steps
+        self.pruned_at: dict[int, int] = {}
+        self.stopping = False
         self.history = History(stack)
         self.keeper = Keeper(stack, keep)
         self.program = Program(stack, self._resume(), fast=fast)
@@ -89,18 +92,18 @@ class Trainer:
         return found
 
     def run(self) -> State:
-        """Train to the end, or until every run has diverged; return the final states."""
+        """Train to the end, until every run has diverged, or until it is `stopping`; return the final states."""
         with stack_settings(self.stack.specs[0].precision, self.stack.device):
             self._run()
         return self.program.carry.state
 
     def _run(self) -> None:
-        all_diverged = False
+        over = False
         try:
             while True:
                 if self.done and is_evaluation_step(self.done - 1, self.steps, self.stack.specs[0].checkpoint_every):
-                    all_diverged = self._evaluate()
-                if self.done == self.steps or all_diverged:
+                    over = self._evaluate()
+                if self.done == self.steps or over:
                     break
                 if time.monotonic() - self._saved > self.checkpoint_seconds:
                     self.save()
@@ -115,11 +118,17 @@ class Trainer:
 
     def records(self) -> list[RunRecord]:
         """The runs' records so far."""
-        return self.history.records(self.program.carry.done, self.program.carry.diverged_at)
+        return self.history.records(self.program.carry.done, self.program.carry.diverged_at, self.pruned_at)
 
     def kept(self) -> tuple[dict[str, State], dict[str, list[int]]]:
-        """The states to keep of each kind of weights, and the steps that they are from: see `Keeper`."""
-        return self.keeper.final(self.program.carry.state, self.diverged_at)
+        """The states to keep of each kind of weights, and the steps that they are from: see `Keeper`.
+
+        Of pruned runs, nothing is kept.
+        """
+        states, steps = self.keeper.final(self.program.carry.state, self.diverged_at)
+        return states, {
+            kind: [-1 if k in self.pruned_at else s for k, s in enumerate(of)] for kind, of in steps.items()
+        }
 
     def _to_next_evaluation(self) -> int:
         every = self.stack.specs[0].checkpoint_every
@@ -128,7 +137,7 @@ class Trainer:
         return min((self.done - 1) // every * every + every + 1, self.steps) - self.done
 
     def _evaluate(self) -> bool:
-        """Record the accuracies; return whether every run is known to have diverged."""
+        """Record the accuracies; return whether every run is known to have diverged, or the loop should stop."""
         step = self.done - 1
         carry = self.program.carry
         finite = torch.isfinite(carry.state["params"]).all(-1)
@@ -141,6 +150,9 @@ class Trainer:
             self.keeper.look(step, self.program.carry.state, outside, metrics, self.diverged_at)
         if self.on_evaluation is not None:
             self.on_evaluation(self, step)
+            if self.stopping:
+                self.save()
+                return True
         waits = self.stack.device.type != "cpu"
         if waits and step < self.steps - 1 and time.monotonic() - self._told < PROGRESS_SECONDS:
             return False
@@ -247,6 +259,7 @@ def train_stack(
     keep: str = "none",
     models: Path | None = None,
     on_progress: OnProgress = lambda _: None,
+    on_evaluation: Callable[[Trainer, int], None] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> list[RunRecord]:
     """Train runs that share a `stack_key` as one program, and return their records, each done or diverged.
@@ -266,6 +279,8 @@ def train_stack(
     :param keep: which weights of the runs to keep, "best" or "last": see `keeping`.
     :param models: file for those weights.
     :param on_progress: called with a `Progress` after every few steps and every evaluation.
+    :param on_evaluation: called with the trainer and the step after every evaluation. If it sets `trainer.stopping`,
+        training ends with a checkpoint, and the records of the runs that it has not pruned are "running".
     :param checkpoint_seconds: seconds between checkpoints.
     """
     with plugin_failures_named():
@@ -276,9 +291,10 @@ def train_stack(
             checkpoint_seconds=checkpoint_seconds,
             fast=fast,
             keep=keep,
+            on_evaluation=on_evaluation,
         )
         trainer.run()
         records = trainer.records()
-        if keep != "none" and models is not None:
+        if not trainer.stopping and keep != "none" and models is not None:
             save_models(models, trainer.stack, *trainer.kept(), records)
     return records

@@ -1,0 +1,338 @@
+"""Searching instead of drawing: Optuna proposes the hyperparameters of a sweep's runs, and stops hopeless ones.
+
+Every dataset, algorithm, held-out environment and trial has a study of its own, in `search.journal`. Its objective is
+what training-domain selection maximizes, so nothing here looks at a held-out environment. Records are what counts:
+a journal that is lost or damaged is made again from them.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sandmask.hparams import seed_hash
+from sandmask.records import RunRecord, RunSpec, read_runs
+from sandmask.records._archive import ARCHIVE_SUFFIX
+from sandmask.selection import SEARCH, mean_over_environments, training_domain
+from sandmask.sweeps._expand import Expansion, search_ranges
+from sandmask.sweeps._folder import SweepFolder
+from sandmask.sweeps._locks import turn
+from sandmask.sweeps._optuna import DamagedJournalError, make_pruner, make_sampler, open_journal
+from sandmask.sweeps._spec import OPTUNA, SweepSpec
+from sandmask.training.evaluation import evaluation_steps
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import JournalStorage
+    from optuna.trial import FrozenTrial, TrialState
+
+    from sandmask.training.loop import Trainer
+
+GENERATIONS = 5  # a study has a fifth of its runs under way at a time, and learns from the others
+RUNGS = 10  # evaluations of a run, at most, at which the pruner is asked
+
+
+def study_name(spec: RunSpec) -> str:
+    """The name of the study that a run belongs to."""
+    return f"{spec.dataset} {spec.algorithm} env{spec.test_envs[0]} trial{spec.trial_seed}"
+
+
+def rungs(spec: RunSpec) -> list[int]:
+    """The evaluation steps at which the pruner is asked about a run: not after the last step."""
+    steps = list(evaluation_steps(spec.steps, spec.checkpoint_every))[:-1]
+    return steps[:: -(-len(steps) // RUNGS) or 1]
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a study learns from the record of a run; `value` is None where there is no evaluation."""
+
+    spec: RunSpec
+    status: str
+    value: float | None
+    curve: Mapping[int, float]  # by rung
+
+    @property
+    def state(self) -> "TrialState":
+        """How Optuna calls it. A run that diverged later is judged by its evaluations, as in selection."""
+        from optuna.trial import TrialState
+
+        ended = TrialState.PRUNED if self.status == "pruned" else TrialState.COMPLETE
+        return TrialState.FAIL if self.value is None else ended
+
+
+def _result(run: RunRecord) -> _Result:
+    values = mean_over_environments(run.accuracy_out[:, run.train_envs])
+    curve = dict(zip(run.steps.tolist(), values.tolist(), strict=True))
+    choice = training_domain(run) if len(run.steps) else None
+    value = None if choice is None else choice.value[0]
+    return _Result(run.spec, run.status, value, {step: curve[step] for step in rungs(run.spec) if step in curve})
+
+
+@cache
+def _results_in(file: Path, stamp: tuple[int, int]) -> list[_Result]:  # noqa: ARG001 - files are replaced
+    return [_result(run) for run in read_runs(file) if SEARCH in run.spec.options]
+
+
+class Search:
+    """The studies of a sweep in its folder.
+
+    :param folder: the sweep's folder.
+    :param sweep: the sweep.
+    :param expansion: its runs with random draws, from `expand`: they stand for runs that are not proposed yet.
+    :param notice: called with a message if the journal is damaged, which is replaced then; an error if not given.
+    """
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        sweep: SweepSpec,
+        expansion: Expansion,
+        notice: Callable[[str], object] | None = None,
+    ) -> None:
+        self.folder, self.sweep = folder, sweep
+        self._storage = open_journal(folder.journal) if notice is None else _repaired(folder.journal, notice)
+        likes: defaultdict[str, list[RunSpec]] = defaultdict(list)
+        for spec in expansion.runs:  # in the order of their numbers
+            likes[study_name(spec)].append(spec)
+        ranges = cache(lambda dataset, algorithm: search_ranges(sweep, expansion.sources[dataset], algorithm))
+        self._studies = {
+            name: _Study(self._storage, sweep, own, ranges(own[0].dataset, own[0].algorithm))
+            for name, own in likes.items()
+        }
+
+    @property
+    def at_a_time(self) -> int:
+        """The number of runs that are under way at a time."""
+        return sum(study.batch for study in self._studies.values())
+
+    def _results(self) -> dict[str, list[_Result]]:
+        """The results of finished runs, by study."""
+        found: defaultdict[str, list[_Result]] = defaultdict(list)
+        for file in sorted(self.folder.path.rglob(f"*{ARCHIVE_SUFFIX}")):
+            stat = file.stat()
+            for result in _results_in(file, (stat.st_mtime_ns, stat.st_size)):
+                found[study_name(result.spec)].append(result)
+        return found
+
+    def runs(self) -> tuple[RunSpec, ...]:
+        """Every run of the sweep: those that were proposed, and stand-ins for the others. Nothing is written."""
+        results = self._results()
+        known = {study.study_name for study in self._storage.get_all_studies()}
+        return tuple(
+            run
+            for name, study in self._studies.items()
+            for run in study.all_runs(study.trials() if name in known else [], study.own(results[name]))
+        )
+
+    def propose(self, failed: Collection[str] = ()) -> list[RunSpec]:
+        """Tell the studies what has finished, and ask them for new runs. Return all runs proposed so far.
+
+        :param failed: ids of runs that could not be trained, in whose place others are proposed.
+        """
+        with turn(self.folder.path):  # two programs must not ask for the same number
+            results = self._results()
+            for name, study in self._studies.items():
+                study.advance(study.own(results[name]), failed)
+            return [
+                run
+                for name, study in self._studies.items()
+                for run in study.proposed(study.trials(), study.own(results[name])).values()
+            ]
+
+
+def open_search(
+    folder: SweepFolder, sweep: SweepSpec, expansion: Expansion, notice: Callable[[str], object] | None = None
+) -> Search | None:
+    """Return the search of a sweep; None for a sweep with random draws.
+
+    :param folder: the sweep's folder.
+    :param sweep: the sweep.
+    :param expansion: its runs, from `expand`.
+    :param notice: see `Search`.
+    """
+    return Search(folder, sweep, expansion, notice) if sweep.search == OPTUNA else None
+
+
+def _repaired(path: Path, notice: Callable[[str], object]) -> "JournalStorage":
+    try:
+        return open_journal(path)
+    except DamagedJournalError as error:
+        path.replace(path.with_suffix(".damaged"))
+        notice(f"{str(error).partition('. ')[0]}; the search continues from the records.")
+        return open_journal(path)
+
+
+class _Study:
+    """One study: a dataset, an algorithm, a held-out environment and a trial. Number n is the run of draw n."""
+
+    def __init__(
+        self,
+        storage: "JournalStorage",
+        sweep: SweepSpec,
+        likes: Sequence[RunSpec],
+        ranges: Mapping[str, "BaseDistribution"],
+    ) -> None:
+        self._storage, self._sweep, self._likes, self._ranges = storage, sweep, likes, dict(ranges)
+        self.name = study_name(likes[0])
+        self.batch = -(-len(likes) // GENERATIONS)
+
+    def own(self, results: Iterable[_Result]) -> dict[int, _Result]:
+        """The results that are of this study's runs, by number. The folder may have records of an earlier sweep."""
+        found = {result.spec.hparams_seed: result for result in results}
+        return {
+            number: result
+            for number, result in sorted(found.items())
+            if number < len(self._likes) and self._filled(number, result.spec.hparams) == result.spec
+        }
+
+    def _filled(self, number: int, values: Mapping[str, float]) -> RunSpec:
+        """The run of a number with these values of what is searched."""
+        like = self._likes[number]
+        return replace(like, hparams={**like.hparams, **{k: v for k, v in values.items() if k in self._ranges}})
+
+    def trials(self) -> list["FrozenTrial"]:
+        """What the journal has of the study."""
+        return self._storage.get_all_trials(self._storage.get_study_id_from_name(self.name), deepcopy=False)
+
+    def proposed(self, trials: Iterable["FrozenTrial"], results: Mapping[int, _Result]) -> dict[int, RunSpec]:
+        """The runs that were proposed, by number: as they were trained, where they were."""
+        asked = {trial.number: self._filled(trial.number, trial.params) for trial in trials if not _is_waiting(trial)}
+        return {**asked, **{number: result.spec for number, result in results.items()}}
+
+    def all_runs(self, trials: Iterable["FrozenTrial"], results: Mapping[int, _Result]) -> list[RunSpec]:
+        """The runs that were proposed, and stand-ins for the others."""
+        proposed = self.proposed(trials, results)
+        return [proposed.get(number, like) for number, like in enumerate(self._likes)]
+
+    @cached_property
+    def _study(self) -> "Study":
+        from optuna import create_study, load_study
+
+        pruner = make_pruner(self._sweep.pruner, self._likes[0])
+        if self.name in {study.study_name for study in self._storage.get_all_studies()}:
+            return load_study(study_name=self.name, storage=self._storage, pruner=pruner)
+        return create_study(study_name=self.name, storage=self._storage, pruner=pruner, direction="maximize")
+
+    def advance(self, results: Mapping[int, _Result], failed: Collection[str]) -> None:
+        """Tell results, and ask for as many new runs as should be under way."""
+        from optuna.trial import TrialState
+
+        study = self._study
+        self._tell(results)
+        trials = self.trials()
+        if not trials:
+            study.enqueue_trial(self._defaults())
+        specs = self.proposed(trials, results)
+        running = [trial.number for trial in trials if trial.state == TrialState.RUNNING]
+        under_way = sum(specs[number].id not in failed for number in running)
+        asked = sum(not _is_waiting(trial) for trial in trials)
+        for number in range(asked, min(len(self._likes), asked + self.batch - under_way)):
+            study.sampler = make_sampler(self._sweep.sampler, seed_hash(self.name, self._sweep.seed), number)
+            study.ask(self._ranges)
+
+    def _tell(self, results: Mapping[int, _Result]) -> None:
+        """Finish the trials of runs that have ended. Trials that the journal has lost are added again."""
+        from optuna.trial import TrialState, create_trial
+
+        trials = self.trials()
+        for number in range(len(trials), max(results, default=-1) + 1):
+            if number not in results:
+                self._study.enqueue_trial({})  # a run that was under way: another one is asked for in its place
+                continue
+            result = results[number]
+            self._study.add_trial(
+                create_trial(
+                    state=result.state,
+                    value=result.value,
+                    params={name: result.spec.hparams[name] for name in self._ranges},
+                    distributions=self._ranges,
+                    intermediate_values=dict(result.curve),
+                )
+            )
+        for trial in trials:
+            if trial.state == TrialState.RUNNING and trial.number in results:
+                result = results[trial.number]
+                value = result.value if result.state == TrialState.COMPLETE else None
+                self._study.tell(trial.number, value, result.state)
+
+    def _defaults(self) -> dict[str, float]:
+        """The defaults, number 0 of random draws too, that are within the ranges."""
+        values = self._likes[0].hparams
+        return {name: values[name] for name, kind in self._ranges.items() if _contains(kind, values[name])}
+
+
+def _contains(kind: "BaseDistribution", value: float) -> bool:
+    choices = getattr(kind, "choices", None)
+    return value in choices if choices is not None else kind.low <= value <= kind.high  # type: ignore[attr-defined]
+
+
+def _is_waiting(trial: "FrozenTrial") -> bool:
+    from optuna.trial import TrialState
+
+    return trial.state == TrialState.WAITING
+
+
+class Pruning:
+    """Asks the pruner about the runs of a stack while they train: `on_evaluation` of `train_stack`.
+
+    Where half of the runs are pruned, the stack stops. The others go on from its checkpoint, as a smaller stack.
+
+    :param folder: the sweep's folder.
+    :param specs: the runs of the stack.
+    :param pruner: one of `PRUNERS`.
+    """
+
+    def __init__(self, folder: SweepFolder, specs: Sequence[RunSpec], pruner: str) -> None:
+        from optuna import load_study
+        from optuna.samplers import RandomSampler
+
+        self.specs, self.rungs = specs, rungs(specs[0])
+        self._storage = open_journal(folder.journal)
+        self._studies = {
+            name: load_study(
+                study_name=name,
+                storage=self._storage,
+                sampler=RandomSampler(),  # is not used
+                pruner=make_pruner(pruner, specs[0]),
+            )
+            for name in map(study_name, specs)
+        }
+
+    def __call__(self, trainer: "Trainer", step: int) -> None:
+        """Look at the stack after an evaluation."""
+        from optuna.trial import TrialState
+
+        at_rung = step in self.rungs
+        if not at_rung and step < trainer.steps - 1:
+            return
+        outside, diverged_at = trainer.history.accuracies(step).outside, trainer.diverged_at
+        for k, spec in enumerate(self.specs):
+            trial = self._trial(spec)
+            if trial.state == TrialState.PRUNED:  # before the checkpoint that the stack resumed from, or in it
+                trainer.pruned_at.setdefault(k, step if trial.last_step is None else trial.last_step)
+            elif at_rung and diverged_at[k] < 0:
+                value = float(mean_over_environments(np.delete(outside[k], spec.test_envs)[None])[0])
+                if self._is_hopeless(spec, trial, step, value):
+                    trainer.pruned_at[k] = step
+        trainer.stopping = at_rung and 2 * len(trainer.pruned_at) >= len(self.specs)
+
+    def _trial(self, spec: RunSpec) -> "FrozenTrial":
+        study_id = self._storage.get_study_id_from_name(study_name(spec))
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, spec.hparams_seed)
+        return self._storage.get_trial(trial_id)
+
+    def _is_hopeless(self, spec: RunSpec, trial: "FrozenTrial", step: int, value: float) -> bool:
+        from optuna.trial import TrialState
+
+        study = self._studies[study_name(spec)]
+        self._storage.set_trial_intermediate_value(trial._trial_id, step, value)  # noqa: SLF001 - no public name
+        if not study.pruner.prune(study, self._trial(spec)):
+            return False
+        study.tell(spec.hparams_seed, state=TrialState.PRUNED)
+        return True

@@ -1,5 +1,6 @@
 """`sandmask.train`: the command's records, frames, resumption, and mistakes in one line."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,11 @@ def test_results_are_frames(tmp_path: Path) -> None:
     assert set(frame["step"]) == {0, 2, 4}
     assert "ANDMask on DebugVector, after step 4" in run._repr_html_()
     assert "<td>True</td>" in run._repr_html_()
+    curves = run._repr_html_().partition("<svg")[2].partition("</svg>")[0]
+    lines = re.findall('<polyline points="(.*?)"', curves)
+    assert [len(line.split()) for line in lines] == [3, 3]  # an evaluation each: validation, and held out
+    validation = run.record.accuracy_out[-1, [0, 2]].mean()
+    assert f"validation {validation:.1%}, held out: b {run.record.accuracy_in[-1, 1]:.1%}" in curves
     assert run.model().classes == run.record.classes
     assert sandmask.load_run(run).classes == run.record.classes
     assert sandmask.report(run).runs == 1

@@ -31,7 +31,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run: the folder that holds it and its record. A notebook shows the accuracy on each environment."""
+    """A trained run: the folder that holds it and its record. A notebook shows its curves and final accuracies."""
 
     folder: Path
     record: RunRecord
@@ -78,9 +78,11 @@ class Run:
         return f"Run({self._title()}, {str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
+        """The curves and the table that a notebook shows."""
+        from sandmask.reports._curve_svg import curves_svg
+
         table = self.accuracy.to_html(float_format="{:.1%}".format, border=0)
-        return f"<p>{html.escape(printable(self._title()))}</p>{table}"
+        return f"<p>{html.escape(printable(self._title()))}</p>{curves_svg(self.record)}{table}"
 
     def _title(self) -> str:
         record, spec = self.record, self.spec

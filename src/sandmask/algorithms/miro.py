@@ -17,6 +17,7 @@ from sandmask.algorithms._base import (
     adam_update,
     environment_risks,
 )
+from sandmask.errors import SandmaskError
 from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import NON_NEGATIVE, Choice, Constant, Hparam
@@ -37,6 +38,10 @@ class MIRO(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
+        if self.network.norms:
+            raise SandmaskError(
+                "MIRO compares with the pretrained network, whose batch-norm is frozen. Leave out freeze_bn=0."
+            )
         self.channels = stage_channels(problem)
 
     def extra_state(self, seed: int) -> State:

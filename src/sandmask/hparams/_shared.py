@@ -65,4 +65,5 @@ OPTIONAL: tuple[Hparam, ...] = (
     Hparam("nonlinear_classifier", 0, Constant(0), SWITCH),  # two hidden layers
     Hparam("last_blocks", 0, Constant(0), NON_NEGATIVE),  # vision transformers: class tokens of so many blocks
     Hparam("attention_only", 0, Constant(0), SWITCH),  # vision transformers: train the attention layers alone
+    Hparam("freeze_bn", 1, Constant(1), SWITCH),  # batch-norm uses the statistics of the pretrained weights
 )

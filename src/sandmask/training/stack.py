@@ -156,6 +156,8 @@ class Stack:
         drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
         _check_precision(specs[0], self.algorithm)
+        if compiled and self.algorithm.network.norms:
+            raise SandmaskError("--compile is for frozen batch-norm. Leave it out, or leave out freeze_bn=0.")
         if compiled:
             self.algorithm.network.compile()
             if isinstance(self.dataset, ImageDataset) and self.dataset.augmentation is not None:
@@ -293,7 +295,9 @@ class Stack:
         for batch in batches:
             own = random.fold(random.fold(keys, state["step"]), _STEP)
             now = scheduled(hparams, state["step"], self.specs[0].steps)
-            state, metrics = self._step(state, batch, now, own)
+            with self.algorithm.network.training():
+                stepped, metrics = self._step(state, batch, now, own)
+            state = self._track(state, stepped, batch)
             found.append(metrics)
             if averages:
                 iterates.append({entry: state[entry] for entry in ("step", *self.algorithm.averaged)})
@@ -301,6 +305,15 @@ class Stack:
                 averages, iterates = step_averages(averages, iterates, hparams), []
         averages = step_averages(averages, iterates, hparams)
         return ({**state, "averages": averages} if averages else state), found
+
+    def _track(self, before: State, after: State, batch: EnvBatch) -> State:
+        """The states after a step, with the running statistics of batch-norm that is not frozen."""
+        network = self.algorithm.network
+        if not network.norms:
+            return after
+        inputs = batch.x.flatten(1, 2)
+        tracked = [network.tracked(*each) for each in zip(before["params"], after["params"], inputs, strict=True)]
+        return {**after, "params": torch.stack(tracked)}
 
     @torch.no_grad()
     def evaluate(self, state: State) -> tuple[Tensor, Metrics]:

@@ -46,7 +46,7 @@ def test_erm_is_that_of_a_plain_loop(dataset: Dataset, tmp_path: Path) -> None:
         state, _ = stack.step(state, batch)
         loss = F.cross_entropy(head(plain(batch.x[0].flatten(0, 1))), batch.y[0].flatten())
         adam.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
     found = network.named(state["params"][0])
     for name, value in plain.state_dict().items():

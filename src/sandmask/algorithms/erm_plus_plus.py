@@ -23,7 +23,7 @@ class ERMPlusPlus(ERM):
 
     The method's other parts are options of every run: averaged weights (`--average sma`, which here start as late as in
     DomainBed's code), the initialization (`--network resnet50.ram_in1k`), and a second training on all data
-    (`full_data=1`). Batch-norm stays frozen, and nothing searches for a learning rate.
+    (`full_data=1`), the search for a learning rate (`lr_patience=1`) and unfrozen batch-norm (`freeze_bn=0`).
     """
 
     def __init__(self, problem: Problem) -> None:

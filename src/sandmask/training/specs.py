@@ -13,6 +13,7 @@ from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
+from sandmask.training.plateau import PATIENCE
 from sandmask.training.sampling import holdout_fraction, split_environment
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
@@ -64,6 +65,8 @@ def make_spec(
     values = resolve(
         space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space), hparams_seed, trial_seed, hparams
     )
+    if values.get("full_data") and values.get(PATIENCE):
+        raise SandmaskError("lr_patience needs validation examples, and full_data=1 trains on them. Leave out one.")
     steps = entry.steps_in(space) if steps is None else steps
     checkpoint_every = entry.checkpoint_every if checkpoint_every is None else checkpoint_every
     for name, value in (("steps", steps), ("checkpoint_every", checkpoint_every)):

@@ -24,7 +24,7 @@ class TemporalANDMask(ANDMaskAlgorithm):
 
     training_only = ("signs", "signs_weight")
 
-    def extra_state(self, seed: int) -> State:  # noqa: ARG002
+    def extra_state(self, seed: int) -> State:
         """The moving sums of the signs and of their weights."""
         return {"signs": torch.zeros(self.network.numel), "signs_weight": torch.zeros(())}
 

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "masks-that-work.md"
 
 
-def script(name: str) -> ModuleType:
+def script(name: str, folder: str = "recipe") -> ModuleType:
     """A script beside the records."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / "recipe" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,6 +34,13 @@ def test_the_tables_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) ->
     for name, table in made.items():
         shown = PAGE.read_text(encoding="utf-8").split(f"<!-- {name} table -->\n")[1].split("\n<!-- end -->")[0]
         assert shown == table, name
+
+
+def test_the_table_of_all_methods_has_their_averages() -> None:
+    """The script of a comparison that has yet to run, on other records."""
+    rows = script("table", "methods").table(ROOT / "results" / "recipe" / "pacs.records.parquet", "PACS").splitlines()
+    assert rows[0] == "| method | A | C | mean | mean, oracle |"
+    assert {row.split(" | ")[0] for row in rows[2:]} == {"| ERM", "| ERM + SMA", "| ERM + EMA", "| ERM + SWAD"}
 
 
 def test_no_mask_trains_nothing_by_default() -> None:

@@ -3,11 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from sandmask.datasets import DATASETS, TensorDataset, load_dataset
 from sandmask.errors import SandmaskError
@@ -69,8 +71,8 @@ def with_tensor() -> nn.Module:
     return module
 
 
-def attention(*, batch_first: bool) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=batch_first)
+def attention(*, batch_first: bool, bias: bool = True) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=batch_first, bias=bias)
     return nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten())
 
 
@@ -164,10 +166,10 @@ def dataset() -> TensorDataset:
     return TensorDataset("Mine", ("a", "b", "c"), ("no", "yes"), parts)
 
 
-def specs(**how: object) -> list[RunSpec]:
-    values = {"batch_size": 4, "lr": 0.001}
+def specs(algorithm: str = "ERM", **own: float) -> list[RunSpec]:
+    values = {"batch_size": 4, "lr": 0.001, **own}
     return [
-        make_spec(DATASETS["DebugVector"], "ERM", [2], steps=3, hparams=values, seed=seed, network="mine", **how)  # type: ignore[arg-type]
+        make_spec(DATASETS["DebugVector"], algorithm, [2], steps=3, hparams=values, seed=seed, network="mine")
         for seed in (0, 1)
     ]
 
@@ -192,6 +194,28 @@ def test_stacked_runs_are_those_alone(stacks: bool, caplog: pytest.LogCaptureFix
     for run, spec in enumerate(both):
         torch.testing.assert_close(together[run], trained([spec])[0], rtol=1e-4, atol=1e-5)
     assert not trains_alone(both[0])
+
+
+def in_float64(tree: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
+
+
+@pytest.mark.parametrize(("bias", "rescale"), [(True, 0), (False, 1)])
+def test_masks_on_attention_differ_in_stacks_by_rounding_alone(bias: bool, rescale: int) -> None:
+    """The bias of attention's keys has a gradient of zero, rounded: its signs must not count in a density."""
+    register(lambda _: attention(batch_first=True, bias=bias))
+
+    def trained(some: list[RunSpec]) -> Tensor:
+        stack = Stack(some, dataset(), CPU)
+        stack.hparams = in_float64(stack.hparams)
+        state = in_float64(stack.init())
+        for batch, _ in zip(stack.feed(0), range(3), strict=False):
+            state, _metrics = stack.step(state, in_float64(batch))
+        x = in_float64(dataset().inputs(torch.arange(60)))
+        return torch.stack([stack.algorithm.predict({"params": each}, x) for each in state["params"]])
+
+    both = specs("SANDMask", rescale=rescale)
+    torch.testing.assert_close(trained(both), torch.cat([trained([spec]) for spec in both]), rtol=0, atol=1e-12)
 
 
 def test_indices_are_not_rounded() -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau, StepLR
 
 from sandmask.datasets import Dataset
+from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
-from sandmask.training import train_stack
+from sandmask.training import Progress, train_stack
+from sandmask.training.plateau import look, plateau_factor, start_plateau
 from sandmask.training.schedule import lr_factor, scheduled
 
 Specs = Callable[..., RunSpec]
@@ -81,3 +83,42 @@ def test_runs_with_different_schedules_stack(
     (constant,) = train_stack([plain], dataset, device, tmp_path / "plain.safetensors")
     assert together[0].metrics["loss"] == pytest.approx(constant.metrics["loss"], rel=1e-5)
     assert abs(together[1].metrics["loss"] - constant.metrics["loss"]).max() > 1e-3
+
+
+def test_the_plateau_is_the_one_of_torch_until_it_stops() -> None:
+    losses = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([0.0, 1.0, 5.0])
+    patience = torch.tensor([1.0, 2.0, 0.0])
+    plateau, found = start_plateau(3, torch.device("cpu")), []
+    for step, loss in enumerate(losses):
+        for _ in range(2):  # as after an interruption: a second look at the same evaluation
+            plateau = look(plateau, loss, step, {"lr_patience": patience, "linear_steps": torch.full((3,), 4.0)})
+        found.append(plateau_factor(plateau))
+    for run in (0, 1):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        schedule = ReduceLROnPlateau(optimizer, factor=0.1, patience=int(patience[run]))
+        for step, loss in enumerate(losses):
+            if step >= 4:
+                schedule.step(float(loss[run]))
+            rate = float(optimizer.param_groups[0]["lr"])
+            assert float(found[step][run]) == pytest.approx(rate if rate > 5e-3 else 0.0)
+        assert found[-1][run] == 0
+    assert found[-1][2] == 1  # without patience, nothing happens
+
+
+def test_rates_drop_where_the_loss_stays_and_a_resumed_run_is_the_same(
+    spec_of: Specs, dataset: Dataset, tmp_path: Path
+) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.done == 10:
+            raise KeyboardInterrupt
+
+    cpu, how = torch.device("cpu"), {"lr_patience": 1, "lr": 0.0}
+    specs = [spec_of(seed=seed, steps=21, checkpoint_every=3, averages=["sma"], hparams=how) for seed in (0, 1)]
+    whole = train_stack(specs, dataset, cpu, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train_stack(specs, dataset, cpu, tmp_path / "parts", on_progress=interrupt)
+    parts = train_stack(specs, dataset, cpu, tmp_path / "parts")
+    for one, other in zip(whole, parts, strict=True):
+        assert one.metrics["lr_drops"].tolist() == other.metrics["lr_drops"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(SandmaskError, match="lr_patience needs validation examples"):
+        spec_of(hparams={"lr_patience": 1, "full_data": 1})

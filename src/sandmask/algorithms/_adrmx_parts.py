@@ -7,8 +7,6 @@ from torch.nn import functional as F
 from sandmask.algorithms._base import cross_entropy
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch
-from sandmask.functional.dropout import Dropout
-from sandmask.networks import MLP
 
 TEMPERATURE, EPSILON = 0.07, 1e-5
 
@@ -34,19 +32,6 @@ def _head(n_features: int, n_out: int) -> nn.Sequential:
     half, quarter = max(n_features // 2, n_out), max(n_features // 4, n_out)
     layers = nn.Linear(n_features, half), nn.ReLU(), nn.Linear(half, quarter), nn.ReLU(), nn.Linear(quarter, n_out)
     return nn.Sequential(*layers)
-
-
-class EnvironmentDiscriminator(nn.Module):
-    """Logits of the environment, from features."""
-
-    def __init__(self, n_features: int, n_envs: int, width: int, depth: int) -> None:
-        super().__init__()
-        self.mlp = MLP(n_features, width, depth, n_envs)
-
-    def forward(self, x: Tensor, drop: Dropout | None) -> Tensor:
-        """Logits [N, E]."""
-        logits: Tensor = self.mlp(x, drop)
-        return logits
 
 
 def contrast(features: Tensor, batch: EnvBatch) -> Tensor:

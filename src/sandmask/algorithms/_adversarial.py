@@ -4,24 +4,12 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from sandmask.algorithms._base import (
-    Algorithm,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    cross_entropy,
-    environment_risks,
-)
-from sandmask.algorithms._discriminator import Discriminator, one_hot
-from sandmask.functional import random
-from sandmask.functional.adam import AdamState, adam_init, adam_step
+from sandmask.algorithms._base import Algorithm, Hparams, Metrics, Problem, State, cross_entropy, environment_risks
+from sandmask.algorithms._discriminator import Discriminator, discriminator_dropout, one_hot, step_where
+from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
-from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import FlatModule, Params
 from sandmask.hparams import seed_hash
-
-_NOISE = 1000  # the discriminator's dropout: a stream apart from the network's
 
 
 class Adversarial(Algorithm):
@@ -51,7 +39,7 @@ class Adversarial(Algorithm):
         """The weight v [E, B] of each example in the discriminator's loss."""
         return batch.weight / batch.weight.sum()
 
-    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update, of the discriminator or of the generator; one backward pass serves either."""
         turn = hparams["d_steps_per_g_step"]
         discriminates = (state["step"] + 1) % (1 + turn) < turn
@@ -67,9 +55,9 @@ class Adversarial(Algorithm):
         joint = torch.cat([state["params"], state["discriminator"]])
         gradient, _, (risk, confusion) = self.problem.differentiate.gradient(objective, joint)
         g_gradient, d_gradient = torch.split(gradient, sizes)
-        params, adam = _step_where(~discriminates, state["params"], g_gradient, state["adam"], hparams, "g")
+        params, adam = step_where(~discriminates, state["params"], g_gradient, state["adam"], _of("g", hparams))
         vector, d_adam = state["discriminator"], state["discriminator_adam"]
-        vector, d_adam = _step_where(discriminates, vector, d_gradient, d_adam, hparams, "d")
+        vector, d_adam = step_where(discriminates, vector, d_gradient, d_adam, _of("d", hparams))
         changes = {"params": params, "adam": adam, "discriminator": vector, "discriminator_adam": d_adam}
         metrics = {"loss": risk, "discriminator_loss": confusion}
         return {**state, **changes, "step": state["step"] + 1}, metrics
@@ -85,7 +73,7 @@ class Adversarial(Algorithm):
         if self.conditional:
             classes = one_hot(batch.y, self.problem.n_classes).flatten(0, 1)
             z = z + self.discriminator(params, "embedding", classes)
-        drop = self._discriminator_dropout(batch, hparams)
+        drop = discriminator_dropout(self.problem, batch, hparams)
         logits, pull_back = vjp(lambda z: self.discriminator(params, "logits", z, drop), z)  # type: ignore[misc]
         envs = torch.arange(batch.n_envs, device=z.device).unsqueeze(1).expand(batch.y.shape)
         loss = (self.example_weights(batch) * cross_entropy(batch.split(logits), envs)).sum()
@@ -94,18 +82,7 @@ class Adversarial(Algorithm):
         penalty = batch.mean(batch.split(slope.square().sum(-1))).mean()
         return loss + hparams["grad_penalty"] * penalty
 
-    def _discriminator_dropout(self, batch: EnvBatch, hparams: Hparams) -> Dropout | None:
-        if not self.problem.dropout or "mlp_dropout" not in hparams:
-            return None
-        return Dropout(hparams["mlp_dropout"], random.fold(batch.example_keys.flatten(), _NOISE))
 
-
-def _step_where(
-    when: Tensor, params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams, who: str
-) -> tuple[Tensor, AdamState]:
-    """An Adam step where `when` is true; elsewhere nothing changes."""
-    lr, weight_decay, betas = hparams[f"lr_{who}"], hparams[f"weight_decay_{who}"], (hparams["beta1"], 0.9)
-    decoupled = hparams.get("decoupled_decay", 0.0)
-    new_params, new_adam = adam_step(params, gradient, adam, lr, weight_decay, betas, decoupled)
-    kept = AdamState(*(torch.where(when, new, old) for new, old in zip(new_adam, adam, strict=True)))
-    return torch.where(when, new_params, params), kept
+def _of(who: str, hparams: Hparams) -> Hparams:
+    """With the learning rate and weight decay of the generator or the discriminator."""
+    return {**hparams, **{name: hparams[f"{name}_{who}"] for name in ("lr", "weight_decay")}}

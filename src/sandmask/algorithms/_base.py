@@ -95,7 +95,7 @@ class Algorithm(ABC):
         step = torch.zeros((), dtype=torch.int64)
         return {"params": params, "adam": adam_init(params), "step": step, **self.extra_state(seed)}
 
-    def extra_state(self, seed: int) -> State:  # noqa: ARG002 - most methods have none
+    def extra_state(self, seed: int) -> State:
         """State of the method's own: averages, further networks, their optimizers."""
         return {}
 
@@ -127,23 +127,41 @@ class Algorithm(ABC):
         """Training-time features [E, B, n_features] of a batch, in one forward pass."""
         return batch.split(self.network.features(params, batch.inputs, self.dropout(batch, hparams)))
 
+    def risks_by(self, hparams: Hparams) -> Callable[[Tensor, EnvBatch], Tensor]:
+        """The risks [E] as a function of the parameters as one vector, and of a batch."""
+        unflatten = self.network.unflatten
+        return lambda vector, batch: environment_risks(self.logits(unflatten(vector), batch, hparams), batch)
+
     def risk_gradient(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
         """The gradient of mean_e R_e at these parameters, and its value."""
-
-        def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
-            logits = self.logits(self.network.unflatten(vector), batch, hparams)
-            return environment_risks(logits, batch).mean(), ()
-
-        gradient, value, _ = self.problem.differentiate.gradient(risk, vector)
+        risks = self.risks_by(hparams)
+        gradient, value, _ = self.problem.differentiate.gradient(lambda v: (risks(v, batch).mean(), ()), vector)
         return gradient, value
+
+    def descend_together(
+        self, state: State, objective: Callable[..., tuple[Tensor, Any]], hparams: Mapping[str, Hparams]
+    ) -> tuple[State, Tensor, Any]:
+        """An Adam step of several vectors of the state, along the gradient of one objective of all of them.
+
+        `hparams` has those of each vector, by its name in the state; `<name>_adam` is its optimizer, `adam` that of
+        `params`. Returned are the new state, and value and further results of the objective.
+        """
+        sizes = [len(state[name]) for name in hparams]
+        joint = torch.cat([state[name] for name in hparams])
+        gradient, value, more = self.problem.differentiate.gradient(lambda v: objective(*torch.split(v, sizes)), joint)
+        changes: State = {"step": state["step"] + 1}
+        for (name, own), piece in zip(hparams.items(), torch.split(gradient, sizes), strict=True):
+            adam = "adam" if name == "params" else f"{name}_adam"
+            changes[name], changes[adam] = adam_update(state[name], piece, state[adam], own)
+        return {**state, **changes}, value, more
 
 
 class ObjectiveAlgorithm(Algorithm):
     """A method that is one objective, minimized by one Adam."""
 
-    by_environment = (
-        True  # whether parameters enter through `self.network` alone: masks then know whose gradient is whose
-    )
+    # Whether parameters enter through `self.network` alone: masks then know whose gradient is whose.
+    by_environment = True
+    changes_at: tuple[str, ...] = ()  # the hyperparameters that are steps at which Adam is reset
 
     @abstractmethod
     def objective(
@@ -151,9 +169,14 @@ class ObjectiveAlgorithm(Algorithm):
     ) -> tuple[Tensor, State]:
         """The value to minimize, and the entries of the state that this step replaces (often none)."""
 
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor | None:  # noqa: ARG002
+    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor | None:
         """Where true, the optimizer is reset at this step (a sudden change of the objective)."""
-        return None
+        sudden = [(step >= hparams[name]) & (step - 1 < hparams[name]) for name in self.changes_at]
+        return torch.stack(sudden).any(0) if sudden else None
+
+    def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
+        """The hyperparameters with the learning rate of this step."""
+        return hparams
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
@@ -190,7 +213,8 @@ class ObjectiveAlgorithm(Algorithm):
         reset = self.resets_adam(state["step"], hparams)
         if reset is not None:
             adam = adam_reset(adam, reset)
-        return {**state, **changes, **descend(state, gradient, adam, hparams)}, {"loss": loss}
+        stepped = descend(state, gradient, adam, self.rates(state["step"], hparams))
+        return {**state, **changes, **stepped}, {"loss": loss}
 
 
 def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> State:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend, environment_risks
+from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, descend
 from sandmask.functional.batch import EnvBatch
 
 
@@ -16,22 +16,14 @@ class CombinedGradients(Algorithm):
         """The update's gradient [P], of the environments' [E, P]."""
 
     def direction(
-        self,
-        state: State,  # noqa: ARG002 - for masks with a memory
-        gradients: Tensor,
-        hparams: Hparams,
-        key: Tensor,
+        self, state: State, gradients: Tensor, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State, Metrics]:
         """The update's gradient; changes of the state and metrics, of which there are none."""
         return self.combine(gradients, hparams, key), {}, {}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
-
-        def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
-            return environment_risks(self.logits(self.network.unflatten(vector), batch, hparams), batch)
-
-        vectors = state["params"].expand(batch.n_envs, -1)
+        vectors, risks = state["params"].expand(batch.n_envs, -1), self.risks_by(hparams)
         gradients, values = self.problem.differentiate.environment_gradients(risks, vectors, batch)
         gradient = self.combine(gradients, hparams, key)
         return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": values.mean()}

@@ -1,8 +1,12 @@
-"""The discriminator of environments that DANN and CDANN train, and their hyperparameters."""
+"""The discriminator of environments that DANN, CDANN and ADRMX train, and its hyperparameters."""
 
 import torch
 from torch import Tensor, nn
 
+from sandmask.algorithms._base import Hparams, Problem
+from sandmask.functional import random
+from sandmask.functional.adam import AdamState, adam_step, adam_where
+from sandmask.functional.batch import EnvBatch
 from sandmask.functional.dropout import Dropout
 from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Hparam, IntLogUniform, Like, LogUniform
 from sandmask.networks import MLP
@@ -21,6 +25,26 @@ HPARAMS = (
     Like("lr_d", "lr"),
     Like("weight_decay_g", "weight_decay"),
 )
+
+
+_NOISE = 1000  # the discriminator's dropout: a stream apart from the network's
+
+
+def discriminator_dropout(problem: Problem, batch: EnvBatch, hparams: Hparams) -> Dropout | None:
+    """The dropout noise of the discriminator."""
+    if not problem.dropout or "mlp_dropout" not in hparams:
+        return None
+    return Dropout(hparams["mlp_dropout"], random.fold(batch.example_keys.flatten(), _NOISE))
+
+
+def step_where(
+    when: Tensor, params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams
+) -> tuple[Tensor, AdamState]:
+    """A step of Adam with betas (beta1, 0.9) where `when` is true; elsewhere nothing changes."""
+    lr, weight_decay, betas = hparams["lr"], hparams["weight_decay"], (hparams["beta1"], 0.9)
+    decoupled = hparams.get("decoupled_decay", 0.0)
+    moved, stepped = adam_step(params, gradient, adam, lr, weight_decay, betas, decoupled)
+    return torch.where(when, moved, params), adam_where(when, stepped, adam)
 
 
 class Discriminator(nn.Module):

@@ -45,7 +45,7 @@ class HeldOutProbe(MaskedAlgorithm):
         assert self._masked is not None
         return self._masked.mask(hparams)
 
-    def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:  # noqa: ARG002
+    def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
         """The mean cross-entropy of each environment, as in an evaluation."""
         return environment_risks(batch.split(self.network.logits(params, batch.inputs)), batch)
 

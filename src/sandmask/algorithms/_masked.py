@@ -32,7 +32,7 @@ class MaskedAlgorithm(Algorithm):
         """The risks whose gradients are compared: [E]."""
         return environment_risks(self.logits(params, batch, hparams), batch)
 
-    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
 
         def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
@@ -50,43 +50,24 @@ class MaskedAlgorithm(Algorithm):
         return stepped, {"loss": risks.mean(), **metrics}
 
     def terms(
-        self,
-        params: Params,
-        state: State,  # noqa: ARG002 - for methods that are put together
-        batch: EnvBatch,
-        hparams: Hparams,
-        key: Tensor,  # noqa: ARG002 - as well
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """Values whose sum has environment e's gradient as its gradient by e's examples, and changes of the state."""
         return self.risks(params, batch, hparams), {}
 
     def finish(
-        self,
-        state: State,
-        moments: TensorMoments,
-        values: Tensor,
-        changes: State,  # noqa: ARG002 - see `terms`: there are none
-        hparams: Hparams,
+        self, state: State, moments: TensorMoments, values: Tensor, changes: State, hparams: Hparams
     ) -> tuple[State, Metrics]:
         """`update`, of what `terms` gave."""
         return self.update(state, moments, values, hparams)
 
     def direction(
-        self,
-        state: State,
-        gradients: Tensor,
-        hparams: Hparams,
-        key: Tensor,  # noqa: ARG002 - for masks with random numbers
+        self, state: State, gradients: Tensor, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State, Metrics]:
         """The update's gradient, of the environments' [E, P]; see `masked`."""
         return self.masked(state, moments_of(gradients, log_magnitude=self.sums_logs), hparams)
 
-    def masked(
-        self,
-        state: State,  # noqa: ARG002 - for masks with a memory
-        moments: TensorMoments,
-        hparams: Hparams,
-    ) -> tuple[Tensor, State, Metrics]:
+    def masked(self, state: State, moments: TensorMoments, hparams: Hparams) -> tuple[Tensor, State, Metrics]:
         """The update's gradient, of moments over environments; what the mask changes in the state; its metrics."""
         mask = self.mask(hparams)
         if mask.needs_log_magnitude and moments.log_sum is None:

@@ -1,7 +1,5 @@
 """Base class of CORAL and MMD: the risk plus a weighted distance between the environments' features."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 from abc import abstractmethod
 
 from torch import Tensor

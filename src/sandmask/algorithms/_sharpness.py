@@ -33,7 +33,7 @@ class SharpnessAware(Algorithm):
         norm = torch.linalg.vector_norm(here)
         return self.combine(here, gradient_at(params + self.reach(norm, hparams) * here), hparams)
 
-    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
         here, loss = self.risk_gradient(state["params"], batch, hparams)
         gradient = self.aware(

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._adrmx_parts import (
-    EnvironmentDiscriminator,
     NonlinearHeads,
     contrast,
     environment_loss,
@@ -24,14 +23,11 @@ from sandmask.algorithms._base import (
     cross_entropy,
     environment_risks,
 )
-from sandmask.functional import random
-from sandmask.functional.adam import AdamState, adam_init, adam_step
+from sandmask.algorithms._discriminator import Discriminator, discriminator_dropout, step_where
+from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
-from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import FlatModule
 from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Constant, Hparam, Scope, seed_hash
-
-_NOISE = 1000  # the discriminator's dropout: a stream apart from the networks'
 
 
 class _Vectors(NamedTuple):
@@ -64,7 +60,7 @@ class ADRMX(Algorithm):
         sizes = (self.network.n_features, problem.n_classes, problem.n_envs)
         width, depth = problem.sizes.get("mlp_width", 256), problem.sizes.get("mlp_depth", 9)
         self.heads = FlatModule(lambda: NonlinearHeads(*sizes))
-        self.discriminator = FlatModule(lambda: EnvironmentDiscriminator(sizes[0], sizes[2], width, depth))
+        self.discriminator = FlatModule(lambda: Discriminator(sizes[0], sizes[2], 0, width, depth))
 
     def extra_state(self, seed: int) -> State:
         """The domain featurizer (with a classifier that is not used), heads, discriminator and optimizers."""
@@ -94,8 +90,9 @@ class ADRMX(Algorithm):
         gradient, _, (loss, confusion) = self.problem.differentiate.gradient(objective, joint)
         parts = [sum(sizes[:3]), sizes[3]]
         (old, old_d), (of_rest, of_d) = torch.split(joint, parts), torch.split(gradient, parts)
-        rest, adam = _step_where(~discriminates, old, of_rest, state["adam"], hparams)
-        discriminator, d_adam = _step_where(discriminates, old_d, of_d, state["discriminator_adam"], hparams)
+        own = {**hparams, "weight_decay": torch.zeros_like(hparams["lr"])}
+        rest, adam = step_where(~discriminates, old, of_rest, state["adam"], own)
+        discriminator, d_adam = step_where(discriminates, old_d, of_d, state["discriminator_adam"], own)
         params, domain, heads = torch.split(rest, sizes[:3])
         changes: State = {"params": params, "domain": domain, "heads": heads, "discriminator": discriminator}
         changes |= {"adam": adam, "discriminator_adam": d_adam, "step": state["step"] + 1}
@@ -111,9 +108,8 @@ class ADRMX(Algorithm):
         )
         c = a - b
         discriminator = self.discriminator.unflatten(vectors.discriminator)
-        confusion = environment_loss(
-            self.discriminator(discriminator, c, self._discriminator_dropout(batch, hparams)), batch
-        )
+        d_drop = discriminator_dropout(self.problem, batch, hparams)
+        confusion = environment_loss(self.discriminator(discriminator, "logits", c, d_drop), batch)
         first, second, counts = pairs_of_classes(batch, self.problem.n_classes, key)
         classes = torch.arange(self.problem.n_classes, device=key.device)
         remixed = cross_entropy(self.heads(heads, "label", c[first] + b[second]), classes)
@@ -127,25 +123,10 @@ class ADRMX(Algorithm):
         )
         return loss, confusion
 
-    def _discriminator_dropout(self, batch: EnvBatch, hparams: Hparams) -> Dropout | None:
-        if not self.problem.dropout or "mlp_dropout" not in hparams:
-            return None
-        return Dropout(hparams["mlp_dropout"], random.fold(batch.example_keys.flatten(), _NOISE))
-
     def predict(self, state: State, x: Tensor) -> Tensor:
         """Logits by the label features' head."""
         features = self.network.features(self.network.unflatten(state["params"]), x)
         return self.heads(self.heads.unflatten(state["heads"]), "label", features)
-
-
-def _step_where(
-    when: Tensor, params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams
-) -> tuple[Tensor, AdamState]:
-    """An Adam step where `when` is true; elsewhere nothing changes."""
-    decoupled = hparams.get("decoupled_decay", 0.0)
-    moved, new = adam_step(params, gradient, adam, hparams["lr"], 0.0, (hparams["beta1"], 0.9), decoupled)
-    kept = AdamState(*(torch.where(when, after, before) for after, before in zip(new, adam, strict=True)))
-    return torch.where(when, moved, params), kept
 
 
 def _of_networks(scope: Scope, lr: float, draw: Choice) -> tuple[Hparam, ...]:

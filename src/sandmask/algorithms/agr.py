@@ -19,7 +19,7 @@ class AgrSumAlgorithm(MaskedAlgorithm):
     It is E times the AND-mask with tau = 1: with Adam, all that differs is the share of the weight decay.
     """
 
-    def mask(self, hparams: Hparams) -> Mask:  # noqa: ARG002
+    def mask(self, hparams: Hparams) -> Mask:
         """The mask, which has no parameters."""
         return AgrSum()
 
@@ -38,11 +38,7 @@ class AgrRandAlgorithm(AgrSumAlgorithm):
         return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": values.mean(), **metrics}
 
     def direction(
-        self,
-        state: State,  # noqa: ARG002 - for masks with a memory
-        gradients: Tensor,
-        hparams: Hparams,
-        key: Tensor,
+        self, state: State, gradients: Tensor, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State, Metrics]:
         """The update's gradient, of the environments' [E, P]; nothing changes in the state; metrics of the mask."""
         gradient, metrics = self._filled(moments_of(gradients), hparams, key)

@@ -5,16 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    State,
-    adam_update,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State, environment_risks
 from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule
@@ -50,23 +41,16 @@ class ARM(Algorithm):
         vector = self.context.init(seed_hash(seed, "context"))
         return {"context": vector, "context_adam": adam_init(vector)}
 
-    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of both networks."""
-        sizes = [self.network.numel, self.context.numel]
 
-        def objective(joint: Tensor) -> tuple[Tensor, tuple[()]]:
-            vector, context = torch.split(joint, sizes)
+        def objective(vector: Tensor, context: Tensor) -> tuple[Tensor, tuple[()]]:
             x = self.with_context(context, batch.x, batch.weight).flatten(0, 1)
             logits = self.network.logits(self.network.unflatten(vector), x, self.dropout(batch, hparams))
             return environment_risks(batch.split(logits), batch).mean(), ()
 
-        joint = torch.cat([state["params"], state["context"]])
-        gradient, loss, _ = self.problem.differentiate.gradient(objective, joint)
-        changes: State = {"step": state["step"] + 1}
-        names = (("params", "adam"), ("context", "context_adam"))
-        for (name, adam), piece in zip(names, torch.split(gradient, sizes), strict=True):
-            changes[name], changes[adam] = adam_update(state[name], piece, state[adam], hparams)
-        return {**state, **changes}, {"loss": loss}
+        state, loss, _ = self.descend_together(state, objective, {"params": hparams, "context": hparams})
+        return state, {"loss": loss}
 
     def predict(self, state: State, x: Tensor) -> Tensor:
         """Logits of a batch of one environment, which is its own context."""

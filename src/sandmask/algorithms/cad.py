@@ -1,21 +1,12 @@
 """Contrastive adversarial domain bottlenecks (Ruan et al., ICLR 2022)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, POSITIVE, Bounds, Choice, Constant, Hparam
@@ -106,11 +97,5 @@ ALGORITHMS.register(
     )
 )
 ALGORITHMS.register(
-    AlgorithmEntry(
-        name="CondCAD",
-        summary="CAD within each class",
-        paper=PAPER,
-        build=CondCAD,
-        hparams=HPARAMS,
-    )
+    AlgorithmEntry(name="CondCAD", summary="CAD within each class", paper=PAPER, build=CondCAD, hparams=HPARAMS)
 )

@@ -1,23 +1,14 @@
 """Invariance to mixtures of the environments (Chevalley et al., 2022), with CORAL's and MMD's distance."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 from abc import abstractmethod
 
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.algorithms._matching import GAMMA
 from sandmask.algorithms.coral import feature_moments, mean_pairwise_square
-from sandmask.algorithms.mmd import kernel_and_slope, squared_distances
+from sandmask.algorithms.mmd import kernel_sum
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
@@ -87,17 +78,7 @@ def discrepancy_of_parts(features: Tensor, first: Tensor, second: Tensor) -> tup
     signed = first / first.sum() - second / second.sum()
     true = first + second
     points = features - (true.unsqueeze(-1) * features).sum((0, 1)) / true.sum()
-    everyone, of_everyone = points.flatten(0, 1), signed.flatten()
-    numbers = torch.arange(len(everyone), device=features.device).view(signed.shape)
-    values, gradients = [], []
-    for e in range(len(points)):
-        kernel, slope = kernel_and_slope(squared_distances(points[e], everyone))
-        values.append(signed[e] @ kernel @ of_everyone)
-        itself = numbers.flatten() == numbers[e].unsqueeze(-1)
-        pull = torch.where(itself, 0.0, slope * of_everyone)
-        gradient = pull.sum(-1, keepdim=True) * points[e] - pull @ everyone
-        gradients.append(4.0 * signed[e].unsqueeze(-1) * gradient)
-    return torch.stack(values).sum(), torch.stack(gradients)
+    return kernel_sum(points, signed, [signed.flatten()] * len(points))
 
 
 ALGORITHMS.register(

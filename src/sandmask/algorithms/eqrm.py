@@ -1,7 +1,5 @@
 """Empirical quantile risk minimization (Eastwood et al., NeurIPS 2022)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 import torch
 from torch import Tensor
 
@@ -9,7 +7,6 @@ from sandmask.algorithms._base import (
     ALGORITHMS,
     AlgorithmEntry,
     Hparams,
-    Metrics,
     ObjectiveAlgorithm,
     Problem,
     State,
@@ -38,6 +35,8 @@ class EQRM(ObjectiveAlgorithm):
     step from the drawn number on counts.
     """
 
+    changes_at = ("eqrm_burnin_iters",)
+
     def __init__(self, problem: Problem) -> None:
         if problem.n_envs < 2:
             raise SandmaskError("EQRM takes a quantile of the environments' risks: it needs at least 2. Found 1.")
@@ -51,18 +50,10 @@ class EQRM(ObjectiveAlgorithm):
         burnt_in = state["step"] >= hparams["eqrm_burnin_iters"]
         return torch.where(burnt_in, quantile(risks, hparams["eqrm_quantile"]), risks.mean()), {}
 
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
-        """At the first step with the quantile."""
-        start = hparams["eqrm_burnin_iters"]
-        return torch.logical_and(step >= start, step - 1 < start)
-
-    def update(
-        self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams
-    ) -> tuple[State, Metrics]:
-        """The second half of a step, with the learning rate of its phase."""
-        burnt_in = state["step"] >= hparams["eqrm_burnin_iters"]
-        lr = torch.where(burnt_in, hparams["eqrm_lr"], hparams["lr"])
-        return super().update(state, gradient, loss, changes, {**hparams, "lr": lr})
+    def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
+        """With the learning rate of the phase."""
+        burnt_in = step >= hparams["eqrm_burnin_iters"]
+        return {**hparams, "lr": torch.where(burnt_in, hparams["eqrm_lr"], hparams["lr"])}
 
 
 def quantile(risks: Tensor, alpha: Tensor) -> Tensor:

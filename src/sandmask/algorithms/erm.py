@@ -1,17 +1,8 @@
 """Empirical risk minimization (Vapnik, 1998): the mean loss over all environments' examples."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 

@@ -3,18 +3,10 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    adam_update,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, Metrics, Problem, State, adam_update
 from sandmask.algorithms._parts import Parts
 from sandmask.algorithms.erm import ERM
-from sandmask.functional.adam import AdamState, adam_init
+from sandmask.functional.adam import adam_init, adam_where
 from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, LogUniform
 
 
@@ -23,7 +15,7 @@ class ERMPlusPlus(ERM):
 
     The method's other parts are options of every run: averaged weights (`--average sma`, which here start as late as in
     DomainBed's code), the initialization (`--network resnet50.ram_in1k`), and a second training on all data
-    (`full_data=1`). Batch-norm stays frozen, and nothing searches for a learning rate.
+    (`full_data=1`), the search for a learning rate (`lr_patience=1`) and unfrozen batch-norm (`freeze_bn=0`).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -35,12 +27,7 @@ class ERMPlusPlus(ERM):
         return {"linear_adam": adam_init(self.parts.split(self.network.init(seed))[1])}
 
     def update(
-        self,
-        state: State,
-        gradient: Tensor,
-        loss: Tensor,
-        changes: State,  # noqa: ARG002 - there are none
-        hparams: Hparams,
+        self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams
     ) -> tuple[State, Metrics]:
         """The second half of a step: of the classifier or of everything."""
         featurizer, head = self.parts.split(state["params"])
@@ -51,14 +38,10 @@ class ERMPlusPlus(ERM):
         warms = state["step"] < hparams["linear_steps"]
         stepped = {
             "params": torch.where(warms, torch.cat([featurizer, head]), params),
-            "adam": _choose(warms, state["adam"], adam),
-            "linear_adam": _choose(warms, linear_adam, state["linear_adam"]),
+            "adam": adam_where(warms, state["adam"], adam),
+            "linear_adam": adam_where(warms, linear_adam, state["linear_adam"]),
         }
         return {**state, **stepped, "step": state["step"] + 1}, {"loss": loss}
-
-
-def _choose(first: Tensor, one: AdamState, other: AdamState) -> AdamState:
-    return AdamState(*(torch.where(first, a, b) for a, b in zip(one, other, strict=True)))
 
 
 ALGORITHMS.register(

@@ -1,18 +1,9 @@
 """Fishr: match the variances of the classifier's gradients between environments (Rame et al., ICML 2022)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Hparam, IntUniform, LogUniform, Uniform
@@ -28,6 +19,7 @@ class Fishr(ObjectiveAlgorithm):
     """
 
     linear_only = True
+    changes_at = ("penalty_anneal_iters",)
 
     def extra_state(self, seed: int) -> State:
         """The moving averages of the variances, weights and bias side by side."""
@@ -45,10 +37,6 @@ class Fishr(ObjectiveAlgorithm):
         weight = torch.where(state["step"] >= hparams["penalty_anneal_iters"], hparams["lambda"], 0.0)
         changes = {"variances": (1.0 - ema) * smooth.detach()}
         return environment_risks(logits, batch).mean() + weight * penalty, changes
-
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
-        """At the step where the weight jumps."""
-        return step == hparams["penalty_anneal_iters"]
 
 
 def gradient_variances(features: Tensor, logits: Tensor, batch: EnvBatch) -> Tensor:

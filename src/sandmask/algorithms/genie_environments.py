@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State, environment_risks
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State
 from sandmask.algorithms.genie import HPARAMS, PAPER, moved, weighed
 from sandmask.functional.batch import EnvBatch
 
@@ -21,11 +21,8 @@ class EnvironmentGENIE(Algorithm):
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
-
-        def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
-            return environment_risks(self.logits(self.network.unflatten(vector), batch, hparams), batch)
-
-        moments, values = self.problem.differentiate.environment_moments(risks, state["params"], batch)
+        risks, differentiate = self.risks_by(hparams), self.problem.differentiate
+        moments, values = differentiate.environment_moments(risks, state["params"], batch)
         mean = moments.mean + hparams["weight_decay"] * state["params"]
         found = weighed(mean, moments.m2 / max(moments.count - 1, 1), 1.0 / moments.count)
         params = moved(state["params"], found, self.network, hparams, key)

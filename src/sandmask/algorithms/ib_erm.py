@@ -1,18 +1,9 @@
 """The information bottleneck for empirical risk minimization (Ahuja et al., NeurIPS 2021)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
@@ -34,6 +25,8 @@ class IBERM(ObjectiveAlgorithm):
     there on; Adam is reset there.
     """
 
+    changes_at = ("ib_penalty_anneal_iters",)
+
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
@@ -42,10 +35,6 @@ class IBERM(ObjectiveAlgorithm):
         risks = environment_risks(self.network.classify(params, features), batch)
         penalty = feature_variances(features, batch.weight).mean()
         return risks.mean() + bottleneck_weight(state, hparams) * penalty, {}
-
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
-        """At the step where the weight jumps."""
-        return step == hparams["ib_penalty_anneal_iters"]
 
 
 def bottleneck_weight(state: State, hparams: Hparams) -> Tensor:

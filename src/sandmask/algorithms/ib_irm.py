@@ -1,18 +1,8 @@
 """The information bottleneck with invariant risk minimization (Ahuja et al., NeurIPS 2021)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
-import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.algorithms.ib_erm import BOTTLENECK, PAPER, bottleneck_weight, feature_variances
 from sandmask.algorithms.irm import PENALTY, irm_penalty, irm_weight
 from sandmask.functional.batch import EnvBatch
@@ -26,6 +16,8 @@ class IBIRM(ObjectiveAlgorithm):
     `ib_penalty_anneal_iters` and `ib_lambda` from there on. Adam is reset at both steps.
     """
 
+    changes_at = ("irm_penalty_anneal_iters", "ib_penalty_anneal_iters")
+
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
@@ -35,10 +27,6 @@ class IBIRM(ObjectiveAlgorithm):
         invariance = irm_weight(state, hparams) * irm_penalty(logits, batch).mean()
         bottleneck = bottleneck_weight(state, hparams) * feature_variances(features, batch.weight).mean()
         return environment_risks(logits, batch).mean() + invariance + bottleneck, {}
-
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
-        """At the steps where a weight jumps."""
-        return torch.logical_or(step == hparams["irm_penalty_anneal_iters"], step == hparams["ib_penalty_anneal_iters"])
 
 
 ALGORITHMS.register(

@@ -1,18 +1,9 @@
 """Inter-environmental gradient alignment (Koyama and Yamaguchi, 2020)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform

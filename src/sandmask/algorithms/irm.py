@@ -1,18 +1,9 @@
 """Invariant risk minimization (Arjovsky et al., 2019)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
@@ -29,6 +20,8 @@ class IRM(ObjectiveAlgorithm):
     lambda is 1 before step `irm_penalty_anneal_iters`, `irm_lambda` from there on; Adam is reset there.
     """
 
+    changes_at = ("irm_penalty_anneal_iters",)
+
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
@@ -36,10 +29,6 @@ class IRM(ObjectiveAlgorithm):
         logits = self.logits(params, batch, hparams)
         risk = environment_risks(logits, batch).mean()
         return risk + irm_weight(state, hparams) * irm_penalty(logits, batch).mean(), {}
-
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
-        """At the step where the weight jumps."""
-        return step == hparams["irm_penalty_anneal_iters"]
 
 
 def irm_weight(state: State, hparams: Hparams) -> Tensor:

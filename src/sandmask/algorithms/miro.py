@@ -14,9 +14,9 @@ from sandmask.algorithms._base import (
     Metrics,
     Problem,
     State,
-    adam_update,
     environment_risks,
 )
+from sandmask.errors import SandmaskError
 from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import NON_NEGATIVE, Choice, Constant, Hparam
@@ -37,6 +37,10 @@ class MIRO(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
+        if self.network.norms:
+            raise SandmaskError(
+                "MIRO compares with the pretrained network, whose batch-norm is frozen. Leave out freeze_bn=0."
+            )
         self.channels = stage_channels(problem)
 
     def extra_state(self, seed: int) -> State:
@@ -44,13 +48,11 @@ class MIRO(Algorithm):
         variances = torch.full((sum(self.channels),), math.log(math.expm1(_FIRST - _SMALLEST)))
         return {"start": self.network.init(seed), "variances": variances, "variances_adam": adam_init(variances)}
 
-    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of the network and of the variances."""
-        sizes = [self.network.numel, sum(self.channels)]
         _, before = self.network.stages(self.network.unflatten(state["start"]), batch.inputs)
 
-        def objective(joint: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            vector, variances = torch.split(joint, sizes)
+        def objective(vector: Tensor, variances: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             params = self.network.unflatten(vector)
             features, stages = self.network.stages(params, batch.inputs, self.dropout(batch, hparams))
             logits = batch.split(self.network.classify(params, features))
@@ -60,14 +62,10 @@ class MIRO(Algorithm):
             risk = environment_risks(logits, batch).mean()
             return risk + hparams["miro_lambda"] * penalty, (risk, penalty)
 
-        joint = torch.cat([state["params"], state["variances"]])
-        gradient, _, (risk, penalty) = self.problem.differentiate.gradient(objective, joint)
-        of_params, of_variances = torch.split(gradient, sizes)
-        params, adam = adam_update(state["params"], of_params, state["adam"], hparams)
         faster = {**hparams, "lr": hparams["lr"] * hparams["miro_lr_mult"]}
-        variances, its_adam = adam_update(state["variances"], of_variances, state["variances_adam"], faster)
-        changes = {"params": params, "adam": adam, "variances": variances, "variances_adam": its_adam}
-        return {**state, **changes, "step": state["step"] + 1}, {"loss": risk, "penalty": penalty}
+        both = {"params": hparams, "variances": faster}
+        state, _, (risk, penalty) = self.descend_together(state, objective, both)
+        return state, {"loss": risk, "penalty": penalty}
 
 
 def distance(stage: Tensor, before: Tensor, variance: Tensor) -> Tensor:

@@ -1,17 +1,8 @@
 """Mixup between environments (Yan et al., 2020, with Zhang et al.'s convex combinations)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    cross_entropy,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, cross_entropy
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params

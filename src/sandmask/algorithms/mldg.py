@@ -13,7 +13,6 @@ from sandmask.algorithms._base import (
     State,
     adam_update,
     descend,
-    environment_risks,
 )
 from sandmask.errors import SandmaskError
 from sandmask.functional import random
@@ -38,11 +37,7 @@ class MLDG(Algorithm):
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
-
-        def losses(vector: Tensor, batch: EnvBatch) -> Tensor:
-            return environment_risks(self.logits(self.network.unflatten(vector), batch, hparams), batch)
-
-        differentiate = self.problem.differentiate
+        losses, differentiate = self.risks_by(hparams), self.problem.differentiate
         w, beta = state["params"], hparams["mldg_beta"]
         train, test, used = split(batch.n_envs, hparams["n_meta_test"], key)
         inner, inner_losses = differentiate.environment_gradients(losses, w.expand(len(train), -1), batch.take(train))

@@ -1,5 +1,7 @@
 """Maximum mean discrepancy between environments (Li et al., CVPR 2018; Gretton et al., JMLR 2012)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,17 +39,25 @@ def discrepancy(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     factors = (n_envs * torch.eye(n_envs, dtype=features.dtype, device=features.device) - 1.0) / pairs
     # The kernel sees differences only; centred, the squares that are subtracted from each other are small.
     points = features - (share.unsqueeze(-1) * features).sum((0, 1)) / n_envs
+    return kernel_sum(points, share, [(of_pairs.unsqueeze(-1) * share).flatten() for of_pairs in factors])
+
+
+def kernel_sum(points: Tensor, share: Tensor, to: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The sum over examples i of environment e, and over all j, of share_i to_ej k(x_i, x_j), and its gradient.
+
+    It is for terms that are symmetric in i and j. Points are [E, B, D], `share` is [E, B], and `to` has a vector
+    [E * B] for each environment.
+    """
     everyone = points.flatten(0, 1)
-    numbers = torch.arange(len(everyone), device=features.device)
+    numbers = torch.arange(len(everyone), device=points.device)
     values, gradients = [], []
-    for e in range(n_envs):
+    for e in range(len(points)):
         kernel, slope = kernel_and_slope(squared_distances(points[e], everyone))
-        to = (factors[e].unsqueeze(-1) * share).flatten()
-        values.append(share[e] @ kernel @ to)
+        values.append(share[e] @ kernel @ to[e])
         # d k(|x - x'|^2) / dx = 2 k' (x - x'), and K is symmetric, so that every x occurs twice. An example
         # does not pull itself; its k' is the largest of all, and left in, it would cancel but for rounding.
-        itself = numbers == numbers.view(weight.shape)[e].unsqueeze(-1)
-        pull = torch.where(itself, 0.0, slope * to)
+        itself = numbers == numbers.view(share.shape)[e].unsqueeze(-1)
+        pull = torch.where(itself, 0.0, slope * to[e])
         gradient = pull.sum(-1, keepdim=True) * points[e] - pull @ everyone
         gradients.append(4.0 * share[e].unsqueeze(-1) * gradient)
     return torch.stack(values).sum(), torch.stack(gradients)

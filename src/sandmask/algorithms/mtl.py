@@ -3,14 +3,7 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import FRACTION, Choice, Hparam
@@ -34,17 +27,12 @@ class MTL(ObjectiveAlgorithm):
             n_features = problem.featurizer().n_features
         return Network(problem.featurizer, problem.n_classes, n_features, problem.dtype, nonlinear=problem.nonlinear)
 
-    def extra_state(self, seed: int) -> State:  # noqa: ARG002
+    def extra_state(self, seed: int) -> State:
         """An embedding for each environment."""
         return {"embeddings": torch.zeros(self.problem.n_envs, self.network.n_features)}
 
     def objective(
-        self,
-        params: Params,
-        state: State,
-        batch: EnvBatch,
-        hparams: Hparams,
-        key: Tensor,  # noqa: ARG002
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The mean of the environments' risks, each with its own embedding."""
         features = self.features(params, batch, hparams)

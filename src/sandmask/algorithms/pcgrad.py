@@ -18,7 +18,7 @@ class PCGrad(CombinedGradients):
     and there is no mask of it.
     """
 
-    def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:  # noqa: ARG002
+    def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:
         """The mean of the projected gradients."""
         shares = projections(gradients @ gradients.T, random.permutation(key, len(gradients))).mean(0)
         return shares @ gradients

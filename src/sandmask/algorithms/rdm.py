@@ -1,19 +1,9 @@
 """Risk distribution matching (Nguyen et al., WACV 2024)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    ObjectiveAlgorithm,
-    State,
-    cross_entropy,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, cross_entropy
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, IntUniform, Uniform
@@ -30,6 +20,8 @@ class RDM(ObjectiveAlgorithm):
     afresh, and `rdm_lr` takes the place of `lr`.
     """
 
+    changes_at = ("rdm_penalty_anneal_iters",)
+
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
@@ -45,17 +37,10 @@ class RDM(ObjectiveAlgorithm):
         annealed = state["step"] >= hparams["rdm_penalty_anneal_iters"]
         return risks.mean() + torch.where(annealed, penalty, 0.0), {}
 
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
-        """At the step where the penalty sets in."""
-        return step == hparams["rdm_penalty_anneal_iters"]
-
-    def update(
-        self, state: State, gradient: Tensor, loss: Tensor, changes: State, hparams: Hparams
-    ) -> tuple[State, Metrics]:
-        """The second half of a step, with the learning rate of its phase."""
-        annealed = state["step"] >= hparams["rdm_penalty_anneal_iters"]
-        lr = torch.where(annealed, hparams["rdm_lr"], hparams["lr"])
-        return super().update(state, gradient, loss, changes, {**hparams, "lr": lr})
+    def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
+        """With the learning rate of the phase."""
+        annealed = step >= hparams["rdm_penalty_anneal_iters"]
+        return {**hparams, "lr": torch.where(annealed, hparams["rdm_lr"], hparams["lr"])}
 
 
 def variance(values: Tensor, weight: Tensor) -> Tensor:

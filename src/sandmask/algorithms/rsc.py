@@ -1,7 +1,5 @@
 """Representation self-challenging (Huang et al., ECCV 2020)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 import torch
 from torch import Tensor
 

@@ -17,7 +17,7 @@ class SAGM(SharpnessAware):
         """rho / |g| - alpha."""
         return super().reach(norm, hparams) - hparams["alpha"]
 
-    def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:  # noqa: ARG002
+    def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
         """The mean of both."""
         return 0.5 * (here + there)
 

@@ -9,7 +9,7 @@ from sandmask.algorithms._sharpness import RHO, SharpnessAware
 class SAM(SharpnessAware):
     """Update by g_p = grad R(w + rho g / |g|), where g = grad R(w) and R = mean_e R_e."""
 
-    def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:  # noqa: ARG002
+    def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
         """g_p."""
         return there
 

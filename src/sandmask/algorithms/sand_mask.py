@@ -8,10 +8,7 @@ from sandmask.algorithms.and_mask import RESCALE
 from sandmask.hparams import FRACTION, POSITIVE, Hparam, LogUniform, Uniform
 from sandmask.masks import Mask, SANDMask
 
-TAU = (
-    Hparam("tau", 1.0, Uniform(0, 1), FRACTION),
-    Hparam("tau", 0.9, Uniform(0.9, 1), FRACTION, space="recipe"),
-)
+TAU = (Hparam("tau", 1.0, Uniform(0, 1), FRACTION), Hparam("tau", 0.9, Uniform(0.9, 1), FRACTION, space="recipe"))
 GAIN = Hparam("k", 10.0, LogUniform(10, -3, 5), POSITIVE)
 PAPER = "Shahtalebi et al., SAND-mask: an enhanced gradient masking strategy, 2021"
 

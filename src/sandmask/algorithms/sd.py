@@ -1,17 +1,8 @@
 """Spectral decoupling (Pezeshki et al., NeurIPS 2021)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform

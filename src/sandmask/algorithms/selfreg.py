@@ -13,7 +13,6 @@ from sandmask.algorithms._base import (
     Metrics,
     Problem,
     State,
-    adam_update,
     environment_risks,
 )
 from sandmask.functional import random
@@ -50,19 +49,12 @@ class SelfReg(Algorithm):
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of the network and of the projection."""
-        sizes = [self.network.numel, self.projection.numel]
 
-        def objective(joint: Tensor) -> tuple[Tensor, tuple[()]]:
-            vector, projection = torch.split(joint, sizes)
+        def objective(vector: Tensor, projection: Tensor) -> tuple[Tensor, tuple[()]]:
             return self._objective(vector, projection, batch, hparams, key), ()
 
-        joint = torch.cat([state["params"], state["projection"]])
-        gradient, loss, _ = self.problem.differentiate.gradient(objective, joint)
-        of_params, of_projection = torch.split(gradient, sizes)
-        params, adam = adam_update(state["params"], of_params, state["adam"], hparams)
-        projection, its_adam = adam_update(state["projection"], of_projection, state["projection_adam"], hparams)
-        changes = {"params": params, "adam": adam, "projection": projection, "projection_adam": its_adam}
-        return {**state, **changes, "step": state["step"] + 1}, {"loss": loss}
+        state, loss, _ = self.descend_together(state, objective, {"params": hparams, "projection": hparams})
+        return state, {"loss": loss}
 
     def _objective(self, vector: Tensor, projection: Tensor, batch: EnvBatch, hparams: Hparams, key: Tensor) -> Tensor:
         params = self.network.unflatten(vector)

@@ -47,7 +47,7 @@ class Transfer(Algorithm):
         featurizer, head = self.parts.split(self.network.init(seed))
         return {"adversary": head.clone(), "adam": adam_init(featurizer), "head_adam": adam_init(head)}
 
-    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of each part."""
         gradient, loss = self.risk_gradient(state["params"], batch, hparams)
         both = zip(self.parts.split(state["params"]), self.parts.split(gradient), strict=True)

@@ -1,18 +1,9 @@
 """Transfer risk minimization (Xu et al., 2021)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 import torch
 from torch import Tensor, nn
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.algorithms._linear import Examples, Heads
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule, Params

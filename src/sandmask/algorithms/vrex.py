@@ -1,18 +1,9 @@
 """Risk extrapolation by variance (Krueger et al., ICML 2021)."""
 
-# ruff: noqa: ARG002 - an objective is offered all that any of them needs
-
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
@@ -24,6 +15,8 @@ class VREx(ObjectiveAlgorithm):
     beta is 1 before step `vrex_penalty_anneal_iters`, `vrex_lambda` from there on; Adam is reset there.
     """
 
+    changes_at = ("vrex_penalty_anneal_iters",)
+
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
@@ -33,10 +26,6 @@ class VREx(ObjectiveAlgorithm):
         annealed = state["step"] >= hparams["vrex_penalty_anneal_iters"]
         weight = torch.where(annealed, hparams["vrex_lambda"], 1.0)
         return mean + weight * (risks - mean).square().mean(), {}
-
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor:
-        """At the step where the weight jumps."""
-        return step == hparams["vrex_penalty_anneal_iters"]
 
 
 ALGORITHMS.register(

@@ -21,6 +21,7 @@ from sandmask.records import RunRecord, RunSpec, frame, parse_measures
 from sandmask.training import RunFolder, TrainedRun, choose_device, load_run, make_spec
 from sandmask.training.folder import RECORDS
 from sandmask.training.loop import CHECKPOINT_SECONDS
+from sandmask.training.specs import leak_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -195,8 +196,9 @@ def train(
         shared_init=shared_init,
     )
     measures = parse_measures(names(metrics))
-    if (caution := ALGORITHMS[spec.algorithm].caution(spec.hparams)) is not None:
-        tell(f"warning: {caution}")
+    for caution in (ALGORITHMS[spec.algorithm].caution(spec.hparams), leak_of(spec)):
+        if caution is not None:
+            tell(f"warning: {caution}")
     folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
     _say_what_is_there(folder, spec, extras=bool(loggers) or diagnostics or bool(measures))
     announce(data, screen)

@@ -52,6 +52,16 @@ def adam_reset(state: AdamState, when: Tensor) -> AdamState:
     return AdamState(*(torch.where(when, 0.0, field) for field in state))
 
 
+def adam_where(when: Tensor, one: AdamState, other: AdamState) -> AdamState:
+    """Return one state where `when` is true, and the other one elsewhere.
+
+    :param when: boolean tensor without dimensions.
+    :param one: Adam's state where it is true.
+    :param other: Adam's state where it is false.
+    """
+    return AdamState(*(torch.where(when, a, b) for a, b in zip(one, other, strict=True)))
+
+
 def adam_step(
     params: Tensor,
     gradient: Tensor,

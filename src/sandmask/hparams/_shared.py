@@ -52,6 +52,7 @@ OPTIONAL: tuple[Hparam, ...] = (
     Hparam("lr_drop", 1.0, Constant(1.0), FRACTION),  # step schedule: this factor ...
     Hparam("lr_drop_every", 1.0, Constant(1.0), POSITIVE_FRACTION),  # ... after each such fraction of the training
     Hparam("lr_warmup", 0.0, Constant(0.0), FRACTION),  # linear warm-up over this fraction of the training
+    Hparam("lr_patience", 0, Constant(0), NON_NEGATIVE),  # evaluations without a lower loss before the rate drops
     Hparam("decoupled_decay", 0.0, Constant(0.0), NON_NEGATIVE),  # weight decay as in AdamW, beside `weight_decay`
     Hparam("adam_beta1", 0.9, Constant(0.9), BELOW_ONE),  # Adam's momentum
     Hparam("init_scale", 1.0, Constant(1.0), NON_NEGATIVE),  # factor of the initial parameters
@@ -65,4 +66,5 @@ OPTIONAL: tuple[Hparam, ...] = (
     Hparam("nonlinear_classifier", 0, Constant(0), SWITCH),  # two hidden layers
     Hparam("last_blocks", 0, Constant(0), NON_NEGATIVE),  # vision transformers: class tokens of so many blocks
     Hparam("attention_only", 0, Constant(0), SWITCH),  # vision transformers: train the attention layers alone
+    Hparam("freeze_bn", 1, Constant(1), SWITCH),  # batch-norm uses the statistics of the pretrained weights
 )

@@ -1,6 +1,7 @@
 """A featurizer and a linear classifier as one pure function of a flat parameter vector."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from sandmask.functional.compiling import Compiled
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 from sandmask.functional.head import NARROW, head, linear_pair
+from sandmask.networks.batch_norm import RUNNING, BatchStatistics
 
 
 class Featurizer(nn.Module):
@@ -123,6 +125,8 @@ class Network:
         self.dtype = dtype
         self.slots = self._flat.slots
         self.numel = self._flat.numel
+        # The layers whose running statistics are parameters: those of batch-norm that is not frozen.
+        self.norms = [s.name.removesuffix(f".{RUNNING[0]}") for s in self.slots if s.name.endswith(RUNNING[0])]
         self.stacks = self._flat.stacks  # whether runs of it can train as one, under vmap
         self.why_not_stacked = self._flat.said("why_not")
         self.embeds = self._flat.says("embeds")  # whether inputs are indices, which lower precision would round
@@ -131,7 +135,7 @@ class Network:
         self.flatten = self._flat.flatten
         self.flatten_each = self._flat.flatten_each
         self.named = self._flat.named
-        self.unflatten = self._flat.unflatten
+        self.unflatten = self._unflatten if self.norms else self._flat.unflatten
         self._pairs = self._flat.says("pairs")
         self._compiled: Compiled | None = None
 
@@ -146,6 +150,29 @@ class Network:
     def compiled(self) -> bool:
         """Whether training passes are compiled."""
         return self._compiled is not None
+
+    def _unflatten(self, vector: Tensor) -> Params:
+        """As without running statistics, which have no gradient."""
+        params = self._flat.unflatten(vector)
+        return {name: v.detach() if name.rpartition(".")[2] in RUNNING else v for name, v in params.items()}
+
+    def training(self) -> AbstractContextManager[object]:
+        """Within it, batch-norm that is not frozen normalizes by the statistics of the examples it gets together."""
+        return BatchStatistics() if self.norms else nullcontext()
+
+    @torch.no_grad()
+    def tracked(self, before: Tensor, after: Tensor, x: Tensor) -> Tensor:
+        """The vector `after` a step, with running statistics moved from those `before` it towards those of inputs."""
+        params = self.unflatten(before)
+        with BatchStatistics(keep=True) as statistics:
+            self._flat(params, self._lowered(x), None)
+        moved = self.named(after)
+        for layer in self.norms:
+            names = [f"{layer}.{running}" for running in RUNNING]
+            found = statistics.seen[id(params[names[0]])]
+            for name, value in zip(names, found[:2], strict=True):
+                moved[name] = params[name] + found.momentum * (value - params[name])
+        return self.flatten(moved)
 
     @property
     def constants(self) -> Params:

@@ -19,6 +19,7 @@ from sandmask.networks.small import MLP, MNISTConvNet
 PRETRAINED, NO_WEIGHTS = "pretrained", "none"
 
 TRANSFORMER_SIZES = ("last_blocks", "attention_only")
+FREEZE = "freeze_bn"
 
 Build = Callable[..., Featurizer]
 
@@ -41,6 +42,8 @@ def build_featurizer(
     entry = NETWORKS[network]
     if asked := [name for name in TRANSFORMER_SIZES if sizes.get(name)]:
         raise SandmaskError(f"The hyperparameter {asked[0]} is for vision transformers. Found the network {network}.")
+    if not sizes.get(FREEZE, 1):
+        raise SandmaskError(f"freeze_bn=0 is for timm networks with batch-norm. Found the network {network}.")
     if weights is not None and str(weights) not in (PRETRAINED, NO_WEIGHTS):
         raise SandmaskError(
             f"The network {entry.name} starts from random weights and takes no file. Leave out --weights."
@@ -112,6 +115,7 @@ def _timm_build(name: str, input_shape: tuple[int, ...], sizes: Mapping[str, int
     name = resolve(name)
     check_input_shape(name, input_shape)
     options: dict[str, Any] = {option: sizes.get(option, 0) for option in TRANSFORMER_SIZES}
+    options[FREEZE] = bool(sizes.get(FREEZE, 1))
     if weights is not None and str(weights).lower() == NO_WEIGHTS:
         return lambda extra_channels=0: Backbone(name, _widened(input_shape, extra_channels), **options)
     state, source = _read(name, input_shape, weights)

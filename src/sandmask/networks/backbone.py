@@ -1,4 +1,4 @@
-"""Any timm backbone by name, as a featurizer with frozen batch-norm."""
+"""Any timm backbone by name, as a featurizer."""
 
 import copy
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from sandmask.errors import SandmaskError
 from sandmask.functional.dropout import Dropout
 from sandmask.networks._base import Featurizer
 from sandmask.networks._timm import create, feature_size
+from sandmask.networks.batch_norm import unfreeze
 from sandmask.networks.weights import fit_weights
 
 # A model from this size on is laid out for one run that fills the machine, a smaller one for stacks of runs.
@@ -20,9 +21,10 @@ LARGE = 1_000_000
 class Backbone(Featurizer):
     """A timm model without its last layer: pooled features; dropout before the classifier (site 0).
 
-    It computes as in evaluation, always: batch-norm uses its running statistics, which are constants (its
+    It computes as in evaluation: batch-norm uses its running statistics, which are constants (its
     scale and shift are trained), so that the examples of a batch, and with them the environments, do not see
-    each other. The model's own stochastic depth and dropout are off: `drop` is the one source of noise.
+    each other. Without `freeze_bn`, training passes use the statistics of the batch: see `batch_norm`.
+    The model's own stochastic depth and dropout are off: `drop` is the one source of noise.
 
     A large model has its convolutions in channels-last format, which suits tensor cores, and fused attention.
     Both are slow under `torch.func.vmap`, where they work at all; a small model goes without, and stacks.
@@ -44,6 +46,7 @@ class Backbone(Featurizer):
         *,
         last_blocks: int = 0,
         attention_only: bool = False,
+        freeze_bn: bool = True,
     ) -> None:
         super().__init__()
         self.model = create(name, input_shape)
@@ -55,6 +58,9 @@ class Backbone(Featurizer):
             self.memory_format = torch.channels_last
         else:
             _unfuse_attention(self.model)
+        if not freeze_bn:
+            unfreeze(self.model, name)
+            self.stacks = False
         if attention_only:
             for part, parameter in self.model.named_parameters():
                 parameter.requires_grad = ".attn." in part

@@ -11,6 +11,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, averages_of
 from sandmask.training.checkpoint import load_checked, load_metadata, save_tree
 from sandmask.training.evaluation import evaluation_steps
+from sandmask.training.plateau import PATIENCE
 
 # The values for which a hyperparameter of a learning-rate schedule leaves the rate as it is.
 _CONSTANT = {"lr_final": 1.0, "lr_drop": 1.0, "lr_warmup": 0.0}
@@ -65,6 +66,8 @@ def _depends_on_steps(spec: RunSpec) -> str:
     schedule = ", ".join(_schedule(spec))
     if schedule:
         return f"its learning-rate schedule ({schedule})"
+    if spec.hparams.get(PATIENCE, 0):
+        return "the evaluation after the last step, and with it lr_patience,"
     return "its average swad" if "swad" in averages_of(spec.options) else ""
 
 

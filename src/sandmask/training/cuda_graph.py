@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import Metrics, State
 from sandmask.functional import EnvBatch
-from sandmask.training.averaging import Average
 from sandmask.training.stack import Stack
 
 LONGEST = 10  # steps in one graph
@@ -156,9 +155,9 @@ class Program:
                 self._evaluate = evaluate
         return self.stack.evaluate(self.carry.state) if self._evaluate is None else self._evaluate()
 
-    def replace_averages(self, averages: dict[str, Average]) -> None:
-        """Go on with other averages of the weights."""
-        self._set(replace(self.carry, state={**self.carry.state, "averages": averages}))
+    def replace_state(self, **entries: Any) -> None:
+        """Go on with other values of some entries of the state."""
+        self._set(replace(self.carry, state={**self.carry.state, **entries}))
 
     def _capture(self, function: Callable[[], object], warm_up: Callable[[], object]) -> Callable[[], None] | None:
         """A function of static tensors as one graph; None where it cannot be captured."""

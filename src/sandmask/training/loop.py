@@ -14,12 +14,13 @@ from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.plugins import plugin_failures_named
 from sandmask.records import RunRecord, RunSpec
-from sandmask.training.averaging import Average, evaluate_swad
+from sandmask.training.averaging import Average, average_metric, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.evaluation import Accuracies, Evaluating, is_evaluation_step
 from sandmask.training.history import History
 from sandmask.training.keeping import Keeper
+from sandmask.training.plateau import look
 from sandmask.training.precision import stack_settings
 from sandmask.training.stack import Stack, without_averages
 from sandmask.training.stack_models import save_models
@@ -144,6 +145,7 @@ class Trainer:
         carry.diverged_at.copy_(torch.where((carry.diverged_at < 0) & ~finite, step, carry.diverged_at))
         right, metrics = self.program.evaluate()
         metrics = {**metrics, **self.stack.held_out(carry.state), **self._evaluate_swad(metrics["validation_loss"])}
+        metrics |= self._look_at_plateau(step, metrics)
         self.history.write(step, right, carry.sums, metrics)
         if self.keeper.values:
             outside = self.history.accuracies(step).outside
@@ -168,10 +170,21 @@ class Trainer:
             return {}
         if not self._has_evaluated_swad(averages["swad"]):
             swad = evaluate_swad(averages["swad"], validation_loss.float(), self.stack.hparams)
-            self.program.replace_averages({**averages, "swad": swad})
+            self.program.replace_state(averages={**averages, "swad": swad})
         if self.done < self.steps:
             return {}
         return self.stack.evaluate_average(*without_averages(self.program.carry.state), "swad")
+
+    def _look_at_plateau(self, step: int, metrics: Metrics) -> Metrics:
+        """Drop the learning rates of runs whose validation loss, or that of their SMA, does not fall any more."""
+        plateau = self.program.carry.state.get("plateau")
+        if plateau is None:
+            return {}
+        of_sma = metrics.get(average_metric("sma"))
+        loss = metrics["validation_loss"] if of_sma is None else of_sma[:, -1]
+        plateau = look(plateau, loss.float(), step, self.stack.hparams)
+        self.program.replace_state(plateau=plateau)
+        return {"lr_drops": plateau["drops"].clone()}
 
     def _has_evaluated_swad(self, swad: Average) -> bool:
         """Whether the checkpoint that this loop started from was saved after the present evaluation of SWAD's average.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms import Hparams
+from sandmask.training.plateau import Plateau, plateau_factor
 
 # The hyperparameters that a schedule multiplies.
 RATES = ("lr", "lr_g", "lr_d", "eqrm_lr", "rdm_lr", "urm_discriminator_lr", "linear_lr", "convergence_rate")
@@ -34,9 +35,11 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
     return factor
 
 
-def scheduled(hparams: Hparams, step: Tensor, steps: int) -> Hparams:
+def scheduled(hparams: Hparams, step: Tensor, steps: int, plateau: Plateau | None = None) -> Hparams:
     """The hyperparameters of one step: those given, with the learning rates of that step."""
-    if not any(name in hparams for name in SCHEDULE):
+    if plateau is None and not any(name in hparams for name in SCHEDULE):
         return hparams
     factor = lr_factor(hparams, step, steps)
+    if plateau is not None:
+        factor = factor * plateau_factor(plateau)
     return {name: value * factor if name in RATES else value for name, value in hparams.items()}

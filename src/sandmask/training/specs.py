@@ -13,10 +13,12 @@ from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
+from sandmask.training.plateau import PATIENCE
 from sandmask.training.sampling import holdout_fraction, split_environment
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
-SIZE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth", "nonlinear_classifier", "last_blocks", "attention_only")
+NETWORK_HPARAMS = ("nonlinear_classifier", "last_blocks", "attention_only", "freeze_bn")
+SIZE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth", *NETWORK_HPARAMS)
 SHAPE_HPARAMS = (*SIZE_HPARAMS, "holdout_fraction", "class_balanced", "data_augmentation")
 INIT, SHARED = "init", "shared"  # the option of runs that start from the weights of their trial
 MOST_EVALUATIONS = 100_000  # of one run
@@ -63,6 +65,8 @@ def make_spec(
     values = resolve(
         space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space), hparams_seed, trial_seed, hparams
     )
+    if values.get("full_data") and values.get(PATIENCE):
+        raise SandmaskError("lr_patience needs validation examples, and full_data=1 trains on them. Leave out one.")
     steps = entry.steps_in(space) if steps is None else steps
     checkpoint_every = entry.checkpoint_every if checkpoint_every is None else checkpoint_every
     for name, value in (("steps", steps), ("checkpoint_every", checkpoint_every)):
@@ -168,6 +172,19 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
         *(spec.steps, spec.checkpoint_every, len(spec.test_envs), spec.options.get("averages")),
         shapes,
         tuple(sorted(spec.hparams)),  # a number that only some runs have would count for none, or be missing
+    )
+
+
+def leak_of(spec: RunSpec) -> str | None:
+    """Return a warning for a run whose environments see each other's examples, and None for all others.
+
+    :param spec: spec of the run.
+    """
+    if spec.hparams.get("freeze_bn", 1):
+        return None
+    return (
+        "freeze_bn=0: batch-norm takes its statistics from all examples that pass the network together. Most methods "
+        "pass all environments at once, so that the environments see each other; masks pass each one by itself."
     )
 
 

@@ -22,6 +22,7 @@ from sandmask.records import RunSpec, averages_of
 from sandmask.training.averaging import AT_ONCE, Average, average_metric, averaged_state, start_averages, step_averages
 from sandmask.training.evaluation import Accuracies, Evaluator, Tally
 from sandmask.training.held_out import HeldOut
+from sandmask.training.plateau import PATIENCE, start_plateau
 from sandmask.training.precision import compute_dtype, temporary_precision
 from sandmask.training.sampling import Sampler
 from sandmask.training.schedule import scheduled
@@ -39,6 +40,7 @@ from sandmask.training.stack_step import Step, looped_step, stacked_step
 LARGE_MODEL = 4_000_000
 EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
+_BESIDE = ("averages", "plateau")  # entries of the state that algorithms do not know
 _log = logging.getLogger(__name__)
 _INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step are for
 
@@ -125,7 +127,7 @@ def _prepared_for(spec: RunSpec, dataset: Dataset) -> Dataset:
 
 def without_averages(state: State) -> tuple[State, dict[str, Average]]:
     """The state that algorithms know, and the averages beside it."""
-    return {name: value for name, value in state.items() if name != "averages"}, state.get("averages", {})
+    return {name: value for name, value in state.items() if name not in _BESIDE}, state.get("averages", {})
 
 
 class Stack:
@@ -156,6 +158,8 @@ class Stack:
         drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
         _check_precision(specs[0], self.algorithm)
+        if compiled and self.algorithm.network.norms:
+            raise SandmaskError("--compile is for frozen batch-norm. Leave it out, or leave out freeze_bn=0.")
         if compiled:
             self.algorithm.network.compile()
             if isinstance(self.dataset, ImageDataset) and self.dataset.augmentation is not None:
@@ -209,6 +213,8 @@ class Stack:
         stacked: State = pytree.tree_map(lambda *leaves: torch.stack(leaves).to(self.device), *states)
         if self.averages:
             stacked["averages"] = start_averages(self.averages, stacked, self.algorithm.averaged)
+        if PATIENCE in self.hparams:
+            stacked["plateau"] = start_plateau(self.n_runs, self.device)
         return stacked
 
     def lift(self, function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
@@ -289,18 +295,31 @@ class Stack:
     ) -> tuple[State, list[Metrics]]:
         found: list[Metrics] = []
         iterates: list[State] = []  # that the averages have yet to take in
+        plateau = state.get("plateau")
         state, averages = without_averages(state)
         for batch in batches:
             own = random.fold(random.fold(keys, state["step"]), _STEP)
-            now = scheduled(hparams, state["step"], self.specs[0].steps)
-            state, metrics = self._step(state, batch, now, own)
+            now = scheduled(hparams, state["step"], self.specs[0].steps, plateau)
+            with self.algorithm.network.training():
+                stepped, metrics = self._step(state, batch, now, own)
+            state = self._track(state, stepped, batch)
             found.append(metrics)
             if averages:
                 iterates.append({entry: state[entry] for entry in ("step", *self.algorithm.averaged)})
             if len(iterates) == AT_ONCE:
                 averages, iterates = step_averages(averages, iterates, hparams), []
         averages = step_averages(averages, iterates, hparams)
-        return ({**state, "averages": averages} if averages else state), found
+        beside = {"averages": averages or None, "plateau": plateau}
+        return {**state, **{name: value for name, value in beside.items() if value is not None}}, found
+
+    def _track(self, before: State, after: State, batch: EnvBatch) -> State:
+        """The states after a step, with the running statistics of batch-norm that is not frozen."""
+        network = self.algorithm.network
+        if not network.norms:
+            return after
+        inputs = batch.x.flatten(1, 2)
+        tracked = [network.tracked(*each) for each in zip(before["params"], after["params"], inputs, strict=True)]
+        return {**after, "params": torch.stack(tracked)}
 
     @torch.no_grad()
     def evaluate(self, state: State) -> tuple[Tensor, Metrics]:

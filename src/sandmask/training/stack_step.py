@@ -66,7 +66,7 @@ def _one_pass_step(
 ) -> tuple[State, Metrics]:
     """A step of one run whose environments' gradients come from one pass over all of them, where they fit."""
     network, n_envs = algorithm.network, batch.n_envs
-    if network.compiled or n_envs * network.numel * 4 > AT_ONCE_BYTES:
+    if network.compiled or network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
         return algorithm.step(state, batch, hparams, key)
     leaf = state["params"].detach().requires_grad_()
     params = network.unflatten(leaf)

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import ALGORITHMS, Algorithm, State
 from sandmask.errors import SandmaskError
+from sandmask.networks.batch_norm import RUNNING
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.training.checkpoint import save_tree
@@ -289,6 +290,7 @@ def as_module(algorithm: Algorithm, state: State) -> nn.Module:
             with torch.no_grad():
                 for name, place in places.items():
                     place.copy_(values[name])
+                    place.requires_grad_(place.requires_grad and not name.endswith(RUNNING))
             return module.eval()
     return Predictor(algorithm, state).eval()
 

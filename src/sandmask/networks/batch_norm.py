@@ -1,0 +1,77 @@
+"""Batch-norm that trains: statistics of the minibatch in training, running averages of them in evaluations.
+
+The running averages are part of a network's vector of parameters, so that they are saved, averaged and evaluated like
+weights. Their gradient is zero, and `Network.tracked` replaces them after each step.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from sandmask.errors import SandmaskError
+from sandmask.functional.flat import BATCH_NORM
+
+RUNNING = ("running_mean", "running_var")
+
+
+class Statistics(NamedTuple):
+    """What a layer saw of a minibatch, and the share of it in the running averages."""
+
+    mean: Tensor
+    variance: Tensor
+    momentum: float
+
+
+class BatchStatistics(TorchFunctionMode):
+    """Within it, batch-norm normalizes by the statistics of its inputs; with `keep`, these are kept.
+
+    `seen` has them by the identity of the running mean that the layer was called with.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
+        super().__init__()
+        self.keep = keep
+        self.seen: dict[int, Statistics] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        return self._normalized(*args, **(kwargs or {}))
+
+    def _normalized(
+        self,
+        input: Tensor,  # noqa: A002 - the signature of `F.batch_norm`
+        running_mean: Tensor,
+        running_var: Tensor,  # noqa: ARG002
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,  # noqa: ARG002
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if self.keep:
+            variance, mean = torch.var_mean(input.float(), dim=[0, *range(2, input.ndim)])
+            self.seen[id(running_mean)] = Statistics(mean, variance, momentum)
+        return F.batch_norm(input, None, None, weight, bias, True, 0.0, eps)
+
+
+def unfreeze(model: nn.Module, name: str) -> None:
+    """Make the running averages of a model's batch-norm layers parameters.
+
+    :param model: the model.
+    :param name: what messages call it.
+    """
+    layers = [part for part in model.modules() if isinstance(part, BATCH_NORM)]
+    if not layers:
+        raise SandmaskError(f"freeze_bn=0 is for networks with batch-norm. The network {name!r} has none.")
+    for layer in layers:
+        for running in RUNNING:
+            value = getattr(layer, running)
+            delattr(layer, running)
+            layer.register_parameter(running, nn.Parameter(value))

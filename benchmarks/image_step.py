@@ -1,12 +1,15 @@
 """A whole training step of ResNet-50 on PACS: sampling, decoding, augmentation, gradients, mask, Adam.
 
 python -m benchmarks.image_step DATA_DIR [captured]     # holds PACS/; only captured steps
+python -m benchmarks.image_step generated memory        # noise in PACS's layout; on the device and in memory
 """
 
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
+from torchvision.io import write_jpeg
 
 from benchmarks._measure import alternate, print_rows
 from sandmask.datasets import DATASETS, Dataset, load_dataset
@@ -15,6 +18,17 @@ from sandmask.training import Stack, make_spec, set_precision
 from sandmask.training.cuda_graph import Carry, Program
 
 STEPS, READINGS, CALLS = 100_000, 5, 3
+
+
+def generate(folder: Path, each: int = 24) -> Path:
+    """Images of noise, of the size and in the layout of PACS's."""
+    for domain in ("art_painting", "cartoon", "photo", "sketch"):
+        for name in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
+            place = folder / "PACS" / domain / name
+            place.mkdir(parents=True)
+            for number in range(each):
+                write_jpeg(torch.randint(256, (3, 227, 227), dtype=torch.uint8), str(place / f"{number}.jpg"))
+    return folder
 
 
 class FixedBatch(Stack):
@@ -65,15 +79,18 @@ def main() -> None:
     if not torch.cuda.is_available() or len(sys.argv) < 2:
         print("image_step: needs a CUDA device and the folder that holds PACS; skipped.")
         return
+    where = generate(Path(tempfile.mkdtemp())) if sys.argv[1] == "generated" else Path(sys.argv[1])
     rows: list[tuple[str, ...]] = [
         ("images kept", "how", "ERM ms", "SAND-mask ms", "ratio", "ERM: share of the bare rate", "SAND: the same")
     ]
     ways = [("device", True, True), ("device", False, True)]
-    if "captured" not in sys.argv[2:]:
+    if "memory" in sys.argv[2:]:
+        ways = [("device", True, True), ("memory", True, True)]
+    elif "captured" not in sys.argv[2:]:
         ways += [("device", False, False), ("device", True, False), ("memory", True, True)]
     for cache, compiled, fast in ways:
-        dataset = load_dataset("PACS", Path(sys.argv[1]), cache=cache)
-        on_device = dataset if cache == "device" else load_dataset("PACS", Path(sys.argv[1]), cache="device")
+        dataset = load_dataset("PACS", where, cache=cache)
+        on_device = dataset if cache == "device" else load_dataset("PACS", where, cache="device")
         t = milliseconds(
             {
                 "ERM": program(dataset, "ERM", compiled=compiled, fast=fast),

@@ -28,7 +28,7 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if size > LARGEST:
         return torch.empty(shape, dtype=dtype)
     kept = _kept.tensors.get((use, dtype))
-    if kept is None or len(kept) < size:
+    if kept is None or kept.shape[0] < size:
         with torch.inference_mode(False):  # or it could never be used outside of that mode
             kept = _kept.tensors[use, dtype] = torch.empty(size, dtype=dtype)
     return kept[:size].view(shape)

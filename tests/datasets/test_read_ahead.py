@@ -118,7 +118,7 @@ def test_images_on_the_device_need_no_readers(make_folder: MakeFolder, monkeypat
     plain = load_dataset(root, image_size=24, cache="none")
     indices = torch.tensor([[0, 11], [5, 5]])
     expected = plain.inputs(indices), plain.training_inputs(indices, key_of(1))
-    monkeypatch.setattr("sandmask.datasets._store.place_cache", lambda *_: "device")
+    monkeypatch.setattr("sandmask.datasets._feed.place_cache", lambda *_: "device")
     data = load_dataset(root, image_size=24)
     assert isinstance(data, ImageDataset)
     assert data.cached_in == "device"

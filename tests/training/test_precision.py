@@ -20,7 +20,6 @@ def test_split_products_are_a_setting_of_fp32x3_alone() -> None:
 
 
 def test_sweeps_on_a_gpu_have_a_default_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "SWEEPS_ON_GPU", "fp32x3")
     assert sweep_precision("cuda:0,cuda:1") == "fp32x3"
     assert sweep_precision("cpu") == "fp32"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -146,7 +146,8 @@ def sweep(
     :param hparams: values of hyperparameters that are fixed in every draw of the algorithms that have them.
     :param network: "mlp", "mnist-convnet", one of your own or a timm name; the dataset's protocol if not given.
     :param weights: file with pretrained weights of a timm network, or "none".
-    :param precision: compute precision: "fp32" (the default), "fp32x3", "tf32", "bf16" or "fp16".
+    :param precision: compute precision: "fp32" (the default on a CPU), "fp32x3" (the default on a GPU), "tf32", "bf16"
+        or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
     :param keep_models: which weights of each run to keep: "none" (the default), "best" (at the checkpoint that

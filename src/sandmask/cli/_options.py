@@ -71,7 +71,7 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="Compute precision: fp32, fp32x3 (experimental: float32 on tensor cores), tf32, bf16, or fp16 "
+        help="Compute precision: fp32, fp32x3 (float32 on tensor cores), tf32, bf16, or fp16 "
         "(gradient masks on the MLP only). Below fp32, runs may generalize slightly worse.",
         autocompletion=_completion.words("fp32", "fp32x3", "tf32", "bf16", "fp16"),
     ),

@@ -81,7 +81,7 @@ def _given(
     weights: WeightsOption = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Compute precision: fp32 (the default), fp32x3, tf32, bf16 or fp16."),
+        typer.Option(metavar="NAME", help="Compute precision: fp32x3 (default on a GPU), fp32, tf32, bf16 or fp16."),
     ] = None,
     averages: AverageOption = None,
     metrics: MetricsOption = None,

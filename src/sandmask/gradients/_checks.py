@@ -108,7 +108,7 @@ def check_batches(batches: Iterable[tuple[Tensor, Tensor]], *, per_sample: bool)
         if not isinstance(batch, tuple | list) or [isinstance(part, Tensor) for part in batch] != [True, True]:
             raise MaskError(f"Parameter `batches` should hold pairs (x, y) of tensors. That of environment {e} is not.")
         x, y = batch
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(y) == 0:
+        if x.ndim == 0 or y.ndim == 0 or x.shape[0] != y.shape[0] or y.shape[0] == 0:
             raise MaskError(
                 "Parameter `batches` should hold as many inputs as targets, at least one. "
                 f"Environment {e} has inputs of shape {tuple(x.shape)} and targets of shape {tuple(y.shape)}."

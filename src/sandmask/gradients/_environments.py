@@ -26,6 +26,7 @@ from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import NoParameters, UnsupportedError
 from sandmask.masks import GradientMoments, Mask, MaskError
+from sandmask.masks._finite import all_finite
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 NamedGradients = dict[str, Tensor]
@@ -205,7 +206,7 @@ def _folded(
         found = _one_pass(model, loss_fn, batches, params, fold=True).moments()
     except _REFUSED:
         return None
-    if len(found) < len(params) or (check_finite and not all(m.mean.isfinite().all() for m in found.values())):
+    if len(found) < len(params) or (check_finite and not all(all_finite([m.mean for m in found.values()]))):
         return None
     return GradientMoments.of_named({name: found[name] for name in params}, params, check_finite=check_finite)
 

@@ -7,17 +7,27 @@ these gradients to the tape; everything else runs as usual.
 `OnePass` keeps the gradients of one run, `functional.tape.MomentTape` folds those of K runs into moments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 
 class UnsupportedError(Exception):
     """A parameter is used in a way whose gradient cannot be kept apart by environment."""
+
+
+def _watched(names: Mapping[int, str], values: Iterable[Any]) -> set[str]:
+    """The names of watched tensors in nested arguments. `pytree` would take as long as a small layer does."""
+    found: set[str] = set()
+    for value in values:
+        if id(value) in names:
+            found.add(names[id(value)])
+        elif isinstance(value, (tuple, list, dict)):
+            found |= _watched(names, value.values() if isinstance(value, dict) else value)
+    return found
 
 
 class Tape(TorchFunctionMode):
@@ -41,7 +51,7 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Compute layers by the table; refuse any other use of parameters."""
         kwargs = kwargs or {}
-        used = {self.names[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self.names}
+        used = _watched(self.names, (*args, *kwargs.values()))
         if not used:
             return func(*args, **kwargs)
         if func in self.layers:

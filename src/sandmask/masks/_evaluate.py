@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sandmask.masks._errors import MaskError
 from sandmask.masks._functional import TensorMoments, finite, rescale_by_sparsity
-from sandmask.masks._gpu import kernels, launches, pack, unpack
+from sandmask.masks._gpu import kernels, pack, packs, unpack
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 
@@ -70,7 +70,7 @@ def evaluate(mask: "Mask", moments: GradientMoments) -> Evaluation:
     masked: dict[int, Tensor] = {}
     for bucket in moments.buckets():
         sums = moments.sums.take(bucket)
-        if len(bucket) > 1 and launches(sums.mean[0]):
+        if packs(sums.mean):
             flat = pack(sums, moments.count)
             flat_weights = mask.element_weights(flat)
             found = unpack(flat_weights, sums.mean), unpack(flat_weights * mask.direction(flat), sums.mean)

@@ -15,10 +15,19 @@ from sandmask.masks._welford import Sums
 if TYPE_CHECKING:
     from sandmask.masks._base import Mask
 
+CHEAP = 2**18  # numbers whose copy takes a CPU less time than a few calls
+
 
 def launches(tensor: Tensor) -> bool:
     """Whether work on this tensor is launched on a device, where few launches beat many, and outside of `vmap`."""
     return tensor.device.type != "cpu" and not in_transform()
+
+
+def packs(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are better worked on as one: on a device always, on a CPU while a copy of all is cheap."""
+    if len(tensors) == 1 or in_transform():
+        return False
+    return tensors[0].device.type != "cpu" or sum(tensor.numel() for tensor in tensors) <= CHEAP
 
 
 def kernels(gradients: Sequence[Tensor]) -> ModuleType | None:

@@ -128,7 +128,7 @@ class RecordWriter:
         self._write(run, eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}, tables))
         run.last_step = step
 
-    def end(self, run_id: str, status: Literal["done", "diverged"], step: int) -> None:
+    def end(self, run_id: str, status: Literal["done", "diverged", "pruned"], step: int) -> None:
         """Close a run: it finished, or it diverged at `step`."""
         run = self._running(run_id)
         self._write(run, end_line(run_id, status, step))

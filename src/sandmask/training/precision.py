@@ -13,7 +13,7 @@ from sandmask.training.malloc import freed_memory_kept
 
 Precision = Literal["fp32", "fp32x3", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-SWEEPS_ON_GPU: Precision = "fp32"  # what new sweeps that name no precision compute in on a GPU
+SWEEPS_ON_GPU: Precision = "fp32x3"  # what new sweeps that name no precision compute in on a GPU
 
 
 def choose_device(text: str | None) -> torch.device:
@@ -44,7 +44,7 @@ def sweep_precision(device: str | None) -> Precision:
 def set_precision(precision: str) -> None:
     """Set how float32 products are computed, and select deterministic kernels, for the whole process.
 
-    :param precision: "fp32", "tf32", "bf16" or "fp16".
+    :param precision: "fp32", "fp32x3", "tf32", "bf16" or "fp16".
     """
     if precision not in PRECISIONS:
         raise SandmaskError(f"Unknown precision {precision!r}. {closest(precision, list(PRECISIONS))}")

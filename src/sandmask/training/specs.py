@@ -57,7 +57,7 @@ def make_spec(
     :param space: "recipe", "paper" or "domainbed".
     :param network: "mlp", "mnist-convnet" or a timm name.
     :param weights: file with pretrained weights, "pretrained" or "none".
-    :param precision: "fp32", "tf32", "bf16" or "fp16".
+    :param precision: "fp32", "fp32x3", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param shared_init: take the initial weights from the trial instead of the seed.
     """

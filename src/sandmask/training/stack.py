@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -235,11 +236,16 @@ class Stack:
 
     def feed(self, start: int) -> Generator[EnvBatch, None, None]:
         """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""
-        steps = range(start, self.specs[0].steps)
-        requests = ((self._indices(keys), random.fold(keys, _AUGMENT)) for keys in map(self._step_keys, steps))
-        for step, x in zip(steps, self.dataset.training_batches(requests), strict=True):
-            keys = self._step_keys(step)
-            indices = self._indices(keys)
+        requested: deque[tuple[Tensor, Tensor]] = deque()
+
+        def requests() -> Iterator[tuple[Tensor, Tensor]]:
+            for keys in map(self._step_keys, range(start, self.specs[0].steps)):
+                indices = self._indices(keys)
+                requested.append((keys, indices))
+                yield indices, random.fold(keys, _AUGMENT)
+
+        for x in self.dataset.training_batches(requests()):
+            keys, indices = requested.popleft()
             yield EnvBatch(x, self.dataset.labels[indices], self._ones, self._example_keys(keys))
 
     def batches(self, start: Tensor, count: int) -> Iterator[EnvBatch]:

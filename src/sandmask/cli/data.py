@@ -13,7 +13,7 @@ from sandmask.cli._options import JsonOption
 
 if TYPE_CHECKING:
     from sandmask.datasets.download import Verification
-    from sandmask.datasets.sources import Overview, Source
+    from sandmask.datasets.sources import Source
 
 app = typer.Typer(help="List, download, verify and find datasets.", no_args_is_help=True)
 
@@ -44,7 +44,7 @@ def list_datasets(data_dir: DataDir = None, as_json: JsonOption = False) -> None
             " ".join(row.environments),
             str(row.classes),
             f"{row.images:,}" if row.images else "",
-            _whereabouts(row),
+            "generated" if row.generated else "yes" if row.path else "no",
         )
         for row in rows
     ]
@@ -164,7 +164,3 @@ def _print_verification(result: "Verification") -> None:
     typer.echo(f"{result.name}: {result.status}{f' ({counts})' if counts else ''}")
     for line in (*result.problems, *result.notes):
         typer.echo(f"  {printable(line)}")
-
-
-def _whereabouts(row: "Overview") -> str:
-    return "generated" if row.generated else "yes" if row.path else "no"

@@ -234,7 +234,8 @@ def scan_images(
 def sort_images(listing: Listing) -> tuple[Images, list[LeftOut]]:
     """The images by domain and class, in alphabetical order, and all files that are not used."""
     images: Images = defaultdict(lambda: defaultdict(list))
-    left_out = [each for each in listing.left_out if _may_be_missed(each)]
+    # Of hidden files, only images are reported.
+    left_out = [each for each in listing.left_out if each.reason != "hidden" or is_image(each.path)]
     for path in listing.files:
         if not is_image(path):
             suffix = PurePosixPath(path).suffix.lower()
@@ -245,11 +246,6 @@ def sort_images(listing: Listing) -> tuple[Images, list[LeftOut]]:
             domain, name, _ = path.split("/", 2)
             images[domain][name].append(path)
     return images, left_out
-
-
-def _may_be_missed(each: LeftOut) -> bool:
-    """Whether to report an unused file; of hidden files, only images are reported."""
-    return each.reason != "hidden" or is_image(each.path)
 
 
 def is_image(path: str) -> bool:

@@ -1,5 +1,6 @@
 """Tiny generated datasets that any method learns in seconds: for tests, and to try a new algorithm."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,23 +23,22 @@ def _environment(number: int, shape: tuple[int, ...], n_classes: int) -> tuple[T
     return torch.from_numpy(inputs).float(), torch.from_numpy(labels)
 
 
-def load_vector(data_dir: Path | None = None) -> TensorDataset:  # noqa: ARG001 - it is generated
-    """Three environments of 64 vectors."""
-    parts = [_environment(e, (8,), 2) for e in range(len(ENVIRONMENTS))]
-    return TensorDataset("DebugVector", ENVIRONMENTS, ("0", "1"), parts)
-
-
-def load_28(data_dir: Path | None = None) -> TensorDataset:  # noqa: ARG001 - it is generated
-    """Three environments of 64 images."""
-    parts = [_environment(e, (1, 28, 28), 4) for e in range(len(ENVIRONMENTS))]
-    return TensorDataset("Debug28", ENVIRONMENTS, ("0", "1", "2", "3"), parts)
+def _load(
+    name: str,
+    shape: tuple[int, ...],
+    n_classes: int,
+    data_dir: Path | None = None,  # noqa: ARG001 - it is generated
+) -> TensorDataset:
+    """Three environments of 64 examples."""
+    parts = [_environment(e, shape, n_classes) for e in range(len(ENVIRONMENTS))]
+    return TensorDataset(name, ENVIRONMENTS, tuple(map(str, range(n_classes))), parts)
 
 
 DEBUG_28 = DatasetEntry(
     name="Debug28",
     description="Generated 28 x 28 images, for tests",
     environments=ENVIRONMENTS,
-    load=load_28,
+    load=partial(_load, "Debug28", (1, 28, 28), 4),
     network="mnist-convnet",
     scope="small-image",
     steps=61,
@@ -46,12 +46,11 @@ DEBUG_28 = DatasetEntry(
     n_classes=4,
     input_shape=(1, 28, 28),
 )
-
 DEBUG_VECTOR = DatasetEntry(
     name="DebugVector",
     description="Generated vectors, for tests",
     environments=ENVIRONMENTS,
-    load=load_vector,
+    load=partial(_load, "DebugVector", (8,), 2),
     network="mlp",
     scope="tabular",
     steps=61,

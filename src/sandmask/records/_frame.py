@@ -183,12 +183,8 @@ def _columns(curves: Curves, hparams: bool) -> Iterator[tuple[str, _Column]]:
     yield "status", _words(curves.statuses, rows)
     for name in curves.metrics:
         yield name, np.repeat(curves.metric(name), widths)
-    for name in _names(spec.hparams for spec in specs) if hparams else ():
+    for name in dict.fromkeys(name for spec in specs for name in spec.hparams) if hparams else ():
         yield f"hparams.{name}", _hyperparameter([spec.hparams.get(name) for spec in specs], rows)
-
-
-def _names(dictionaries: Iterable[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for dictionary in dictionaries for name in dictionary))
 
 
 def _options(spec: RunSpec) -> str:

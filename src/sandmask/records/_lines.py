@@ -105,22 +105,18 @@ def eval_line(
     tables: Mapping[str, Sequence[int]] | None = None,
 ) -> bytes:
     """One checkpoint's evaluation. Floats have as many digits as it takes to read them back exactly."""
-    plain = {name: value if math.isfinite(value) else str(value) for name, value in _floats(metrics)}
+    floats = {name: float(value) for name, value in metrics.items()}
     line: dict[str, Any] = {
         "kind": "eval",
         "run": run_id,
         "step": int(step),
         "in": [float(value) for value in accuracy_in],
         "out": [float(value) for value in accuracy_out],
-        "metrics": plain,
+        "metrics": {name: value if math.isfinite(value) else str(value) for name, value in floats.items()},
     }
     if tables:
         line["tables"] = {name: [int(count) for count in counts] for name, counts in tables.items()}
     return _encode(line)
-
-
-def _floats(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
-    return [(name, float(value)) for name, value in metrics.items()]
 
 
 def end_line(run_id: str, status: Status, step: int) -> bytes:
@@ -147,6 +143,8 @@ def check_schema(version: Any) -> None:
             "Upgrade sandmask to read it."
         )
 
+
+# Checks of records, shared by readers and the writer. They raise `ValueError`.
 
 LONGEST_NAME = 1000  # characters; a longer name is damage, and would take every table with it
 LARGEST_INTEGER = 2**63 - 1

@@ -74,7 +74,7 @@ def _read(file: Path) -> list[RunRecord]:
 
 
 def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tuple[RunRecord, Path]:
-    shorter, longer = sorted((first, second), key=lambda item: _length(item[0]))
+    shorter, longer = sorted((first, second), key=lambda item: (len(item[0].steps), item[0].status != "running"))
     if not _begins(shorter[0], longer[0]):
         spec = longer[0].spec
         raise SandmaskError(
@@ -82,10 +82,6 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
             f"{second[1]}. Equal specs give equal records, so one of them is wrong: remove it."
         )
     return longer
-
-
-def _length(run: RunRecord) -> tuple[int, bool]:
-    return len(run.steps), run.status != "running"
 
 
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:

@@ -246,7 +246,7 @@ class Report:
         return html_tables(grids(self))
 
 
-GUEST = "sandmask.paper"
+GUEST = "sandmask.paper"  # provides published numbers; the library itself has none
 BESIDE = "_printed"  # its module with `beside_paper`
 
 

@@ -31,7 +31,10 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module.display = display  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
-    monkeypatch.setattr(_progress, "Console", lambda: SimpleNamespace(is_jupyter=True))
+    real = _progress.Console
+    monkeypatch.setattr(
+        _progress, "Console", lambda **options: real(**options) if options else SimpleNamespace(is_jupyter=True)
+    )
     return texts
 
 

@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import sandmask
 from sandmask.api import _progress
@@ -31,7 +32,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module.display = display  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
-    monkeypatch.setattr(_progress, "Console", lambda: SimpleNamespace(is_jupyter=True))
+    monkeypatch.setattr(
+        _progress, "Console", lambda **options: Console(**options) if options else SimpleNamespace(is_jupyter=True)
+    )
     return texts
 
 

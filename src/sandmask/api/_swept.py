@@ -167,4 +167,4 @@ def _of_some(table: Table, method: str) -> str:
     """The mean over those held-out environments that a sweep was asked for, with their number."""
     found = [table.cells[method, column].mean for column in table.columns]
     means = [mean for mean in found if mean is not None]
-    return f"{sum(means) / len(means):.1f} (of {len(means)})" if means else "-"
+    return f"{sum(means) / len(means):.1f} ({len(means)}/{len(found)} environments)" if means else "-"

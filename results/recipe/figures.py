@@ -81,12 +81,14 @@ def heat(
 
 def draw_maps() -> None:
     """Weight decay x learning rate, batch size x tau."""
-    figure, grid = plt.subplots(1, 5, figsize=(17, 3.4), layout="constrained")
+    figure, grid = plt.subplots(2, 3, figsize=(10.5, 6.2), layout="constrained")
     decay, batch = runs("decay-rate-1001"), runs("batch-tau")
-    for axes, algorithm in zip(grid[:3], TITLES, strict=True):
+    for axes, algorithm in zip(grid[0], TITLES, strict=True):
         heat(axes, decay, algorithm, "lr", "weight_decay")
-    for axes, algorithm in zip(grid[3:], list(TITLES)[:2], strict=True):
+        axes.set_xlabel("learning rate", fontsize=8)
+    for axes, algorithm in zip(grid[1, :2], TITLES, strict=False):
         heat(axes, batch, algorithm, "tau", "batch_size")
+    grid[1, 2].axis("off")  # ERM has no tau
     figure.savefig(IMAGES / "recipe-maps.png", dpi=110)
 
 

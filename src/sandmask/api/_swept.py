@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, load_records, read_runs, split_averages
-from sandmask.reports import Report, Table, cell_text, report
+from sandmask.reports import Report, cell_text, report
 from sandmask.selection import mean_over_environments
 from sandmask.sweeps import Expansion, SweepFolder, SweepSpec, SweepStatus, expand, open_search, sweep_status
 from sandmask.training import WEIGHTS, kept_models
@@ -115,9 +115,7 @@ class Sweep:
         for rule in built.rules:
             for dataset, table in rule.datasets.items():
                 for method in table.methods:
-                    average = table.averages[method]
-                    text = cell_text(average) if average.complete else _of_some(table, method)
-                    rows.setdefault((dataset, method), {})[rule.rule] = text
+                    rows.setdefault((dataset, method), {})[rule.rule] = cell_text(table.averages[method])
         index = pd.MultiIndex.from_tuples(list(rows), names=["dataset", "algorithm"])
         return pd.DataFrame(list(rows.values()), index=index, columns=[rule.rule for rule in built.rules]).fillna("-")
 
@@ -161,10 +159,3 @@ def _validations(runs: Iterable[RunRecord]) -> dict[tuple[str, str, int], float]
                 }
             )
     return found
-
-
-def _of_some(table: Table, method: str) -> str:
-    """The mean over those held-out environments that a sweep was asked for, with their number."""
-    found = [table.cells[method, column].mean for column in table.columns]
-    means = [mean for mean in found if mean is not None]
-    return f"{sum(means) / len(means):.1f} ({len(means)}/{len(found)} environments)" if means else "-"

@@ -29,6 +29,7 @@ def test_the_tables_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) ->
     made = {
         "recipe": tables.table("training-domain"),
         "changes": tables.changes_table(),
+        "forgetting": tables.forgetting_table(),
         "images": tables.images_table("training-domain"),
     }
     for name, table in made.items():

@@ -36,7 +36,10 @@ def test_a_full_run_is_selected_by_its_first_stage() -> None:
 
 
 def test_evaluations_that_the_first_stage_lacks_are_left_out() -> None:
-    first, full = record(False, 0, 0.7, 0.1), replace(record(True, 0, 1.0, 0.3), tables={"confusion": np.zeros((3, 6))})
+    first, full = (
+        record(False, 0, 0.7, 0.1),
+        replace(record(True, 0, 1.0, 0.3), tables={"confusion": np.zeros((3, 6), dtype=np.int64)}),
+    )
     short = {name: getattr(first, name)[:2] for name in ("steps", "accuracy_in", "accuracy_out")}
     found = next(judged_by_first_stage([full, replace(first, **short, metrics={}, status="running")]))
     assert found.steps.tolist() == [0, 5]

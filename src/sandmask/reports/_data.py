@@ -171,11 +171,15 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Change:
-    """A method on a dataset, now minus before, over the (environment, trial) pairs that both have."""
+    """A method on a dataset, now minus before, over the (environment, trial) pairs that both have.
+
+    `settings` are those in which the two sets of runs differ, such as "steps 300, before 100".
+    """
 
     dataset: str
     method: str
     compared: PairedComparison
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

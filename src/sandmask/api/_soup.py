@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sandmask._files import replacing
 from sandmask._text import tell
 from sandmask.api._sweep_arguments import Names, allowances, names
-from sandmask.api._swept import Sweep
+from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord
@@ -87,7 +87,7 @@ def soup(
         rows += [_served(cell, make_soup(cell, kind, loaded[1], where), shelf) for kind in possible if loaded]
     for note in notes:
         tell(f"note: {note}.")
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))
 
 
 def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candidates]:

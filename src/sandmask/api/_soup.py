@@ -65,6 +65,11 @@ def soup(
     import pandas as pd
 
     swept = Sweep.read(folder, plugins)
+    if swept.full_data:
+        raise SandmaskError(
+            f"The runs in {folder} have full_data=1: they trained on the examples that a soup's members are chosen by. "
+            "Combine the runs of the sweep without it."
+        )
     chosen = SOUPS if kinds is None else parse_soups(names(kinds))
     found = _wanted(candidates(Path(folder), swept.records()), None if of is None else names(of))
     if not found:

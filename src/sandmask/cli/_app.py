@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -303,12 +303,6 @@ def _pair(line: str, note: str, width: int = 0) -> str:
 class _StandardOutput(io.TextIOWrapper):
     """Standard output, whose errors name it: the disk of the file that it goes to may be full."""
 
-    @classmethod
-    def of(cls, stream: io.TextIOWrapper) -> Self:
-        """The same stream, which cannot be used any more itself."""
-        encoding, errors, lines, through = stream.encoding, stream.errors, stream.line_buffering, stream.write_through
-        return cls(stream.detach(), encoding, errors, line_buffering=lines, write_through=through)
-
     def write(self, text: str) -> int:
         """Write text."""
         with naming(STANDARD_OUTPUT_NAME):
@@ -329,8 +323,10 @@ def run() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the program
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a bar that cannot be shown is no reason to stop
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = _StandardOutput.of(sys.stdout)
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out is sys.__stdout__:
+        lines, through = out.line_buffering, out.write_through
+        sys.stdout = _StandardOutput(out.buffer, out.encoding, out.errors, line_buffering=lines, write_through=through)
     if os.environ.get("COLUMNS") == "0":  # how some programs say that they do not know; tables would be empty
         del os.environ["COLUMNS"]
     app(prog_name="sandmask")

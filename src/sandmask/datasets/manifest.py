@@ -129,10 +129,10 @@ class _Manifest:
         there = self.table.columns()
         for name, own in self.names.items():
             if own not in there and (name != "split" or own != name):
-                file = self.table.file
+                file, found = self.table.file, ", ".join(there) or "none"
                 raise SandmaskError(
-                    f"{file} has no column {own!r}. Its columns: {', '.join(there) or 'none'}. {NEEDED} If the column has "
-                    f"another name, say so: {file.name}:{name}=NAME"
+                    f"{file} has no column {own!r}. Its columns: {found}. {NEEDED} If the column has another name, say "
+                    f"so: {file.name}:{name}=NAME"
                 )
         return [own for own in self.names.values() if own in there]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandmask._text import counted
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, load_records, read_runs, split_averages
@@ -131,13 +132,15 @@ class Sweep:
         return str(self.folder)
 
     def __repr__(self) -> str:
-        return f"Sweep({str(self.folder)!r}, {len(self.runs)} runs, {len(self.failed)} failed)"
+        return f"Sweep({str(self.folder)!r}, {counted(len(self.runs), 'run')}, {len(self.failed)} failed)"
 
     def _repr_html_(self) -> str:
         """The table that a notebook shows."""
         status = self.status()
         said = f"<p>{status.done}/{status.planned} runs done. Held-out accuracy in percent, mean over environments:</p>"
-        failed = f"<p>{len(self.failed)} runs were not trained; see <code>failed</code>.</p>" if self.failed else ""
+        failed = (
+            f"<p>Not trained: {counted(len(self.failed), 'run')}; see <code>failed</code>.</p>" if self.failed else ""
+        )
         return said + (self.table().to_html(border=0) if status.done and not self.full_data else "") + failed
 
 

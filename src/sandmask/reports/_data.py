@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sandmask._text import counted
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import PairedComparison
@@ -235,7 +236,7 @@ class Report:
         return write_html(self.records, path, selection, title=title, statistics=statistics, **self.settings)
 
     def __repr__(self) -> str:
-        return f"Report({self.runs} runs, {', '.join(rule.rule for rule in self.rules)})"
+        return f"Report({counted(self.runs, 'run')}, {', '.join(rule.rule for rule in self.rules)})"
 
     def __str__(self) -> str:
         from sandmask.reports._formats import render

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sandmask._text import counted
 from sandmask.hparams import OPTIONAL
 from sandmask.records import RunRecord, RunSpec
 from sandmask.selection._base import Selected, SelectionRule
@@ -105,7 +106,8 @@ def _searches(specs: Iterable[RunSpec]) -> dict[str, str]:
             seen[_word(kind)][cell].add(spec.hparams_seed)
     by = " by {}" if len(seen) > 1 else ""
     return {
-        kind: f"{_SEARCHED}{by.format(kind)}, {max(map(len, cells.values()))} proposals" for kind, cells in seen.items()
+        kind: f"{_SEARCHED}{by.format(kind)}, {counted(max(map(len, cells.values())), 'proposal')}"
+        for kind, cells in seen.items()
     }
 
 

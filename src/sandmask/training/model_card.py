@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import sandmask
-from sandmask._text import printable
+from sandmask._text import counted, printable
 from sandmask.records import RunRecord, RunSpec, averaged_spec, split_averages
 from sandmask.records._averages import FULL_DATA
 from sandmask.reports import Cell, build_report, run_command
@@ -135,11 +135,11 @@ def _over_trials(facts: CardFacts) -> list[str]:
     if cell is None or cell.mean is None:
         return ["The error over repetitions is not known."]
     error = f" ± {cell.error:.1f}" if cell.error is not None else ""
-    trials = f"{len(cell.values)} trial{'s' * (len(cell.values) != 1)}"
+    trials, runs = counted(len(cell.values), "trial"), counted(cell.have, "run")
     said = (
         f"In the sweep that this run is part of, {_plain(facts.method)} achieves **{cell.mean:.1f}{error}%** on "
         f"{_plain(facts.held_out)}: the mean and its standard error over {trials}, with {RULE} selection among "
-        f"{cell.have} runs. The selection does not use {_plain(facts.held_out)}."
+        f"{runs}. The selection does not use {_plain(facts.held_out)}."
     )
     return [said]
 

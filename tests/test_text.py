@@ -1,6 +1,6 @@
 import pytest
 
-from sandmask._text import printable, printable_lines
+from sandmask._text import counted, printable, printable_lines
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,14 @@ from sandmask._text import printable, printable_lines
 )
 def test_only_what_acts_on_a_terminal_is_escaped(text: str, expected: str) -> None:
     assert printable(text) == expected
+
+
+def test_things_are_counted_in_words() -> None:
+    assert [counted(*each) for each in ((1, "class"), (0, "class"), (1200, "run"))] == [
+        "1 class",
+        "0 classes",
+        "1,200 runs",
+    ]
 
 
 def test_lines_may_stay() -> None:

@@ -27,7 +27,8 @@ def replacing(path: Path, *, durable: bool = False, suffix: str = "") -> Iterato
     :param suffix: how the temporary name ends, for writers that look at it.
     """
     if path.exists() and not path.is_file():
-        yield path
+        with naming(path):
+            yield path
         return
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp{suffix}")

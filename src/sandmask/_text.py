@@ -30,6 +30,15 @@ def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii")
 
 
+def counted(number: int, noun: str) -> str:
+    """Count things in words.
+
+    >>> counted(1, "run"), counted(1200, "run"), counted(2, "class")
+    ('1 run', '1,200 runs', '2 classes')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 def tell(text: str) -> None:
     """Print a line on standard error. If it cannot be written, this and what follows is dropped.
 

@@ -1,6 +1,7 @@
 """`sandmask.soup` against means of weights and logits that are taken by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sandmask.datasets import load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, measured, read_runs, split_averages
 from sandmask.reports import build_report
+from sandmask.sweeps import SweepSpec, expand, write_sweep
 from sandmask.training import RunFolder, load_run, split_environment
 
 ASKED: dict[str, Any] = {
@@ -188,3 +190,13 @@ def test_what_cannot_be_combined_is_said_in_a_line(folder: Path, tmp_path: Path)
         sandmask.soup(folder, of="weight")
     with pytest.raises(SandmaskError, match="holds no models to combine"):
         sandmask.soup(folder, of="ema")
+
+
+def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path) -> None:
+    full = SweepSpec(("DebugVector",), ("ERM",), hparams={"full_data": 1})
+    write_sweep(full, tmp_path / "sweep.toml")
+    with pytest.raises(SandmaskError, match="have full_data=1: they trained on the examples"):
+        sandmask.soup(tmp_path)
+    for unwise in ({"keep_models": "best"}, {"search": "optuna"}):
+        with pytest.raises(SandmaskError, match="runs with full_data=1 have none"):
+            expand(replace(full, **unwise))  # type: ignore[arg-type]

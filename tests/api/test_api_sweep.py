@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 import sandmask
 from sandmask.algorithms import ALGORITHMS
 from sandmask.api import Sweep
+from sandmask.api._progress import _plain
 from sandmask.cli._app import app
 from sandmask.records import read_runs
+from sandmask.sweeps import StackStatus, SweepStatus
 from sandmask.sweeps import _job as job_module
 from sandmask.training import train_stack
 
@@ -140,8 +142,8 @@ def test_runs_that_cannot_be_trained_are_named(
     monkeypatch.setattr(job_module, "train_stack", broken)
     swept = sandmask.sweep(tmp_path, **ASKED, **HERE)
     assert set(swept.failed.values()) == {"no such luck"}
-    assert "4 runs were not trained: no such luck" in capsys.readouterr().err
-    assert "4 runs were not trained" in swept._repr_html_()
+    assert "4 runs not trained: no such luck" in capsys.readouterr().err
+    assert "Not trained: 4 runs" in swept._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -170,3 +172,8 @@ def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
         sandmask.sweep(tmp_path, steps=6, **HERE)
     with pytest.raises(sandmask.SandmaskError, match="holds no sweep"):
         Sweep.read(tmp_path / "elsewhere")
+
+
+def test_names_in_the_view_are_not_markup() -> None:
+    stack = StackStatus("s", "photos[/b]", "ERM", 1, 0, 10, 0.0, "cpu", "here", 0.0)
+    assert "photos[/b] ERM  1 run  " in _plain(SweepStatus(1, 0, 1, 10, 0, 0.0, (stack,), ()))

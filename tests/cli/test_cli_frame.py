@@ -15,6 +15,8 @@ from sandmask import _version
 from sandmask.cli import _app
 from sandmask.cli._app import COMMANDS, Command
 from sandmask.errors import SandmaskError
+from sandmask.records import write_archive
+from sandmask.records.testing import made_up_run
 
 runner = CliRunner()
 ENV = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
@@ -226,6 +228,16 @@ def test_a_closed_pipe_is_quiet() -> None:
     )
     os.close(writer)
     assert result.stderr == ""
+
+
+def test_a_full_output_is_named(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "sandmask", "--version"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=ENV, timeout=60)
+    assert (result.returncode, result.stderr) == (2, "error: standard output: No space left on device.\n")
+    write_archive([made_up_run([[0.5, 0.5]])], tmp_path / "a.records.parquet")
+    written = runner.invoke(_app.app, ["report", str(tmp_path), "--output", "/dev/full"])
+    assert written.stderr == "error: /dev/full: No space left on device.\n"
 
 
 def test_closed_output_is_no_reason_to_stop(tmp_path: Path) -> None:

@@ -189,4 +189,4 @@ def test_a_finished_sweep_is_told_from_its_index_without_reading_the_curves(
 ) -> None:
     run("run", tmp_path, *ASKED, *SMALL, *HERE, "--workers", "1", "--n-hparams", "1")
     monkeypatch.setattr("sandmask.records._archive.read_archive", lambda _: pytest.fail("reads everything"))
-    assert "Nothing to do: all 6 runs are done." in run("run", tmp_path, *HERE).stdout
+    assert "Nothing to do: 6/6 runs done." in run("run", tmp_path, *HERE).stdout

@@ -132,3 +132,19 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path: Path) ->
     with pytest.raises(CorruptImageError, match=r"bomb\.png cannot be decoded \(Image size .*exceeds limit"):
         decode(tmp_path / "bomb.png")
     assert common_size([(tmp_path / "bomb.png", None)]) is None
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x.png", "x.webp"])
+def test_orientation_tags_are_ignored_as_by_image_folders_of_torchvision(tmp_path: Path, name: str) -> None:
+    """In training and in `predict`: a camera on its side gives images on their side."""
+    tag = Image.Exif()
+    tag[274] = 6  # turn by 90 degrees
+    wide = COLOURS.crop((0, 0, 32, 20))
+    wide.save(tmp_path / name, exif=tag)
+    wide.save(tmp_path / f"plain-{name}")
+    files = [tmp_path / name, tmp_path / f"plain-{name}"]
+    turned, plain = (decode(file).pixels for file in files)
+    assert turned.shape == (20, 32, 3)
+    assert torch.equal(turned, plain)
+    predicted = PREDICT(files, torch.device("cpu"))
+    assert torch.equal(predicted[0], predicted[1])

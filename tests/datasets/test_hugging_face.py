@@ -78,7 +78,7 @@ def test_columns_and_splits(make_folder: MakeFolder, tmp_path: Path, monkeypatch
         load("hf:saved")
     with pytest.raises(SandmaskError, match=r"no column 'label'. Its columns: image, diagnosis, site\..*:label=COLUMN"):
         load("hf:saved:split=train")
-    data = load("hf:saved:split=train+test:label=diagnosis:domain=site")
+    data = load("hf:saved:split=train+test+train:label=diagnosis:domain=site")
     assert take_inventory(data).counts == ((3, 3), (3, 3))
     assert absolute("saved:split=train:label=diagnosis:domain=site").startswith(f"hf:{tmp_path}/saved:split=train:")
     with pytest.raises(SandmaskError, match=r"no split 'val'"):

@@ -69,6 +69,12 @@ def test_other_separators_columns_and_folders(make_folder: MakeFolder) -> None:
     assert data.classes == ("cat", "dog")
 
 
+def test_two_spellings_of_a_letter_are_one_name(make_folder: MakeFolder) -> None:
+    root = make_folder()
+    rows = [row.replace(",cat", ",Löwe" if n % 2 else ",Lo\u0308we") for n, row in enumerate(rows_of(root))]
+    assert load(write(root, rows)).classes == ("Löwe", "dog")
+
+
 def test_rows_that_repeat_an_image_are_left_out(make_folder: MakeFolder) -> None:
     root = make_folder()
     rows = rows_of(root)
@@ -98,6 +104,7 @@ def test_a_given_split_is_kept_and_other_domains_are_split_at_random(make_folder
     ("change", "message"),
     [
         (lambda rows: [*rows, "images/none.png,cat,art"], r"row 14: .*images/none\.png does not exist"),
+        (lambda rows: [rows[0].replace("/", "\\"), *rows], r"row 2: .*\.png does not exist; write / instead"),
         (lambda rows: [*rows, "images,cat,art"], r"row 14: .*images is not a file"),
         (lambda rows: [rows[0].replace("cat", " "), *rows[1:]], r"row 2: no class"),
         (lambda rows: [*rows[:2], rows[2].rpartition(",")[0] + ",", *rows[3:]], "row 4: no domain"),
@@ -120,6 +127,8 @@ def test_bad_tables_are_explained_in_one_line(make_folder: MakeFolder, tmp_path:
     root = make_folder()
     with pytest.raises(SandmaskError, match=r"no column 'domain'. Its columns: path, class, hospital.*:domain=NAME"):
         load(write(root, rows_of(root), "path,class,hospital"))
+    with pytest.raises(SandmaskError, match=r"scans\.csv has several columns 'class'"):
+        load(write(root, [f"{row},other" for row in rows_of(root)], HEADER + ",class"))
     file = write(root, [f"{row},test" for row in rows_of(root)], HEADER + ",split")
     with pytest.raises(SandmaskError, match=r"row 2: split should be train, val or empty, and is 'test'"):
         load(file)

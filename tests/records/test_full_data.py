@@ -36,11 +36,26 @@ def test_a_full_run_is_selected_by_its_first_stage() -> None:
 
 
 def test_evaluations_that_the_first_stage_lacks_are_left_out() -> None:
-    first, full = record(False, 0, 0.7, 0.1), record(True, 0, 1.0, 0.3)
-    short = replace(first, **{name: getattr(first, name)[:2] for name in ("steps", "accuracy_in", "accuracy_out")})
-    found = next(judged_by_first_stage([full, short]))
+    first, full = (
+        record(False, 0, 0.7, 0.1),
+        replace(record(True, 0, 1.0, 0.3), tables={"confusion": np.zeros((3, 6), dtype=np.int64)}),
+    )
+    short = {name: getattr(first, name)[:2] for name in ("steps", "accuracy_in", "accuracy_out")}
+    found = next(judged_by_first_stage([full, replace(first, **short, metrics={}, status="running")]))
     assert found.steps.tolist() == [0, 5]
     assert found.metrics["loss"].shape == (2,)
+    assert found.tables["confusion"].shape == (2, 6)
+    assert found.status == "running"  # the oracle would take its last evaluation, which is not the run's
+
+
+def test_a_full_run_is_selected_by_the_metrics_of_its_first_stage() -> None:
+    names = [f"f1/{split}/{env}" for split in ("in", "out") for env in range(3)]
+    first, full = (
+        replace(record(stage, 0, 0.5, 0.5), metrics={name: np.full(3, value) for name in names})
+        for stage, value in ((False, 0.25), (True, 1.0))
+    )
+    found = list(judged_by_first_stage([first, full]))[1].metrics
+    assert {name: values[0] for name, values in found.items() if values[0] < 1} == {"f1/out/1": 0.25, "f1/out/2": 0.25}
 
 
 def test_a_full_run_alone_is_refused() -> None:

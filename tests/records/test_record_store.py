@@ -23,7 +23,8 @@ def save(path: Path, *runs: RunRecord) -> None:
         for run in runs:
             name = writer.start(run.spec, run.env_names, run.classes)
             for index, step in enumerate(run.steps):
-                writer.evaluation(name, int(step), run.accuracy_in[index], run.accuracy_out[index])
+                metrics = {metric: values[index] for metric, values in run.metrics.items()}
+                writer.evaluation(name, int(step), run.accuracy_in[index], run.accuracy_out[index], metrics)
             if run.status != "running":
                 writer.end(name, run.status, int(run.diverged_at or step))
 
@@ -65,6 +66,16 @@ def test_the_longer_of_two_records_of_a_run_is_kept(tmp_path: Path, order: str) 
     assert (read.status, len(read.steps)) == ("done", 3)
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_metrics_that_one_of_two_records_has_are_kept(tmp_path: Path, order: str) -> None:
+    run = made_up_run([[0.5, 0.5], [0.6, 0.6]], status="pruned")
+    save(tmp_path / f"{order[0]}.jsonl", run)
+    save(tmp_path / f"{order[1]}.jsonl", replace(run, metrics={"f1/in/0": np.array([0.1, 0.2])}))
+    (read,) = read_runs(tmp_path)
+    assert sorted(read.metrics) == ["f1/in/0", "loss"]
+    assert read.status == "pruned"
+
+
 def test_contradicting_records_of_a_run_name_both_files(tmp_path: Path) -> None:
     run = made_up_run([[0.5, 0.5], [0.6, 0.6]])
     other = replace(run, accuracy_in=run.accuracy_in[::-1].copy())
@@ -97,7 +108,7 @@ def damage(lines: list[dict[str, object]], number: int, **changes: object) -> st
         (3, {"step": 0}, "follows its step 0"),
         (3, {"in": [0.5]}, "accuracies of 1 environments where 2 are named"),
         (3, {"metrics": {"loss": "much"}}, "'much' is not a number"),
-        (4, {"status": "fine"}, "neither 'done' nor 'diverged'"),
+        (4, {"status": "fine"}, "not one of 'done', 'diverged' and 'pruned'"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, number: int, changes: dict[str, object], message: str) -> None:

@@ -162,6 +162,19 @@ def test_two_sets_of_runs_are_compared(runs: list[RunRecord], tmp_path: Path) ->
         build_report(runs, earlier=made_up_sweep(["VREx"], dataset="Other"))
 
 
+def test_averages_over_other_environments_and_other_settings_are_told_apart(runs: list[RunRecord]) -> None:
+    now = [run for run in runs if run.spec.test_envs != (0,)]
+    then = [replace(run, spec=replace(run.spec, steps=900)) for run in runs if run.spec.test_envs != (1,)]
+    rule = build_report(now, earlier=then).rules[0]
+    assert rule.averages is not None
+    assert rule.datasets["Toy"].cells["ERM", "2"].before is not None
+    assert rule.datasets["Toy"].averages["ERM"].before is None
+    assert rule.averages.cells["ERM", "Toy"].before is None
+    assert rule.averages.averages["ERM"].before is None
+    assert rule.changes[0].settings == ("steps 301, before 900",)
+    assert "Toy, ERM: steps 301, before 900." in render(build_report(now, earlier=then))
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"averages": ["sma", "ema"]}, {"shared_init": True, "precision": "bf16"}, {"hparams": {"lr": 1e-5}}]
 )

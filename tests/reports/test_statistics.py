@@ -88,6 +88,12 @@ def test_the_sampled_test_agrees_with_the_exact_one(monkeypatch: pytest.MonkeyPa
     assert sampled == paired_comparison(method, baseline).p_value
 
 
+def test_rounding_does_not_break_ties() -> None:
+    eighteenths = [9, -1, 18, 1, -9, -2, -13, 6, 1, -7, -1, -2]  # their sum is 0, and in floats it is not
+    assert paired_comparison([100 * n / 18 for n in eighteenths], [0.0] * 12).p_value == 1.0
+    assert mean_ranks(np.array([[0.1 + 0.2, 0.3]])).tolist() == [1.5, 1.5]
+
+
 def test_clear_and_absent_differences() -> None:
     assert paired_comparison([0.9] * 10, [0.5] * 10).p_value == 2 / 2**10
     assert paired_comparison([0.5] * 10, [0.5] * 10).p_value == 1.0

@@ -13,6 +13,7 @@ from sandmask.selection import (
     RULES,
     Choice,
     Selected,
+    SelectionRule,
     group_runs,
     mean_over_environments,
     method_names,
@@ -238,3 +239,12 @@ def test_groups_hold_what_competes() -> None:
 
 def test_choices_compare_by_their_values_in_order() -> None:
     assert Choice(0, (0.5, 1.0)).value < Choice(0, (0.5, 2.0)).value
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_run_that_a_rule_values_nan_is_not_selected(first: int) -> None:
+    rule = SelectionRule("mine", "", lambda run, _: Choice(0, (np.nan if run.spec.hparams_seed == first else 0.5,)))
+    runs = made_up_sweep(["ERM"], draws=2, trials=1)
+    chosen = select(rule, [run for run in runs if run.spec.test_envs == (0,)], 0)
+    assert chosen is not None
+    assert chosen.run.spec.hparams_seed == 1 - first

@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import sandmask
+from sandmask.api import Sweep
 from sandmask.cli._app import app
 from sandmask.datasets import load_dataset
 from sandmask.errors import SandmaskError
@@ -91,6 +92,8 @@ def test_the_models_are_listed(kept: SweepFolder) -> None:
             values = record.accuracy_out[:, record.train_envs].mean(1)
             assert row["validation"] == pytest.approx(values.max())
             assert row["step"] == record.steps[values.argmax()]
+    for model in Sweep.read(kept.path).models().to_dict("records"):  # as documented: what a row says loads its model
+        assert load_run(kept.path, run=model["run"], average=model["average"]).info.average == model["average"]
     assert "12 models" in CliRunner().invoke(app, ["sweep", "models", str(kept.path)]).stdout
 
 

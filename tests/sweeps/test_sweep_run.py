@@ -276,7 +276,7 @@ def test_one_lost_worker_is_one_loss_however_many_stacks_waited(folder: SweepFol
     options = JobOptions(str(folder.path), device="cpu")
     result = run_sweep(folder, expand(sweep), options, OnceBroken, lambda _: 1, notices.append)
     assert (result.done, result.failed) == (24, {})
-    assert notices == ["a worker was lost (BrokenProcessPool: killed); 24 runs are scheduled again"]
+    assert notices == ["a worker was lost (BrokenProcessPool: killed); scheduled again: 24 runs"]
 
 
 def test_workers_that_never_live_are_given_up(folder: SweepFolder, small_sweep: Make) -> None:

@@ -58,7 +58,7 @@ def test_the_card_has_the_numbers_of_the_records(run: Path, tmp_path: Path) -> N
     card = (trained.save_pretrained(tmp_path / "hub") / "README.md").read_text()
     assert f"| b | held out | {record.accuracy_in[-1, 1]:.1%} | {record.accuracy_out[-1, 1]:.1%} |" in card
     assert "step 4 of 4" in card
-    assert "one run: the error over repetitions is not known" in card
+    assert "The error over repetitions is not known" in card
     command = re.search(r"\$ (sandmask train DebugVector ERM --test-env b .*)", card)
     assert command is not None
     assert "--hparam batch_size=8" in command[1]
@@ -74,7 +74,7 @@ def test_an_average_has_its_own_numbers_and_name(run: Path, tmp_path: Path) -> N
     (average,) = [row for row in rows if row.spec.options.get("average") == "sma"]
     card = (folder / "README.md").read_text()
     assert "# ERM + SMA on DebugVector" in card
-    assert f"| a | trained on the 80% | {average.accuracy_in[-1, 0]:.1%} |" in card
+    assert f"| a | trained on the training part | {average.accuracy_in[-1, 0]:.1%} |" in card
     again = load_run(folder)
     x = load_dataset("DebugVector").inputs(torch.arange(8))
     assert torch.equal(again.logits(x), trained.logits(x))
@@ -86,8 +86,9 @@ def test_an_average_has_its_own_numbers_and_name(run: Path, tmp_path: Path) -> N
 def test_a_run_of_a_sweep_has_the_error_over_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = {"n_hparams": 2, "n_trials": 2, "test_envs": "b", "steps": 5, "checkpoint_every": 2, "hparams": SMALL}
-    swept = sandmask.sweep("swept", "DebugVector", "ERM", keep_models="best", workers=1, progress=False, **asked)  # type: ignore[arg-type]
-    chosen = swept.report().rules[0].datasets["DebugVector"].cells["ERM", "b"]
+    how = {"keep_models": "best", "workers": 1, "progress": False, "search": "optuna", "pruner": "none"}
+    swept = sandmask.sweep("swept", "DebugVector", "ERM", **how, **asked)  # type: ignore[arg-type]
+    chosen = swept.report().rules[0].datasets["DebugVector"].cells["ERM (searched, 2 proposals)", "b"]
     assert chosen.trials[0].selected is not None
     identity = chosen.trials[0].selected.run.spec.id
     result = CliRunner().invoke(app, ["export", "swept", "--run", identity, "--hub", "hub"])
@@ -95,7 +96,7 @@ def test_a_run_of_a_sweep_has_the_error_over_trials(tmp_path: Path, monkeypatch:
     card = Path("hub/README.md").read_text()
     assert f"**{chosen.mean:.1f} ± {chosen.error:.1f}%** on b" in card
     assert "over 2 trials, with training-domain selection among 4 runs" in card
-    assert "which has the best mean accuracy on the 20% of the training environments" in card
+    assert "which has the best mean accuracy on the validation parts of the training environments" in card
     x = load_dataset("DebugVector").inputs(torch.arange(8))
     assert torch.equal(load_run("hub").logits(x), load_run("swept", run=identity).logits(x))
 

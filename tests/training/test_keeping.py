@@ -21,7 +21,7 @@ NAME = "s.models.safetensors"
 @pytest.fixture
 def specs(spec_of: Specs) -> list[RunSpec]:
     """The rates are so large that the last evaluation is not the best one."""
-    more = {"averages": ["sma", "swad"], "steps": 26, "hparams": {"lr": 0.3, "sma_start": 2}}
+    more = {"averages": ["sma", "swad"], "steps": 26, "hparams": {"lr": 0.3, "sma_start": 2, "lr_patience": 3}}
     return [spec_of("ERM", (k % 3,), seed=k, trial_seed=k, **more) for k in range(3)]
 
 

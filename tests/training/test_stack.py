@@ -111,23 +111,27 @@ def test_an_interrupt_while_a_graph_takes_over_a_carry_leaves_a_whole_one(
 def test_steps_in_turns_are_the_same_steps(
     algorithm: str, dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the number of steps that a turn has, and where evaluations fall; the run with a huge rate diverges."""
-    specs = [spec_of(algorithm, seed=k, steps=30, hparams={"lr": 1e35 if k == 3 else 0.01}) for k in range(5)]
+    """Whatever the number of steps that a turn has, and where evaluations fall; the run with a huge rate diverges.
+
+    With a width of 256, the parameters of the second run are not aligned in memory, by which CPU kernels round.
+    """
+    hparams = [{"mlp_width": 256, "lr": 1e35 if k == 2 else 0.01} for k in range(3)]
+    specs = [spec_of(algorithm, seed=k, steps=12, hparams=hparams[k]) for k in range(3)]
     carries = []
     for seconds in (0.0, 1e6):
         monkeypatch.setattr(cuda_graph, "TURN_SECONDS", seconds)
         stack = Stack(specs, dataset, device)
-        monkeypatch.setattr(stack, "_together", 2)
-        turns = Program(stack, Carry(stack.init(), {}, torch.full((5,), -1, device=device)), fast=False)
+        monkeypatch.setattr(stack, "_together", 1)
+        turns = Program(stack, Carry(stack.init(), {}, torch.full((3,), -1, device=device)), fast=False)
         calls = 0
-        while turns.done < 30:
-            turns.advance(30 - turns.done)
+        while turns.done < 12:
+            turns.advance(12 - turns.done)
             calls += 1
-        assert calls == (30 if seconds == 0 else 2)  # the first is of one step, which is timed
+        assert calls == (12 if seconds == 0 else 2)  # the first is of one step, which is timed
         carries.append(turns.carry)
     one_by_one, several = (pytree.tree_leaves(carry.tree()) for carry in carries)
     assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(one_by_one, several, strict=True))
-    assert (carries[0].diverged_at >= 0).tolist() == [False, False, False, True, False]
+    assert (carries[0].diverged_at >= 0).tolist() == [False, False, True]
 
 
 def test_batches_of_several_steps_are_those_of_the_feed(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from sandmask._text import tell
+from sandmask._text import counted, printable, tell
 from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def headline(status: "SweepStatus") -> str:
     """The state of a sweep in one line."""
     parts = [f"{status.done}/{status.planned} runs done"]
     if status.running:
-        parts.append(f"{status.running} running in {len(status.stacks)} stack{'s' * (len(status.stacks) != 1)}")
+        parts.append(f"{status.running} running in {counted(len(status.stacks), 'stack')}")
     if status.rate:
         parts.append(f"{status.rate:,.0f} run-steps/s")
     if status.rate and status.done < status.planned:
@@ -225,8 +225,8 @@ def view(status: "SweepStatus", width: int = 24) -> Any:
         table = Table(box=None, pad_edge=False, show_header=False)
         for stack in status.stacks[:20]:
             table.add_row(
-                f"  {stack.dataset} {stack.algorithm}",
-                f"{stack.runs} runs",
+                Text(f"  {printable(stack.dataset)} {stack.algorithm}"),  # a name may look like markup
+                counted(stack.runs, "run"),
                 bar(stack.done / stack.steps, width),
                 f"step {stack.done}/{stack.steps}",
                 f"{stack.rate:,.0f} run-steps/s",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sandmask._files import replacing
 from sandmask._text import tell
 from sandmask.api._sweep_arguments import Names, allowances, names
-from sandmask.api._swept import Sweep
+from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord
@@ -65,6 +65,11 @@ def soup(
     import pandas as pd
 
     swept = Sweep.read(folder, plugins)
+    if swept.full_data:
+        raise SandmaskError(
+            f"The runs in {folder} have full_data=1: they trained on the examples that a soup's members are chosen by. "
+            "Combine the runs of the sweep without it."
+        )
     chosen = SOUPS if kinds is None else parse_soups(names(kinds))
     found = _wanted(candidates(Path(folder), swept.records()), None if of is None else names(of))
     if not found:
@@ -87,7 +92,7 @@ def soup(
         rows += [_served(cell, make_soup(cell, kind, loaded[1], where), shelf) for kind in possible if loaded]
     for note in notes:
         tell(f"note: {note}.")
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))
 
 
 def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candidates]:

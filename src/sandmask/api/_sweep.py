@@ -9,7 +9,7 @@ from typing import TypedDict, cast
 
 from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
-from sandmask._text import printable, tell
+from sandmask._text import counted, printable, tell
 from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
 from sandmask.api._sweep_arguments import (
     Names,
@@ -290,6 +290,6 @@ def _runs(expansion: Expansion, search: Search | None) -> tuple[RunSpec, ...]:
 def _say_failures(result: SweepResult) -> None:
     for reason in sorted(set(result.failed.values())):
         count = sum(each == reason for each in result.failed.values())
-        tell(f"{count} runs were not trained: {printable(reason)}")
+        tell(f"{counted(count, 'run')} not trained: {printable(reason)}")
     if result.failed:
         tell("Fix this and rerun: finished runs are kept.")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandmask._text import counted
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, load_records, read_runs, split_averages
@@ -78,7 +79,7 @@ class Sweep:
     def models(self) -> "pd.DataFrame":
         """The models that the sweep kept: a row for each run and kind of weights.
 
-        Columns: run, dataset, algorithm, test_envs, trial_seed, hparams_seed, average (missing for the weights
+        Columns: run, dataset, algorithm, test_envs, trial_seed, hparams_seed, average (None for the weights
         themselves), step, validation (mean "out" accuracy of the training environments at that step) and file.
         `sandmask.load_run(folder, run=..., average=...)` loads one.
         """
@@ -100,7 +101,7 @@ class Sweep:
             }
             for model in kept_models(self.folder)
         ]
-        return pd.DataFrame(rows, columns=list(_MODEL_COLUMNS))
+        return of_averages(pd.DataFrame(rows, columns=list(_MODEL_COLUMNS)))
 
     def table(self) -> "pd.DataFrame":
         """The accuracy on held-out environments in percent, as text: a row for each dataset and algorithm.
@@ -129,13 +130,15 @@ class Sweep:
         return str(self.folder)
 
     def __repr__(self) -> str:
-        return f"Sweep({str(self.folder)!r}, {len(self.runs)} runs, {len(self.failed)} failed)"
+        return f"Sweep({str(self.folder)!r}, {counted(len(self.runs), 'run')}, {len(self.failed)} failed)"
 
     def _repr_html_(self) -> str:
         """The table that a notebook shows."""
         status = self.status()
         said = f"<p>{status.done}/{status.planned} runs done. Held-out accuracy in percent, mean over environments:</p>"
-        failed = f"<p>{len(self.failed)} runs were not trained; see <code>failed</code>.</p>" if self.failed else ""
+        failed = (
+            f"<p>Not trained: {counted(len(self.failed), 'run')}; see <code>failed</code>.</p>" if self.failed else ""
+        )
         return said + (self.table().to_html(border=0) if status.done and not self.full_data else "") + failed
 
 
@@ -143,6 +146,12 @@ def all_runs(folder: SweepFolder, spec: SweepSpec, expansion: Expansion) -> tupl
     """All runs of a sweep in a folder. Those of a search become known while it runs. Nothing is written."""
     search = open_search(folder, spec, expansion) if folder.journal.exists() else None
     return expansion.runs if search is None else search.runs()
+
+
+def of_averages(models: "pd.DataFrame") -> "pd.DataFrame":
+    """A frame of models with None for the average of the weights themselves, as `load_run` takes it, and not NaN."""
+    averages = models["average"].astype(object)
+    return models.assign(average=averages.where(averages.notna(), None))
 
 
 def _validations(runs: Iterable[RunRecord]) -> dict[tuple[str, str, int], float]:

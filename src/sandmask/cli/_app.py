@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from sandmask._files import naming
 from sandmask._signals import TERMINATED, exit_status
 from sandmask._text import printable, printable_lines
 from sandmask._version import __version__
@@ -27,6 +28,7 @@ from sandmask.errors import SandmaskError
 from sandmask.plugins import plugin_failure
 from sandmask.registry import near
 
+STANDARD_OUTPUT_NAME = Path("standard output")  # in messages
 RUN, READ, LOOK = "Run", "Read results", "Look things up"
 
 
@@ -298,6 +300,20 @@ def _pair(line: str, note: str, width: int = 0) -> str:
     return f"{styled(f'{line:<{width}}', fg='cyan')}   {styled(note, dim=True)}"
 
 
+class _StandardOutput(io.TextIOWrapper):
+    """Standard output, whose errors name it: the disk of the file that it goes to may be full."""
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        with naming(STANDARD_OUTPUT_NAME):
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with naming(STANDARD_OUTPUT_NAME):
+            super().flush()
+
+
 def run() -> None:
     """Read the command line and do what it says."""
     interrupts_end_imports()
@@ -307,6 +323,10 @@ def run() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the program
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a bar that cannot be shown is no reason to stop
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out is sys.__stdout__:
+        lines, through = out.line_buffering, out.write_through
+        sys.stdout = _StandardOutput(out.buffer, out.encoding, out.errors, line_buffering=lines, write_through=through)
     if os.environ.get("COLUMNS") == "0":  # how some programs say that they do not know; tables would be empty
         del os.environ["COLUMNS"]
     app(prog_name="sandmask")

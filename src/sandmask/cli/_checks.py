@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sandmask
-from sandmask.cli._console import counted
+from sandmask._text import counted
 from sandmask.cli.doctor import Finding, first_line, gibibytes, note, ok, problem
 from sandmask.errors import SandmaskError
 

@@ -20,11 +20,6 @@ def styled(text: str, **style: Any) -> str:
     return text if os.environ.get("NO_COLOR") else typer.style(text, **style)
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 run`, `1,200 runs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table, as wide as the terminal allows."""
     from rich import box

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandmask._text import counted
 from sandmask.api._progress import duration
 from sandmask.cli import _completion
-from sandmask.cli._console import counted, print_table
+from sandmask.cli._console import print_table
 from sandmask.cli._options import (
     AverageOption,
     HparamOption,

@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from sandmask.cli._console import counted, print_json, styled
+from sandmask._text import counted
+from sandmask.cli._console import print_json, styled
 from sandmask.cli._options import DataDirOption, JsonOption
 
 Status = Literal["ok", "note", "problem"]

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sandmask._text import printable
-from sandmask.cli._console import counted
+from sandmask._text import counted, printable
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_domainbed, read_runs, write_archive
 
@@ -32,7 +31,7 @@ def import_domainbed(
         typer.echo(f"Skipped {printable(str(folder))}: {why}.", err=True)
     if not imported.runs:
         raise SandmaskError(
-            f"None of the {len(imported.skipped)} runs in {directory} is finished. "
+            f"No run in {directory} is finished ({len(imported.skipped)} found). "
             "Import them as unfinished with --include-incomplete."
         )
     archive = out / f"{directory.resolve().name}.records.parquet"

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sandmask._text import printable
-from sandmask.cli._console import counted, print_json, print_table
+from sandmask._text import counted, printable
+from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import JsonOption, KindOption, PluginOption, RunOption
 
 

@@ -10,8 +10,9 @@ import typer
 
 import sandmask
 from sandmask._files import replacing
+from sandmask._text import counted
 from sandmask.cli import _completion
-from sandmask.cli._console import STANDARD_OUTPUT, counted
+from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.cli._options import JsonOption, listed
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs, split_averages
@@ -37,7 +38,7 @@ def write_page(runs: Sequence[RunRecord], target: Path, rules: Sequence[str] | N
 
     started = time.monotonic()
     if len(runs) >= _MANY:
-        typer.echo(f"{len(runs):,} runs: computing tables, packing curves ...", err=True)
+        typer.echo(f"{counted(len(runs), 'run')}: computing tables, packing curves ...", err=True)
     if target == STANDARD_OUTPUT:
         typer.echo(render_html(runs, rules, **settings), nl=False)
         return

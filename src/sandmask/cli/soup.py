@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+from sandmask._text import counted
 from sandmask.cli import _completion
-from sandmask.cli._console import counted, print_json, print_table
+from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
     DataDirOption,
     DeviceOption,

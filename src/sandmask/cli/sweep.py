@@ -8,8 +8,9 @@ import typer
 
 import sandmask
 from sandmask._signals import exit_status
+from sandmask._text import counted
 from sandmask.cli import _completion
-from sandmask.cli._console import counted, print_json, print_table
+from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
     CheckpointSecondsOption,
     CompileOption,
@@ -161,7 +162,7 @@ def _print(swept: "Sweep", *, json: bool) -> None:
     if json:
         print_json({"folder": str(swept.folder), "runs": planned, "done": planned - len(failed), "failed": failed})
     elif not swept.trained and not failed:
-        typer.echo(f"Nothing to do: all {counted(planned, 'run')} are done. Tables: sandmask report {swept.folder}")
+        typer.echo(f"Nothing to do: {planned}/{planned} runs done. Tables: sandmask report {swept.folder}")
     elif swept.full_data:
         typer.echo(
             f"{planned - len(failed)}/{planned} runs done. Runs with full_data=1 are selected by the same runs without "

@@ -46,7 +46,8 @@ def decode(path: Path, size: int | None = None, content: bytes | None = None) ->
     """Read an image as RGB; squeeze it to `size` x `size` (bilinear, antialiased) unless it has that size.
 
     An image that is not a file is given as `content`; `path` is then what messages call it. See `rgb_pixels` for images
-    that are not 8-bit RGB.
+    that are not 8-bit RGB. Orientation tags are ignored, except in TIFFs, which Pillow turns: as torchvision's
+    `ImageFolder` has them.
     """
     try:
         encoded = np.fromfile(path, np.uint8) if content is None else np.frombuffer(bytearray(content), np.uint8)

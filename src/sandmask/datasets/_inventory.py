@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sandmask._text import printable
+from sandmask._text import counted, printable
 from sandmask.datasets._base import Dataset
 from sandmask.datasets._images import ImageDataset
 from sandmask.datasets._scan import LeftOut
@@ -27,9 +27,9 @@ class Inventory:
     def lines(self) -> list[str]:
         """The inventory as text: a summary, one line per environment and one per reason to leave out files."""
         total = sum(map(sum, self.counts))
-        sizes = f"{len(self.environments)} environments, {len(self.classes)} class{'es' * (len(self.classes) != 1)}"
+        sizes = f"{counted(len(self.environments), 'environment')}, {counted(len(self.classes), 'class')}"
         width = max(len(printable(name)) for name in self.environments)
-        lines = [f"{printable(self.name)}: {total:,} images, {sizes}"]
+        lines = [f"{printable(self.name)}: {counted(total, 'image')}, {sizes}"]
         for name, counts in zip(self.environments, self.counts, strict=True):
             lines.append(f"  {printable(name):<{width}}  {sum(counts):,}: {self._by_class(counts)}")
         by_reason: defaultdict[str, list[str]] = defaultdict(list)

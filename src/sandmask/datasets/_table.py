@@ -32,14 +32,20 @@ class Table:
         return self.file.suffix.lower() == ".parquet"
 
     def columns(self) -> list[str]:
-        """The names of the columns."""
+        """The names of the columns; an error if two have the same, because it is not known which one is meant."""
         with _explained(self.file):
-            if self.is_parquet:
-                import pyarrow.parquet as pq
+            names = self._header()
+        if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+            raise SandmaskError(f"{self.file} has several columns {repeated[0]!r}. Rename all but one.")
+        return names
 
-                return list(pq.read_schema(self.file).names)
-            with self.file.open(encoding="utf-8-sig", newline="") as lines:
-                return [name.strip() for name in next(_csv(lines), [])]
+    def _header(self) -> list[str]:
+        if self.is_parquet:
+            import pyarrow.parquet as pq
+
+            return list(pq.read_schema(self.file).names)
+        with self.file.open(encoding="utf-8-sig", newline="") as lines:
+            return [name.strip() for name in next(_csv(lines), [])]
 
     def need(self, columns: Sequence[str]) -> None:
         """Refuse a file that is missing, or that lacks one of these columns."""

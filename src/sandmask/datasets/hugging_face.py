@@ -119,7 +119,7 @@ def _load(source: str, split: str | None, config: str | None) -> "Rows":
     found = _open(source, config)
     if not isinstance(found, DatasetDict):
         return found
-    wanted = split.split("+") if split is not None else list(found)
+    wanted = list(dict.fromkeys(split.split("+"))) if split is not None else list(found)
     for name in wanted:
         if name not in found:
             raise SandmaskError(f"{PREFIX}{source} has no split {name!r}. {closest(name, list(found))}")

@@ -104,7 +104,9 @@ class _Manifest:
         for number, (path, *cells) in self.table.rows(self._columns()):
             file, said = self.located(number, path), self._said(number, *cells)
             if not file.is_file():
-                raise self.table.error(number, f"{file} {'is not a file' if file.exists() else 'does not exist'}")
+                hint = "; write / instead of \\" if "\\" in path and os.sep != "\\" else ""
+                what = "is not a file" if file.exists() else "does not exist"
+                raise self.table.error(number, f"{file} {what}{hint}")
             earlier, said_there = self.first.setdefault(os.path.realpath(file), (number, said))
             if said_there != said:
                 raise self.table.error(number, f"{path} is in row {earlier} with another class, domain or split")
@@ -127,10 +129,10 @@ class _Manifest:
         there = self.table.columns()
         for name, own in self.names.items():
             if own not in there and (name != "split" or own != name):
-                file = self.table.file
+                file, found = self.table.file, ", ".join(there) or "none"
                 raise SandmaskError(
-                    f"{file} has no column {own!r}. Its columns: {', '.join(there)}. {NEEDED} If the column has "
-                    f"another name, say so: {file.name}:{name}=NAME"
+                    f"{file} has no column {own!r}. Its columns: {found}. {NEEDED} If the column has another name, say "
+                    f"so: {file.name}:{name}=NAME"
                 )
         return [own for own in self.names.values() if own in there]
 
@@ -145,6 +147,8 @@ class _Manifest:
                 f"{self.names['split']} should be train, val or empty, and is {split!r}; a held-out domain is tested "
                 "on as a whole",
             )
+        # One word, however a program composes its letters.
+        label, domain = (unicodedata.normalize("NFC", cell) for cell in (label, domain))
         return label, domain, SPLITS[split.lower()]
 
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sandmask.cli._console import counted, print_json
+from sandmask._text import counted
+from sandmask.cli._console import print_json
 from sandmask.cli._options import DeviceOption, JsonOption, PrecisionOption
 from sandmask.errors import SandmaskError
 from sandmask.paper._command_parts import OUT, TABLES, OutOption, Progress, QuickOption, RecordsOption, finish

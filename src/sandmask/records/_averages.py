@@ -116,10 +116,11 @@ FULL_DATA = "full_data"
 
 
 def judged_by_first_stage(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
-    """Yield the runs; those with `full_data` get the validation accuracies of the run without it.
+    """Yield the runs; those with `full_data` get the validation accuracies and metrics of the run without it.
 
     A run that trained on the examples held back for selection has no validation accuracy of its own. Evaluations that
-    its first stage lacks are left out. Its accuracies on held-out environments do not change.
+    its first stage lacks are left out, and it is not done before its first stage is. Its accuracies on held-out
+    environments do not change.
 
     :param runs: records of the runs.
     """
@@ -146,7 +147,23 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
     outside = run.accuracy_out[own].copy()
     trained_on = list(run.train_envs)
     outside[:, trained_on] = first.accuracy_out[its][:, trained_on]
-    metrics = {name: values[own] for name, values in run.metrics.items()}
-    if "validation_loss" in first.metrics:
-        metrics["validation_loss"] = first.metrics["validation_loss"][its]
-    return replace(run, steps=common, accuracy_in=run.accuracy_in[own], accuracy_out=outside, metrics=metrics)
+    metrics = {name: values[own] for name, values in run.metrics.items() if not _validates(name, run)}
+    metrics |= {name: values[its] for name, values in first.metrics.items() if _validates(name, run)}
+    # Of a first stage that is not done, nobody knows what it would select.
+    ended = run if first.status == "done" else first
+    return replace(
+        run,
+        steps=common,
+        accuracy_in=run.accuracy_in[own],
+        accuracy_out=outside,
+        metrics=metrics,
+        tables={name: counts[own] for name, counts in run.tables.items()},
+        status=ended.status,
+        diverged_at=ended.diverged_at,
+    )
+
+
+def _validates(metric: str, run: RunRecord) -> bool:
+    """Whether a metric is computed on the examples that are held back of the environments that a run trains on."""
+    _, out, env = metric.rpartition("/out/")
+    return metric == "validation_loss" or (bool(out) and env.isdecimal() and int(env) in run.train_envs)

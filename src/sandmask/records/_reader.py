@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -81,7 +81,11 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
             f"Run {spec.id} ({spec.dataset}, {spec.algorithm}) has different records in {first[1]} and "
             f"{second[1]}. Equal specs give equal records, so one of them is wrong: remove it."
         )
-    return longer
+    run, other = longer[0], shorter[0]
+    if len(run.steps) > len(other.steps):
+        return longer
+    # What one of them recorded beyond the other, such as metrics that were asked for later, is true of both.
+    return replace(run, metrics=other.metrics | run.metrics, tables=other.tables | run.tables), longer[1]
 
 
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
@@ -147,8 +151,8 @@ class _Growing:
     def end(self, line: dict[str, Any]) -> None:
         if self.status != "running":
             raise ValueError(f"run {self.spec.id} ends a second time")
-        if line["status"] not in ("done", "diverged"):
-            raise ValueError(f"status {line['status']!r} is neither 'done' nor 'diverged'")
+        if line["status"] not in ("done", "diverged", "pruned"):
+            raise ValueError(f"status {line['status']!r} is not one of 'done', 'diverged' and 'pruned'")
         check_integer("step", line["step"])
         self.status = line["status"]
         self.diverged_at = line["step"] if self.status == "diverged" else None

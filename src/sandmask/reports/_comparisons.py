@@ -10,7 +10,7 @@ from sandmask.errors import SandmaskError
 from sandmask.reports._data import Before, Cell, Change, Comparison, MetricReport, Report, RuleReport, Statistics, Table
 from sandmask.reports._tables import Trials, is_of, method_order
 from sandmask.reports.statistics import critical_difference, mean_ranks, paired_comparison
-from sandmask.selection import is_soup
+from sandmask.selection import is_soup, settings_of
 
 ALL = "all"
 _Condition = tuple[str, str, int]  # dataset, environment, trial
@@ -126,18 +126,31 @@ def _tables(now: Mapping[str, Table], then: Mapping[str, Table]) -> dict[str, Ta
 
 
 def _beside(now: Table, then: Table) -> Table:
-    return replace(
-        now,
-        cells={key: _cell(cell, then.cells.get(key)) for key, cell in now.cells.items()},
-        averages={method: _cell(cell, then.averages.get(method)) for method, cell in now.averages.items()},
-    )
+    cells = {key: _cell(cell, then.cells.get(key)) for key, cell in now.cells.items()}
+
+    def average(method: str) -> Cell:
+        """Averages compare where they are over the same columns, and each of those compares."""
+        found, earlier = _known(now, method), _known(then, method)
+        same = found == earlier and all(cells[method, column].before is not None for column in found)
+        return _cell(now.averages[method], then.averages.get(method) if same else None)
+
+    return replace(now, cells=cells, averages={method: average(method) for method in now.averages})
+
+
+def _known(table: Table, method: str) -> set[str]:
+    """The columns in which a method has a number."""
+    return {column for (name, column), cell in table.cells.items() if name == method and cell.mean is not None}
 
 
 def _cell(now: Cell, then: Cell | None) -> Cell:
-    """Averages compare where they are over the same number of columns."""
-    if then is None or then.mean is None or (now.parts and then.parts and now.parts.found != then.parts.found):
+    """Numbers of several environments, such as averages, compare where those are the same."""
+    if then is None or then.mean is None or _environments(now) != _environments(then):
         return now
     return replace(now, before=Before(then.mean, then.error))
+
+
+def _environments(cell: Cell) -> set[int]:
+    return {trial.selected.test_env for trial in cell.trials if trial.selected is not None}
 
 
 def _changes(dataset: str, now: Table, then: Table) -> Iterator[Change]:
@@ -146,7 +159,27 @@ def _changes(dataset: str, now: Table, then: Table) -> Iterator[Change]:
         pairs = sorted(after.keys() & before.keys())
         if pairs:
             compared = paired_comparison([after[key] for key in pairs], [before[key] for key in pairs])
-            yield Change(dataset, method, compared)
+            yield Change(dataset, method, compared, _other_settings(now, then, method))
+
+
+def _other_settings(now: Table, then: Table, method: str) -> tuple[str, ...]:
+    """The settings of a method, such as its number of steps, that are not the same in two sets of runs."""
+    after, before = _settings(now, method), _settings(then, method)
+    return tuple(
+        f"{name} {after.get(name, 'none')}, before {before.get(name, 'none')}"
+        for name in sorted(after.keys() | before.keys())
+        if after.get(name) != before.get(name)
+    )
+
+
+def _settings(table: Table, method: str) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
+    for column in table.columns:
+        for trial in table.cells[method, column].trials if (method, column) in table.cells else ():
+            if trial.selected is not None:
+                for name, value in settings_of(trial.selected.run.spec).items():
+                    found.setdefault(name, set()).add(value)
+    return {name: " or ".join(sorted(values)) for name, values in found.items()}
 
 
 def _trials(table: Table, method: str) -> dict[tuple[str, int], float]:

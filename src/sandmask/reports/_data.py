@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sandmask._text import counted
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import PairedComparison
@@ -171,11 +172,15 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Change:
-    """A method on a dataset, now minus before, over the (environment, trial) pairs that both have."""
+    """A method on a dataset, now minus before, over the (environment, trial) pairs that both have.
+
+    `settings` are those in which the two sets of runs differ, such as "steps 300, before 100".
+    """
 
     dataset: str
     method: str
     compared: PairedComparison
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,7 @@ class Report:
         return write_html(self.records, path, selection, title=title, statistics=statistics, **self.settings)
 
     def __repr__(self) -> str:
-        return f"Report({self.runs} runs, {', '.join(rule.rule for rule in self.rules)})"
+        return f"Report({counted(self.runs, 'run')}, {', '.join(rule.rule for rule in self.rules)})"
 
     def __str__(self) -> str:
         from sandmask.reports._formats import render

@@ -185,7 +185,8 @@ def _listed(items: Sequence[str]) -> str:
 def _changes_grid(changes: Sequence[Change], suffix: str) -> Grid:
     rows = tuple((each.dataset, each.method, *_compared(each.compared)) for each in changes)
     note = "Now minus before, in percent over the (environment, trial) pairs that both have; otherwise as below."
-    return Grid(f"Compared with before, {suffix}", ("Dataset", "Algorithm", *_COMPARED), rows, (note,))
+    others = [f"{each.dataset}, {each.method}: {'; '.join(each.settings)}." for each in changes if each.settings]
+    return Grid(f"Compared with before, {suffix}", ("Dataset", "Algorithm", *_COMPARED), rows, (note, *others))
 
 
 def _compared(against: PairedComparison) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def bootstrap_interval(
 
 
 EXACT_PAIRS = 14  # 16,384 sign patterns
+_SAME = 1e-9  # numbers that are equal on paper may differ by this much, relatively
 
 
 @dataclass(frozen=True)
@@ -111,18 +112,18 @@ def _sign_flip(differences: NDArray[np.float64], resamples: int, seed: int) -> f
     else:
         patterns = np.random.default_rng(seed).integers(0, 2, (resamples, count))
     sums = np.abs((1 - 2 * patterns) @ differences)
-    # Sums that are equal on paper differ in their last bits, and must count as equal.
-    extreme = int((sums >= abs(differences.sum()) * (1 - 1e-9) - 1e-15).sum())
+    # Sums that are equal on paper differ in their last bits, and must count as equal: also where they are zero.
+    extreme = int((sums >= abs(differences.sum()) - _SAME * np.abs(differences).sum()).sum())
     return extreme / len(sums) if exact else (extreme + 1) / (resamples + 1)
 
 
 def mean_ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean rank of each method; 1 is the best, and ties share their ranks.
 
-    :param scores: `[conditions, methods]`, larger is better.
+    :param scores: `[conditions, methods]`, larger is better. Those that differ in their last bits only are ties.
     """
-    greater = (scores[:, None, :] > scores[:, :, None]).sum(axis=2)
-    equal = (scores[:, None, :] == scores[:, :, None]).sum(axis=2)
+    above, same = scores[:, None, :] - scores[:, :, None], _SAME * np.abs(scores).max()
+    greater, equal = (above > same).sum(axis=2), (np.abs(above) <= same).sum(axis=2)
     ranks: NDArray[np.float64] = (greater + (equal + 1) / 2).mean(axis=0)
     return ranks
 

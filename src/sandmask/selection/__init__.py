@@ -27,7 +27,7 @@ from sandmask.selection._rules import worst_training_domain
 from sandmask.selection._rules import common_signal, has_common_signal, signal_threshold
 from sandmask.selection._rules import ACCURACY, by_metric, find_rule
 from sandmask.selection._groups import SEARCH, GroupKey, algorithm_of, group_runs, is_searched, is_soup, method_names
-from sandmask.selection._groups import candidates, is_settled, select, siblings
+from sandmask.selection._groups import candidates, is_settled, select, settings_of, siblings
 
 __all__ = [
     "ACCURACY",
@@ -53,6 +53,7 @@ __all__ = [
     "oracle",
     "select",
     "selection_rule",
+    "settings_of",
     "siblings",
     "signal_threshold",
     "training_domain",

@@ -1,11 +1,13 @@
 """Groups of competing runs (one dataset, method, held-out environment and trial), and the run that is selected."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sandmask._text import counted
 from sandmask.hparams import OPTIONAL
 from sandmask.records import RunRecord, RunSpec
 from sandmask.selection._base import Selected, SelectionRule
@@ -36,8 +38,11 @@ _ALWAYS = frozenset({"average", "soup", SEARCH})  # shown even where all runs of
 _PLUS, _BRACKET = " + ", " ("
 
 
-def _settings(spec: RunSpec) -> dict[str, str]:
-    """The settings in which runs of different methods differ."""
+def settings_of(spec: RunSpec) -> dict[str, str]:
+    """Return the settings of a run: runs in which they differ are of different methods.
+
+    :param spec: spec of the run.
+    """
     named = {name: str(getattr(spec, name)) for name in _FIELDS}
     return {**named, **{name: _word(value) for name, value in spec.options.items()}}
 
@@ -65,7 +70,7 @@ def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:
     varying: defaultdict[str, set[str]] = defaultdict(set)
     chosen: defaultdict[str, set[str]] = defaultdict(set)
     for (algorithm, _), some in together.items():
-        varying[algorithm] |= _differing([_settings(spec) for spec in some])
+        varying[algorithm] |= _differing([settings_of(spec) for spec in some])
         chosen[algorithm] |= _set_by_hand(some)
     searches = _searches(specs.values())
     return {
@@ -101,12 +106,13 @@ def _searches(specs: Iterable[RunSpec]) -> dict[str, str]:
             seen[_word(kind)][cell].add(spec.hparams_seed)
     by = " by {}" if len(seen) > 1 else ""
     return {
-        kind: f"{_SEARCHED}{by.format(kind)}, {max(map(len, cells.values()))} proposals" for kind, cells in seen.items()
+        kind: f"{_SEARCHED}{by.format(kind)}, {counted(max(map(len, cells.values())), 'proposal')}"
+        for kind, cells in seen.items()
     }
 
 
 def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str], searches: Mapping[str, str]) -> str:
-    values = {name: value for name, value in _settings(spec).items() if name in settings}
+    values = {name: value for name, value in settings_of(spec).items() if name in settings}
     searched = [searches[values.pop(SEARCH)]] if SEARCH in values else []
     values |= {name: _word(spec.hparams[name]) for name in hparams if name in spec.hparams}
     spoken = [say(values[name]) for name, say in _SPOKEN.items() if name in values]
@@ -184,7 +190,8 @@ def siblings(run: RunRecord, runs: Iterable[RunRecord]) -> list[RunRecord]:
 def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) -> list[Selected]:
     """Return what each run offers under a rule, in the order of `hparams_seed`.
 
-    Runs that are not finished, that hold out every environment, or that the rule cannot judge offer nothing.
+    Runs that are not finished, that hold out every environment, or that the rule cannot judge (None, or a value of NaN)
+    offer nothing.
 
     :param rule: the selection rule.
     :param runs: runs of one dataset, algorithm and trial.
@@ -196,7 +203,7 @@ def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) ->
     offers = []
     for run in judged:
         choice = rule.choose(run, siblings(run, settled) if rule.needs_pairs else ())
-        if choice is not None:
+        if choice is not None and not any(map(math.isnan, choice.value)):  # which compares with nothing
             offers.append(Selected(run, choice.index, choice.value, test_env))
     return offers
 

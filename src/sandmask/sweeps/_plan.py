@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from sandmask._text import counted
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, averages_of
@@ -188,8 +189,8 @@ class Plan:
 
     def __repr__(self) -> str:
         took = "not measured" if self.seconds is None else f"{self.seconds:.0f} s"
-        missing = self.runs - self.done
-        return f"Plan({self.runs} runs, {missing} missing in {len(self.stacks)} stacks, time: {took})"
+        runs, stacks = counted(self.runs, "run"), counted(len(self.stacks), "stack")
+        return f"Plan({runs}, {self.runs - self.done} missing in {stacks}, time: {took})"
 
     def _repr_html_(self) -> str:
         """The table that a notebook shows."""

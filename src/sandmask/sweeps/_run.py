@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sandmask._files import replacing
+from sandmask._text import counted
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.records._archive import ARCHIVE_SUFFIX
@@ -86,7 +87,9 @@ class _Driver:
                 self._round(stacks)
                 continue
             if not waiting:
-                self.notice(f"Another process is training the missing runs ({len(missing)} runs); waiting for it.")
+                self.notice(
+                    f"Another process is training what is missing ({counted(len(missing), 'run')}); waiting for it."
+                )
                 waiting = True
             time.sleep(POLL_SECONDS)
         self.result.done = len(self.expansion.runs) - len(self.result.failed)
@@ -190,7 +193,7 @@ class _Driver:
         self.losses = self.losses + 1 if done == self.done_at_loss else 1
         self.done_at_loss = done
         if self.losses == 1:  # further losses in a row are counted, and reported if they do not end
-            self.notice(f"a worker was lost ({said}); {len(runs)} runs are scheduled again")
+            self.notice(f"a worker was lost ({said}); scheduled again: {counted(len(runs), 'run')}")
         if self.losses > LOSSES:
             reason = f"workers were lost {self.losses} times in a row, at last by {said}"
             self.result.failed.update(dict.fromkeys(runs, reason))

@@ -20,7 +20,6 @@ from sandmask.training.stack import Stack, without_averages
 
 KEPT = ("none", "best", "last")
 WEIGHTS = "weights"  # the kind of the weights themselves; other kinds are names of averages
-_LEFT_OUT = ("step", "averages")
 
 
 class Keeper:
@@ -39,7 +38,8 @@ class Keeper:
 
     def start(self, state: State) -> None:
         """Make room for the weights of this state's shapes."""
-        self.states = {kind: pytree.tree_map(torch.clone, _used(state)) for kind in self.values}
+        used = _used(without_averages(state)[0])
+        self.states = {kind: pytree.tree_map(torch.clone, used) for kind in self.values}
 
     def tree(self) -> dict[str, Any]:
         """The tensors, for a checkpoint; empty where nothing is followed."""
@@ -99,7 +99,7 @@ class Keeper:
 
 def _used(state: State) -> State:
     """The entries of a state that a prediction may need."""
-    return {k: v for k, v in state.items() if k not in _LEFT_OUT and not isinstance(v, AdamState)}
+    return {k: v for k, v in state.items() if k != "step" and not isinstance(v, AdamState)}
 
 
 def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

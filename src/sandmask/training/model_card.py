@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import sandmask
-from sandmask._text import printable
-from sandmask.records import RunRecord, RunSpec
+from sandmask._text import counted, printable
+from sandmask.records import RunRecord, RunSpec, averaged_spec, split_averages
+from sandmask.records._averages import FULL_DATA
 from sandmask.reports import Cell, build_report, run_command
+from sandmask.selection import method_names
 
 RULE = "training-domain"
 
@@ -40,6 +42,11 @@ class CardFacts:
     def method(self) -> str:
         """The algorithm, with the average of its weights if it is one."""
         return self.spec.algorithm + (f" + {self.average.upper()}" if self.average else "")
+
+    @property
+    def full_data(self) -> bool:
+        """Whether the run trained on the examples that are held back for selection, too."""
+        return float(self.spec.hparams.get(FULL_DATA, 0)) > 0
 
     @property
     def evaluation(self) -> int | None:
@@ -102,9 +109,10 @@ def _accuracy(facts: CardFacts) -> list[str]:
     record, at = facts.record, facts.evaluation
     if record is None or at is None:
         return ["The records of the run are not with the model, so its accuracy is not known."]
-    rows = ["| environment | | 80% | 20% |", "|---|---|---|---|"]
+    rows = ["| environment | | training part | validation part |", "|---|---|---|---|"]
+    trained = "trained on both parts" if facts.full_data else "trained on the training part"
     for env, name in enumerate(facts.environments):
-        role = "held out" if env in facts.spec.test_envs else "trained on the 80%"
+        role = "held out" if env in facts.spec.test_envs else trained
         inside, outside = record.accuracy_in[at, env], record.accuracy_out[at, env]
         rows.append(f"| {_plain(name)} | {role} | {inside:.1%} | {outside:.1%} |")
     return ["\n".join(rows), _selection(facts, record, at), *_over_trials(facts)]
@@ -113,8 +121,11 @@ def _accuracy(facts: CardFacts) -> list[str]:
 def _selection(facts: CardFacts, record: RunRecord, at: int) -> str:
     step = f"The model is the one after step {record.steps[at]} of {facts.spec.steps - 1}"
     validation = record.accuracy_out[:, list(record.train_envs)].mean(axis=1)
-    if at == int(validation.argmax()):
-        return f"{step}, which has the best mean accuracy on the 20% of the training environments ({RULE} selection)."
+    if at == int(validation.argmax()) and not facts.full_data:
+        return (
+            f"{step}, which has the best mean accuracy on the validation parts of the training environments ({RULE} "
+            "selection)."
+        )
     return f"{step}; it was not selected among the run's checkpoints."
 
 
@@ -122,24 +133,25 @@ def _over_trials(facts: CardFacts) -> list[str]:
     """What the method achieves in the sweep, with its error."""
     cell = _cell(facts)
     if cell is None or cell.mean is None:
-        return ["This is one run: the error over repetitions is not known."]
+        return ["The error over repetitions is not known."]
     error = f" ± {cell.error:.1f}" if cell.error is not None else ""
-    trials = f"{len(cell.values)} trial{'s' * (len(cell.values) != 1)}"
+    trials, runs = counted(len(cell.values), "trial"), counted(cell.have, "run")
     said = (
         f"In the sweep that this run is part of, {_plain(facts.method)} achieves **{cell.mean:.1f}{error}%** on "
         f"{_plain(facts.held_out)}: the mean and its standard error over {trials}, with {RULE} selection among "
-        f"{cell.have} runs. The selection does not use {_plain(facts.held_out)}."
+        f"{runs}. The selection does not use {_plain(facts.held_out)}."
     )
     return [said]
 
 
 def _cell(facts: CardFacts) -> Cell | None:
-    if not facts.runs or len(facts.spec.test_envs) != 1:
+    if not facts.runs or len(facts.spec.test_envs) != 1 or facts.full_data:  # whose selection takes another sweep
         return None
-    tables = build_report(list(facts.runs), [RULE]).rules[0].datasets
-    if facts.spec.dataset not in tables:
+    method = method_names(split_averages(facts.runs)).get(averaged_spec(facts.spec, facts.average).id)
+    tables = build_report(facts.runs, [RULE]).rules[0].datasets
+    if facts.spec.dataset not in tables or method is None:
         return None
-    return tables[facts.spec.dataset].cells.get((facts.method, facts.environments[facts.spec.test_envs[0]]))
+    return tables[facts.spec.dataset].cells.get((method, facts.environments[facts.spec.test_envs[0]]))
 
 
 def _use(facts: CardFacts, name: str) -> str:

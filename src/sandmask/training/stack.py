@@ -292,7 +292,9 @@ class Stack:
             return self._steps_of(self.keys, self.hparams, state, batches)
         everything = (self.keys, self.hparams, state, list(batches))
         turns = [slice(begin, begin + self._together) for begin in range(0, self.n_runs, self._together)]
-        parts = [self._steps_of(*pytree.tree_map(lambda t: t[runs], everything)) for runs in turns]  # noqa: B023
+        # Copied, since CPU kernels round by how their memory is aligned, and a later step of a turn finds it aligned.
+        # How many steps a turn has depends on the time they take; the numbers must not.
+        parts = [self._steps_of(*pytree.tree_map(lambda t: t[runs].clone(), everything)) for runs in turns]  # noqa: B023
         together: tuple[State, list[Metrics]] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
         return together
 

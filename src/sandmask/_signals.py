@@ -79,6 +79,6 @@ def deferred(*numbers: int) -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def stop_requested() -> bool:
-    """Return whether a deferred signal has arrived."""
-    return bool(_arrived)
+def stop_requested() -> int:
+    """Return the deferred signal that has arrived, and 0 if there is none."""
+    return _arrived[0] if _arrived else 0

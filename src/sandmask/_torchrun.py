@@ -5,10 +5,12 @@ import zlib
 from collections.abc import Mapping
 from datetime import timedelta
 
+from sandmask._text import tell
 from sandmask.errors import SandmaskError
 
 _TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = timedelta(seconds=5)  # for an answer of torchrun
+_said: set[str] = set()
 
 
 class LostProcessError(SandmaskError):
@@ -35,8 +37,14 @@ def is_first(told: Mapping[str, str] = os.environ) -> bool:
     return world_size(told) == 1 or told["RANK"] == "0"
 
 
+def say_once(text: str) -> None:
+    """Print a line on standard error, once if several processes say the same."""
+    if first_to_say(text):
+        tell(text)
+
+
 def first_to_say(text: str) -> bool:
-    """Return whether no other process has said this text, so that a line appears once and not once per process.
+    """Return whether nobody has said this text: neither this process nor another one that torchrun started.
 
     The processes ask torchrun, which outlives them. Where it does not answer, the first process is the one to say it.
 
@@ -44,6 +52,9 @@ def first_to_say(text: str) -> bool:
     """
     if world_size() == 1:
         return True
+    if text in _said:
+        return False
+    _said.add(text)
     try:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

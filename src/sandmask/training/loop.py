@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sandmask._signals import deferred
-from sandmask._torchrun import LostProcessError
+from sandmask._signals import deferred, drop_signals
+from sandmask._torchrun import LostProcessError, say_once
 from sandmask.algorithms import Metrics, State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
@@ -119,7 +119,12 @@ class Trainer:
                 self.program.advance(self._to_next_evaluation())
                 self._wait_for_earlier_work()
                 self.on_progress(Progress(self.done, self.steps))
-        except (KeyboardInterrupt, torch.OutOfMemoryError, LostProcessError):
+        except LostProcessError as error:
+            self.save()
+            say_once(f"error: {error}")  # now, while signals are deferred: torchrun ends the other processes, too
+            drop_signals()
+            raise
+        except (KeyboardInterrupt, torch.OutOfMemoryError):
             self.save()
             raise
         finally:

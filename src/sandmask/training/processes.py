@@ -1,5 +1,6 @@
 """Several processes that train one run: how they meet, what they refuse, and how they stop together."""
 
+import itertools
 import os
 import signal
 import time
@@ -7,10 +8,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
 from sandmask._signals import TerminatedError, stop_requested
@@ -24,6 +27,7 @@ from sandmask.training.precision import choose_device
 
 _PATIENCE = timedelta(minutes=10)  # with a process that does not answer
 _AGREE_SECONDS = 0.1  # between questions whether a process was told to stop
+_meetings = itertools.count()
 _APART = "Run it in one process, without torchrun."
 
 
@@ -42,17 +46,32 @@ def joined(device: str | None) -> Iterator[tuple[Ranks, torch.device]]:
         return
     own = _own_device(device)
     if not is_there:
-        try:
-            dist.init_process_group("gloo" if own.type == "cpu" else "cpu:gloo,cuda:nccl", timeout=_PATIENCE)
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise SandmaskError(f"The {size} processes of this run do not reach each other: {reason}.") from error
+        _meet(own)
     try:
         control = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
         yield Ranks(dist.get_rank(), size, None, control), own
     finally:
         if not is_there:
             dist.destroy_process_group()
+
+
+def _meet(device: torch.device) -> None:
+    """Start a process group. A program may train several runs, each with a group and a part of the store of its own."""
+    try:
+        store, rank, size = _rendezvous()
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        place = PrefixStore(f"sandmask/{next(_meetings)}", store)
+        dist.init_process_group(backend, store=place, rank=rank, world_size=size, timeout=_PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise SandmaskError(f"The processes of this run do not reach each other: {reason}.") from error
+
+
+@cache
+def _rendezvous() -> tuple[Any, int, int]:
+    """The store that all processes reach, the number of this one, and how many there are."""
+    found: tuple[Any, int, int] = next(iter(rendezvous("env://", timeout=_PATIENCE)))
+    return found
 
 
 def _own_device(text: str | None) -> torch.device:

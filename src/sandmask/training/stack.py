@@ -18,6 +18,7 @@ from sandmask.algorithms import Hparams, Metrics, State
 from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
 from sandmask.functional import EnvBatch, random
+from sandmask.functional.across_processes import AcrossProcesses
 from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.records import RunSpec, averages_of
 from sandmask.training.averaging import AT_ONCE, Average, average_metric, averaged_state, start_averages, step_averages
@@ -35,7 +36,7 @@ from sandmask.training.specs import (
     init_seed,
     stack_key,
 )
-from sandmask.training.stack_step import Step, looped_step, stacked_step
+from sandmask.training.stack_step import Step, divided_step, looped_step, stacked_step
 
 EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
@@ -125,10 +126,11 @@ class Stack:
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
 
     def _choose_step(self) -> Step:
-        as_written: Step = self.lift(self.algorithm.step, (0, 0, 0, 0))
-        if self.ranks.size > 1:
-            return as_written
-        return (stacked_step(self.algorithm) or as_written) if self.stacks else looped_step(self.algorithm)
+        step, dims = self.algorithm.step, (0, 0, 0, 0)
+        differentiate = self.algorithm.problem.differentiate
+        if isinstance(differentiate, AcrossProcesses):
+            return self.lift(divided_step(self.algorithm, differentiate, stacks=self.stacks), dims)
+        return (stacked_step(self.algorithm) or self.lift(step, dims)) if self.stacks else looped_step(self.algorithm)
 
     def _runs_at_a_time(self) -> int:
         """All of them; on a CPU, as many as keep a layer's activations in the cache."""

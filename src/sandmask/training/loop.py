@@ -113,6 +113,7 @@ class Trainer:
                 if self.done and is_evaluation_step(self.done - 1, self.steps, self.stack.specs[0].checkpoint_every):
                     over = self._evaluate()
                 if self.done == self.steps or over:
+                    self._stop(now=True)
                     break
                 if time.monotonic() - self._saved > self.checkpoint_seconds:
                     self.save()

@@ -125,7 +125,7 @@ def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled
 
 
 def check_equal(ranks: Ranks, state: State) -> None:
-    """Refuse to go on if processes have come to different numbers: bits of memory, or other versions of a library."""
+    """Refuse to go on if processes have come to different numbers, as with different versions of a library."""
     if ranks.size == 1:
         return
     sums = torch.stack([_sum_of_bits(leaf) for leaf in pytree.tree_leaves(state)])
@@ -153,12 +153,10 @@ class AgreedStop:
         self._asked = time.monotonic()
         self._calls = self._next = 1  # since the last question, and until the next one
 
-    def __call__(self) -> None:
-        """Raise if a process was told to stop."""
-        if self.ranks.size == 1:
-            return
+    def __call__(self, *, now: bool = False) -> None:
+        """Raise if a process was told to stop. With `now` they ask each other in any case."""
         self._next -= 1
-        if self._next > 0:
+        if self.ranks.size == 1 or (self._next > 0 and not now):
             return
         seconds = time.monotonic() - self._asked
         told, seconds = self.ranks.largest(torch.tensor([stop_requested(), seconds], dtype=torch.float64)).tolist()

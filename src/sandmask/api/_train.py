@@ -21,7 +21,7 @@ from sandmask.records import RunRecord, RunSpec, frame, parse_measures
 from sandmask.training import RunFolder, TrainedRun, load_run, make_spec
 from sandmask.training.folder import RECORDS
 from sandmask.training.loop import CHECKPOINT_SECONDS
-from sandmask.training.processes import check_alike, joined
+from sandmask.training.processes import check_alike, joined, own_device
 from sandmask.training.specs import leak_of
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ def train(
     :param progress: show a bar in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
     :return: the run, with its record.
     """
-    with sigterm_raises(), joined(None if device is None else str(device)) as (ranks, place):
+    wanted = None if device is None else str(device)
+    with sigterm_raises(), joined(wanted) as ranks:
         screen = choose_screen(progress if ranks.first else False)
         with ranks.together():
             load_plugins(paths(plugins))
@@ -212,7 +213,7 @@ def train(
             record = folder.train(
                 spec,
                 data,
-                place,
+                own_device(ranks, wanted),
                 weights=weights,
                 compiled=compiled,
                 fast=fast,

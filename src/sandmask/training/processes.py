@@ -32,34 +32,33 @@ _APART = "Run it in one process, without torchrun."
 
 
 @contextmanager
-def joined(device: str | None) -> Iterator[tuple[Ranks, torch.device]]:
-    """The processes that torchrun started, and the device of this one; without it, this process alone.
+def joined(device: str | None) -> Iterator[Ranks]:
+    """The processes that torchrun started; without it, this process alone.
 
     A process group that is there already is used.
 
-    :param device: "cpu", "cuda" or None, as for `choose_device`.
+    :param device: where they will train, as for `own_device`.
     """
     is_there = dist.is_available() and dist.is_initialized()
     size = dist.get_world_size() if is_there else world_size()
     if size == 1:
-        yield ALONE, choose_device(device)
+        yield ALONE
         return
-    own = _own_device(device)
+    on_cpu = _own_of_many(device).type == "cpu"
     if not is_there:
-        _meet(own)
+        _meet("gloo" if on_cpu else "cpu:gloo,cuda:nccl")
     try:
         control = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
-        yield Ranks(dist.get_rank(), size, None, control), own
+        yield Ranks(dist.get_rank(), size, control if on_cpu else None, control)
     finally:
         if not is_there:
             dist.destroy_process_group()
 
 
-def _meet(device: torch.device) -> None:
+def _meet(backend: str) -> None:
     """Start a process group. A program may train several runs, each with a group and a part of the store of its own."""
     try:
         store, rank, size = _rendezvous()
-        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         place = PrefixStore(f"sandmask/{next(_meetings)}", store)
         dist.init_process_group(backend, store=place, rank=rank, world_size=size, timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
@@ -74,13 +73,22 @@ def _rendezvous() -> tuple[Any, int, int]:
     return found
 
 
-def _own_device(text: str | None) -> torch.device:
-    """The device of this process: the CPU, or the GPU with the process's number on its machine."""
-    device = choose_device(text)
-    if device.type == "cpu":
+def own_device(ranks: Ranks, text: str | None) -> torch.device:
+    """The device that this process trains on.
+
+    :param ranks: the processes.
+    :param text: "cpu", "cuda" or None, as for `choose_device`; "cuda:1" in a single process.
+    """
+    return choose_device(text) if ranks.size == 1 else _own_of_many(text)
+
+
+def _own_of_many(text: str | None) -> torch.device:
+    """The CPU, or the GPU with the process's number on its machine."""
+    if text not in (None, "cuda") or not torch.cuda.is_available():
+        device = choose_device(text)
+        if device.type != "cpu":
+            raise SandmaskError(f"Several processes train on --device cpu, or on cuda, a GPU each. Found {text!r}.")
         return device
-    if device.type != "cuda" or device.index is not None:
-        raise SandmaskError(f"Several processes train on --device cpu, or --device cuda, a GPU each. Found {text!r}.")
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= count:
         raise SandmaskError(f"Each process needs a GPU, and this machine has {count}. Use --nproc-per-node {count}.")

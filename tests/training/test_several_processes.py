@@ -11,10 +11,12 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 
 import sandmask
+from sandmask.algorithms import State
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.training import RunFolder
 from sandmask.training.checkpoint import load_checked
+from sandmask.training.processes import check_equal, joined
 
 SMALL: dict[str, Any] = {"mlp_width": 16, "batch_size": 10}
 ARGUMENTS: dict[str, Any] = {"steps": 7, "checkpoint_every": 3, "space": "paper", "device": "cpu", "progress": False}
@@ -22,6 +24,7 @@ REFUSED = {
     "other seed": "Process 1 trains another run than process 0: they differ in seed.",
     "no such environment": "has no environment 'nowhere'",
     "not divided": "IGA takes gradients inside of its objective, which processes cannot divide.",
+    "different bits": "The processes of this run have different parameters after step 3.",
     "compiled": "--compile is for one process.",
     "sweep": "A sweep has workers of its own.",
 }
@@ -54,6 +57,11 @@ def message(call: Any, *args: Any, **options: Any) -> str:
     return str(caught.value)
 
 
+def compare(state: State) -> None:
+    with joined("cpu") as ranks:
+        check_equal(ranks, state)
+
+
 def messages(rank: int, folder: Path) -> dict[str, str]:
     """What is refused, in the same words in every process or in words about the other one."""
     return {
@@ -62,6 +70,7 @@ def messages(rank: int, folder: Path) -> dict[str, str]:
             sandmask.train, "DebugVector", "ERM", "nowhere" if rank == 1 else 0, **ARGUMENTS, out=folder / "refused"
         ),
         "not divided": message(sandmask.train, "DebugVector", "IGA", 0, **ARGUMENTS, out=folder / "refused"),
+        "different bits": message(compare, {"params": torch.tensor([0.5 + rank * 2**-24]), "step": torch.tensor([3])}),
         "compiled": message(train, "ERM", folder / "refused", compiled=True),
         "sweep": message(sandmask.sweep, folder / "refused", datasets="DebugVector", algorithms="ERM"),
     }

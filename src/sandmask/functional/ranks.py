@@ -1,10 +1,11 @@
 """The processes that train one run together, and what they exchange."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -79,10 +80,10 @@ class Ranks:
         except LostProcessError:
             raise
         except BaseException as error:
-            self.of_all(error if isinstance(error, KeyboardInterrupt) else f"{error or type(error).__name__}")
+            with suppress(LostProcessError):
+                self.of_all(error if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
             raise
-        found = self.of_all(None)
-        for rank, said in enumerate(found):
+        for rank, said in enumerate(self.of_all(None)):
             if isinstance(said, KeyboardInterrupt):
                 raise said
             if said is not None:
@@ -94,6 +95,8 @@ def _contact() -> Iterator[None]:
     """Torch's errors, which differ between backends and versions, in our words."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise LostProcessError(
             "Another process of this run has stopped or does not answer. Rerun the same command to continue from the "

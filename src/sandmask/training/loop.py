@@ -76,7 +76,7 @@ class Trainer:
         self.on_evaluation = on_evaluation
         self._stop = AgreedStop(stack.ranks)
         if evaluating is not None or stack.ranks.size > 1:
-            stack.evaluator.on_batch = _watched(evaluating, self._stop)
+            stack.evaluator.on_batch = self._stop.within(evaluating)
         self.steps = stack.specs[0].steps
         self.pruned_at: dict[int, int] = {}
         self.stopping = False
@@ -283,17 +283,6 @@ class Trainer:
             raise SandmaskError(
                 f"{self.checkpoint} was started with other --keep-models. Use the same, or delete it to start over."
             )
-
-
-def _watched(evaluating: Evaluating | None, stop: AgreedStop) -> Evaluating:
-    """Also within an evaluation, processes ask each other whether to stop."""
-
-    def on_batch(done: int, total: int) -> None:
-        stop()
-        if evaluating is not None:
-            evaluating(done, total)
-
-    return on_batch
 
 
 def train_stack(

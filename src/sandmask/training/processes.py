@@ -23,6 +23,7 @@ from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.records import RunSpec
+from sandmask.training.evaluation import Evaluating
 from sandmask.training.precision import choose_device
 
 _PATIENCE = timedelta(minutes=10)  # with a process that does not answer
@@ -105,7 +106,7 @@ def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -
         if odd := [name for name in {**first, **other} if first.get(name) != other.get(name)]:
             raise SandmaskError(
                 f"Process {rank} trains another run than process 0: they differ in {', '.join(odd)}. Start all "
-                "processes with the same arguments and data."
+                "processes with the same arguments and data; for several runs, use sandmask sweep."
             )
 
 
@@ -173,3 +174,13 @@ class AgreedStop:
         rate = self._calls / max(seconds, 1e-6)
         self._calls = self._next = max(1, min(int(rate * _AGREE_SECONDS), 2 * self._calls))
         self._asked = time.monotonic()
+
+    def within(self, evaluating: Evaluating | None) -> Evaluating:
+        """A callback of an evaluation, in which they ask each other as well."""
+
+        def on_batch(done: int, total: int) -> None:
+            self()
+            if evaluating is not None:
+                evaluating(done, total)
+
+        return on_batch

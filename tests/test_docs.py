@@ -159,7 +159,7 @@ def shown_lines(page: Path) -> list[str]:
     """The commands of console blocks."""
     shown = [b.code.splitlines() for b in read_blocks(page) if b.language in ("console", "bash", "sh")]
     lines = [line for block in shown for line in block if line.startswith(("$ ", "sandmask "))]
-    return [line.removeprefix("$ ") for line in lines]
+    return [re.sub(r"^(\$ )?(torchrun .* -m (?=sandmask ))?", "", line) for line in lines]
 
 
 def mentioned(page: Path) -> list[str]:

@@ -20,6 +20,9 @@ def exit_status(error: KeyboardInterrupt) -> int:
     return TERMINATED if isinstance(error, TerminatedError) else INTERRUPTED
 
 
+_raises: set[object] = set()  # the contexts in which a SIGTERM is to raise
+
+
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
     """Raise `TerminatedError` in the main thread when SIGTERM arrives; the previous handler is restored at the end.
@@ -33,21 +36,22 @@ def sigterm_raises() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
         return
-    process, received = os.getpid(), False
+    process, mine = os.getpid(), object()
+    _raises.add(mine)
 
     def terminate(number: int, _: FrameType | None) -> None:
-        nonlocal received
         if os.getpid() != process:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif not received:
-            received = True
+        elif mine in _raises:
+            _raises.remove(mine)
             raise TerminatedError
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
+        _raises.discard(mine)
         # None stands for a handler that was not installed from Python, which cannot be restored.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
@@ -79,6 +83,15 @@ def deferred(*numbers: int) -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def stop_requested() -> bool:
-    """Return whether a deferred signal has arrived."""
-    return bool(_arrived)
+def stop_requested() -> int:
+    """Return the deferred signal that has arrived, and 0 if there is none."""
+    return _arrived[0] if _arrived else 0
+
+
+def drop_signals() -> None:
+    """Drop deferred signals that have arrived, and SIGTERM until `sigterm_raises` is left.
+
+    The work stops for another reason, which is to be told instead.
+    """
+    _arrived.clear()
+    _raises.clear()

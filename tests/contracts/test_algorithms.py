@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.func import vmap
+from torch.multiprocessing.spawn import start_processes
 from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, Problem, State
 from sandmask.functional import AcrossRuns, Autograd, Differentiator, EnvBatch, Functional, make_batch, random
+from sandmask.functional.across_processes import AcrossProcesses
+from sandmask.functional.ranks import Ranks
 from sandmask.hparams import SCOPES, SPACES, resolve, space_for
 from sandmask.networks import MLP, Featurizer, MNISTConvNet
 
@@ -167,6 +171,27 @@ def test_both_differentiators_give_the_same_numbers_on_images(name: str) -> None
     batches, hparams = batches_of(1, IMAGE, 2), hparams_of(name, 1)
     one, other = (train(build(name, IMAGE, way), batches, hparams) for way in (Functional(), Autograd()))
     assert_close_trees(one, other)
+
+
+def divided(rank: int, folder: str) -> None:
+    """Two processes train every algorithm that they can divide, and the first compares with training alone."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    try:
+        names = [name for name in ENTRIES if build(name).divides]
+        assert set(ENTRIES) - set(names) == {"IGA"}
+        for name in names:
+            batches, hparams = batches_of(1, n_steps=2), hparams_of(name, 1)
+            found = train(build(name, VECTOR, AcrossProcesses(Ranks(rank, 2), Autograd())), batches, hparams)
+            if rank == 0:
+                assert_close_trees(found, train(build(name, VECTOR, Autograd()), batches, hparams))
+    except Exception as error:
+        raise AssertionError(f"{name} differs") from error
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_processes_give_the_same_numbers(tmp_path: Path) -> None:
+    start_processes(divided, args=(str(tmp_path),), nprocs=2, start_method="forkserver")  # type: ignore[no-untyped-call]
 
 
 def padded(batch: EnvBatch, n: int) -> EnvBatch:

@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.multiprocessing.spawn import start_processes
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -79,6 +81,7 @@ def messages(rank: int) -> dict[str, str]:
         "models": message(backward, make_model(seed=rank), processes="merge"),
         "fewer": message(backward, model, numbers=range(DOMAINS - rank), processes="average"),
         "sharded": message(sandmask.backward, [], sharded().named_parameters(), MASK, processes="merge"),
+        "in parallel": message(backward, in_parallel(), processes="merge"),
         "gathered": message(backward, sharded(), processes="merge"),  # by the forward pass
         "not a mask error": message(sandmask.backward, broken(rank), model.parameters(), MASK, processes="average"),
     }
@@ -90,6 +93,11 @@ def sharded() -> nn.Module:
     model = make_model()
     fully_shard(model)
     return model
+
+
+def in_parallel() -> nn.Module:
+    how = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(make_model(), init_device_mesh("cpu", (WORLD,)), how)
 
 
 def broken(rank: int) -> Iterator[Tensor]:
@@ -166,6 +174,7 @@ def test_moments_are_merged_when_gradients_are_set(results: list[dict[str, Any]]
         ("models", ["same model", "`0.weight`", "process 1"]),
         ("fewer", ["same number of environments", "Process 1"]),
         ("sharded", ["`0.weight` is a DTensor", "sharded"]),
+        ("in parallel", ["`0.weight` is a DTensor", "tensor parallelism"]),
         ("gathered", ["`0.weight` is managed by `fully_shard`", "sharded"]),
         ("not a mask error", ["In process 1 of the group: ZeroDivisionError: in the user's loss"]),
     ],

@@ -185,7 +185,7 @@ def test_workers_are_born_deaf_to_an_interrupt_and_a_second_one_of_the_driver_en
 
 def _signalled() -> bool:
     signal.raise_signal(signal.SIGTERM)
-    return stop_requested()
+    return bool(stop_requested())
 
 
 def test_a_deferred_signal_is_delivered_at_the_end_of_the_block() -> None:

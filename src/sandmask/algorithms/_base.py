@@ -67,6 +67,9 @@ class Algorithm(ABC):
     # it takes by `torch.func` have none: a network that stacks by kernels alone then trains one run after the other.
     stacks_by_kernels = True
 
+    # Whether several processes can divide its steps: the network is passed outside of transforms of `torch.func`.
+    divides = True
+
     linear_only = False  # whether the method takes the classifier for linear
 
     def __init__(self, problem: Problem) -> None:

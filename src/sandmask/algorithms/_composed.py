@@ -36,7 +36,7 @@ class Composed(Algorithm):
         self.objective, self.rule, self.sharpness = objective, rule, sharpness
         self.uses_context, self.averaged = objective.uses_context, objective.averaged
         self.training_only = objective.training_only + (() if rule is None else rule.training_only)
-        self.stacks_by_kernels = objective.stacks_by_kernels
+        self.stacks_by_kernels, self.divides = objective.stacks_by_kernels, objective.divides
         for part in (rule, sharpness):
             if part is not None:
                 part.network = self.network

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from sandmask.errors import SandmaskError
+from sandmask.functional.dividing import divided
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import Params
 from sandmask.networks import Network
@@ -50,8 +51,12 @@ class EnvironmentCopies(Network):
             result: Tensor = function(params, x, None if keys is None or drop is None else Dropout(drop.rate, keys))
             return result
 
+        def of_rows(x: Tensor, keys: Tensor | None) -> Tensor:
+            return self._each(of_one, copies, x, keys)
+
         keys = None if drop is None else _split(drop.keys, len(copies))
-        return self._each(of_one, copies, _split(x, len(copies)), keys).flatten(0, 1)
+        rows: Tensor = divided(of_rows, _split(x, len(copies)), keys, dim=1)
+        return rows.flatten(0, 1)
 
     def _each(self, function: Any, copies: "_Copies", x: Tensor, keys: Tensor | None) -> Tensor:
         if isinstance(copies.kept, list):

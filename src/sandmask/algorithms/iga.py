@@ -17,6 +17,7 @@ class IGA(ObjectiveAlgorithm):
 
     stacks_by_kernels = False
     by_environment = False
+    divides = False
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor

@@ -92,10 +92,11 @@ class _Status(ProgressColumn):
 class TrainingBar:
     """Shows a run's steps, loss, accuracies and rate; `update` takes the loop's reports."""
 
-    def __init__(self, spec: "RunSpec", folder: Path, progress: ShowProgress) -> None:
+    def __init__(self, spec: "RunSpec", folder: Path, progress: ShowProgress, *, tells: bool = True) -> None:
         self.spec = spec
         self.folder = folder
-        self.screen = choose_screen(progress)
+        self.screen = choose_screen(progress if tells else False)
+        self._tells = tells  # whether this process is the one that speaks for the run
         self.status = ""
         self._first: tuple[float, int] | None = None
         self._last_line = time.monotonic()
@@ -124,7 +125,7 @@ class TrainingBar:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        if isinstance(error, KeyboardInterrupt) and self._is_saved():
+        if isinstance(error, KeyboardInterrupt) and self._tells and self._is_saved():
             tell(f"Stopped. The run is saved in {self.folder}. Rerun the same command to continue.")
 
     def update(self, report: "Report") -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sandmask._torchrun import world_size
 from sandmask.algorithms import ALGORITHMS
 from sandmask.api._progress import Screen, say_on
 from sandmask.datasets import DATASETS, Dataset, ImageDataset, dataset_entry, load_dataset, take_inventory
@@ -98,6 +99,8 @@ def choose_workers(
     slurm: Mapping[str, str | int] | Sequence[str],
 ) -> Workers:
     """The workers that the options of a sweep describe."""
+    if world_size() > 1:
+        raise SandmaskError("A sweep has workers of its own. Run it without torchrun: see --workers and --device.")
     devices, count = device_list(device, workers)
     entry = EXECUTORS[executor]
     parameters = slurm_parameters(slurm)

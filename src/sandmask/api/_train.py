@@ -18,9 +18,10 @@ from sandmask.hparams import DEFAULT_SPACE
 from sandmask.loggers import Logger, requested_loggers
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, frame, parse_measures
-from sandmask.training import RunFolder, TrainedRun, choose_device, load_run, make_spec
+from sandmask.training import RunFolder, TrainedRun, load_run, make_spec
 from sandmask.training.folder import RECORDS
 from sandmask.training.loop import CHECKPOINT_SECONDS
+from sandmask.training.processes import check_alike, joined, own_device
 from sandmask.training.specs import leak_of
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def train(
     `KeyboardInterrupt`. The same call continues it; the result is the same as without the interruption. A finished run
     is read and not trained again.
 
+    In a script that torchrun started, the processes train the run together: all call this with the same arguments.
+
         run = sandmask.train("Spirals", "ANDMask", 0, steps=300, hparams={"tau": 0.5})
         run.accuracy              # by environment, after the last step
         run.frame()               # every evaluation
@@ -171,60 +174,66 @@ def train(
     :param progress: show a bar in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
     :return: the run, with its record.
     """
-    screen = choose_screen(progress)
-    load_plugins(paths(plugins))
-    loggers = requested_loggers(log, tensorboard)
-    entry = dataset_entry(os.fspath(dataset))
-    allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
-    data = load_dataset(entry, None if data_dir is None else Path(data_dir), **dict.fromkeys(allowed, True))
-    test_envs = [test_env] if isinstance(test_env, str | int) else test_env
-    spec = make_spec(
-        entry,
-        algorithm,
-        [resolve_environment(data, env) for env in test_envs],
-        steps=steps,
-        checkpoint_every=checkpoint_every,
-        hparams=hparams,
-        hparams_seed=hparams_seed,
-        trial_seed=trial_seed,
-        seed=seed,
-        space=space,
-        network=network,
-        weights=weights,
-        precision=precision,
-        averages=names(averages),
-        shared_init=shared_init,
-    )
-    measures = parse_measures(names(metrics))
-    for caution in (ALGORITHMS[spec.algorithm].caution(spec.hparams), leak_of(spec)):
-        if caution is not None:
-            tell(f"warning: {caution}")
-    folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
-    _say_what_is_there(folder, spec, extras=bool(loggers) or diagnostics or bool(measures))
-    announce(data, screen)
-    if not folder.finished(spec):
-        check_images(data, screen, keep=True)
-    with sigterm_raises(), TrainingBar(spec, folder.path, progress) as bar:
-        record = folder.train(
-            spec,
-            data,
-            choose_device(None if device is None else str(device)),
-            weights=weights,
-            compiled=compiled,
-            fast=fast,
-            diagnostics=diagnostics,
-            metrics=measures,
-            loggers=loggers,
-            on_progress=bar.update,
-            evaluating=bar.evaluating,
-            keep_checkpoint=keep_checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+    wanted = None if device is None else str(device)
+    with sigterm_raises(), joined(wanted) as ranks:
+        screen = choose_screen(progress if ranks.first else False)
+        with ranks.together():
+            load_plugins(paths(plugins))
+            loggers = requested_loggers(log, tensorboard)
+            entry = dataset_entry(os.fspath(dataset))
+            allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
+            data = load_dataset(entry, None if data_dir is None else Path(data_dir), **dict.fromkeys(allowed, True))
+            test_envs = [test_env] if isinstance(test_env, str | int) else test_env
+            spec = make_spec(
+                entry,
+                algorithm,
+                [resolve_environment(data, env) for env in test_envs],
+                steps=steps,
+                checkpoint_every=checkpoint_every,
+                hparams=hparams,
+                hparams_seed=hparams_seed,
+                trial_seed=trial_seed,
+                seed=seed,
+                space=space,
+                network=network,
+                weights=weights,
+                precision=precision,
+                averages=names(averages),
+                shared_init=shared_init,
+            )
+            measures = parse_measures(names(metrics))
+            folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
+            if ranks.first:
+                _say_what_to_know(folder, spec, extras=bool(loggers) or diagnostics or bool(measures))
+                announce(data, screen)
+            if not folder.finished(spec):
+                check_images(data, screen, keep=True)
+        check_alike(ranks, spec, data, diagnostics=diagnostics, metrics=measures)
+        with TrainingBar(spec, folder.path, progress, tells=ranks.first) as bar:
+            record = folder.train(
+                spec,
+                data,
+                own_device(ranks, wanted),
+                weights=weights,
+                compiled=compiled,
+                fast=fast,
+                diagnostics=diagnostics,
+                metrics=measures,
+                loggers=loggers,
+                on_progress=bar.update,
+                evaluating=bar.evaluating,
+                keep_checkpoint=keep_checkpoint,
+                checkpoint_seconds=checkpoint_seconds,
+                ranks=ranks,
+            )
     return Run(folder.path, record)
 
 
-def _say_what_is_there(folder: RunFolder, spec: RunSpec, *, extras: bool) -> None:
-    """Print a note if the run was trained before and is not simply finished."""
+def _say_what_to_know(folder: RunFolder, spec: RunSpec, *, extras: bool) -> None:
+    """Print what is unwise about a run, and a note if it was trained before and is not simply finished."""
+    for caution in (ALGORITHMS[spec.algorithm].caution(spec.hparams), leak_of(spec)):
+        if caution is not None:
+            tell(f"warning: {caution}")
     if not folder.has_model(spec):
         return
     if not folder.finished(spec):

@@ -22,6 +22,7 @@ from typer.main import get_command
 from sandmask._files import naming
 from sandmask._signals import TERMINATED, exit_status
 from sandmask._text import printable, printable_lines
+from sandmask._torchrun import OtherProcessError, first_to_say
 from sandmask._version import __version__
 from sandmask.cli._console import styled
 from sandmask.errors import SandmaskError
@@ -191,29 +192,41 @@ def _one_line() -> Iterator[None]:
     """Print user errors in one line; bugs keep their traceback."""
     try:
         yield
+    except OtherProcessError:
+        raise typer.Exit(2) from None
     except SandmaskError as error:
-        typer.echo(f"error: {printable_lines(str(error))}", err=True)
+        _say_error(printable_lines(str(error)))
         raise typer.Exit(2) from None
     except _UsageError as error:
         if said := _explained(error):
-            typer.echo(f"error: {printable(said)}", err=True)
+            _say_error(printable(said))
         raise typer.Exit(2) from None
     except OSError as error:
         if error.strerror is None or error.errno == errno.EPIPE:  # whoever read the output has seen enough: typer knows
             raise
         where = f"{printable(str(error.filename))}: " if error.filename is not None else _nameless(error)
         said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
-        typer.echo(f"error: {where}{said}.", err=True)
+        _say_error(f"{where}{said}.")
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
         status = exit_status(error)
-        typer.echo("\nterminated" if status == TERMINATED else "\ninterrupted", err=True)
+        _say("\nterminated" if status == TERMINATED else "\ninterrupted")
         raise typer.Exit(status) from None
     except Exception as error:
         if (failure := plugin_failure(error)) is None:
             raise
-        typer.echo(f"error: {failure}", err=True)
+        _say_error(failure)
         raise typer.Exit(2) from None
+
+
+def _say_error(text: str) -> None:
+    _say(f"error: {text}")
+
+
+def _say(text: str) -> None:
+    """Print a line on standard error, once, if torchrun started several processes that would say the same."""
+    if first_to_say(text):
+        typer.echo(text, err=True)
 
 
 def _nameless(error: OSError) -> str:

@@ -219,6 +219,7 @@ def devices(*, thorough: bool = False) -> Iterator[Finding]:
 
     yield _threads(torch.get_num_threads())
     yield _memory()
+    yield _processes()
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             yield _gpu(torch.device("cuda", number))
@@ -249,6 +250,14 @@ def _memory() -> Finding:
     if free < 2 * 2**30:
         return note("memory", f"{gibibytes(free)} free", "close other programs; image sets need several GiB")
     return ok("memory", f"{gibibytes(free)} free")
+
+
+def _processes() -> Finding:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        return note("torchrun", "this torch is built without it: a model trains in one process")
+    return ok("torchrun", f"one model in several processes, by gloo{' or nccl' * dist.is_nccl_available()}")
 
 
 def _gpu(device: "torch.device") -> Finding:

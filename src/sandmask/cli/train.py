@@ -7,6 +7,7 @@ import typer
 
 import sandmask
 from sandmask._text import printable, tell
+from sandmask._torchrun import is_first
 from sandmask.cli import _completion
 from sandmask.cli._completion import check_names
 from sandmask.cli._console import print_json, print_table
@@ -109,6 +110,8 @@ def train(
     The exit status is 0 if the run is done, 3 if it diverged (its loss became NaN or infinite), 2 for a mistake in the
     command, 130 after Ctrl-C and 143 after SIGTERM.
 
+    Several processes or GPUs train one model with torchrun, as in the last example.
+
     [bold]Examples[/bold]
 
     sandmask train Spirals ANDMask --test-env 5
@@ -116,6 +119,8 @@ def train(
     sandmask train PACS SANDMask --test-env sketch --precision bf16 --average sma
 
     sandmask train ./my_images ERM --test-env hospital_3 --network resnet18 --weights resnet18.safetensors
+
+    torchrun --standalone --nproc-per-node 4 -m sandmask train PACS SANDMask --test-env sketch
     """
     check_names(dataset, algorithm, plugin)
     run = sandmask.train(
@@ -150,10 +155,8 @@ def train(
         plugins=plugin or (),
         progress=False if json else "lines",
     )
-    if json:
-        print_json(_summary(run))
-    else:
-        _print(run)
+    if is_first():
+        print_json(_summary(run)) if json else _print(run)
     if run.record.status == "diverged":
         raise typer.Exit(DIVERGED)
 

@@ -40,7 +40,11 @@ class EnvBatch(NamedTuple):
 
     def environment(self, e: int) -> "EnvBatch":
         """The batch of one environment, with E = 1."""
-        return EnvBatch(*(field[e : e + 1] for field in self))
+        return self.part(range(e, e + 1))
+
+    def part(self, envs: range) -> "EnvBatch":
+        """The batch of some environments that follow each other."""
+        return EnvBatch(*(field[envs.start : envs.stop] for field in self))
 
     def take(self, order: Tensor) -> "EnvBatch":
         """The batch of the environments numbered in `order`, one after the other; a number may come twice."""

@@ -1,7 +1,8 @@
 """Merge the moments of all processes with all-reduce: the formula of Chan et al., as sums over processes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import Tensor
 from sandmask.gradients._processes import Message, exchange
 from sandmask.masks import GradientMoments, MaskError
 from sandmask.masks._layout import Layout
+from sandmask.masks._welford import Sums
 
 _BUCKET = 2**24  # elements that are added up at a time
 
@@ -52,7 +54,8 @@ def merge(
             like = torch.empty(shape, dtype=kept, device=_device(moments, named.get(layouts[0].names[i]), group))
             moments.open_slot(i, like, dtype)
     for bucket in buckets({i: (about[0].numel(), about[1]) for i, about in tensors.items()}):
-        _reduce([moments.position[i] for i in bucket], moments, total, group)
+        sums = moments.sums.take([moments.position[i] for i in bucket])
+        reduce_sums(sums, moments.count, total, partial(dist.all_reduce, group=group))
     moments.count = total
     return moments
 
@@ -88,21 +91,28 @@ def _exchange_shares(moments: GradientMoments, group: dist.ProcessGroup | None, 
     return shares
 
 
-def _reduce(positions: list[int], moments: GradientMoments, total: int, group: dist.ProcessGroup | None) -> None:
-    """Add up the moments at these positions: signs and means first, then deviations from the new mean."""
-    sums = moments.sums.take(positions)
+def reduce_sums(sums: Sums, count: int, total: int, add_up: Callable[[Tensor], object]) -> None:
+    """Merge the moments of `count` environments with those of other processes, `total` in all, in place.
+
+    Signs and means are added up first, then deviations from the new mean.
+
+    :param sums: the moments of this process.
+    :param count: the number of this process's environments.
+    :param total: the number of all of them.
+    :param add_up: adds up a tensor over processes, in place.
+    """
     parts = [sums.sign_sum, sums.mean] if sums.log_sum is None else [sums.sign_sum, sums.mean, sums.log_sum]
     vectors = [flat(tensors) for tensors in parts]
     half_mean = vectors[1] * 0.5
-    vectors[1] = half_mean * (moments.count / total)
+    vectors[1] = half_mean * (count / total)
     joined = torch.cat(vectors)
-    dist.all_reduce(joined, group=group)
+    add_up(joined)
     reduced = list(joined.chunk(len(parts)))
 
     m2 = flat(sums.m2)
-    if moments.count > 0:  # 0 * inf would be NaN
-        m2 = m2 + (half_mean - reduced[1]).square() * (4 * moments.count)
-    dist.all_reduce(m2, group=group)
+    if count > 0:  # 0 * inf would be NaN
+        m2 = m2 + (half_mean - reduced[1]).square() * (4 * count)
+    add_up(m2)
 
     # Weights such as 3/7 add up to 1 but for rounding: the mean of the largest numbers may come out as inf.
     largest = torch.finfo(half_mean.dtype).max

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from sandmask.errors import SandmaskError
 from sandmask.functional.compiling import Compiled
+from sandmask.functional.dividing import divided
 from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 from sandmask.functional.head import NARROW, head, linear_pair
@@ -190,14 +191,30 @@ class Network:
 
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Features [N, n_features] of inputs [N, ...]."""
+        features: Tensor = self._on_rows(self._features, params, x, drop)
+        return features
+
+    def _features(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         features = self._forward(params, x, drop)[..., : self.n_features]
         return features if self.dtype == torch.float32 else features.to(params["classifier.weight"].dtype)
 
     def stages(self, params: Params, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, list[Tensor]]:
         """The same, and what the featurizer has on the way to them, [N, channels, ...] each."""
+        found: tuple[Tensor, list[Tensor]] = self._on_rows(self._stages, params, x, drop)
+        return found
+
+    def _stages(self, params: Params, x: Tensor, drop: Dropout | None) -> tuple[Tensor, list[Tensor]]:
         features, stages = self._flat.call(params, self._lowered(x), drop, staged=True)
         exact = params["classifier.weight"].dtype
         return features[..., : self.n_features].to(exact), [stage.to(exact) for stage in stages]
+
+    def _on_rows(self, function: Callable[..., Any], params: Params, x: Tensor, drop: Dropout | None) -> Any:
+        """A pass through the network, whose rows several processes may divide."""
+
+        def of_rows(x: Tensor, keys: Tensor | None) -> Any:
+            return function(params, x, None if drop is None or keys is None else Dropout(drop.rate, keys))
+
+        return divided(of_rows, x, None if drop is None else drop.keys)
 
     def _lowered(self, x: Tensor) -> Tensor:
         """In the precision that the featurizer computes in."""
@@ -225,8 +242,12 @@ class Network:
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""
+        logits: Tensor = self._on_rows(self._logits, params, x, drop)
+        return logits
+
+    def _logits(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         if self._pairs and self._compiled is None:
             return self._flat(params, self._lowered(x), drop, True)
         if self.nonlinear:
-            return self.classify(params, self.features(params, x, drop))
+            return self.classify(params, self._features(params, x, drop))
         return head(self._forward(params, x, drop), params["classifier.weight"], params["classifier.bias"])

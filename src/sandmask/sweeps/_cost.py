@@ -16,9 +16,9 @@ from sandmask._memory import free_memory, read_accounts
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
 from sandmask.training import Progress, stack_key, train_stack
+from sandmask.training.building import build_algorithm
 from sandmask.training.evaluation import evaluation_steps
 from sandmask.training.specs import trains_alone
-from sandmask.training.stack import build_algorithm
 
 MOST = {"cpu": 64, "cuda": 512}  # runs in a stack; beyond these a machine is full
 GUESSED_OVERHEAD = 8.0  # bytes used for a byte that is counted, where nothing was measured

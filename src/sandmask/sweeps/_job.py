@@ -125,7 +125,7 @@ def run_job(job: Job) -> Outcome:
     folder.stacks.mkdir(parents=True, exist_ok=True)
 
     def asked_to_stop() -> bool:
-        return stop_requested() or stop_file(folder, options.session).exists()
+        return bool(stop_requested()) or stop_file(folder, options.session).exists()
 
     if asked_to_stop():
         return Outcome("stopped", stack)

@@ -1,5 +1,6 @@
 """Accuracy and loss of K runs on every environment's "in" and "out" split."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sandmask.algorithms import cross_entropy
 from sandmask.datasets import Dataset
+from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.records import RunSpec
 from sandmask.training.measures import Counter
 from sandmask.training.sampling import holdout_fraction, split_environment
@@ -42,7 +44,7 @@ class Evaluator:
     """Tallies groups of examples. Group 2e is environment e's "in" split, 2e + 1 its "out" split.
 
     It never waits for the device, so that it can be part of a captured program. `on_batch` is called after each batch.
-    `metrics` are the names of metrics beyond accuracy.
+    `metrics` are the names of metrics beyond accuracy. With `ranks`, several processes divide the examples.
     """
 
     on_batch: Evaluating = staticmethod(lambda _, __: None)
@@ -54,8 +56,10 @@ class Evaluator:
         device: torch.device,
         chunk: int,
         metrics: Sequence[str] = (),
+        ranks: Ranks = ALONE,
     ) -> None:
         self.dataset = dataset
+        self.ranks = ranks
         self.metrics = tuple(metrics)
         trials = sorted({spec.trial_seed for spec in specs})
         fraction = holdout_fraction(specs[0])  # runs of a stack have the same
@@ -67,7 +71,7 @@ class Evaluator:
         self._selects = torch.from_numpy(self._selection_weights(specs)).to(device)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
         self._belongs = torch.stack([self._membership(trial, len(dataset.labels)) for trial in groups], 1).to(device)
-        self._chunks = torch.split(torch.arange(len(dataset.labels), device=device), chunk)
+        self._chunks = _chunks(len(dataset.labels), chunk, ranks, device)
 
     @staticmethod
     def _groups(dataset: Dataset, trial: int, fraction: float) -> list[Tensor]:
@@ -105,11 +109,12 @@ class Evaluator:
             counts = counts + (right @ belongs).view(shape)
             losses = losses + (loss.double() @ belongs.double()).view(shape)
             done += len(indices)
-            self.on_batch(done, len(self.dataset.labels))
+            self.on_batch(done * self.ranks.size, len(self.dataset.labels))
+        counts, losses = self.ranks.sum(counts), self.ranks.sum(losses)
         return Tally(self._of_own_trial(counts), self._of_own_trial(losses), counter.values())
 
     def _counter(self) -> Counter:
-        return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device)
+        return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device, self.ranks)
 
     def _of_own_trial(self, sums: Tensor) -> Tensor:
         """Select each run's trial from sums [K, trials, G]: [K, G]."""
@@ -118,16 +123,18 @@ class Evaluator:
 
     def in_context(self, predict: Predict, batch_size: int = 64) -> Tally:
         """For methods that look at the whole batch: batches of one environment and one split, as DomainBed's."""
-        columns: list[list[Tensor]] = []
+        right = torch.zeros(self.shape, device=self._belongs.device)
+        loss = right.double()
         counter = self._counter()
         for group in range(self.shape[1]):
             self.on_batch(int(self._sizes[0, :group].sum()), int(self._sizes[0].sum()))
+            if group % self.ranks.size != self.ranks.rank:
+                continue
             members = torch.stack([trial[group] for trial in self._members])[self._trial_of_run]  # [K, n]
             batches = torch.split(members, batch_size, dim=1)
             scores = [self._score_batch(predict, indices, counter, group) for indices in batches]
-            columns.append([torch.stack(sums).sum(0) for sums in zip(*scores, strict=True)])
-        right, loss = (torch.stack(sums, dim=1) for sums in zip(*columns, strict=True))
-        return Tally(right, loss, counter.values())
+            right[:, group], loss[:, group] = (torch.stack(sums).sum(0) for sums in zip(*scores, strict=True))
+        return Tally(self.ranks.sum(right), self.ranks.sum(loss), counter.values())
 
     def _score_batch(self, predict: Predict, indices: Tensor, counter: Counter, group: int) -> tuple[Tensor, Tensor]:
         logits, labels = predict(self.dataset.inputs(indices)), self.dataset.labels[indices]
@@ -158,6 +165,14 @@ class Evaluator:
         """Accuracies from counts [..., K, G]; waits for the device."""
         fractions = counts.cpu().numpy().astype(np.float64) / np.maximum(self._sizes, 1)
         return Accuracies(fractions[..., 0::2], fractions[..., 1::2])
+
+
+def _chunks(count: int, size: int, ranks: Ranks, device: torch.device) -> Sequence[Tensor]:
+    """Numbers of examples that are evaluated together; every process has as many chunks as any other."""
+    own = torch.arange(count, device=device)[ranks.share(count)]
+    if ranks.size == 1:
+        return torch.split(own, size)
+    return torch.tensor_split(own, math.ceil(math.ceil(count / ranks.size) / size))
 
 
 def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

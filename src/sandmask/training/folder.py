@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
+from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.loggers import Logger, RunLog
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, averages_of, read_runs
 from sandmask.training.averaging import averaged_state
@@ -53,6 +54,7 @@ class RunFolder:
         evaluating: Evaluating | None = None,
         keep_checkpoint: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        ranks: Ranks = ALONE,
     ) -> RunRecord:
         """Train to the end, from the beginning or from where an earlier call was stopped.
 
@@ -62,41 +64,59 @@ class RunFolder:
 
         With `keep_checkpoint`, the checkpoint stays in the folder at the end, so that a later call with a larger number
         of steps continues from there.
+
+        With `ranks`, several processes train the run together. All of them call this with the same arguments; the first
+        one reads and writes the folder.
         """
-        self._prepare(spec)
-        if self.finished(spec):
-            averages = filter(Path.exists, map(self.average_path, averages_of(spec.options)))
-            for model in (self.path / MODEL, *averages):
-                load_checked(model)  # refuses a model that is damaged
-        else:
+        with ranks.together():
+            finished = ranks.first and self._is_finished(spec)
+        if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
-                # What may refuse comes before the first file: a mistake leaves nothing behind.
-                stack = Stack(
-                    [spec],
-                    dataset,
-                    device,
-                    weights=weights,
-                    compiled=compiled,
-                    diagnostics=diagnostics,
-                    metrics=metrics,
-                )
-                log = files.enter_context(RunLog(loggers, spec, dataset.environments)) if loggers else None
-                writer = files.enter_context(RecordWriter(self.path / RECORDS))
-                lines = _Lines(writer, spec, stack.dataset, log)
+                with ranks.together():
+                    # What may refuse comes before the first file: a mistake leaves nothing behind.
+                    stack = Stack(
+                        [spec],
+                        dataset,
+                        device,
+                        weights=weights,
+                        compiled=compiled,
+                        diagnostics=diagnostics,
+                        metrics=metrics,
+                        ranks=ranks,
+                    )
+                    lines = self._open(files, stack, loggers) if ranks.first else None
                 trainer = Trainer(
                     stack,
                     self.path / CHECKPOINT,
                     on_progress,
                     checkpoint_seconds=checkpoint_seconds,
                     fast=fast,
-                    on_evaluation=lines.add,
+                    on_evaluation=None if lines is None else lines.add,
                     evaluating=evaluating,
                 )
-                lines.catch_up(trainer)
-                self._complete(trainer, lines, keep_checkpoint=keep_checkpoint)
-                if log is not None:
-                    log.finish(self.record().status, [self.path / RECORDS, self.path / MODEL])
-        return self.record()
+                if lines is None:
+                    trainer.run()
+                else:
+                    lines.catch_up(trainer)
+                    self._complete(trainer, lines, keep_checkpoint=keep_checkpoint)
+        record: RunRecord = ranks.of_first(self.record() if ranks.first else None)
+        return record
+
+    def _is_finished(self, spec: RunSpec) -> bool:
+        """Prepare the folder for a run; whether it holds it already, with models that are not damaged."""
+        self._prepare(spec)
+        if not self.finished(spec):
+            return False
+        averages = filter(Path.exists, map(self.average_path, averages_of(spec.options)))
+        for model in (self.path / MODEL, *averages):
+            load_checked(model)  # refuses a model that is damaged
+        return True
+
+    def _open(self, files: ExitStack, stack: Stack, loggers: Sequence[Logger]) -> "_Lines":
+        """The files that a run writes as it trains, and its loggers."""
+        spec, dataset = stack.specs[0], stack.dataset
+        log = files.enter_context(RunLog(loggers, spec, dataset.environments)) if loggers else None
+        return _Lines(files.enter_context(RecordWriter(self.path / RECORDS)), spec, dataset, log)
 
     def _complete(self, trainer: Trainer, lines: "_Lines", *, keep_checkpoint: bool) -> None:
         """Train to the end and write the model."""
@@ -115,6 +135,8 @@ class RunFolder:
             raise
         if not keep_checkpoint:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
+        if lines.log is not None:
+            lines.log.finish(status, [self.path / RECORDS, self.path / MODEL])
 
     def average_path(self, average: str) -> Path:
         """The file of the model with averaged weights, such as model-sma.safetensors."""

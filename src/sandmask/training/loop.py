@@ -1,5 +1,6 @@
 """The training loop: steps, evaluations and checkpoints. It resumes after a crash at any moment."""
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from sandmask._signals import deferred, drop_signals
+from sandmask._torchrun import LostProcessError, say_once
 from sandmask.algorithms import Metrics, State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
@@ -22,6 +26,7 @@ from sandmask.training.history import History
 from sandmask.training.keeping import Keeper
 from sandmask.training.plateau import look
 from sandmask.training.precision import stack_settings
+from sandmask.training.processes import AgreedStop, check_equal
 from sandmask.training.stack import Stack, without_averages
 from sandmask.training.stack_models import save_models
 
@@ -69,14 +74,15 @@ class Trainer:
         self.on_progress = on_progress
         self.checkpoint_seconds = checkpoint_seconds
         self.on_evaluation = on_evaluation
-        if evaluating is not None:
-            stack.evaluator.on_batch = evaluating
+        self._stop = AgreedStop(stack.ranks)
+        if evaluating is not None or stack.ranks.size > 1:
+            stack.evaluator.on_batch = self._stop.within(evaluating)
         self.steps = stack.specs[0].steps
         self.pruned_at: dict[int, int] = {}
         self.stopping = False
         self.history = History(stack)
         self.keeper = Keeper(stack, keep)
-        self.program = Program(stack, self._resume(), fast=fast)
+        self.program = Program(stack, self._begin(), fast=fast and stack.ranks.size == 1)
         self._resumed = self.program.done
         self._told = self._saved = time.monotonic()
         self._given: deque[torch.cuda.Event] = deque()
@@ -94,7 +100,8 @@ class Trainer:
 
     def run(self) -> State:
         """Train to the end, until every run has diverged, or until it is `stopping`; return the final states."""
-        with stack_settings(self.stack.specs[0].precision, self.stack.device):
+        signals = (signal.SIGINT, signal.SIGTERM) if self.stack.ranks.size > 1 else ()
+        with deferred(*signals), stack_settings(self.stack.specs[0].precision, self.stack.device):
             self._run()
         return self.program.carry.state
 
@@ -102,15 +109,22 @@ class Trainer:
         over = False
         try:
             while True:
+                self._stop()
                 if self.done and is_evaluation_step(self.done - 1, self.steps, self.stack.specs[0].checkpoint_every):
                     over = self._evaluate()
                 if self.done == self.steps or over:
+                    self._stop(now=True)
                     break
                 if time.monotonic() - self._saved > self.checkpoint_seconds:
                     self.save()
                 self.program.advance(self._to_next_evaluation())
                 self._wait_for_earlier_work()
                 self.on_progress(Progress(self.done, self.steps))
+        except LostProcessError as error:
+            self.save()
+            say_once(f"error: {error}")  # now, while signals are deferred: torchrun ends the other processes, too
+            drop_signals()
+            raise
         except (KeyboardInterrupt, torch.OutOfMemoryError):
             self.save()
             raise
@@ -143,6 +157,7 @@ class Trainer:
         carry = self.program.carry
         finite = torch.isfinite(carry.state["params"]).all(-1)
         carry.diverged_at.copy_(torch.where((carry.diverged_at < 0) & ~finite, step, carry.diverged_at))
+        check_equal(self.stack.ranks, carry.state)
         right, metrics = self.program.evaluate()
         metrics = {**metrics, **self.stack.held_out(carry.state), **self._evaluate_swad(metrics["validation_loss"])}
         metrics |= self._look_at_plateau(step, metrics)
@@ -204,7 +219,9 @@ class Trainer:
             self._given.popleft().synchronize()
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint, in the first process."""
+        if not self.stack.ranks.first:
+            return
         carry = self.program.carry
         names = {"metrics": list(carry.sums), "curves": list(self.history.curves)}
         runs = [spec.id for spec in self.stack.specs]
@@ -222,11 +239,21 @@ class Trainer:
         nowhere = torch.full((self.stack.n_runs,), -1, device=self.stack.device)
         return Carry(self.stack.init(), {}, nowhere)
 
+    def _begin(self) -> Carry:
+        """The carry that the first process starts with."""
+        ranks = self.stack.ranks
+        with ranks.together():
+            carry = self._resume()
+        names = ranks.of_first(list(carry.sums))
+        carry.sums = {name: carry.sums.get(name, self.history.zeros(name)) for name in names}
+        ranks.copy_first(pytree.tree_leaves(carry.tree()))
+        return carry
+
     def _resume(self) -> Carry:
-        """The carry of the checkpoint, or a fresh one."""
+        """The carry of the checkpoint, which the first process reads, or a fresh one."""
         carry = self._start()
         self.keeper.start(carry.state)
-        if not self.checkpoint.exists():
+        if not self.stack.ranks.first or not self.checkpoint.exists():
             return carry
         metadata = load_metadata(self.checkpoint)
         if metadata.get("runs") != [spec.id for spec in self.stack.specs]:

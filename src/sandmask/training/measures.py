@@ -10,6 +10,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from sandmask.functional.ranks import ALONE, Ranks
+
 BINS = 15  # of confidence (Guo et al., 2017)
 _UNIT = 2**32  # in which confidences are counted
 
@@ -61,8 +63,16 @@ class Counter:
     Batches are added one after the other; it never waits for the device.
     """
 
-    def __init__(self, names: Sequence[str], n_runs: int, n_groups: int, n_classes: int, device: torch.device) -> None:
-        self.names, self.n_classes = names, n_classes
+    def __init__(
+        self,
+        names: Sequence[str],
+        n_runs: int,
+        n_groups: int,
+        n_classes: int,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.names, self.n_classes, self.ranks = names, n_classes, ranks
         needed = {count for name in names for count in _COMPUTED[name][1]}
         widths = {"surplus": BINS, "confusion": n_classes**2}
         self._counts = {
@@ -88,8 +98,12 @@ class Counter:
             counts.flatten(1).scatter_add_(1, groups * counts.shape[2] + places, amount)
 
     def values(self) -> dict[str, Tensor]:
-        """Each metric as [K, numbers] in float64: all "in" splits before all "out" splits."""
-        return {name: _by_split(_COMPUTED[name][0](self._counts)) for name in self.names}
+        """Each metric as [K, numbers] in float64: all "in" splits before all "out" splits.
+
+        Counts of all processes are added up, once.
+        """
+        counts = {name: self.ranks.sum(count) for name, count in self._counts.items()}
+        return {name: _by_split(_COMPUTED[name][0](counts)) for name in self.names}
 
 
 def _by_split(values: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,72 +14,35 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels
-from sandmask.algorithms import ALGORITHMS, Algorithm, Hparams, MaskedAlgorithm, Metrics, Problem, State
+from sandmask.algorithms import Hparams, Metrics, State
 from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
-from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional, random
-from sandmask.networks import Network, build_featurizer, normalization
+from sandmask.functional import EnvBatch, random
+from sandmask.functional.across_processes import AcrossProcesses
+from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.records import RunSpec, averages_of
 from sandmask.training.averaging import AT_ONCE, Average, average_metric, averaged_state, start_averages, step_averages
+from sandmask.training.building import build_algorithm, check_precision, choose_differentiator, prepared_for
 from sandmask.training.evaluation import Accuracies, Evaluator, Tally
 from sandmask.training.held_out import HeldOut
 from sandmask.training.plateau import PATIENCE, start_plateau
-from sandmask.training.precision import compute_dtype, temporary_precision
+from sandmask.training.processes import check_divides
 from sandmask.training.sampling import Sampler
 from sandmask.training.schedule import scheduled
 from sandmask.training.specs import (
     SHAPE_HPARAMS,
-    SIZE_HPARAMS,
     check_environments,
     check_measures,
     init_seed,
     stack_key,
 )
-from sandmask.training.stack_step import Step, looped_step, stacked_step
+from sandmask.training.stack_step import Step, divided_step, looped_step, stacked_step
 
-# Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
-LARGE_MODEL = 4_000_000
 EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
 _BESIDE = ("averages", "plateau")  # entries of the state that algorithms do not know
 _log = logging.getLogger(__name__)
 _INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step are for
-
-
-class Shapes(Protocol):
-    """The shapes that an algorithm is built for, from a dataset or a model file."""
-
-    @property
-    def environments(self) -> tuple[str, ...]:
-        """Their names, held-out ones included."""
-        ...
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Their names."""
-        ...
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        ...
-
-
-def build_algorithm(spec: RunSpec, dataset: Shapes, *, weights: str | None, dropout: bool) -> Algorithm:
-    """The algorithm of a spec, built for a dataset."""
-    sizes = {name: int(spec.hparams[name]) for name in SIZE_HPARAMS if name in spec.hparams}
-    featurizer = build_featurizer(spec.network, dataset.input_shape, sizes, weights)
-    problem = Problem(
-        featurizer=featurizer,
-        n_envs=len(dataset.environments) - len(spec.test_envs),
-        n_classes=len(dataset.classes),
-        input_shape=dataset.input_shape,
-        sizes=sizes,
-        dropout=dropout,
-        dtype=compute_dtype(spec.precision),
-    )
-    with temporary_precision(spec.precision):  # which decides what kernels a network has
-        return ALGORITHMS[spec.algorithm].build(problem)
 
 
 def _scaled(state: State, spec: RunSpec) -> State:
@@ -88,42 +51,10 @@ def _scaled(state: State, spec: RunSpec) -> State:
     return state if scale == 1.0 else {**state, "params": state["params"] * scale}
 
 
-def _differentiator(network: Network, n_runs: int, *, stacks: bool, kernels: bool) -> Differentiator:
-    """Choose how gradients are computed: together for small models, one after the other for large ones."""
-    if network.numel > LARGE_MODEL or not stacks:
-        return Autograd()
-    if n_runs == 1:
-        return Direct()
-    return AcrossRuns() if kernels else Functional()
-
-
-def _check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
-    """float16 has a small range, which takes scaling; that is done where each environment's gradient is on its own."""
-    if spec.precision == "fp16" and not (spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm)):
-        raise SandmaskError(
-            f"--precision fp16 is for gradient masks on the MLP only. Found {spec.algorithm} with {spec.network}. "
-            "Use tf32, which is as exact, or bf16."
-        )
-    if algorithm.network.embeds and compute_dtype(spec.precision) != torch.float32:
-        raise SandmaskError(
-            f"The network {spec.network} uses its inputs as indices, which --precision {spec.precision} would round. "
-            "Use fp32 or tf32."
-        )
-
-
 @cache
 def _say_why(network: str, reason: str) -> None:
     """Once a process: why a user's own network is not stacked."""
     _log.warning("Runs of the network %s train one after the other: %s.", network, reason)
-
-
-def _prepared_for(spec: RunSpec, dataset: Dataset) -> Dataset:
-    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
-    if not isinstance(dataset, ImageDataset):
-        return dataset
-    if not spec.hparams.get("data_augmentation", 1):
-        dataset = dataset.unaugmented()
-    return dataset.normalized_by(*normalization(spec.network))
 
 
 def without_averages(state: State) -> tuple[State, dict[str, Average]]:
@@ -134,7 +65,8 @@ def without_averages(state: State) -> tuple[State, dict[str, Average]]:
 class Stack:
     """Runs that differ in numbers only: seeds, trials, held-out environments, numeric hyperparameters.
 
-    It computes with the settings that torch has: inside of `stack_settings`, those of the runs' precision.
+    It computes with the settings that torch has: inside of `stack_settings`, those of the runs' precision. With
+    `ranks`, several processes compute it together.
     """
 
     def __init__(
@@ -147,6 +79,7 @@ class Stack:
         compiled: bool = False,
         diagnostics: bool = False,
         metrics: Sequence[str] = (),
+        ranks: Ranks = ALONE,
     ) -> None:
         if len({stack_key(spec) for spec in specs}) != 1:
             raise SandmaskError("These runs cannot train as one program: they differ in more than numbers.")
@@ -154,11 +87,13 @@ class Stack:
         check_measures(metrics, specs[0], dataset)
         self.specs = tuple(specs)
         self.device = device
-        self.dataset = _prepared_for(specs[0], dataset).to(device)
+        self.ranks = ranks
+        self.dataset = prepared_for(specs[0], dataset).to(device)
         rates = ("dropout", "mlp_dropout")
         drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
-        _check_precision(specs[0], self.algorithm)
+        check_precision(specs[0], self.algorithm)
+        check_divides(ranks, specs[0], self.algorithm, compiled=compiled)
         if compiled and self.algorithm.network.norms:
             raise SandmaskError("--compile is for frozen batch-norm. Leave it out, or leave out freeze_bn=0.")
         if compiled:
@@ -173,15 +108,11 @@ class Stack:
         self.stacks = network.stacks or (kernels and network.has_kernels and self.algorithm.stacks_by_kernels)
         if self.n_runs > 1 and not self.stacks and network.why_not_stacked:
             _say_why(specs[0].network, network.why_not_stacked)
-        differentiator = _differentiator(network, self.n_runs, stacks=self.stacks, kernels=kernels)
+        differentiator = choose_differentiator(network, self.n_runs, ranks, stacks=self.stacks, kernels=kernels)
         problem = replace(self.algorithm.problem, diagnostics=diagnostics)
         self.algorithm.use(problem.with_differentiator(differentiator))
         self.diagnostics = diagnostics
-        self._step: Step = (
-            (stacked_step(self.algorithm) or self.lift(self.algorithm.step, (0, 0, 0, 0)))
-            if self.stacks
-            else looped_step(self.algorithm)
-        )
+        self._step = self._choose_step()
         self.hparams = self._stack_hparams()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
@@ -191,8 +122,15 @@ class Stack:
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
         room = EVALUATED_ACTIVATIONS // self.n_runs if device.type != "cpu" else CACHED_ACTIVATIONS
         examples = room // activations
-        self.evaluator = Evaluator(self.dataset, specs, device, max(examples, 16), metrics)
+        self.evaluator = Evaluator(self.dataset, specs, device, max(examples, 16), metrics, ranks)
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
+
+    def _choose_step(self) -> Step:
+        step, dims = self.algorithm.step, (0, 0, 0, 0)
+        differentiate = self.algorithm.problem.differentiate
+        if isinstance(differentiate, AcrossProcesses):
+            return self.lift(divided_step(self.algorithm, differentiate, stacks=self.stacks), dims)
+        return (stacked_step(self.algorithm) or self.lift(step, dims)) if self.stacks else looped_step(self.algorithm)
 
     def _runs_at_a_time(self) -> int:
         """All of them; on a CPU, as many as keep a layer's activations in the cache."""

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import EnvBatch
+from sandmask.functional.across_processes import AcrossProcesses
 from sandmask.functional.differentiate import AT_ONCE_BYTES
 from sandmask.functional.tape.moment_tape import MomentTape
 from sandmask.gradients import OnePass, UnsupportedError
@@ -25,6 +26,7 @@ Step = Callable[[State, EnvBatch, Hparams, Tensor], tuple[State, Metrics]]
 
 
 Masked = MaskedAlgorithm | Composed  # with `terms` and `finish`
+Moments = Callable[[Masked, State, EnvBatch, Hparams, Tensor], tuple[TensorMoments, Tensor, State]]
 
 
 def masked(algorithm: Algorithm) -> Masked | None:
@@ -61,26 +63,67 @@ def looped_step(algorithm: Algorithm) -> Step:
     return steps
 
 
+def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks: bool) -> Step:
+    """The step of one run that several processes take together; a mask's own environments take the fastest way."""
+    by_mask = masked(algorithm)
+    if not isinstance(by_mask, MaskedAlgorithm):
+        return algorithm.step
+    found: Moments = _taped_moments if stacks else _one_pass_moments
+
+    def step(state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        def of_own(part: EnvBatch) -> tuple[TensorMoments, Tensor]:
+            return found(by_mask, state, part, hparams, key)[:2]
+
+        def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
+            return by_mask.risks(by_mask.network.unflatten(vector), batch, hparams)
+
+        try:
+            moments, values = differentiate.environment_moments(risks, state["params"], batch, of_own=of_own)
+        except UnsupportedError:  # in all processes, before anything is exchanged
+            return algorithm.step(state, batch, hparams, key)
+        return by_mask.update(state, moments, values, hparams)
+
+    return step
+
+
+def _taped_moments(
+    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+) -> tuple[TensorMoments, Tensor, State]:
+    """`moments_of_runs`, of one run."""
+    one: Any = pytree.tree_map(lambda t: t.unsqueeze(0), (state, batch, hparams, key))
+    moments, values, changes = moments_of_runs(algorithm, *one)
+    sums = (moments.sign_sum[0], moments.mean[0], moments.m2[0])
+    return TensorMoments(moments.count, *sums), values[0].detach(), _detached(changes)
+
+
 def _one_pass_step(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[State, Metrics]:
     """A step of one run whose environments' gradients come from one pass over all of them, where they fit."""
-    network, n_envs = algorithm.network, batch.n_envs
-    if network.compiled or network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
-        return algorithm.step(state, batch, hparams, key)
-    leaf = state["params"].detach().requires_grad_()
-    params = network.unflatten(leaf)
-    tape = OnePass(params, [batch.y.shape[1]] * n_envs)
     try:
-        with tape:
-            values, changes = algorithm.terms(params, state, batch, hparams, key)
-        tape.run(values.sum(), [leaf])
+        moments, values, changes = _one_pass_moments(algorithm, state, batch, hparams, key)
     except UnsupportedError:
         return algorithm.step(state, batch, hparams, key)
     with torch.no_grad():
+        return algorithm.finish(state, moments, values, changes, hparams)
+
+
+def _one_pass_moments(
+    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+) -> tuple[TensorMoments, Tensor, State]:
+    network, n_envs = algorithm.network, batch.n_envs
+    if network.compiled or network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
+        raise UnsupportedError("environments that do not fit, or should not share a pass")
+    leaf = state["params"].detach().requires_grad_()
+    params = network.unflatten(leaf)
+    tape = OnePass(params, [batch.y.shape[1]] * n_envs)
+    with tape:
+        values, changes = algorithm.terms(params, state, batch, hparams, key)
+    tape.run(values.sum(), [leaf])
+    with torch.no_grad():
         moments = GradientMoments.of_gradients(network.flatten_each(tape.gradients()), check_finite=False).of(0)
-        assert moments is not None
-        return algorithm.finish(state, moments, values.detach(), _detached(changes), hparams)
+    assert moments is not None
+    return moments, values.detach(), _detached(changes)
 
 
 def _objective_step(

@@ -1,0 +1,65 @@
+"""What torchrun tells each of the processes that it starts. It needs no torch, as the command line does at first."""
+
+import os
+import zlib
+from collections.abc import Mapping
+from datetime import timedelta
+
+from sandmask._text import tell
+from sandmask.errors import SandmaskError
+
+_TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PATIENCE = timedelta(seconds=5)  # for an answer of torchrun
+_said: set[str] = set()
+
+
+class LostProcessError(SandmaskError):
+    """Another process has stopped, or does not answer."""
+
+
+class OtherProcessError(SandmaskError):
+    """Another process has stopped with an error, which it reports itself."""
+
+
+def world_size(told: Mapping[str, str] = os.environ) -> int:
+    """Return the number of processes that torchrun started, and 1 without it.
+
+    :param told: the environment.
+    """
+    return int(told["WORLD_SIZE"]) if all(name in told for name in _TOLD) else 1
+
+
+def is_first(told: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this is the process that prints and writes: the first one, or the only one.
+
+    :param told: the environment.
+    """
+    return world_size(told) == 1 or told["RANK"] == "0"
+
+
+def say_once(text: str) -> None:
+    """Print a line on standard error, once if several processes say the same."""
+    if first_to_say(text):
+        tell(text)
+
+
+def first_to_say(text: str) -> bool:
+    """Return whether nobody has said this text: neither this process nor another one that torchrun started.
+
+    The processes ask torchrun, which outlives them. Where it does not answer, the first process is the one to say it.
+
+    :param text: the line.
+    """
+    if world_size() == 1:
+        return True
+    if text in _said:
+        return False
+    _said.add(text)
+    try:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=_PATIENCE)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return int(store.add(f"sandmask/said/{attempt}/{zlib.crc32(text.encode())}", 1)) == 1
+    except (ImportError, RuntimeError, ValueError):
+        return is_first()

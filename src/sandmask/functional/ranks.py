@@ -1,0 +1,107 @@
+"""The processes that train one run together, and what they exchange."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sandmask._torchrun import LostProcessError, OtherProcessError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Process `rank` of `size`. Every method that exchanges something has to be called by all of them.
+
+    Tensors are added up by `group`, on their device; everything else goes through `control`, on the CPU.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that prints and writes."""
+        return self.rank == 0
+
+    def share(self, count: int) -> slice:
+        """This process's part of `count` rows: as many as any other has, or one less."""
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def environments(self, n_envs: int) -> tuple[range, range]:
+        """The environments that this process takes, as many as any other, and the rest, which all take together."""
+        own = n_envs // self.size
+        return range(own * self.rank, own * (self.rank + 1)), range(own * self.size, n_envs)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over processes, in place: the same bits in all of them."""
+        if self.size > 1:
+            with _contact():
+                dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        """The largest value over processes of each element of a tensor on the CPU, in place."""
+        if self.size > 1:
+            with _contact():
+                dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
+        return tensor
+
+    def of_first(self, value: Any) -> Any:
+        """What the first process has; others pass anything."""
+        return self.of_all(value if self.first else None)[0]
+
+    def of_all(self, value: Any) -> list[Any]:
+        """What every process has, in their order."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        with _contact():
+            dist.all_gather_object(found, value, group=self.control)
+        return found
+
+    def copy_first(self, tensors: list[Tensor]) -> None:
+        """Replace the tensors' values by those of the first process."""
+        if self.size > 1:
+            with _contact():
+                for tensor in tensors:
+                    dist.broadcast(tensor, 0, group=self.group)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a block in which nothing is exchanged; if it fails in one process, no other goes on after it."""
+        try:
+            yield
+        except LostProcessError:
+            raise
+        except BaseException as error:
+            with suppress(LostProcessError):
+                self.of_all(error if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
+            raise
+        for rank, said in enumerate(self.of_all(None)):
+            if isinstance(said, KeyboardInterrupt):
+                raise said
+            if said is not None:
+                raise OtherProcessError(f"Process {rank} of {self.size} stopped: {said}")
+
+
+@contextmanager
+def _contact() -> Iterator[None]:
+    """Torch's errors, which differ between backends and versions, in our words."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise LostProcessError(
+            "Another process of this run has stopped or does not answer. Rerun the same command to continue from the "
+            "last checkpoint."
+        ) from error
+
+
+ALONE = Ranks()

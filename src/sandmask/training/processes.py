@@ -1,0 +1,186 @@
+"""Several processes that train one run: how they meet, what they refuse, and how they stop together."""
+
+import itertools
+import os
+import signal
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.utils import _pytree as pytree
+
+from sandmask._signals import TerminatedError, stop_requested
+from sandmask._torchrun import world_size
+from sandmask.algorithms import Algorithm, State
+from sandmask.datasets import Dataset
+from sandmask.errors import SandmaskError
+from sandmask.functional.ranks import ALONE, Ranks
+from sandmask.records import RunSpec
+from sandmask.training.evaluation import Evaluating
+from sandmask.training.precision import choose_device
+
+_PATIENCE = timedelta(minutes=10)  # with a process that does not answer
+_AGREE_SECONDS = 0.1  # between questions whether a process was told to stop
+_meetings = itertools.count()
+_APART = "Run it in one process, without torchrun."
+
+
+@contextmanager
+def joined(device: str | None) -> Iterator[Ranks]:
+    """The processes that torchrun started; without it, this process alone.
+
+    A process group that is there already is used.
+
+    :param device: where they will train, as for `own_device`.
+    """
+    is_there = dist.is_available() and dist.is_initialized()
+    size = dist.get_world_size() if is_there else world_size()
+    if size == 1:
+        yield ALONE
+        return
+    on_cpu = _own_of_many(device).type == "cpu"
+    if not is_there:
+        _meet("gloo" if on_cpu else "cpu:gloo,cuda:nccl")
+    try:
+        control = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
+        yield Ranks(dist.get_rank(), size, control if on_cpu else None, control)
+    finally:
+        if not is_there:
+            dist.destroy_process_group()
+
+
+def _meet(backend: str) -> None:
+    """Start a process group. A program may train several runs, each with a group and a part of the store of its own."""
+    try:
+        store, rank, size = _rendezvous()
+        place = PrefixStore(f"sandmask/{next(_meetings)}", store)
+        dist.init_process_group(backend, store=place, rank=rank, world_size=size, timeout=_PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise SandmaskError(f"The processes of this run do not reach each other: {reason}.") from error
+
+
+@cache
+def _rendezvous() -> tuple[Any, int, int]:
+    """The store that all processes reach, the number of this one, and how many there are."""
+    found: tuple[Any, int, int] = next(iter(rendezvous("env://", timeout=_PATIENCE)))
+    return found
+
+
+def own_device(ranks: Ranks, text: str | None) -> torch.device:
+    """The device that this process trains on.
+
+    :param ranks: the processes.
+    :param text: "cpu", "cuda" or None, as for `choose_device`; "cuda:1" in a single process.
+    """
+    return choose_device(text) if ranks.size == 1 else _own_of_many(text)
+
+
+def _own_of_many(text: str | None) -> torch.device:
+    """The CPU, or the GPU with the process's number on its machine."""
+    if text not in (None, "cuda") or not torch.cuda.is_available():
+        device = choose_device(text)
+        if device.type != "cpu":
+            raise SandmaskError(f"Several processes train on --device cpu, or on cuda, a GPU each. Found {text!r}.")
+        return device
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= count:
+        raise SandmaskError(f"Each process needs a GPU, and this machine has {count}. Use --nproc-per-node {count}.")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -> None:
+    """Refuse processes that were started with other arguments, or that have other data."""
+    labels = zlib.crc32(dataset.labels.cpu().numpy().data)
+    mine = {**_flat(spec.to_json()), **options, "data": (dataset.environments, dataset.classes, labels)}
+    first, *others = ranks.of_all(mine)
+    for rank, other in enumerate(others, start=1):
+        if odd := [name for name in {**first, **other} if first.get(name) != other.get(name)]:
+            raise SandmaskError(
+                f"Process {rank} trains another run than process 0: they differ in {', '.join(odd)}. Start all "
+                "processes with the same arguments and data; for several runs, use sandmask sweep."
+            )
+
+
+def _flat(spec: dict[str, Any]) -> dict[str, Any]:
+    """A spec with its hyperparameters and options by name."""
+    return {
+        **{name: value for name, value in spec.items() if not isinstance(value, dict)},
+        **{name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()},
+    }
+
+
+def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled: bool) -> None:
+    """Refuse a run that several processes cannot train together."""
+    if ranks.size == 1:
+        return
+    if not algorithm.divides:
+        raise SandmaskError(
+            f"{spec.algorithm} takes gradients inside of its objective, which processes cannot divide. {_APART}"
+        )
+    if algorithm.network.norms:
+        raise SandmaskError(f"With freeze_bn=0, batch-norm needs all examples in one process. {_APART}")
+    if compiled or spec.precision == "fp16":
+        option = "--compile" if compiled else "--precision fp16"
+        raise SandmaskError(f"{option} is for one process. Leave it out, or run without torchrun.")
+
+
+def check_equal(ranks: Ranks, state: State) -> None:
+    """Refuse to go on if processes have come to different numbers, as with different versions of a library."""
+    if ranks.size == 1:
+        return
+    sums = torch.stack([_sum_of_bits(leaf) for leaf in pytree.tree_leaves(state)])
+    largest = ranks.largest(torch.cat([sums, -sums]))
+    if (largest.view(2, -1).sum(0) != 0).any():
+        raise SandmaskError(
+            f"The processes of this run have different parameters after step {int(state['step'][0])}. Use the same "
+            "versions and hardware in all of them, and rerun to continue from the last checkpoint."
+        )
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    kind = torch.int32 if tensor.element_size() % 4 == 0 else torch.uint8
+    return tensor.reshape(-1).view(kind).sum(dtype=torch.int64).cpu()
+
+
+class AgreedStop:
+    """Raises `KeyboardInterrupt` in all processes at the same moment, once one of them has received a signal.
+
+    They ask each other about ten times per second. All have to call it at the same moments.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._asked = time.monotonic()
+        self._calls = self._next = 1  # since the last question, and until the next one
+
+    def __call__(self, *, now: bool = False) -> None:
+        """Raise if a process was told to stop. With `now` they ask each other in any case."""
+        self._next -= 1
+        if self.ranks.size == 1 or (self._next > 0 and not now):
+            return
+        seconds = time.monotonic() - self._asked
+        told, seconds = self.ranks.largest(torch.tensor([stop_requested(), seconds], dtype=torch.float64)).tolist()
+        if told:
+            raise TerminatedError if told == signal.SIGTERM else KeyboardInterrupt
+        rate = self._calls / max(seconds, 1e-6)
+        self._calls = self._next = max(1, min(int(rate * _AGREE_SECONDS), 2 * self._calls))
+        self._asked = time.monotonic()
+
+    def within(self, evaluating: Evaluating | None) -> Evaluating:
+        """A callback of an evaluation, in which they ask each other as well."""
+
+        def on_batch(done: int, total: int) -> None:
+            self()
+            if evaluating is not None:
+                evaluating(done, total)
+
+        return on_batch

@@ -54,8 +54,7 @@ def test_trains_like_modules(problem: Problem, batches: list[EnvBatch], hparams_
     sized = Problem(
         problem.featurizer, 3, problem.n_classes, problem.input_shape, sizes={"mlp_width": 8, "mlp_depth": 3}
     )
-    hparams = hparams_of("ADRMX", lr=3e-3, d_steps_per_g_step=1, **WEIGHTS)
-    batches = batches[:4]
+    hparams = hparams_of("ADRMX", lr=3e-3, d_steps_per_g_step=2, **WEIGHTS)
     losses, state = train("ADRMX", batches, hparams, problem=sized)
 
     start = train("ADRMX", [], hparams, problem=sized)[1]
@@ -85,7 +84,7 @@ def test_trains_like_modules(problem: Problem, batches: list[EnvBatch], hparams_
         loss = loss + 0.3 * (naive_contrast(a, labels) + naive_contrast(c, labels))
         for some in (optimizer, its_optimizer):
             some.zero_grad()
-        if (step + 1) % 2 < 1:
+        if (step + 1) % 3 < 2:
             confusion.backward()  # type: ignore[no-untyped-call]
             its_optimizer.step()
         else:

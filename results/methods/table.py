@@ -3,13 +3,23 @@
 `sandmask.paper.pages` copies its sections into the documentation.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sandmask import report
-from sandmask.reports import Cell, Table
+from sandmask.reports import Cell, RuleReport, Table
 
 HERE = Path(__file__).parent
-SETS = {"mnist": "ColoredMNIST", "spirals": "Spirals", "pacs": "PACS"}
+RULES = {"training-domain": "", "worst-training-domain": ", worst domain", "oracle": ", oracle"}  # and in column titles
+SETS = {
+    "cpu": "ColoredDigits",
+    "cpu-draws": "ColoredDigits",
+    "mnist": "ColoredMNIST",
+    "spirals": "Spirals",
+    "pacs": "PACS",
+}
+TITLES = {"cpu": "ColoredDigits: all methods", "cpu-draws": "ColoredDigits: eight draws"}
+HARD = "-90%"  # where the colour misleads
 
 
 def number(cell: Cell | None) -> str:
@@ -20,27 +30,40 @@ def number(cell: Cell | None) -> str:
     return f"{cell.mean:.1f}{error}{'*' if cell.have < cell.expected else ''}"
 
 
-def rows(by_validation: Table, by_oracle: Table) -> list[str]:
-    """The best method by training-domain validation first; many environments are shown by their mean alone."""
-    environments = by_validation.columns if len(by_validation.columns) <= 6 else ()
-    means = by_validation.averages
-    methods = sorted(by_validation.methods, key=lambda method: -(means[method].mean or 0.0))
-    titles = ["method", *environments, "mean", "mean, oracle"]
+def shown_environments(table: Table) -> tuple[str, ...]:
+    """The environments with a column of their own: the hard one if there is one, and all if they are few."""
+    if HARD in table.columns:
+        return (HARD,)
+    return table.columns if len(table.columns) <= 6 else ()
+
+
+def rows(rules: Sequence[RuleReport], dataset: str) -> list[str]:
+    """For each rule the mean over environments and those shown; the best method by the first rule comes first."""
+    first = rules[0].datasets[dataset]
+    shown = shown_environments(first)
+    means = ["mean"] if len(first.columns) > 1 else []
+    titles = ["method", *(f"{name}{RULES[rule.rule]}" for rule in rules for name in (*means, *shown))]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for method in methods:
-        cells = [by_validation.cells.get((method, name)) for name in environments]
-        cells += [means[method], by_oracle.averages.get(method)]
+    for method in sorted(first.methods, key=lambda method: -(first.averages[method].mean or 0.0)):
+        cells: list[Cell | None] = []
+        for rule in rules:
+            assert rule.averages is not None
+            cells += [rule.averages.cells.get((method, dataset)) for _ in means]
+            cells += [rule.datasets[dataset].cells.get((method, name)) for name in shown]
         lines.append(f"| {method} | {' | '.join(map(number, cells))} |")
     return lines
 
 
 def table(archive: Path, dataset: str) -> str:
     """The table of one dataset, in Markdown."""
-    found = report(archive, ["training-domain", "oracle"], metrics=[])
-    return "\n".join(rows(*(rule.datasets[dataset] for rule in found.rules)))
+    return "\n".join(rows(report(archive, list(RULES), metrics=[]).rules, dataset))
 
 
 if __name__ == "__main__":
-    archives = {dataset: HERE / f"{name}.records.parquet" for name, dataset in SETS.items()}
-    sections = [f"## {dataset}\n\n{table(file, dataset)}\n" for dataset, file in archives.items() if file.is_file()]
+    archives = {name: HERE / f"{name}.records.parquet" for name in SETS}
+    sections = [
+        f"## {TITLES.get(name, SETS[name])}\n\n{table(file, SETS[name])}\n"
+        for name, file in archives.items()
+        if file.is_file()
+    ]
     (HERE / "table.md").write_text("\n".join(["# All methods", "", *sections]), encoding="utf-8")

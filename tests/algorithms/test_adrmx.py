@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sandmask.algorithms import ALGORITHMS, Problem, State
-from sandmask.functional import EnvBatch, random
+from sandmask.algorithms._adrmx_parts import NonlinearHeads, contrast, pairs_of_classes
+from sandmask.functional import EnvBatch, make_batch, random
 
 Train = Callable[..., tuple[list[float], State]]
 MakeHparams = Callable[..., dict[str, Tensor]]
@@ -53,8 +54,7 @@ def test_trains_like_modules(problem: Problem, batches: list[EnvBatch], hparams_
     sized = Problem(
         problem.featurizer, 3, problem.n_classes, problem.input_shape, sizes={"mlp_width": 8, "mlp_depth": 3}
     )
-    hparams = hparams_of("ADRMX", lr=3e-3, d_steps_per_g_step=1, **WEIGHTS)
-    batches = batches[:4]
+    hparams = hparams_of("ADRMX", lr=3e-3, d_steps_per_g_step=2, **WEIGHTS)
     losses, state = train("ADRMX", batches, hparams, problem=sized)
 
     start = train("ADRMX", [], hparams, problem=sized)[1]
@@ -84,7 +84,7 @@ def test_trains_like_modules(problem: Problem, batches: list[EnvBatch], hparams_
         loss = loss + 0.3 * (naive_contrast(a, labels) + naive_contrast(c, labels))
         for some in (optimizer, its_optimizer):
             some.zero_grad()
-        if (step + 1) % 2 < 1:
+        if (step + 1) % 3 < 2:
             confusion.backward()  # type: ignore[no-untyped-call]
             its_optimizer.step()
         else:
@@ -97,3 +97,35 @@ def test_trains_like_modules(problem: Problem, batches: list[EnvBatch], hparams_
     torch.testing.assert_close(state["discriminator"], expected, rtol=1e-6, atol=1e-8)
     logits = ALGORITHMS["ADRMX"].build(sized).predict(state, batches[0].x[0])
     torch.testing.assert_close(logits, h1(nets[0](batches[0].x[0])).detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_contrast_of_few_examples_apart() -> None:
+    """At 120 degrees the small constants count; the example that is alone in its class has no positives."""
+    angles = torch.tensor([0.0, 120.0, 240.0, 90.0], dtype=torch.float64).deg2rad()
+    z, y = 3 * torch.stack([angles.cos(), angles.sin()], -1), [1, 1, 1, 0]
+    for chosen in ([0, 1, 2], [0, 1, 3], [0, 1, 2, 3], [0, 3]):
+        labels = [y[i] for i in chosen]
+        batch = make_batch(z[chosen].unsqueeze(0), torch.tensor([labels]), random.key_of(0))
+        expected = naive_contrast(z[chosen], labels).to(z.dtype)
+        torch.testing.assert_close(contrast(z[chosen], batch), expected, rtol=1e-9, atol=0)
+
+
+def test_pairs_are_of_one_class_and_a_class_needs_two() -> None:
+    y = torch.tensor([[0, 1, 0, 2, 1], [1, 1, 0, 0, 3]])
+    weight = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0, 0.0]])
+    batch, seen = make_batch(torch.zeros(2, 5, 1), y, random.key_of(0), weight), set()
+    for seed in range(40):
+        first, second, counts = pairs_of_classes(batch, 4, random.key_of(seed))
+        assert counts.tolist() == [True, True, False, False]
+        for label in (0, 1):
+            assert y.flatten()[first[label]] == y.flatten()[second[label]] == label
+            seen.add((first[label].item(), second[label].item()))
+    members = ([0, 2, 8], [1, 4, 5, 6])  # without padding
+    assert seen == {(i, j) for some in members for i in some for j in some if i != j}
+
+
+def test_heads_halve_the_width_twice() -> None:
+    layers = [m for m in NonlinearHeads(40, 3, 12).heads["domain"] if isinstance(m, nn.Linear)]  # type: ignore[attr-defined]
+    assert [(m.in_features, m.out_features) for m in layers] == [(40, 20), (20, 12), (12, 12)]
+    layers = [m for m in NonlinearHeads(40, 3, 12).heads["label"] if isinstance(m, nn.Linear)]  # type: ignore[attr-defined]
+    assert [m.out_features for m in layers] == [20, 10, 3]

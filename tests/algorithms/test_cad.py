@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandmask.algorithms import Problem, State
-from sandmask.functional import EnvBatch
+from sandmask.algorithms._pairs import pairs_of
+from sandmask.algorithms.cad import bottleneck
+from sandmask.functional import EnvBatch, make_batch, random
 
 Minibatches = list[tuple[Tensor, Tensor]]
 MakeHparams = Callable[..., dict[str, Tensor]]
@@ -50,6 +52,16 @@ def test_trains_like_loops(
 
     options = {"is_flipped": float(flipped), "is_normalized": float(normalized)}
     assert_minimizes(name, hparams_of(name, lmbda=2, temperature=0.5, **options), naive)
+
+
+@pytest.mark.parametrize("flipped", [True, False])
+@pytest.mark.parametrize("conditional", [True, False])
+def test_an_example_alone_in_its_class_does_not_count(flipped: bool, conditional: bool) -> None:
+    z = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y, d = [0, 0, 1, 2, 1, 0], [0, 0, 0, 1, 1, 1]
+    pairs = pairs_of(make_batch(z.view(2, 3, 3), torch.tensor(y).view(2, 3), random.key_of(0)))
+    found = 0.5 / 0.07 * bottleneck(z @ z.T / 0.5, pairs, torch.tensor(flipped), conditional)
+    torch.testing.assert_close(found, naive_penalty(z, y, d, 0.5, flipped, conditional))
 
 
 @pytest.mark.parametrize("name", ["CAD", "CondCAD"])

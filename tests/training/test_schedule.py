@@ -1,16 +1,17 @@
 """Learning-rate schedules against torch's, and in stacks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau, StepLR
 
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RunSpec
+from sandmask.records import RunRecord, RunSpec
 from sandmask.training import Progress, train_stack
 from sandmask.training.plateau import look, plateau_factor, start_plateau
 from sandmask.training.schedule import lr_factor, scheduled
@@ -92,7 +93,7 @@ def test_the_plateau_is_the_one_of_torch_until_it_stops() -> None:
     for step, loss in enumerate(losses):
         for _ in range(2):  # as after an interruption: a second look at the same evaluation
             plateau = look(plateau, loss, step, {"lr_patience": patience, "linear_steps": torch.full((3,), 4.0)})
-        found.append(plateau_factor(plateau))
+        found.append(plateau_factor(plateau["drops"]))
     for run in (0, 1):
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         schedule = ReduceLROnPlateau(optimizer, factor=0.1, patience=int(patience[run]))
@@ -120,5 +121,42 @@ def test_rates_drop_where_the_loss_stays_and_a_resumed_run_is_the_same(
     parts = train_stack(specs, dataset, cpu, tmp_path / "parts")
     for one, other in zip(whole, parts, strict=True):
         assert one.metrics["lr_drops"].tolist() == other.metrics["lr_drops"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    with pytest.raises(SandmaskError, match="lr_patience needs validation examples"):
-        spec_of(hparams={"lr_patience": 1, "full_data": 1})
+
+
+def test_a_run_with_the_drops_of_another_is_the_same_run(spec_of: Specs, dataset: Dataset, tmp_path: Path) -> None:
+    """To the bit, averaged weights included, also after the third drop, which ends the training."""
+
+    def trained(name: str, hparams: Sequence[dict[str, float]]) -> list[RunRecord]:
+        given = [{"lr": 0.3, "sma_start": 5, **own} for own in hparams]
+        specs = [
+            spec_of(seed=k, steps=61, checkpoint_every=3, averages=["sma"], hparams=h) for k, h in enumerate(given)
+        ]
+        return train_stack(specs, dataset, torch.device("cpu"), tmp_path / name)
+
+    searched = trained("searched", [{"lr_patience": 1}] * 2)
+    drops = [run.steps[1:][np.diff(run.metrics["lr_drops"]) > 0] for run in searched]
+    assert drops[0].tolist() != drops[1].tolist()
+    assert {len(steps) for steps in drops} == {3}
+    assert max(steps[-1] for steps in drops) < 55
+    repeated = trained("repeated", [{f"lr_drop_step_{k}": int(step) for k, step in enumerate(own, 1)} for own in drops])
+    for one, other in zip(searched, repeated, strict=True):
+        assert one.metrics.keys() == {*other.metrics, "lr_drops"}
+        for name, values in other.metrics.items():
+            np.testing.assert_array_equal(values, one.metrics[name], err_msg=name)
+        np.testing.assert_array_equal(other.accuracy_in, one.accuracy_in)
+        averaged = other.metrics["average/sma/validation_loss"]
+        assert averaged[-1] == averaged[-2] != other.metrics["validation_loss"][-1]  # it does not approach that
+
+
+@pytest.mark.parametrize(
+    ("hparams", "said"),
+    [
+        ({"full_data": 1}, "lr_patience needs validation examples"),
+        ({"lr_drop_step_1": 5}, "lr_patience decides when"),
+    ],
+)
+def test_patience_needs_validation_examples_or_the_drops_of_another_run(
+    spec_of: Specs, hparams: dict[str, float], said: str
+) -> None:
+    with pytest.raises(SandmaskError, match=said):
+        spec_of(hparams={"lr_patience": 1, **hparams})

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandmask.algorithms._base import cross_entropy
+from sandmask.algorithms._pairs import pairs_of
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch
 
@@ -40,12 +41,10 @@ def contrast(features: Tensor, batch: EnvBatch) -> Tensor:
     q_ij = e_ij / (sum_(k != i) e_ik + 2e-5), e_ij = exp(cos(z_i, z_j) / 0.07): the published weight of 1/2 on pairs
     within an environment, and of 1/2 on the others, cancels but for the constant.
     """
-    true, y = batch.weight.flatten() > 0, batch.y.flatten()
-    numbers = torch.arange(len(y), device=y.device)
-    other = true & true.unsqueeze(-1) & (numbers != numbers.unsqueeze(-1))
-    positive = other & (y == y.unsqueeze(-1))
+    pairs = pairs_of(batch)
+    positive = pairs.other & pairs.same_class
     unit = F.normalize(features, dim=-1)
-    exponentials = torch.where(other, torch.exp(unit @ unit.T / TEMPERATURE), 0.0)
+    exponentials = torch.where(pairs.other, torch.exp(unit @ unit.T / TEMPERATURE), 0.0)
     share = exponentials / (exponentials.sum(-1, keepdim=True) + 2.0 * EPSILON)
     counts = positive.sum(-1)
     means = torch.where(positive, -torch.log(share + EPSILON), 0.0).sum(-1) / counts.clamp_min(1)
@@ -69,5 +68,4 @@ def masked_mean_loss(losses: Tensor, counts: Tensor) -> Tensor:
 
 def environment_loss(logits: Tensor, batch: EnvBatch) -> Tensor:
     """The cross-entropy of the environments' numbers, of logits [N, E]."""
-    numbers = torch.arange(batch.n_envs, device=logits.device).unsqueeze(1).expand(batch.y.shape)
-    return batch.mean(cross_entropy(batch.split(logits), numbers)).mean()
+    return batch.mean(cross_entropy(batch.split(logits), batch.environments)).mean()

@@ -4,12 +4,20 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from sandmask.algorithms._base import Algorithm, Hparams, Metrics, Problem, State, cross_entropy, environment_risks
-from sandmask.algorithms._discriminator import Discriminator, discriminator_dropout, one_hot, step_where
-from sandmask.functional.adam import adam_init
+from sandmask.algorithms._base import (
+    Algorithm,
+    Hparams,
+    Metrics,
+    Problem,
+    State,
+    cross_entropy,
+    environment_risks,
+    one_hot,
+    trained,
+)
+from sandmask.algorithms._discriminator import Discriminator, discriminator_dropout, step_where
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule, Params
-from sandmask.hparams import seed_hash
 
 
 class Adversarial(Algorithm):
@@ -32,8 +40,7 @@ class Adversarial(Algorithm):
 
     def extra_state(self, seed: int) -> State:
         """The discriminator and its optimizer."""
-        vector = self.discriminator.init(seed_hash(seed, "discriminator"))
-        return {"discriminator": vector, "discriminator_adam": adam_init(vector)}
+        return trained("discriminator", self.discriminator, seed)
 
     def example_weights(self, batch: EnvBatch) -> Tensor:
         """The weight v [E, B] of each example in the discriminator's loss."""
@@ -75,7 +82,7 @@ class Adversarial(Algorithm):
             z = z + self.discriminator(params, "embedding", classes)
         drop = discriminator_dropout(self.problem, batch, hparams)
         logits, pull_back = vjp(lambda z: self.discriminator(params, "logits", z, drop), z)  # type: ignore[misc]
-        envs = torch.arange(batch.n_envs, device=z.device).unsqueeze(1).expand(batch.y.shape)
+        envs = batch.environments
         loss = (self.example_weights(batch) * cross_entropy(batch.split(logits), envs)).sum()
         # Cross-entropy's gradient by the logits is softmax minus one-hot; `pull_back` takes it on to z.
         (slope,) = pull_back(logits.softmax(-1) - one_hot(envs, batch.n_envs).flatten(0, 1))

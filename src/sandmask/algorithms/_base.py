@@ -14,8 +14,8 @@ from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.differentiate import Differentiator, Functional
 from sandmask.functional.dropout import Dropout
-from sandmask.functional.flat import Params
-from sandmask.hparams import Hparam, Like
+from sandmask.functional.flat import FlatModule, Params
+from sandmask.hparams import Hparam, Like, seed_hash
 from sandmask.networks import Featurizer, Network
 from sandmask.registry import Registry, parts_of
 
@@ -165,6 +165,7 @@ class ObjectiveAlgorithm(Algorithm):
     # Whether parameters enter through `self.network` alone: masks then know whose gradient is whose.
     by_environment = True
     changes_at: tuple[str, ...] = ()  # the hyperparameters that are steps at which Adam is reset
+    later_lr: str | None = None  # the hyperparameter that takes the place of `lr` from the first of these steps on
 
     @abstractmethod
     def objective(
@@ -179,7 +180,10 @@ class ObjectiveAlgorithm(Algorithm):
 
     def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
         """The hyperparameters with the learning rate of this step."""
-        return hparams
+        if self.later_lr is None:
+            return hparams
+        later = step >= hparams[self.changes_at[0]]
+        return {**hparams, "lr": torch.where(later, hparams[self.later_lr], hparams["lr"])}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
@@ -248,6 +252,17 @@ def adam_update(params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hpar
     return adam_step(params, gradient, adam, hparams["lr"], hparams["weight_decay"], betas, decoupled)
 
 
+def switched(state: State, hparams: Hparams, at: str, after: str, before: float = 0.0) -> Tensor:
+    """The hyperparameter `after` from the step `at` (another hyperparameter) on, and the number `before` until then."""
+    return torch.where(state["step"] >= hparams[at], hparams[after], before)
+
+
+def trained(name: str, module: FlatModule, seed: int) -> State:
+    """The entries of the state for a further network with an Adam of its own: `name` and `<name>_adam`."""
+    vector = module.init(seed_hash(seed, name))
+    return {name: vector, f"{name}_adam": adam_init(vector)}
+
+
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy of every example.
 
@@ -258,6 +273,11 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none")
     return losses.view(y.shape)
+
+
+def one_hot(labels: Tensor, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Labels [...] as rows [..., n]."""
+    return (labels.unsqueeze(-1) == torch.arange(n, device=labels.device)).to(dtype)
 
 
 def environment_risks(logits: Tensor, batch: EnvBatch) -> Tensor:

@@ -62,8 +62,3 @@ class Discriminator(nn.Module):
             return x.to(self.embedding.dtype) @ self.embedding
         logits: Tensor = self.mlp(x, drop)
         return logits
-
-
-def one_hot(labels: Tensor, n: int) -> Tensor:
-    """Labels [...] as float32 rows [..., n]."""
-    return (labels.unsqueeze(-1) == torch.arange(n, device=labels.device)).to(torch.float32)

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sandmask.algorithms._base import one_hot
 from sandmask.functional.batch import EnvBatch
 
 
@@ -26,10 +26,8 @@ class Examples(NamedTuple):
     @classmethod
     def of(cls, features: Tensor, batch: EnvBatch, n_classes: int) -> "Examples":
         """Those of a batch."""
-        onehot = batch.y.unsqueeze(-1) == torch.arange(n_classes, device=batch.y.device)
-        weight = batch.weight.to(features.dtype)
-        share = (weight / weight.sum(-1, keepdim=True)).unsqueeze(-1)
-        return cls(features, onehot.to(features.dtype), share)
+        dtype = features.dtype
+        return cls(features, one_hot(batch.y, n_classes, dtype), batch.shares(dtype).unsqueeze(-1))
 
     def detach(self) -> "Examples":
         """The same as constants."""

@@ -1,4 +1,4 @@
-"""Base class of CORAL and MMD: the risk plus a weighted distance between the environments' features."""
+"""Moments of features, and the base class of CORAL and MMD: the risk plus a distance between environments."""
 
 from abc import abstractmethod
 
@@ -10,6 +10,17 @@ from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 GAMMA = Hparam("mmd_gamma", 1.0, LogUniform(10, -1, 1), NON_NEGATIVE)
+
+
+def centred_features(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each environment's mean feature [E, D], the features less that (0 for padding) [E, B, D], and B - 1 or 1 [E, 1].
+
+    The last is what unbiased variances and covariances are divided by.
+    """
+    weight = weight.unsqueeze(-1)
+    count = weight.sum(1)
+    means = (features * weight).sum(1) / count
+    return means, (features - means.unsqueeze(1)) * weight, (count - 1.0).clamp_min(1.0)
 
 
 class MatchingAlgorithm(ObjectiveAlgorithm):

@@ -13,8 +13,8 @@ class Parts:
         self._network = network
         self._slots = [slot for slot in network.slots if slot.name.startswith("classifier")]
         assert tuple(self._slots) == network.slots[-len(self._slots) :]
-        self.n_head = sum(slot.numel for slot in self._slots)
-        self._sizes = [network.numel - self.n_head, self.n_head]
+        n_head = sum(slot.numel for slot in self._slots)
+        self._sizes = [network.numel - n_head, n_head]
 
     def split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """The featurizer's part and the classifier's."""

@@ -22,6 +22,7 @@ from sandmask.algorithms._base import (
     State,
     cross_entropy,
     environment_risks,
+    trained,
 )
 from sandmask.algorithms._discriminator import Discriminator, discriminator_dropout, step_where
 from sandmask.functional.adam import adam_init
@@ -66,13 +67,11 @@ class ADRMX(Algorithm):
         """The domain featurizer (with a classifier that is not used), heads, discriminator and optimizers."""
         domain = self.network.init(seed_hash(seed, "domain"))
         heads = self.heads.init(seed_hash(seed, "heads"))
-        discriminator = self.discriminator.init(seed_hash(seed, "discriminator"))
         return {
             "domain": domain,
             "heads": heads,
-            "discriminator": discriminator,
+            **trained("discriminator", self.discriminator, seed),
             "adam": adam_init(torch.cat([domain, domain, heads])),
-            "discriminator_adam": adam_init(discriminator),
         }
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:

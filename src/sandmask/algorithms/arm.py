@@ -5,11 +5,19 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State, environment_risks
-from sandmask.functional.adam import adam_init
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    Hparams,
+    Metrics,
+    State,
+    environment_risks,
+    trained,
+)
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule
-from sandmask.hparams import COUNT, Constant, Hparam, seed_hash
+from sandmask.hparams import COUNT, Constant, Hparam
 from sandmask.networks import MLP, Network
 
 _HIDDEN = 64
@@ -38,8 +46,7 @@ class ARM(Algorithm):
 
     def extra_state(self, seed: int) -> State:
         """The context network and its optimizer."""
-        vector = self.context.init(seed_hash(seed, "context"))
-        return {"context": vector, "context_adam": adam_init(vector)}
+        return trained("context", self.context, seed)
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of both networks."""

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from sandmask.algorithms._adversarial import Adversarial
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
-from sandmask.algorithms._discriminator import HPARAMS, one_hot
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, one_hot
+from sandmask.algorithms._discriminator import HPARAMS
 from sandmask.functional.batch import EnvBatch
 
 

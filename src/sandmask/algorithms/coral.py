@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
-from sandmask.algorithms._matching import GAMMA, MatchingAlgorithm
+from sandmask.algorithms._matching import GAMMA, MatchingAlgorithm, centred_features
 
 
 class CORAL(MatchingAlgorithm):
@@ -20,12 +20,8 @@ class CORAL(MatchingAlgorithm):
 
 def feature_moments(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Means [E, D] and unbiased covariances [E, D, D] of each environment's features [E, B, D]."""
-    weight = weight.unsqueeze(-1)
-    count = weight.sum(1)
-    means = (features * weight).sum(1) / count
-    centred = (features - means.unsqueeze(1)) * weight  # a weight is 0 or 1, so its square is itself
-    scatter = centred.transpose(1, 2) @ centred
-    return means, scatter / (count - 1.0).clamp_min(1.0).unsqueeze(-1)
+    means, centred, free = centred_features(features, weight)
+    return means, centred.transpose(1, 2) @ centred / free.unsqueeze(-1)
 
 
 def mean_pairwise_square(values: Tensor) -> Tensor:

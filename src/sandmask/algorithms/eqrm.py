@@ -36,6 +36,7 @@ class EQRM(ObjectiveAlgorithm):
     """
 
     changes_at = ("eqrm_burnin_iters",)
+    later_lr = "eqrm_lr"
 
     def __init__(self, problem: Problem) -> None:
         if problem.n_envs < 2:
@@ -49,11 +50,6 @@ class EQRM(ObjectiveAlgorithm):
         risks = environment_risks(self.logits(params, batch, hparams), batch)
         burnt_in = state["step"] >= hparams["eqrm_burnin_iters"]
         return torch.where(burnt_in, quantile(risks, hparams["eqrm_quantile"]), risks.mean()), {}
-
-    def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
-        """With the learning rate of the phase."""
-        burnt_in = step >= hparams["eqrm_burnin_iters"]
-        return {**hparams, "lr": torch.where(burnt_in, hparams["eqrm_lr"], hparams["lr"])}
 
 
 def quantile(risks: Tensor, alpha: Tensor) -> Tensor:

@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+    one_hot,
+    switched,
+)
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Hparam, IntUniform, LogUniform, Uniform
@@ -34,7 +43,7 @@ class Fishr(ObjectiveAlgorithm):
         now, ema = gradient_variances(features, logits, batch), hparams["ema"]
         smooth = now + ema / (1.0 - ema) * state["variances"]
         penalty = (smooth - smooth.mean(0)).square().mean()
-        weight = torch.where(state["step"] >= hparams["penalty_anneal_iters"], hparams["lambda"], 0.0)
+        weight = switched(state, hparams, "penalty_anneal_iters", "lambda")
         changes = {"variances": (1.0 - ema) * smooth.detach()}
         return environment_risks(logits, batch).mean() + weight * penalty, changes
 
@@ -45,11 +54,9 @@ def gradient_variances(features: Tensor, logits: Tensor, batch: EnvBatch) -> Ten
     An example's gradient is (p - y) z^T with p = softmax(logits), y one-hot and z the features followed by a 1, so
     that two products of matrices give the moments.
     """
-    onehot = batch.y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=batch.y.device)
-    errors = (logits.softmax(-1) - onehot.to(logits.dtype)).transpose(1, 2)
+    errors = (logits.softmax(-1) - one_hot(batch.y, logits.shape[-1], logits.dtype)).transpose(1, 2)
     inputs = torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)
-    weight = batch.weight.to(errors.dtype).unsqueeze(1)
-    share = weight / weight.sum(-1, keepdim=True)
+    share = batch.shares(errors.dtype).unsqueeze(1)
     mean = (errors * share) @ inputs
     return (errors.square() * share) @ inputs.square() - mean.square()
 

@@ -1,9 +1,17 @@
 """The information bottleneck for empirical risk minimization (Ahuja et al., NeurIPS 2021)."""
 
-import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+    switched,
+)
+from sandmask.algorithms._matching import centred_features
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
@@ -39,16 +47,13 @@ class IBERM(ObjectiveAlgorithm):
 
 def bottleneck_weight(state: State, hparams: Hparams) -> Tensor:
     """The weight of the bottleneck at this step."""
-    return torch.where(state["step"] >= hparams["ib_penalty_anneal_iters"], hparams["ib_lambda"], 0.0)
+    return switched(state, hparams, "ib_penalty_anneal_iters", "ib_lambda")
 
 
 def feature_variances(features: Tensor, weight: Tensor) -> Tensor:
     """The mean over features of their unbiased variance in each environment: [E, B, F] -> [E]."""
-    weight = weight.unsqueeze(-1)
-    count = weight.sum(1)
-    means = (features * weight).sum(1) / count
-    scatter = ((features - means.unsqueeze(1)).square() * weight).sum(1)
-    return (scatter / (count - 1.0).clamp_min(1.0)).mean(-1)
+    _, centred, free = centred_features(features, weight)
+    return (centred.square().sum(1) / free).mean(-1)
 
 
 ALGORITHMS.register(

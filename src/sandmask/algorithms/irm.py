@@ -1,9 +1,17 @@
 """Invariant risk minimization (Arjovsky et al., 2019)."""
 
-import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+    one_hot,
+    switched,
+)
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
@@ -33,7 +41,7 @@ class IRM(ObjectiveAlgorithm):
 
 def irm_weight(state: State, hparams: Hparams) -> Tensor:
     """The weight of the penalty at this step."""
-    return torch.where(state["step"] >= hparams["irm_penalty_anneal_iters"], hparams["irm_lambda"], 1.0)
+    return switched(state, hparams, "irm_penalty_anneal_iters", "irm_lambda", before=1.0)
 
 
 def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
@@ -43,9 +51,7 @@ def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
     independent halves.
     """
     slopes = scale_derivative(logits, batch.y)
-    # Places count true examples only. In integers, as a GPU's running sum of floats is not deterministic.
-    places = batch.weight.to(torch.int64).cumsum(-1) - 1
-    odd = batch.weight * (places % 2)
+    odd = batch.weight * (batch.places % 2)
     even = batch.weight - odd
     first = (slopes * even).sum(-1) / even.sum(-1)
     second = (slopes * odd).sum(-1) / odd.sum(-1).clamp_min(1)  # may be empty: then no penalty
@@ -54,8 +60,7 @@ def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
 
 def scale_derivative(logits: Tensor, y: Tensor) -> Tensor:
     """d cross_entropy(s * logits, y) / ds at s = 1, by example: sum_c (softmax_c - 1[c = y]) * logit_c."""
-    onehot = y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=y.device)
-    return ((logits.softmax(-1) - onehot.to(logits.dtype)) * logits).sum(-1)
+    return ((logits.softmax(-1) - one_hot(y, logits.shape[-1], logits.dtype)) * logits).sum(-1)
 
 
 ALGORITHMS.register(

@@ -36,8 +36,7 @@ class MTL(ObjectiveAlgorithm):
     ) -> tuple[Tensor, State]:
         """The mean of the environments' risks, each with its own embedding."""
         features = self.features(params, batch, hparams)
-        weight = (batch.weight / batch.weight.sum(1, keepdim=True)).unsqueeze(-1)
-        mean = (weight * features).sum(1)
+        mean = (batch.shares().unsqueeze(-1) * features).sum(1)
         embeddings = hparams["mtl_ema"] * mean + (1.0 - hparams["mtl_ema"]) * state["embeddings"]
         seen = torch.cat([features, embeddings.unsqueeze(1).expand_as(features)], dim=-1)
         logits = batch.split(self.network.classify(params, seen.flatten(0, 1)))

@@ -21,6 +21,7 @@ class RDM(ObjectiveAlgorithm):
     """
 
     changes_at = ("rdm_penalty_anneal_iters",)
+    later_lr = "rdm_lr"
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
@@ -36,11 +37,6 @@ class RDM(ObjectiveAlgorithm):
         penalty = penalty + hparams["variance_weight"] * variances
         annealed = state["step"] >= hparams["rdm_penalty_anneal_iters"]
         return risks.mean() + torch.where(annealed, penalty, 0.0), {}
-
-    def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
-        """With the learning rate of the phase."""
-        annealed = step >= hparams["rdm_penalty_anneal_iters"]
-        return {**hparams, "lr": torch.where(annealed, hparams["rdm_lr"], hparams["lr"])}
 
 
 def variance(values: Tensor, weight: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from sandmask.algorithms._base import (
     adam_update,
     environment_risks,
 )
+from sandmask.algorithms._parts import Parts
 from sandmask.algorithms._styles import Exchange
 from sandmask.functional import random
 from sandmask.functional.adam import adam_init
@@ -39,13 +40,11 @@ class SagNet(Algorithm):
         super().__init__(problem)
         n_features, n_classes = self.network.n_features, problem.n_classes
         self.style = FlatModule(lambda: nn.Linear(n_features, n_classes))
-        # The content head, which comes last in the network's vector, has the style head's shape.
-        assert [slot.name for slot in self.network.slots[-2:]] == ["classifier.weight", "classifier.bias"]
-        self._parts = [self.network.numel - self.style.numel, self.style.numel]
+        self.parts = Parts(self.network)
 
     def extra_state(self, seed: int) -> State:
         """The style head, and an optimizer for each part."""
-        featurizer, content = torch.split(self.network.init(seed), self._parts)
+        featurizer, content = self.parts.split(self.network.init(seed))
         style = self.style.init(seed_hash(seed, "style"))
         optimizers = {"adam": featurizer, "content_adam": content, "style_adam": style}
         return {"style": style, **{name: adam_init(part) for name, part in optimizers.items()}}
@@ -68,7 +67,7 @@ class SagNet(Algorithm):
             return environment_risks(batch.split(logits), batch).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["params"])
-        pieces = zip(torch.split(state["params"], self._parts), torch.split(gradient, self._parts), strict=True)
+        pieces = zip(self.parts.split(state["params"]), self.parts.split(gradient), strict=True)
         (featurizer, adam), (content, content_adam) = (
             adam_update(part, piece, state[name], hparams)
             for name, (part, piece) in zip(("adam", "content_adam"), pieces, strict=True)
@@ -89,7 +88,7 @@ class SagNet(Algorithm):
 
     def _unlearn_style(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Tensor]:
         exchange = Exchange(batch, key)
-        featurizer, content = torch.split(state["params"], self._parts)
+        featurizer, content = self.parts.split(state["params"])
 
         def distance_to_uniform(vector: Tensor) -> tuple[Tensor, tuple[()]]:
             swapped = exchange.swap_contents(self._features(torch.cat([vector, content]), batch, hparams))

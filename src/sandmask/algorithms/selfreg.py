@@ -14,12 +14,11 @@ from sandmask.algorithms._base import (
     Problem,
     State,
     environment_risks,
+    trained,
 )
 from sandmask.functional import random
-from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule
-from sandmask.hparams import seed_hash
 
 _FEATURES = 0.3  # the weight of the features beside the logits
 _EPSILON = 1e-5
@@ -44,8 +43,7 @@ class SelfReg(Algorithm):
 
     def extra_state(self, seed: int) -> State:
         """The projection and its optimizer."""
-        vector = self.projection.init(seed_hash(seed, "projection"))
-        return {"projection": vector, "projection_adam": adam_init(vector)}
+        return trained("projection", self.projection, seed)
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of the network and of the projection."""

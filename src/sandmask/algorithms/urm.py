@@ -14,12 +14,12 @@ from sandmask.algorithms._base import (
     State,
     adam_update,
     environment_risks,
+    trained,
 )
 from sandmask.functional import random
-from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule
-from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Hparam, LogUniform, Uniform, seed_hash
+from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Hparam, LogUniform, Uniform
 
 WIDTH, MOST_LAYERS = 100, 3
 
@@ -42,8 +42,7 @@ class URM(Algorithm):
 
     def extra_state(self, seed: int) -> State:
         """The discriminator, its optimizer, and which activation the model has: known from the first step on."""
-        vector = self.discriminator.init(seed_hash(seed, "discriminator"))
-        return {"discriminator": vector, "discriminator_adam": adam_init(vector), "activation": torch.zeros(())}
+        return {**trained("discriminator", self.discriminator, seed), "activation": torch.zeros(())}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of the model, then one of the discriminator."""

@@ -1,9 +1,16 @@
 """Risk extrapolation by variance (Krueger et al., ICML 2021)."""
 
-import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
+from sandmask.algorithms._base import (
+    ALGORITHMS,
+    AlgorithmEntry,
+    Hparams,
+    ObjectiveAlgorithm,
+    State,
+    environment_risks,
+    switched,
+)
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
@@ -23,8 +30,7 @@ class VREx(ObjectiveAlgorithm):
         """The mean of the risks plus their weighted variance."""
         risks = environment_risks(self.logits(params, batch, hparams), batch)
         mean = risks.mean()
-        annealed = state["step"] >= hparams["vrex_penalty_anneal_iters"]
-        weight = torch.where(annealed, hparams["vrex_lambda"], 1.0)
+        weight = switched(state, hparams, "vrex_penalty_anneal_iters", "vrex_lambda", before=1.0)
         return mean + weight * (risks - mean).square().mean(), {}
 
 

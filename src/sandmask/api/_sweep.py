@@ -66,6 +66,7 @@ class SweepRequest(TypedDict, total=False):
     metrics: Names | None
     keep_models: str | None
     shared_init: bool | None
+    first_stage: PathLike | None
     seed: int | None
     search: str | None
     sampler: str | None
@@ -93,6 +94,7 @@ def sweep(
     metrics: Names | None = None,
     keep_models: str | None = None,
     shared_init: bool | None = None,
+    first_stage: PathLike | None = None,
     seed: int | None = None,
     search: str | None = None,
     sampler: str | None = None,
@@ -153,6 +155,7 @@ def sweep(
     :param keep_models: which weights of each run to keep: "none" (the default), "best" (at the checkpoint that
         training-domain selection takes) or "last".
     :param shared_init: start all runs of a trial from the same weights, as soups need it.
+    :param first_stage: folder of the same sweep without `full_data`, whose drops of the learning rate are repeated.
     :param seed: changes the seed of every run; 0 by default.
     :param search: "optuna" proposes hyperparameters by the results of earlier runs, in place of random draws; there are
         `n_hparams` proposals for each dataset, algorithm, held-out environment and trial.

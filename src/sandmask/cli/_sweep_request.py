@@ -98,6 +98,13 @@ def _given(
         bool | None,
         typer.Option("--shared-init", help="Start all runs of a trial from the same weights, which soups need."),
     ] = None,
+    first_stage: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With full_data=1 and lr_patience: the sweep without full_data, to drop the learning rate as it did.",
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Selects another set of run seeds. (default: 0)")
     ] = None,

@@ -30,6 +30,22 @@ class EnvBatch(NamedTuple):
         """All examples in one row: [E * B, *input_shape]."""
         return self.x.flatten(0, 1)
 
+    @property
+    def environments(self) -> Tensor:
+        """The number of each example's environment: [E, B]."""
+        return torch.arange(self.n_envs, device=self.y.device).unsqueeze(1).expand(self.y.shape)
+
+    @property
+    def places(self) -> Tensor:
+        """The place of each example among the true ones of its environment, from 0: [E, B]."""
+        # In integers, as a GPU's running sum of floats is not deterministic.
+        return self.weight.to(torch.int64).cumsum(-1) - 1
+
+    def shares(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The share of each example in its environment's mean: [E, B]."""
+        weight = self.weight.to(dtype)
+        return weight / weight.sum(-1, keepdim=True)
+
     def split(self, values: Tensor) -> Tensor:
         """The inverse: [E * B, ...] back to [E, B, ...]."""
         return values.view(*self.y.shape, *values.shape[1:])

@@ -16,6 +16,8 @@ from sandmask.hparams._hparam import (
 )
 
 SWITCH = Bounds(0, 1)  # of whole numbers: off or on
+# The steps after which the learning rate drops, as it did in another run with `lr_patience`; 0 is no drop.
+LR_DROP_STEPS = ("lr_drop_step_1", "lr_drop_step_2", "lr_drop_step_3")
 
 # Where several rows of one name hold, the last one counts.
 SHARED: tuple[Hparam, ...] = (
@@ -53,6 +55,7 @@ OPTIONAL: tuple[Hparam, ...] = (
     Hparam("lr_drop_every", 1.0, Constant(1.0), POSITIVE_FRACTION),  # ... after each such fraction of the training
     Hparam("lr_warmup", 0.0, Constant(0.0), FRACTION),  # linear warm-up over this fraction of the training
     Hparam("lr_patience", 0, Constant(0), NON_NEGATIVE),  # evaluations without a lower loss before the rate drops
+    *(Hparam(name, 0, Constant(0), NON_NEGATIVE) for name in LR_DROP_STEPS),
     Hparam("decoupled_decay", 0.0, Constant(0.0), NON_NEGATIVE),  # weight decay as in AdamW, beside `weight_decay`
     Hparam("adam_beta1", 0.9, Constant(0.9), BELOW_ONE),  # Adam's momentum
     Hparam("init_scale", 1.0, Constant(1.0), NON_NEGATIVE),  # factor of the initial parameters

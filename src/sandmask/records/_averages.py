@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
+from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records._types import RunRecord, RunSpec
 
 AVERAGES = ("sma", "ema", "swad")
@@ -130,14 +131,19 @@ def judged_by_first_stage(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
         yield _judged(run, firsts) if _is_full(run.spec) else run
 
 
+def first_stage(spec: RunSpec) -> RunSpec:
+    """The run that holds examples back and decides when the learning rate drops, for a run with `full_data`."""
+    hparams = {name: value for name, value in spec.hparams.items() if name not in (FULL_DATA, *LR_DROP_STEPS)}
+    return replace(spec, hparams=hparams)
+
+
 def _is_full(spec: RunSpec) -> bool:
     return spec.hparams.get(FULL_DATA, 0) > 0
 
 
 def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
     spec = run.spec
-    hparams = {name: value for name, value in spec.hparams.items() if name != FULL_DATA}
-    first = firsts.get(replace(spec, hparams=hparams).id)
+    first = firsts.get(first_stage(spec).id)
     if first is None:
         raise SandmaskError(
             f"Run {spec.id} ({spec.algorithm} on {spec.dataset}) was trained with full_data=1, and is selected by the "

@@ -9,6 +9,7 @@ from typing import Any
 
 from sandmask._text import counted
 from sandmask.hparams import OPTIONAL
+from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records import RunRecord, RunSpec
 from sandmask.selection._base import Selected, SelectionRule
 
@@ -24,7 +25,7 @@ class GroupKey:
 
 
 _FIELDS = ("space", "network", "weights", "precision", "steps", "checkpoint_every")
-_OPTIMIZER = frozenset(hparam.name for hparam in OPTIONAL)
+_OPTIMIZER = frozenset(hparam.name for hparam in OPTIONAL) - frozenset(LR_DROP_STEPS)  # those differ by environment
 # Options that are named after the algorithm, as people say it: "ERM + SMA". All others stand in brackets.
 _SPOKEN: dict[str, Callable[[str], str]] = {
     "average": str.upper,
@@ -183,8 +184,13 @@ def siblings(run: RunRecord, runs: Iterable[RunRecord]) -> list[RunRecord]:
         if len(other.spec.test_envs) == 2
         and test_env in other.spec.test_envs
         and other.spec.hparams_seed == run.spec.hparams_seed
-        and other.spec.hparams == run.spec.hparams
+        and _drawn(other.spec) == _drawn(run.spec)
     ]
+
+
+def _drawn(spec: RunSpec) -> dict[str, float]:
+    """The hyperparameters without the steps at which the learning rate drops, which are those of each run."""
+    return {name: value for name, value in spec.hparams.items() if name not in LR_DROP_STEPS}
 
 
 def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) -> list[Selected]:

@@ -10,10 +10,12 @@ from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DatasetEntry, absolute, dataset_entry, resolve_environment
 from sandmask.errors import SandmaskError
 from sandmask.hparams import OPTIONAL, seed_hash, space_for
+from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records import RunSpec, parse_measures
 from sandmask.records._averages import FULL_DATA
 from sandmask.registry import closest
 from sandmask.selection import RULES, SEARCH
+from sandmask.sweeps._first_stage import FirstStage
 from sandmask.sweeps._optuna import distribution, rehearse, sampler_name
 from sandmask.sweeps._spec import ALL, OPTUNA, SweepSpec
 from sandmask.training import PRECISIONS, make_spec, parse_averages
@@ -53,6 +55,7 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
         averages=parse_averages(sweep.averages),
         metrics=parse_measures(sweep.metrics),
         sampler=sampler_name(sweep.sampler) if sweep.search == OPTUNA else sweep.sampler,
+        first_stage=None if sweep.first_stage is None else os.path.abspath(sweep.first_stage),  # noqa: PTH100
         weights=sweep.weights if sweep.weights in (None, "none") else os.path.abspath(sweep.weights),  # noqa: PTH100
     )
 
@@ -70,6 +73,7 @@ def expand(sweep: SweepSpec) -> Expansion:
         _check_full_data(sweep)
     if sweep.search == OPTUNA:
         _check_search(sweep)
+    first = None if sweep.first_stage is None else FirstStage(sweep.first_stage)
     runs: dict[str, RunSpec] = {}
     notes = []
     if sweep.search == OPTUNA:
@@ -84,7 +88,8 @@ def expand(sweep: SweepSpec) -> Expansion:
                 "to train on; no runs for leave-one-domain-out."
             )
         for algorithm in sweep.algorithms:
-            for spec in _draws(sweep, entry, algorithm, sets):
+            for drawn in _draws(sweep, entry, algorithm, sets):
+                spec = first.repeated(drawn) if first is not None else drawn
                 runs[spec.id] = spec
     sources = {entry.name: name for name, entry in entries.items()}
     if len(sources) != len(entries):
@@ -134,6 +139,7 @@ def _pairs(held_out: list[int], n_envs: int) -> Iterator[tuple[int, int]]:
 
 def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence[tuple[int, ...]]) -> Iterator[RunSpec]:
     own = _space_names(entry, algorithm, sweep.space)
+    no_drops = {} if sweep.first_stage is None else dict.fromkeys(LR_DROP_STEPS, 0)
     for trial, draw in product(range(sweep.n_trials), range(sweep.n_hparams)):
         like = make_spec(
             entry,
@@ -141,7 +147,7 @@ def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence
             sets[0],
             steps=sweep.steps,
             checkpoint_every=sweep.checkpoint_every,
-            hparams={name: value for name, value in sweep.hparams.items() if name in own},
+            hparams={**{name: value for name, value in sweep.hparams.items() if name in own}, **no_drops},
             hparams_seed=draw,
             trial_seed=trial,
             space=sweep.space,

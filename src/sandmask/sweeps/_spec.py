@@ -23,7 +23,7 @@ _COUNTS = ("n_hparams", "n_trials", "steps", "checkpoint_every", "seed")
 _SWITCHES = ("shared_init",)
 # Written where they say something: older versions lack them.
 _UNUSUAL = ("metrics", "keep_models", "shared_init", "search", "sampler", "pruner")
-_WORDS = ("space", "network", "weights", "precision", "keep_models", "search", "sampler", "pruner")
+_WORDS = ("space", "network", "weights", "precision", "keep_models", "first_stage", "search", "sampler", "pruner")
 OPTUNA = "optuna"
 SEARCHES = ("none", OPTUNA)
 PRUNERS = ("median", "hyperband", "none")
@@ -38,8 +38,9 @@ class SweepSpec:
     follows the dataset's protocol. `seed` changes every run's own seed, and nothing else. `averages` of the weights
     ("sma", "ema", "swad") are evaluated beside the weights themselves. `metrics` beyond accuracy are recorded;
     `keep_models` says which weights of each run stay in the folder ("none", "best", "last"). With `shared_init`, all
-    runs of a trial start from the same weights. With `search` "optuna", its `sampler` proposes hyperparameters in place
-    of random draws, and its `pruner` stops runs early.
+    runs of a trial start from the same weights. `first_stage` is the folder of a sweep of the same runs with
+    `lr_patience`, whose drops of the learning rate are repeated by runs on all data (`full_data`). With `search`
+    "optuna", its `sampler` proposes hyperparameters in place of random draws, and its `pruner` stops runs early.
     """
 
     datasets: tuple[str, ...]
@@ -60,6 +61,7 @@ class SweepSpec:
     metrics: tuple[str, ...] = ()
     keep_models: str = "none"
     shared_init: bool = False
+    first_stage: str | None = None
     search: str = "none"
     sampler: str = "tpe"
     pruner: str = "median"

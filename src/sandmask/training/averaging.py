@@ -48,11 +48,18 @@ def start_averages(names: Sequence[str], state: State, entries: Sequence[str]) -
 
 
 def step_averages(averages: dict[str, Average], iterates: Sequence[State], hparams: Hparams) -> dict[str, Average]:
-    """The averages after steps that led to these states, one after the other."""
+    """The averages after steps that led to these states, one after the other.
+
+    States may have the learning rate of their step as "rate": where it is 0, training has ended, and SMA and EMA stay.
+    """
     if not averages or not iterates:
         return averages
     done = torch.stack([state["step"] for state in iterates]).to(torch.float32)
     shares = torch.stack([_shares(name, average, done, hparams) for name, average in averages.items()])
+    if "rate" in iterates[0]:
+        trains = torch.stack([state["rate"] > 0 for state in iterates])
+        for number, name in enumerate(averages):
+            shares[number] *= trains | (name == "swad")
     means = [average["segment" if name == "swad" else "weights"] for name, average in averages.items()]
     moved = {entry: follow([mean[entry] for mean in means], [s[entry] for s in iterates], shares) for entry in means[0]}
     stepped = {}

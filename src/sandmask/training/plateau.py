@@ -3,10 +3,13 @@
 All functions take stacked tensors: K runs in the first dimension, each with its own numbers.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from sandmask.algorithms import Hparams
+from sandmask.hparams._shared import LR_DROP_STEPS
 
 PATIENCE = "lr_patience"
 FACTOR, THRESHOLD, DROPS = 0.1, 1e-4, 3  # of the rate; a relative improvement that counts; the last drop stops a run
@@ -24,9 +27,9 @@ def look(plateau: Plateau, loss: Tensor, step: int, hparams: Hparams) -> Plateau
     """The plateau after an evaluation at `step` with this validation loss [K]; a second look changes nothing.
 
     As `torch.optim.lr_scheduler.ReduceLROnPlateau`: the rate drops once the loss was not lower in more than
-    `lr_patience` evaluations in a row. Evaluations within `linear_steps` do not count.
+    `lr_patience` evaluations in a row. Evaluations within `linear_steps` and after the last drop do not count.
     """
-    counts = (plateau["step"] < step) & (hparams[PATIENCE] > 0)
+    counts = (plateau["step"] < step) & (hparams[PATIENCE] > 0) & (plateau["drops"] < DROPS)
     counts = counts & (step >= hparams.get("linear_steps", torch.zeros_like(loss)))
     better = loss < plateau["best"] * (1.0 - THRESHOLD)
     waiting = torch.where(better, 0.0, plateau["waiting"] + 1.0)
@@ -40,7 +43,17 @@ def look(plateau: Plateau, loss: Tensor, step: int, hparams: Hparams) -> Plateau
     return {name: torch.where(counts, new, plateau[name]) for name, new in found.items()}
 
 
-def plateau_factor(plateau: Plateau) -> Tensor:
-    """The factor of the learning rates [K]: 0 after the last drop."""
-    drops = plateau["drops"]
+def plateau_factor(drops: Tensor) -> Tensor:
+    """The factor of the learning rates after so many drops: 0 after the last one."""
     return torch.where(drops >= DROPS, 0.0, FACTOR**drops)
+
+
+def repeats(hparams: Mapping[str, object]) -> bool:
+    """Whether a run drops its learning rate at given steps: see `LR_DROP_STEPS`."""
+    return any(name in hparams for name in LR_DROP_STEPS)
+
+
+def repeated_drops(hparams: Hparams, step: Tensor) -> Tensor:
+    """How many of the drops at `LR_DROP_STEPS` come before `step`."""
+    planned = [hparams[name] for name in LR_DROP_STEPS if name in hparams]
+    return torch.stack([(at > 0) & (step > at) for at in planned]).sum(0)

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms import Hparams
-from sandmask.training.plateau import Plateau, plateau_factor
+from sandmask.hparams._shared import LR_DROP_STEPS
+from sandmask.training.plateau import Plateau, plateau_factor, repeated_drops, repeats
 
 # The hyperparameters that a schedule multiplies.
 RATES = ("lr", "lr_g", "lr_d", "eqrm_lr", "rdm_lr", "urm_discriminator_lr", "linear_lr", "convergence_rate")
-SCHEDULE = ("lr_final", "lr_drop", "lr_drop_every", "lr_warmup")
+SCHEDULE = ("lr_final", "lr_drop", "lr_drop_every", "lr_warmup", *LR_DROP_STEPS)
 
 
 def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
@@ -18,6 +19,7 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
 
     - `lr_final`: the factor at the end of half a cosine wave that starts at 1;
     - `lr_drop`, `lr_drop_every`: multiply by `lr_drop` after each such fraction of the training;
+    - `lr_drop_step_1` to `_3`: divide by 10 after each of these steps, and end with the third: see `plateau`;
     - `lr_warmup`: the fraction of the training in which the factor rises linearly from 0 to 1.
     """
     done = step.to(torch.float32) / steps
@@ -29,6 +31,8 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
         # Counted in whole steps: at 0.75 of 600 steps the drop comes at step 450, however 0.75 is rounded.
         every = (hparams.get("lr_drop_every", torch.ones_like(done)) * steps).round().clamp(min=1.0)
         factor = factor * hparams["lr_drop"] ** torch.floor(step / every)
+    if repeats(hparams):
+        factor = factor * plateau_factor(repeated_drops(hparams, step))
     if "lr_warmup" in hparams:
         length = (hparams["lr_warmup"] * steps).clamp(min=1.0)
         factor = factor * ((step + 1.0) / length).clamp(max=1.0)
@@ -41,5 +45,5 @@ def scheduled(hparams: Hparams, step: Tensor, steps: int, plateau: Plateau | Non
         return hparams
     factor = lr_factor(hparams, step, steps)
     if plateau is not None:
-        factor = factor * plateau_factor(plateau)
+        factor = factor * plateau_factor(plateau["drops"])
     return {name: value * factor if name in RATES else value for name, value in hparams.items()}

@@ -13,7 +13,7 @@ from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
-from sandmask.training.plateau import PATIENCE
+from sandmask.training.plateau import PATIENCE, repeats
 from sandmask.training.sampling import holdout_fraction, split_environment
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
@@ -65,8 +65,7 @@ def make_spec(
     values = resolve(
         space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space), hparams_seed, trial_seed, hparams
     )
-    if values.get("full_data") and values.get(PATIENCE):
-        raise SandmaskError("lr_patience needs validation examples, and full_data=1 trains on them. Leave out one.")
+    _check_patience(values)
     steps = entry.steps_in(space) if steps is None else steps
     checkpoint_every = entry.checkpoint_every if checkpoint_every is None else checkpoint_every
     for name, value in (("steps", steps), ("checkpoint_every", checkpoint_every)):
@@ -93,6 +92,18 @@ def make_spec(
         weights=_weights_name(network, weights),
         precision=precision,
         options=_options(averages, shared_init=shared_init),
+    )
+
+
+def _check_patience(hparams: Mapping[str, float]) -> None:
+    """A run looks at its validation loss, or repeats the drops of the run that did."""
+    if not hparams.get(PATIENCE) or bool(hparams.get("full_data")) == repeats(hparams):
+        return
+    if repeats(hparams):
+        raise SandmaskError("lr_patience decides when the learning rate drops. Leave out lr_drop_step_1 to 3.")
+    raise SandmaskError(
+        "lr_patience needs validation examples, and full_data=1 trains on them. Name the folder of the sweep without "
+        "full_data with --first-stage, to repeat its drops of the learning rate."
     )
 
 

@@ -25,7 +25,7 @@ from sandmask.training.averaging import AT_ONCE, Average, average_metric, averag
 from sandmask.training.building import build_algorithm, check_precision, choose_differentiator, prepared_for
 from sandmask.training.evaluation import Accuracies, Evaluator, Tally
 from sandmask.training.held_out import HeldOut
-from sandmask.training.plateau import PATIENCE, start_plateau
+from sandmask.training.plateau import PATIENCE, repeats, start_plateau
 from sandmask.training.processes import check_divides
 from sandmask.training.sampling import Sampler
 from sandmask.training.schedule import scheduled
@@ -152,7 +152,7 @@ class Stack:
         stacked: State = pytree.tree_map(lambda *leaves: torch.stack(leaves).to(self.device), *states)
         if self.averages:
             stacked["averages"] = start_averages(self.averages, stacked, self.algorithm.averaged)
-        if PATIENCE in self.hparams:
+        if PATIENCE in self.hparams and not repeats(self.hparams):
             stacked["plateau"] = start_plateau(self.n_runs, self.device)
         return stacked
 
@@ -251,7 +251,8 @@ class Stack:
             state = self._track(state, stepped, batch)
             found.append(metrics)
             if averages:
-                iterates.append({entry: state[entry] for entry in ("step", *self.algorithm.averaged)})
+                rate = {"rate": now["lr"]} if plateau is not None or repeats(hparams) else {}
+                iterates.append({**{entry: state[entry] for entry in ("step", *self.algorithm.averaged)}, **rate})
             if len(iterates) == AT_ONCE:
                 averages, iterates = step_averages(averages, iterates, hparams), []
         averages = step_averages(averages, iterates, hparams)

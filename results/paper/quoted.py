@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sandmask.paper import AVERAGE, INCONSISTENCIES, algorithms, printed
-from sandmask.paper._failure_runs import is_search
 from sandmask.paper._select import averages, by_rule, trial_choices, validation
+from sandmask.paper.figure_2_runs import is_search
 from sandmask.paper.pages import look_up
 from sandmask.paper.tables import is_untrained, read_all
 from sandmask.paper.why_spirals import follows_spiral

@@ -12,8 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sandmask._drawing import INK, new_figure, style
 from sandmask.masks import and_weights, sand_weights
-from sandmask.paper._product import INK, LOOKS, Product, new_figure, style
+from sandmask.paper._product import Product
 from sandmask.reports import Grid
 
 if TYPE_CHECKING:
@@ -88,9 +89,7 @@ def _draw_reachable(axes: "Axes", data: pd.DataFrame) -> None:
     for number, tau in enumerate(REACHED_TAUS):
         curve = data[(data.kind == "reachable") & (data.tau == tau)]
         color = colors(0.85 * number / (len(REACHED_TAUS) - 1))
-        axes.plot(
-            curve.agreement, curve["mask"], marker=LOOKS["ERM"].marker, markersize=3.5, color=color, label=f"{tau:g}"
-        )
+        axes.plot(curve.agreement, curve["mask"], marker="o", markersize=3.5, color=color, label=f"{tau:g}")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.03, 1.06), ylabel="largest weight m", xlabel="agreement A of signs")
     axes.set_title(f"(b) what {ENVIRONMENTS} gradients can reach", loc="left")
     axes.legend(title="τ", loc="upper left")

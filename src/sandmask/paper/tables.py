@@ -7,7 +7,7 @@ from pathlib import Path
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
 from sandmask.paper._compare import RULES, Compared, averages_grid, cells_frame, compare, environments_grid
-from sandmask.paper._printed import AVERAGE, printed_cells
+from sandmask.paper._printed import AVERAGE, datasets
 from sandmask.paper._product import Product
 from sandmask.records import RunRecord, read_runs
 from sandmask.reports import Grid
@@ -121,10 +121,10 @@ def _main_table(
     runs: Sequence[RunRecord], number: str, rule: str, title: str, draws: int | None, trials: int | None
 ) -> Product:
     """Table 1 or 2: the datasets that the records have, with the paper's network only."""
-    names = dict.fromkeys(cell.dataset for cell in printed_cells() if cell.table == number and cell.dataset != AVERAGE)
+    names = datasets(number)
     mine = [run for name in names for run in as_protocol(runs, name)]
     title = f"Table {number}: {title}"
-    return table_product(f"table-{number}", title, mine, list(names), [rule], draws=draws, trials=trials)
+    return table_product(f"table-{number}", title, mine, names, [rule], draws=draws, trials=trials)
 
 
 def table_3(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:

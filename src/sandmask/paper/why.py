@@ -1,6 +1,6 @@
-"""The same records under slightly different rules, to see why a cell may differ from the printed one.
+"""Tables of the same records under other choices, to see why a cell may differ from the printed one.
 
-Each function answers one question with a table of averages over environments, and trains nothing.
+Each question is answered by a table of averages over environments.
 """
 
 import itertools
@@ -31,10 +31,11 @@ def tied(run: RunRecord) -> NDArray[np.int64]:
 
 
 def pick_tied(checkpoint: str, draw: str) -> Pick:
-    """Training-domain validation with ties broken another way.
+    """Training-domain validation with another way to break ties.
 
-    `checkpoint` is "first", "last", "worst" or "best" (by the accuracy that the table would report, which no rule may
-    look at: the range that ties leave open), `draw` the same among the draws that tie.
+    :param checkpoint: "first", "last", "worst" or "best" of the checkpoints that tie. The last two compare the accuracy
+        on the test environment, which a rule must not use; they show the range that ties leave open.
+    :param draw: the same for draws that tie.
     """
 
     def pick(runs: Sequence[RunRecord], test_env: int) -> Selected | None:
@@ -59,7 +60,7 @@ def _chosen(places: NDArray[np.int64], accuracy: NDArray[np.float64], how: str) 
 
 
 def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Training-domain averages when ties between checkpoints and between draws are broken in other ways."""
+    """Training-domain averages with other ways to break ties between checkpoints and between draws."""
     ways = {
         "ours: first checkpoint, last draw": ("first", "last"),
         "first, first": ("first", "first"),
@@ -76,7 +77,7 @@ def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Sequence[int] = INTERVALS) -> Grid:
-    """Training-domain averages when fewer checkpoints are looked at. The oracle looks at the last one only."""
+    """Training-domain averages with fewer evaluations. The oracle uses only the last one."""
     columns: list[_Column] = []
     for interval in intervals:
         fewer = [thinned(run, every(run, interval)) for run in runs]
@@ -85,7 +86,7 @@ def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Seq
 
 
 def other_rules(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Averages under the paper's two rules, and under one of ours that sees no test data either."""
+    """Averages under the paper's two rules and under worst-training-domain."""
     rules = ("training-domain", "worst-training-domain", "oracle")
     columns = [(rule, _averages(runs, dataset, by_rule(rule))) for rule in rules]
     note = (
@@ -96,7 +97,7 @@ def other_rules(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-domain") -> Grid:
-    """Averages when only the draws within a range of tau compete; methods without a tau are left out."""
+    """Averages over the draws within a range of tau; methods without a tau are left out."""
     masked = [run for run in runs if "tau" in run.spec.hparams]
     if not masked:
         raise SandmaskError(f"No run on {dataset} has a hyperparameter tau among these records.")
@@ -113,7 +114,7 @@ def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-dom
 
 
 def rescaling(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Both rules' averages of the forms of one method, plain and divided by the mask's density."""
+    """Averages of the forms of the masks, under both rules."""
     names = {"ANDMask", "SANDMask", *PRINTED_AS}
     forms = [run for run in runs if run.spec.algorithm in names]
     columns = [(rule, _averages(forms, dataset, by_rule(rule))) for rule in ("training-domain", "oracle")]
@@ -158,7 +159,7 @@ SPIRALS_QUESTIONS: dict[str, Question] = {
 
 
 def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) -> Product:
-    """The answers about one dataset's table; all that it can be asked where no question is named."""
+    """The answers to questions about the table of a dataset; to all questions if none is named."""
     known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
     unknown = [name for name in questions if name not in known]
     if unknown:

@@ -1,8 +1,7 @@
-"""Questions that only Spirals can be asked: who finds the spiral, with which draws, and what the signatures decide.
+"""Questions about Spirals: which runs find the spiral, with which draws, and what the signatures decide.
 
-Environment 0 has no signature, so that accuracy on it, on examples that were not trained on, tells whether a network
-follows the spiral. All of this looks at a run's best checkpoint by training-domain validation, or at its last one:
-compact records have both.
+Environment 0 has no signature. A network that is accurate on its validation examples follows the spiral. The questions
+use the best checkpoint of a run by training-domain validation and its last one, which compact records have, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +20,7 @@ from sandmask.reports import Grid
 from sandmask.selection import GroupKey, group_runs
 
 SPECIAL = 0  # the environment without a signature
-FOUND = 0.8  # of its examples that are not trained on
+FOUND = 0.8  # the accuracy on its validation examples above which a network follows the spiral
 _HPARAMS = (
     ("tau", "τ", ".2f"),
     ("lr", "learning rate", ".2g"),
@@ -33,7 +32,7 @@ _HPARAMS = (
 
 @dataclass(frozen=True)
 class _Finder:
-    """A run, and whether it follows the spiral where it is judged best and where it ends."""
+    """A run, and whether its best and its last checkpoint follow the spiral."""
 
     key: GroupKey
     run: RunRecord
@@ -48,7 +47,7 @@ class _Finder:
 
 
 def follows_spiral(run: RunRecord, index: int) -> bool:
-    """Whether a checkpoint has more than 80% of the examples of environment 0 that are not trained on."""
+    """Whether a checkpoint classifies more than 80% of the validation examples of environment 0 correctly."""
     return bool(run.accuracy_out[index, SPECIAL] > FOUND)
 
 
@@ -101,7 +100,7 @@ def spiral_found(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def spiral_draws(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """The draws that find the spiral at least once, and with how many of the held-out environments they do."""
+    """The draws that find the spiral at least once, and for how many of the held-out environments they find it."""
     draws: dict[tuple[str, int, int], list[_Finder]] = {}
     for one in _finders(runs):
         draws.setdefault((one.key.method, one.key.trial_seed, one.run.spec.hparams_seed), []).append(one)
@@ -118,7 +117,7 @@ def spiral_draws(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def signature_alignment() -> NDArray[np.float64]:
-    """For environments 1 to 16, the cosine between their signature and the sum of the other fifteen's."""
+    """For environments 1 to 16, the cosine between their signature and the sum of the other fifteen."""
     rows = []
     for environment in range(1, PUBLISHED.environments + 1):
         x, y = spiral_environment(environment)
@@ -130,7 +129,7 @@ def signature_alignment() -> NDArray[np.float64]:
 
 
 def signatures(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Accuracy of all runs at the end, beside how far an environment's signature agrees with those of the others."""
+    """The last accuracy of all runs, and how far the signature of an environment agrees with the others."""
     ends: dict[tuple[str, int], list[float]] = {}
     for one in _finders(runs):
         ends.setdefault((one.key.method, one.key.test_env), []).append(100 * one.run.accuracy_in[-1, one.key.test_env])
@@ -160,7 +159,7 @@ def _rank_correlation(one: Sequence[float] | NDArray[np.float64], other: Sequenc
 
 
 def contrary(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """The oracle's averages with and without the two environments whose signatures point most against the others'."""
+    """The oracle's averages with and without the two environments with the signatures most opposed to the others."""
     names = environments(dataset)
     low = sorted(1 + int(place) for place in np.argsort(signature_alignment()[: len(names) - 1])[:2])
     kept = [place for place in range(len(names)) if place not in low]

@@ -209,15 +209,14 @@ def without_single_tensors(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def log_record(record: RunRecord, loggers: Sequence[Logger], files: Sequence[Path] = ()) -> None:
+def log_record(record: RunRecord, loggers: Sequence[Logger]) -> None:
     """Log a whole run, for runs that trained in a stack.
 
     :param record: record of the run.
     :param loggers: texts that `named_loggers` returned.
-    :param files: files to keep as artifacts.
     """
     with RunLog(loggers, record.spec, record.env_names, shared=True) as log:
         for row, step in enumerate(record.steps):
             metrics = {name: float(curve[row]) for name, curve in record.metrics.items()}
             log.evaluation(int(step), record.accuracy_in[row].tolist(), record.accuracy_out[row].tolist(), metrics)
-        log.finish(record.status, files)
+        log.finish(record.status)

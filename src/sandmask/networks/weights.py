@@ -175,6 +175,6 @@ def _misfits(weights: StateDict, wanted: StateDict) -> str:
     return "; ".join(_some(items, kind) for kind, items in kinds if items)
 
 
-def _some(items: list[str], kind: str, shown: int = 3) -> str:
-    more = ", ..." if len(items) > shown else ""
-    return f"{len(items)} tensor{'s' * (len(items) > 1)} {kind} ({', '.join(items[:shown])}{more})"
+def _some(items: list[str], kind: str) -> str:
+    more = ", ..." if len(items) > 3 else ""
+    return f"{len(items)} tensor{'s' * (len(items) > 1)} {kind} ({', '.join(items[:3])}{more})"

@@ -181,7 +181,7 @@ def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = ()) -> Grid:
+def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str]) -> Grid:
     """Methods by (dataset or rule): the averages, as in the paper's main tables."""
     averages = [cell for cell in cells if cell.environment == AVERAGE]
     several = len({cell.dataset for cell in averages}) > 1
@@ -200,7 +200,7 @@ def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = 
     return Grid(title, ("Algorithm", *columns), rows, (*legend, *notes))
 
 
-def environments_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = ()) -> Grid:
+def environments_grid(cells: Sequence[Compared], title: str) -> Grid:
     """Environments by methods, of one dataset and rule, with a count of the verdicts in the last row."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     names = list(dict.fromkeys(cell.environment for cell in cells))
@@ -208,7 +208,7 @@ def environments_grid(cells: Sequence[Compared], title: str, notes: Sequence[str
     rows = [(name, *(found[name, method].words for method in methods)) for name in names]
     if all(cell.comparable for cell in cells):
         rows.append(("within the joint error", *(_tally(cells, method) for method in methods)))
-    return Grid(title, ("held out", *map(shown, methods)), tuple(rows), tuple(notes))
+    return Grid(title, ("held out", *map(shown, methods)), tuple(rows))
 
 
 def _tally(cells: Sequence[Compared], method: str) -> str:

@@ -123,10 +123,10 @@ def descend(masking: Masking, starts: Tensor, momentum: float, steps: int, lr: f
     return points
 
 
-def minima(steps: int = 4000, lr: float = 0.05) -> dict[str, Tensor]:
+def minima() -> dict[str, Tensor]:
     """The two minima of the average: the shared one, and the one that only A has."""
     starts = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    ends = descend(and_masking(0.0), starts, 0.0, steps, lr)
+    ends = descend(and_masking(0.0), starts, momentum=0.0, steps=4000, lr=0.05)
     return {"shared": ends[0], "spurious": ends[1]}
 
 

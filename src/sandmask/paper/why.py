@@ -73,7 +73,7 @@ def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
     share = np.mean([len(tied(run)) > 1 for run in runs if is_settled(run) and len(run.steps)])
     note = f"Of all runs, {100 * share:.0f}% have more than one checkpoint at their highest validation accuracy."
     limits = "Unluckiest and luckiest use the test environment; they show the range that ties leave open."
-    return _grid(f"{dataset}: how ties are broken", dataset, "training-domain", columns, (note, limits))
+    return _grid(f"{dataset}: how ties are broken", dataset, columns, (note, limits))
 
 
 def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Sequence[int] = INTERVALS) -> Grid:
@@ -82,7 +82,7 @@ def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Seq
     for interval in intervals:
         fewer = [thinned(run, every(run, interval)) for run in runs]
         columns.append((f"every {interval}", _averages(fewer, dataset, by_rule("training-domain"))))
-    return _grid(f"{dataset}: how often runs are evaluated", dataset, "training-domain", columns)
+    return _grid(f"{dataset}: how often runs are evaluated", dataset, columns)
 
 
 def other_rules(runs: Sequence[RunRecord], dataset: str) -> Grid:
@@ -93,10 +93,10 @@ def other_rules(runs: Sequence[RunRecord], dataset: str) -> Grid:
         "Worst-training-domain takes the checkpoint and the draw whose lowest validation accuracy over the training "
         "environments is highest, where training-domain takes the highest mean."
     )
-    return _grid(f"{dataset}: which rule chooses", dataset, "training-domain", columns, (note,))
+    return _grid(f"{dataset}: which rule chooses", dataset, columns, (note,))
 
 
-def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-domain") -> Grid:
+def tau_range(runs: Sequence[RunRecord], dataset: str) -> Grid:
     """Averages over the draws within a range of tau; methods without a tau are left out."""
     masked = [run for run in runs if "tau" in run.spec.hparams]
     if not masked:
@@ -105,12 +105,12 @@ def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-dom
     columns: list[_Column] = []
     for low, high in ranges:
         within = [run for run in masked if low <= run.spec.hparams["tau"] <= high]
-        columns.append((f"τ in [{low:g}, {high:g}]", _averages(within, dataset, by_rule(rule))))
+        columns.append((f"τ in [{low:g}, {high:g}]", _averages(within, dataset, by_rule("training-domain"))))
     note = (
         "DomainBed draws AND-mask's τ from [0.5, 1]; the paper's table says [0, 1] for both. Narrow ranges have fewer "
         "draws to choose from."
     )
-    return _grid(f"{dataset}: the range of τ, {rule}", dataset, rule, columns, (note,))
+    return _grid(f"{dataset}: the range of τ, training-domain", dataset, columns, (note,))
 
 
 def rescaling(runs: Sequence[RunRecord], dataset: str) -> Grid:
@@ -118,7 +118,7 @@ def rescaling(runs: Sequence[RunRecord], dataset: str) -> Grid:
     names = {"ANDMask", "SANDMask", *PRINTED_AS}
     forms = [run for run in runs if run.spec.algorithm in names]
     columns = [(rule, _averages(forms, dataset, by_rule(rule))) for rule in ("training-domain", "oracle")]
-    return _grid(f"{dataset}: rescale", dataset, "training-domain", columns)
+    return _grid(f"{dataset}: rescale", dataset, columns)
 
 
 def _averages(runs: Sequence[RunRecord], dataset: str, pick: Pick) -> dict[str, tuple[float, float | None] | None]:
@@ -127,14 +127,14 @@ def _averages(runs: Sequence[RunRecord], dataset: str, pick: Pick) -> dict[str, 
     return averages(trial_choices(mine, pick), count)
 
 
-def _grid(title: str, dataset: str, rule: str, columns: Sequence[_Column], notes: Sequence[str] = ()) -> Grid:
+def _grid(title: str, dataset: str, columns: Sequence[_Column], notes: Sequence[str] = ()) -> Grid:
     methods = list(dict.fromkeys(method for _, found in columns for method in found))
     rows = []
     for method in methods:
-        paper = printed(rule, dataset, printed_row(method))
+        paper = printed("training-domain", dataset, printed_row(method))
         words = [_words(found.get(method)) for _, found in columns]
         rows.append((method, *words, "-" if paper is None else f"{paper.mean_digits} ± {paper.error_digits}"))
-    header = ("Algorithm", *(name for name, _ in columns), f"paper, {rule}")
+    header = ("Algorithm", *(name for name, _ in columns), "paper, training-domain")
     return Grid(title, header, tuple(rows), tuple(notes))
 
 

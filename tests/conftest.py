@@ -1,6 +1,6 @@
 """Tests run side by side, one process a core: each computes with one thread, and so do the processes it starts."""
 
-import importlib
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -45,6 +45,14 @@ def skip_summary(reasons: Iterable[str]) -> list[str]:
     kinds = Counter(next((word for word in _REMEDIES if word in reason), "") for reason in reasons)
     lines = [f"  {kind}: {kinds[word]} skipped; {remedy}" for word, (kind, remedy) in _REMEDIES.items() if kinds[word]]
     return [*lines, f"  other: {kinds['']} skipped; reasons above"] if kinds[""] else lines
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of the guest, `sandmask.paper`, where it was left out."""
+    if importlib.util.find_spec("sandmask.paper") is None:
+        for item in items:
+            if item.get_closest_marker("paper"):
+                item.add_marker(pytest.mark.skip(reason="sandmask.paper is not installed"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

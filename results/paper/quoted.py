@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sandmask.paper import AVERAGE, INCONSISTENCIES, algorithms, printed
-from sandmask.paper._failure_runs import is_search
+from sandmask.paper import AVERAGE, algorithms, inconsistencies, printed
 from sandmask.paper._select import averages, by_rule, trial_choices, validation
+from sandmask.paper.figure_2_runs import is_search
 from sandmask.paper.pages import look_up
 from sandmask.paper.tables import is_untrained, read_all
 from sandmask.paper.why_spirals import follows_spiral
@@ -294,8 +294,8 @@ def of_the_paper() -> Rows:
     colored = [value_of(ORACLE, "ColoredMNIST", name) for name in algorithms()]
     above = sum(value > value_of(ORACLE, "ColoredMNIST", "SANDMask") for value in colored)
     yield "ColoredMNIST, methods above SANDMask, oracle", f"{above}"
-    yield "averages that do not follow", f"{len(INCONSISTENCIES)}"
-    yield "of these, not explained by rounding", f"{sum(not each.explained_by_rounding for each in INCONSISTENCIES)}"
+    yield "averages that do not follow", f"{len(inconsistencies())}"
+    yield "of these, not explained by rounding", f"{sum(not each.explained_by_rounding for each in inconsistencies())}"
 
 
 def value_of(rule: str, dataset: str, method: str) -> float:

@@ -1,7 +1,7 @@
-"""The arguments of the public functions, checked at the door: an argument takes the same values wherever it appears.
+"""Checks the types of the arguments of public functions. An argument takes the same values in all of them.
 
-A wrong type would otherwise be found deep inside, after something was written, or not at all. Numbers of NumPy become
-Python's, so that records can hold them; generators become lists.
+Without a check, a wrong type would be found late, after something was written, or not at all. NumPy numbers become
+Python numbers, which records can hold; generators become lists.
 """
 
 import functools
@@ -17,11 +17,11 @@ from sandmask.errors import SandmaskError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Check = Callable[[Any], Any]  # the value as it is used; TypeError or ValueError for one that cannot be
+Check = Callable[[Any], Any]  # returns the value to use; raises TypeError or ValueError for a wrong one
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, with the arguments that `CHECKS` names checked. Defaults pass."""
+    """Decorate a function so that the arguments in `CHECKS` are checked, unless they are equal to their default."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -29,7 +29,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # Python's own words for a missing or unknown argument
+            return function(*args, **kwargs)  # raises Python's error for a missing or unknown argument
         for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -90,22 +90,18 @@ def _name(value: Any) -> Any:
     return value if isinstance(value, str) else os.fspath(value) if isinstance(value, os.PathLike) else _whole(value)
 
 
-def _names(value: Any) -> list[Any]:
-    return [_name(value)] if _is_one(value) else [_name(each) for each in _several(value)]
+def _one_or_more(check: Check) -> Check:
+    """A list of one value or of several, each checked."""
 
+    def checked_list(value: Any) -> list[Any]:
+        if isinstance(value, bytes):
+            raise TypeError
+        several = isinstance(value, Iterable) and not isinstance(value, str | os.PathLike)
+        if getattr(value, "ndim", 1) == 0 or not several:
+            return [check(value)]
+        return [check(each) for each in value]
 
-def _paths(value: Any) -> list[Any]:
-    return [_path(value)] if _is_one(value) else [_path(each) for each in _several(value)]
-
-
-def _is_one(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
-
-
-def _several(value: Any) -> Iterable[Any]:
-    if isinstance(value, bytes):
-        raise TypeError
-    return list(value)
+    return checked_list
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -125,8 +121,11 @@ _KINDS: dict[str, tuple[Check, str]] = {
     "a name or a path": (_path, "dataset"),
     "a path": (_path, "folder out data_dir config tensorboard weights"),
     "a folder, a model file or a trained run": (_run, "run"),
-    "a path or several": (_paths, "paths files plugins"),
-    "a name or number, or several": (_names, "test_env test_envs datasets algorithms averages metrics selection"),
+    "a path or several": (_one_or_more(_path), "paths files plugins"),
+    "a name or number, or several": (
+        _one_or_more(_name),
+        "test_env test_envs datasets algorithms averages metrics selection",
+    ),
     "a mapping from names to values": (_mapping, "hparams"),
     "the name of a device": (str, "device"),
 }

@@ -1,4 +1,4 @@
-"""Free memory, within the limits of a container."""
+"""Free memory of the machine, within the limits of its control groups (containers)."""
 
 from pathlib import Path
 
@@ -6,23 +6,20 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Bytes of main memory that this process can still take; None where the system does not say."""
-    everywhere = (read_accounts(_PROC / "meminfo", "MemAvailable"), *_free_in_groups())
-    known = [free for free in everywhere if free is not None]
+    """Bytes of main memory that this process can still allocate; None if the system does not tell."""
+    limits = (read_accounts(_PROC / "meminfo", "MemAvailable"), *_free_in_groups())
+    known = [free for free in limits if free is not None]
     return max(min(known), 0) if known else None
 
 
 def read_accounts(file: Path, name: str) -> int | None:
-    """A number of Linux's own accounts, such as VmRSS in /proc/self/status, in bytes."""
+    """A value in bytes from a file of Linux, such as VmRSS from /proc/self/status; None if it is not there."""
     kilobytes = (line.split()[1] for line in _lines(file) if line.startswith(f"{name}:"))
     return next((int(number) * 1024 for number in kilobytes), None)
 
 
 def _free_in_groups() -> list[int | None]:
-    """Memory left by the process's control group and those above it; each may have a limit.
-
-    In a container, the root is usually the process's own group.
-    """
+    """The memory left in the control group of the process and in each group above it, which may have limits, too."""
     free: list[int | None] = []
     for line in _lines(_PROC / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -36,7 +33,7 @@ def _free_in_groups() -> list[int | None]:
 
 
 def _free_in(group: Path) -> int | None:
-    """Memory left by one group, in version 2 or 1 of control groups. File caches can be freed and do not count."""
+    """The memory left in one group, of version 2 or 1. File caches count as free."""
     for limit_name, used_name in (
         ("memory.max", "memory.current"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),

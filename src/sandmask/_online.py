@@ -1,4 +1,4 @@
-"""Whether a server can be reached, asked before a library that would retry for most of a minute."""
+"""Find out quickly whether a server can be reached; the libraries that use it would retry for most of a minute."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ SECONDS_TO_ANSWER = 5.0
 
 
 def answers(address: str) -> bool:
-    """Whether there is a server at an address; never where HF_HUB_OFFLINE is set."""
+    """Whether a server answers at an address; False if HF_HUB_OFFLINE is set."""
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     try:
@@ -21,7 +21,7 @@ def answers(address: str) -> bool:
             timeout=SECONDS_TO_ANSWER,
         ).close()
     except urllib.error.HTTPError:
-        return True  # an answer, if not a friendly one
+        return True  # an error is an answer, too
     except (OSError, ValueError):
         return False
     return True
@@ -29,8 +29,9 @@ def answers(address: str) -> bool:
 
 @contextmanager
 def hub_if_reachable() -> Iterator[str | None]:
-    """Use Hugging Face's libraries: online, or only their cache if the Hub does not answer. Gives the Hub's address, or
-    None without a connection.
+    """Within this context, Hugging Face's libraries use only their cache if the Hub does not answer.
+
+    Yields the address of the Hub, or None if it does not answer.
     """
     from huggingface_hub import constants
 

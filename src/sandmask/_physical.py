@@ -1,7 +1,7 @@
-"""Access from inside one level of `vmap` to the tensors underneath, with K runs as the leading dimension.
+"""From a function of one run under `vmap` to the tensors of all K runs, for kernels that take them whole.
 
-`vmap` maps every small operation to one on K runs. Where a few operations together are better one kernel, that kernel
-wants the whole tensors; this is how a function of one run hands them over.
+`vmap` turns every operation of one run into an operation of K runs. A kernel that replaces several operations takes the
+tensors of all runs at once, with K as the leading dimension.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-# torch has no public way to ask whether a transform of `torch.func` is active. Where a version lacks this one, code
-# runs as if one were: the numbers are the same, and only the faster ways are not taken.
+# torch has no public function that tells whether a transform of `torch.func` is active. If a version lacks these, we
+# assume that one is active: results are the same, but slower.
 try:
     from torch._C._functorch import TransformType, get_interpreter_stack, peek_interpreter_stack
 except ImportError:
@@ -24,25 +24,25 @@ Kernel = Callable[..., tuple[Tensor, ...]]
 
 
 def in_transform() -> bool:
-    """Whether this may be called inside a transform of `torch.func`, such as `vmap` or `grad`."""
+    """Whether a transform of `torch.func`, such as `vmap` or `grad`, is active, or may be."""
     return not _CAN_ASK or peek_interpreter_stack() is not None
 
 
 def in_vmap() -> bool:
-    """Whether this is called from inside of one level of `vmap`, and of no other transform."""
+    """Whether one level of `vmap` is active, and no other transform."""
     stack = (get_interpreter_stack() or []) if _CAN_ASK else []
     return len(stack) == 1 and bool(stack[0].key() == TransformType.Vmap)
 
 
 def reachable() -> bool:
-    """Whether there is just one leading dimension to hand over, or none: no gradient transform, no second vmap."""
+    """Whether the tensors of all runs can be reached: under one level of `vmap`, or outside of all transforms."""
     return in_vmap() or not in_transform()
 
 
 def on_all_runs(kernel: Kernel, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """`kernel` on tensors with a leading dimension K, from a function of one run; not differentiable.
+    """Call `kernel` with the tensors of all K runs from a function of one run; not differentiable.
 
-    Outside of `vmap` K is 1. Tensors that the runs share have a leading dimension of K too, of stride 0.
+    K is the leading dimension, and 1 outside of `vmap`. Tensors that the runs share are expanded to it.
     """
     outputs: tuple[Tensor, ...] = _OnAllRuns.apply(kernel, *tensors)  # type: ignore[no-untyped-call]
     return outputs
@@ -75,7 +75,7 @@ def leading(n_runs: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...])
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """Whether GPU kernels can take over from a function of this tensor."""
+    """Whether GPU kernels can be used for this tensor."""
     if tensor.device.type != "cuda" or tensor.dtype == torch.float64 or not reachable():
         return False
     try:

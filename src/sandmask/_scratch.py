@@ -1,7 +1,7 @@
-"""Reusable buffers on a CPU, where allocating memory costs more than the computation.
+"""Reusable buffers on a CPU, where allocating a large tensor can cost more than the computation.
 
-A large tensor that is freed goes back to the system, and the next one of its size is handed out page by page, each with
-a fault. Sixteen environments' gradients of a layer are written, read a few times, and forgotten: always in one place.
+A large tensor that is freed goes back to the system, and the next one of its size causes a page fault for each page.
+The gradients of a layer for all environments are short-lived, so each step writes them into the same buffer.
 """
 
 import threading
@@ -9,7 +9,7 @@ import threading
 import torch
 from torch import Tensor
 
-LARGEST = 2**22  # numbers that are kept, for each thread, use and dtype
+LARGEST = 2**22  # numbers in a kept buffer, for each thread, use and dtype
 
 
 class _Kept(threading.local):
@@ -29,6 +29,6 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     kept = _kept.tensors.get((use, dtype))
     if kept is None or kept.shape[0] < size:
-        with torch.inference_mode(False):  # or it could never be used outside of that mode
+        with torch.inference_mode(False):  # an inference tensor could not be used outside of that mode
             kept = _kept.tensors[use, dtype] = torch.empty(size, dtype=dtype)
     return kept[:size].view(shape)

@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that a program saves its work as after Ctrl-C."""
+"""SIGTERM as an exception, so that a program saves its work as after Ctrl-C, and signals that wait."""
 
 import os
 import signal
@@ -63,9 +63,9 @@ _arrived: list[int] = []  # deferred signals
 def deferred(*numbers: int) -> Iterator[None]:
     """Hold back these signals during the block, and deliver them to their former handlers at its end.
 
-    Work in the block asks `stop_requested` between steps, saves, and leaves. A batch system sends SIGTERM some seconds
-    before it kills, and sends it to all processes of a job at once. Outside the main thread, where Python handles no
-    signals, this does nothing.
+    Code in the block checks `stop_requested` between steps, saves its work and returns: a batch system sends SIGTERM to
+    all processes of a job some seconds before it kills them. Outside the main thread, where Python allows no handlers,
+    this context does nothing.
 
     :param numbers: the signals, such as `signal.SIGTERM`.
     """

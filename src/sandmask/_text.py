@@ -20,7 +20,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines, which stay."""
+    """The same for a text of several lines; its line breaks stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -40,10 +40,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def tell(text: str) -> None:
-    """Print a line on standard error. If it cannot be written, this and what follows is dropped.
+    """Print a line on standard error. If it cannot be written, this line and all later ones are dropped.
 
-    A training that runs for hours should not end because the program that shows its progress did, or because the disk
-    of its log is full.
+    A long training should not fail because the program that shows its output ended or the disk of its log is full.
     """
     try:
         if sys.stderr is not None:

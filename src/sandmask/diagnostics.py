@@ -1,4 +1,4 @@
-"""Write down what a mask does in a training loop of your own: for TensorBoard, as a CSV file, or in memory.
+"""Log what a mask does in your own training loop: to TensorBoard, to a CSV file, or in memory.
 
 A `MaskLogger` is a callback of `sandmask.backward`:
 
@@ -12,8 +12,8 @@ A `MaskLogger` is a callback of `sandmask.backward`:
 >>> [(row["step"], row["mask_density/w"]) for row in logger.rows]
 [(0, 0.5), (2, 0.5)]
 
-The names are those that `sandmask train --diagnostics` records: `mask_density/<tensor>`, `dead_fraction/<tensor>` and
-`agreement/<tensor>/<bin>`, with `all` for all tensors together.
+The names are those of `sandmask train --diagnostics`: `mask_density/<tensor>`, `dead_fraction/<tensor>` and
+`agreement/<tensor>/<bin>`; the tensor `all` stands for all tensors together.
 """
 
 import csv
@@ -51,7 +51,7 @@ def open_tensorboard(folder: str | os.PathLike[str], purge_step: int | None = No
     """Open a writer of TensorBoard's event files.
 
     :param folder: folder for the files.
-    :param purge_step: hide what earlier files hold from this step on.
+    :param purge_step: hide the values of earlier files from this step on.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -63,17 +63,17 @@ def open_tensorboard(folder: str | os.PathLike[str], purge_step: int | None = No
 
 
 class MaskLogger:
-    """A callback for `sandmask.backward(..., on_report=logger)` that writes every so many reports down.
+    """A callback for `sandmask.backward(..., on_report=logger)` that writes reports.
 
-    Reading a report waits for the device, and takes about as long as the mask itself; the reports in between are not
-    read, and cost nothing.
+    Reading a report waits for the device and takes about as long as the mask itself. Reports that are not written are
+    not read.
 
     :param tensorboard: a folder for event files; needs the extra `tensorboard`.
-    :param csv: a file for lines `step,name,value`; what it holds already is kept, and lines are added.
-    :param every: write the first of every so many reports.
-    :param bins: of the histograms of agreement.
-    :param per_tensor: also write each tensor's figures, not only those of `all` together.
-    :param start: the number of the first step, where training goes on.
+    :param csv: a file to append lines `step,name,value` to.
+    :param every: write every n-th report, from the first on.
+    :param bins: number of bins of the histograms of agreement.
+    :param per_tensor: also write the figures of each tensor, not only those of `all`.
+    :param start: number of the first step, if training is resumed.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class MaskLogger:
         self.every, self.bins, self.per_tensor = every, bins, per_tensor
         self.step = start
         self.rows: list[dict[str, float]] = []
-        """The rows, if they are written neither to a file nor to TensorBoard."""
+        """The rows, if neither a file nor TensorBoard was given."""
         self._writer = None if tensorboard is None else open_tensorboard(tensorboard, purge_step=start or None)
         self._table: Path | None = None if csv is None else Path(csv)
 
     def __call__(self, report: MaskReport) -> None:
-        """Count a step, and write its report if it is its turn."""
+        """Count a step, and write its report if it is one of every `every`."""
         if self.step % self.every == 0:
             self._write(report_figures(report, self.bins, per_tensor=self.per_tensor))
         self.step += 1
@@ -119,7 +119,7 @@ class MaskLogger:
             table.writerows([self.step, name, value] for name, value in figures.items())
 
     def close(self) -> None:
-        """Write out what TensorBoard's writer holds back."""
+        """Flush and close the writer of TensorBoard."""
         if self._writer is not None:
             self._writer.close()
 

@@ -5,8 +5,8 @@ A plugin is any module that registers something when it is imported:
     from sandmask.algorithms import ALGORITHMS, AlgorithmEntry
     ALGORITHMS.register(AlgorithmEntry(name="Mine", ...))
 
-It is found by `--plugin FILE`, by the environment variable SANDMASK_PLUGINS (paths, separated as in PATH), or
-as an entry point of the group `sandmask.plugins`.
+Name it with `--plugin FILE`, in the environment variable SANDMASK_PLUGINS (paths, separated as in PATH), or as an entry
+point of the group `sandmask.plugins`.
 
 An exception that a plugin raises later, in a step for example, is reported in one line with the plugin's file and line.
 The environment variable SANDMASK_TRACEBACK=1 keeps the traceback.
@@ -28,7 +28,7 @@ GROUP = "sandmask.plugins"
 VARIABLE = "SANDMASK_PLUGINS"
 TRACEBACK = "SANDMASK_TRACEBACK"
 
-# What torch says when a step breaks one of the rules for algorithms, and that rule.
+# Parts of torch's messages if a step breaks a rule for algorithms, and the rule.
 _RULES = (
     (
         ("data-dependent control flow", "calling .item()"),
@@ -68,8 +68,8 @@ def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
             _note_source(entry.module)
         except Exception as error:
             raise SandmaskError(
-                f"The installed plugin {entry.name!r} ({entry.value}) cannot be loaded: "
-                f"{type(error).__name__}: {error}. Fix or uninstall it."
+                f"The installed plugin {entry.name!r} ({entry.value}) cannot be loaded: {_described(error)}. "
+                "Fix or uninstall it."
             ) from error
     named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     for path in (*named, *(paths or ())):
@@ -91,7 +91,7 @@ def _load_file(path: Path) -> None:
         raise SandmaskError(f"There is no plugin file {path}. Give --plugin the path of a Python file.")
     if resolved.suffix != ".py":
         raise SandmaskError(f"The plugin {path} should be a Python file, with a name that ends in .py.")
-    # The name is a function of the path: the same file is loaded once, two files of one name are two modules.
+    # The name depends on the whole path: a file is loaded once, and two files of the same name are two modules.
     name = f"{_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
     _sources.add(resolved)
     if name in sys.modules:
@@ -100,13 +100,13 @@ def _load_file(path: Path) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before running it: dataclasses and pickle look their module up
+    sys.modules[name] = module  # before it runs, because dataclasses and pickle look up their module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         where = f"{path}, line {_line(error, resolved)}"
-        raise SandmaskError(f"The plugin {where} failed: {type(error).__name__}: {_said(error)}") from error
+        raise SandmaskError(f"The plugin {where} failed: {_described(error)}") from error
 
 
 def plugin_failure(error: BaseException) -> str | None:
@@ -117,51 +117,43 @@ def plugin_failure(error: BaseException) -> str | None:
     """
     if os.environ.get(TRACEBACK) or isinstance(error, SandmaskError) or _is_out_of_memory(error):
         return None
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_source(Path(frame.filename))]
-    if not frames:
+    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(file, line) for file, line in frames if _sources & {file, *file.parents}]
+    if not own:
         return None
-    first = str(error).strip().partition("\n")[0]
-    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    file, line = own[-1]
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     broken = [rule for signs, rule in _RULES if any(sign in str(error) for sign in signs)]
-    where = f"{_short(Path(frames[-1].filename))}, line {frames[-1].lineno}"
-    return f"The plugin {where}, failed: {broken[0] if broken else said}. {TRACEBACK}=1 shows the traceback."
+    reason = broken[0] if broken else _described(error)
+    return f"The plugin {shown}, line {line}, failed: {reason}. {TRACEBACK}=1 shows the traceback."
 
 
 @contextmanager
 def plugin_failures_named() -> Iterator[None]:
-    """Raise what a plugin raises inside the block as a `SandmaskError` that names the plugin's file and line."""
+    """Turn exceptions of plugins in this context into a `SandmaskError` that names the plugin's file and line."""
     try:
         yield
     except Exception as error:
-        if (said := plugin_failure(error)) is None:
+        if (failure := plugin_failure(error)) is None:
             raise
-        raise SandmaskError(said) from error
+        raise SandmaskError(failure) from error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, which is not the plugin's mistake and is handled elsewhere; known without torch."""
+    """Whether memory ran out, which is handled elsewhere. This works without torch."""
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _note_source(module_name: str) -> None:
-    """Remember where an installed plugin lives: the folder of a package, or a file."""
+    """Remember the file of an installed plugin, or the folder of a package."""
     module = sys.modules.get(module_name)
     file = getattr(module, "__file__", None)
     if file is not None:
         _sources.add(Path(file).parent.resolve() if hasattr(module, "__path__") else Path(file).resolve())
 
 
-def _is_source(file: Path) -> bool:
-    return file in _sources or any(parent in _sources for parent in file.parents)
-
-
-def _short(file: Path) -> Path:
-    """A path as a user would write it: relative, where it is below the current folder."""
-    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-
-
 def _line(error: Exception, path: Path) -> int:
-    """The plugin's own line that led to the error."""
+    """The line of a file that led to an error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     frames = traceback.extract_tb(error.__traceback__)
@@ -169,6 +161,7 @@ def _line(error: Exception, path: Path) -> int:
     return lines[-1] if lines else 1
 
 
-def _said(error: Exception) -> str:
-    """The error's message without the place, which is said already."""
-    return error.msg if isinstance(error, SyntaxError) else str(error)
+def _described(error: BaseException) -> str:
+    """The type of an error and the first line of its message, without the place of a syntax error."""
+    first = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

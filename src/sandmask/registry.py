@@ -21,10 +21,10 @@ T = TypeVar("T", bound=Named)
 
 
 def near(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` most likely stands for, or None if nothing is close.
+    """Return the choice that `word` most likely stands for, or None if nothing is close.
 
-    The order is: a choice that begins with the word, a misspelling, a choice that contains the word, a distant
-    likeness; of several, the shortest. Numbers have no neighbours: a wrong one is not a misspelling.
+    In this order: a choice that begins with the word, a misspelling, a choice that contains the word, a distant
+    misspelling. Of several, the shortest is returned. Numbers are not misspelled.
     """
     keys = {simplified(choice): choice for choice in choices}
     wanted = simplified(word)
@@ -40,26 +40,26 @@ def near(word: str, choices: Iterable[str]) -> str | None:
 
 
 def closest(word: str, choices: list[str]) -> str:
-    """A sentence that lists `choices`, after the one that `word` most likely stands for, if any is close."""
+    """Return a sentence that lists `choices`, after "Did you mean ...?" if one is close to `word`."""
     meant = near(word, choices)
     hint = f"Did you mean {meant!r}? " if meant is not None else ""
     return f"{hint}Choose from: {', '.join(choices)}."
 
 
 def simplified(name: str) -> str:
-    """A name without the differences that a look-up ignores: case, hyphens and underscores."""
+    """Return a name as look-ups compare it: in lower case, without hyphens and underscores."""
     return name.lower().replace("-", "").replace("_", "")
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """The names in the name of a composition: "SAM" and "VREx" of "SAM+VREx". "ERM++" is one name, ERMPlusPlus."""
+    """Return the names in a composition: "SAM" and "VREx" of "SAM+VREx". "ERM++" is one name, ERMPlusPlus."""
     return tuple(part.strip() for part in name.replace("++", "PlusPlus").split("+"))
 
 
 class Registry(Mapping[str, T], Generic[T]):
     """Entries by name, in order of registration; look-up ignores case, hyphens and underscores."""
 
-    reserved = ""  # what names may not contain
+    reserved = ""  # a character that names must not contain
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -67,7 +67,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._modules: dict[str, str] = {}
 
     def register(self, entry: T) -> T:
-        """Add an entry; a name that is taken is an error."""
+        """Add an entry, whose name must be new."""
         key = simplified(entry.name)
         if self.reserved and self.reserved in entry.name:
             raise SandmaskError(f"The name of {self.kind} {entry.name!r} should have no {self.reserved!r}.")

@@ -53,7 +53,11 @@ def test_a_sweep_shows_how_far_it_is(shown: list[str], tmp_path: Path, capsys: p
 
 
 @pytest.mark.skipif(not HAS_JUPYTER, reason="needs nbclient, nbformat and ipykernel")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.paper] if "paper" in path.stem else []) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_an_example_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     nbclient, nbformat = importlib.import_module("nbclient"), importlib.import_module("nbformat")

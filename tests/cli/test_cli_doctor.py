@@ -101,7 +101,7 @@ def test_a_plugin_that_fails_is_a_problem(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_weights_in_the_cache_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for cached, status in ((False, "note"), (True, "ok")):
-        monkeypatch.setattr("sandmask.networks._pretrained._is_cached", lambda _, cached=cached: cached)
+        monkeypatch.setattr("sandmask.networks._timm.is_cached", lambda _, cached=cached: cached)
         assert status_of(_checks.weights()) == {"resnet50.tv_in1k": status}
 
 

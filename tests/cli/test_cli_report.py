@@ -43,25 +43,9 @@ def test_rules_can_be_named_or_all_taken(store: Path) -> None:
 
 @pytest.mark.parametrize("name", ["text", "markdown", "latex", "csv", "json"])
 def test_formats_and_options_reach_the_report(store: Path, name: str) -> None:
-    options = [
-        "--against-paper",
-        "--draws",
-        "5",
-        "--trials",
-        "3",
-        "--baseline",
-        "SANDMask",
-        "--no-statistics",
-    ]
+    options = ["--draws", "5", "--trials", "3", "--baseline", "SANDMask", "--no-statistics"]
     result = run(report, store, "--format", name, *options)
-    built = build_report(
-        read_runs(store),
-        ["training-domain", "oracle"],
-        against_paper=True,
-        baseline="SANDMask",
-        draws=5,
-        trials=3,
-    )
+    built = build_report(read_runs(store), ["training-domain", "oracle"], baseline="SANDMask", draws=5, trials=3)
     assert result.output == render(built, name, statistics=False)
 
 

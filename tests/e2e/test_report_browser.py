@@ -142,6 +142,7 @@ def test_the_selection_rule_changes_every_number(visit: Open, runs: list[RunReco
     assert "Compared with ERM, model selection: oracle" in page.inner_text("main")
 
 
+@pytest.mark.paper
 def test_the_papers_numbers_are_a_switch(visit: Open, runs: list[RunRecord]) -> None:
     page = visit("tables?dataset=PACS")
     assert page.locator(".paper").count() == 0
@@ -163,7 +164,7 @@ def test_intervals_are_a_switch_where_there_are_enough_trials(visit: Open, tmp_p
     assert f"{low:.1f} to {high:.1f}" in page.locator("tbody tr").first.locator("td").first.inner_text()
 
 
-@pytest.mark.parametrize("paper", ["0", "1"])
+@pytest.mark.parametrize("paper", ["0", pytest.param("1", marks=pytest.mark.paper)])
 def test_tables_download_as_the_other_formats_write_them(visit: Open, runs: list[RunRecord], paper: str) -> None:
     page = visit(f"tables?paper={paper}&rule=oracle")
     for number, title in enumerate(["PACS", "<img src=x> -5 ±|", "Averages"]):

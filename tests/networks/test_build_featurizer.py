@@ -19,7 +19,6 @@ from sandmask.networks import (
     Network,
     build_featurizer,
     normalization,
-    suggested_networks,
 )
 
 SIZES = {"mlp_width": 16, "mlp_depth": 4}
@@ -107,7 +106,7 @@ def test_without_network_no_download_is_tried_and_the_error_names_both_remedies(
     def slow(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a download takes most of a minute to give up")
 
-    monkeypatch.setattr("sandmask.networks._pretrained.create", slow)
+    monkeypatch.setattr("sandmask.networks._timm.create", slow)
     with pytest.raises(SandmaskError) as caught:
         build_featurizer("resnet50.tv_in1k", (3, 224, 224), {}, weights)
     for part in ("resnet50.tv_in1k", "--weights FILE", "--weights none", hub):
@@ -160,13 +159,3 @@ def test_normalization() -> None:
     assert normalization("tf_efficientnet_lite0") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     with pytest.raises(SandmaskError, match="Unknown network"):
         normalization("resnot")
-
-
-def test_suggested_networks_exist() -> None:
-    entries = suggested_networks()
-    names = [entry.name for entry in entries]
-    assert len(set(names)) == len(names)
-    assert {"mlp", "mnist-convnet", "resnet50.tv_in1k"} <= set(names)
-    assert all(entry.summary for entry in entries)
-    for name in names[2:]:
-        assert has_weights(name), name

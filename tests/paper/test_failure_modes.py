@@ -11,8 +11,8 @@ import torch
 
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.paper import _failure_runs
-from sandmask.paper import _failure_runs as failure
+from sandmask.paper import _train
+from sandmask.paper import figure_2_runs as failure
 from sandmask.paper.figure_2 import figure_2, noise_ceiling, results, summarize
 from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
 from sandmask.records.testing import made_up_run
@@ -35,7 +35,7 @@ def test_conditions_that_panels_share_are_trained_once() -> None:
     specs = failure.FULL.specs({method: {} for method in failure.METHODS})
     assert len(specs) == 5 * 20 * (1 + 4 + 4 + 4)
     assert len({spec.id for spec in specs}) == len(specs)
-    stacks = _failure_runs.stacks(specs, failure.noise_of)
+    stacks = _train.stacks(specs)
     assert len(stacks) == 5 * 5  # a program a method and noise; momenta, scales and seeds are stacked
     assert max(map(len, stacks)) == 20 * 9
     search = failure.FULL.search()
@@ -104,7 +104,7 @@ def test_a_stopped_figure_goes_on_and_comes_back_from_its_records(
             raise KeyboardInterrupt
         return train_stack(specs, *args, **options)
 
-    monkeypatch.setattr(_failure_runs, "train_stack", stopping)
+    monkeypatch.setattr(_train, "train_stack", stopping)
     with pytest.raises(KeyboardInterrupt):
         failure.train(TINY, tmp_path, CPU, lambda *_: None)
     told: list[tuple[int, int]] = []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sandmask.masks import ANDMask, SANDMask, and_weights, sand_weights
 from sandmask.paper import _landscape as land
-from sandmask.paper.figure_1 import dead_zones_contain, figure_1, maskings
+from sandmask.paper.figure_1 import figure_1, maskings
 
 
 def test_gradients_are_those_of_the_losses() -> None:
@@ -42,9 +42,17 @@ def test_maskings_are_the_packages_own_masks() -> None:
 
 @pytest.mark.parametrize("tau", [0.0, 0.3, 0.5, 0.9])
 def test_with_two_environments_every_tau_of_the_printed_mask_keeps_the_dead_zones(tau: float) -> None:
-    assert dead_zones_contain(1.0, tau)
-    assert land.dead_zone(land.sand_masking(tau), 101).dead >= land.dead_zone(land.and_masking(1.0), 101).dead > 0.3
-    assert not dead_zones_contain(1.0, -0.1)
+    grads = land.gradients(land.grid(401))
+    and_zero, zero, zero_below_0 = (
+        masking.weights(grads) == 0
+        for masking in (land.and_masking(1.0), land.sand_masking(tau), land.sand_masking(-0.1))
+    )
+    assert (zero | ~and_zero).all()
+    assert not (zero_below_0 | ~and_zero).all()
+    sand, and_mask = (land.dead_zones(m, 101) for m in (land.sand_masking(tau), land.and_masking(1.0)))
+    assert sand["dead"] >= and_mask["dead"] > 0.3
+    assert sand["partly_dead"] >= sand["dead"]
+    assert sand["slow"] >= sand["dead"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,7 +116,7 @@ def test_the_figure_has_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "maskings", lambda: tuple(m for m in maskings() if m.name in module.DRAWN))
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(module, "descend", lambda masking, starts, *rest: starts)
-    product = figure_1(quick=True, report=lambda what, done, total: told.append((done, total)))
+    product = figure_1(quick=True, on_progress=lambda what, done, total: told.append((done, total)))
     assert set(product.figures) == {"figure-1", "figure-1-changes"}
     table = product.data["figure-1"]
     assert (table[list(land.ENDS)].sum(axis=1) == 400).all()

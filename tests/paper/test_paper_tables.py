@@ -8,7 +8,7 @@ import pytest
 from sandmask.errors import SandmaskError
 from sandmask.paper import AVERAGE, PrintedCell, printed
 from sandmask.paper._compare import MARKS, Compared, compare
-from sandmask.paper.tables import no_records, table_1, table_2, table_3, table_pacs
+from sandmask.paper.tables import TABLES, table_1, table_2, table_3, table_pacs
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import Cell, build_report
@@ -123,6 +123,6 @@ def test_tables_1_and_2_take_the_papers_network_only() -> None:
 def test_what_has_nothing_to_show_says_so() -> None:
     with pytest.raises(SandmaskError, match="no runs on Spirals"):
         table_3([made_up_run([[0.5, 0.5]])])
-    message = str(no_records("Table 1", ("colored_mnist", "rotated_mnist")))
+    message = str(TABLES["table-1"].needs_records())
     assert "sandmask sweep run runs/colored_mnist --config results/paper/colored_mnist.toml" in message
     assert "--records runs/colored_mnist --records runs/rotated_mnist" in message

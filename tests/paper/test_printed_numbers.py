@@ -1,71 +1,54 @@
-"""The printed numbers: complete, and every cell where the paper's own arithmetic is off is listed."""
+"""The printed numbers: complete, and their averages recomputed."""
 
 from collections import Counter
-from decimal import Decimal
 
 import pytest
 
 from sandmask.paper import (
     AVERAGE,
-    INCONSISTENCIES,
-    SLIPS,
-    Inconsistency,
-    PrintedCell,
     algorithms,
     datasets,
     environments,
+    inconsistencies,
     printed,
     printed_cells,
 )
 
-HALF = Decimal("0.05")
 SELECTIONS = ("training-domain", "oracle")
+# Averages that the printed values do not give, with the average that they give; no rounding explains the last three.
+BY_ROUNDING = {
+    ("1", "Avg", "Mixup", "66.7"): "66.7571",
+    ("1", "Avg", "CDANN", "65.6"): "65.6571",
+    ("1", "Avg", "SagNet", "67.2"): "67.2571",
+    ("2", "Avg", "MLDG", "68.7"): "68.6429",
+    ("appendix", "Spirals", "ANDMask", "88.0"): "88.0875",
+    ("appendix", "ColoredMNIST", "Mixup", "58.4"): "58.3333",
+    ("appendix", "ColoredMNIST", "CORAL", "58.6"): "58.5333",
+    ("appendix", "ColoredMNIST", "DANN", "57.0"): "57.0667",
+    ("appendix", "PACS", "VREx", "87.2"): "87.2750",
+    ("appendix", "OfficeHome", "CDANN", "65.8"): "65.7250",
+    ("appendix", "TerraIncognita", "RSC", "52.1"): "52.1750",
+    ("appendix", "TerraIncognita", "ANDMask", "49.8"): "49.8750",
+    ("appendix", "DomainNet", "Mixup", "39.6"): "39.6667",
+}
+UNEXPLAINED = {
+    ("appendix", "Spirals", "SANDMask", "49.2"): "49.3000",
+    ("appendix", "Spirals", "SANDMask", "91.1"): "91.4125",
+    ("appendix", "ColoredMNIST", "SANDMask", "62.3"): "62.4667",
+}
 
 
-def averaged(average: PrintedCell) -> list[Decimal]:
-    """The printed values that a printed average is the average of."""
-    if average.table == "appendix":
-        parts = [
-            cell
-            for cell in printed_cells()
-            if (cell.table, cell.selection, cell.dataset) == ("appendix", average.selection, average.dataset)
-            and cell.environment != AVERAGE
-        ]
-    else:
-        parts = [cell for cell in printed_cells() if cell.table == average.table and cell.dataset != AVERAGE]
-    return [Decimal(cell.mean_digits) for cell in parts if cell.algorithm == average.algorithm]
+@pytest.mark.parametrize(("explained", "expected"), [(True, BY_ROUNDING), (False, UNEXPLAINED)])
+def test_averages_that_do_not_follow(explained: bool, expected: dict[tuple[str, ...], str]) -> None:
+    found = [item for item in inconsistencies() if item.explained_by_rounding == explained]
+    assert {
+        (item.cell.table, item.cell.dataset, item.cell.algorithm, item.cell.mean_digits): f"{item.recomputed:.4f}"
+        for item in found
+    } == expected
+    assert len(found) == len(expected)
 
 
-def found() -> list[Inconsistency]:
-    result = []
-    for cell in printed_cells():
-        if cell.environment != AVERAGE or (cell.table != "appendix" and cell.dataset != AVERAGE):
-            continue
-        values = averaged(cell)
-        mean = sum(values, Decimal(0)) / len(values)
-        off = abs(mean - Decimal(cell.mean_digits))
-        if off > HALF:
-            result.append(
-                Inconsistency(
-                    cell.table,
-                    cell.selection,
-                    cell.dataset,
-                    cell.algorithm,
-                    cell.mean_digits,
-                    f"{mean:.4f}",
-                    # The average was rounded once, and so was each of its parts.
-                    explained_by_rounding=off < HALF + HALF,
-                )
-            )
-    return result
-
-
-def test_the_listed_inconsistencies_are_exactly_those_found() -> None:
-    assert found() == list(INCONSISTENCIES)
-    assert [item.algorithm for item in INCONSISTENCIES if not item.explained_by_rounding] == ["SANDMask"] * 3
-
-
-def test_the_main_text_and_the_appendix_differ_only_where_listed() -> None:
+def test_the_main_text_and_the_appendix_differ_in_one_cell() -> None:
     appendix = {
         (cell.selection, cell.dataset, cell.algorithm): cell.mean_digits
         for cell in printed_cells()
@@ -84,8 +67,7 @@ def test_the_main_text_and_the_appendix_differ_only_where_listed() -> None:
         for cell in printed_cells()
         if cell.table != "appendix" and len(cell.mean_digits.split(".")[1]) != 1
     ]
-    listed = [(slip.table, slip.selection, slip.dataset, slip.algorithm) for slip in SLIPS]
-    assert listed == differing + unusual
+    assert unusual == [("3", "oracle", "Spirals", "ANDMask")]  # 97.25, the average of the rounded values
 
 
 def test_every_table_is_complete() -> None:

@@ -66,20 +66,20 @@ def decoded_curves(page: str) -> list[dict[str, Any]]:
     return result
 
 
-def test_the_words_are_those_of_the_other_formats(runs: list[RunRecord]) -> None:
+@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.paper)])
+def test_the_words_are_those_of_the_other_formats(runs: list[RunRecord], beside: bool) -> None:
     words = json.loads(blobs(render_html(runs))["report"])["words"]
-    for beside in (False, True):
-        tables = [table["paper"] if beside else table for found in words.values() for table in found.values()]
-        grids = [
-            Grid(t["title"], tuple(t["header"]), tuple(tuple(row) for row in t["rows"]), tuple(t["notes"]))
-            for t in tables
-        ]
-        report = build_report(runs, list(RULES), against_paper=beside)
-        assert text(grids) == render(report, "text")
-        assert markdown(grids) == render(report, "markdown")
-        assert latex(grids) == render(report, "latex")
+    tables = [table["paper"] if beside else table for found in words.values() for table in found.values()]
+    grids = [
+        Grid(t["title"], tuple(t["header"]), tuple(tuple(row) for row in t["rows"]), tuple(t["notes"])) for t in tables
+    ]
+    report = build_report(runs, list(RULES), against_paper=beside)
+    assert text(grids) == render(report, "text")
+    assert markdown(grids) == render(report, "markdown")
+    assert latex(grids) == render(report, "latex")
 
 
+@pytest.mark.paper
 def test_the_numbers_are_those_of_the_json_format(runs: list[RunRecord]) -> None:
     page = render_html(runs, ["oracle"], baseline="SANDMask", draws=5, trials=4)
     report = build_report(runs, ["oracle"], against_paper=True, baseline="SANDMask", draws=5, trials=4)

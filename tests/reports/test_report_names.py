@@ -32,7 +32,7 @@ def hostile_sweep() -> list[RunRecord]:
 
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_no_format_passes_on_control_characters(name: str) -> None:
-    words = render(build_report(hostile_sweep(), against_paper=True), name)
+    words = render(build_report(hostile_sweep()), name)
     assert not CONTROL.search(words.replace("\r\n", "\n"))
     if name == "json":
         assert json.loads(words)["selections"][0]["datasets"][HOSTILE]["columns"][0] == HOSTILE

@@ -1,4 +1,4 @@
-"""The report's data: every cell against the records, what is missing named, the paper's numbers beside."""
+"""The report's data: every cell against the records, and what is missing named."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
-from sandmask.paper import environments
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import Cell, RuleReport, Table, build_report, cell_text, grids
@@ -174,55 +173,14 @@ def test_leaving_one_out_says_which_pair_it_lacks() -> None:
     assert single.notes == ("Toy: no run holds out two environments, which this rule needs.",)
 
 
-def pacs(algorithms: list[str], dataset: str = "PACS") -> list[RunRecord]:
-    names = environments(dataset)
-    runs = made_up_sweep(algorithms, environments=len(names), draws=2, dataset=dataset)
-    return [replace(run, env_names=names) for run in runs]
-
-
-def test_the_papers_numbers_stand_beside_ours() -> None:
-    found = report(pacs(["SANDMask", "Mine"]), "oracle", against_paper=True)
-    toy = found.datasets["PACS"]
-    cell = toy.cells["SANDMask", "A"]
-    assert cell.paper is not None
-    assert cell.mean is not None
-    assert cell.difference == pytest.approx(cell.mean - cell.paper.mean)
-    assert (cell.paper.table, cell.paper.mean, cell.paper.error) == ("appendix", 86.1, 0.6)
-    average = toy.averages["SANDMask"].paper
-    assert average is not None
-    assert (average.table, average.mean) == ("appendix", 85.9)
-    assert found.averages is not None
-    overall = found.averages.cells["SANDMask", "PACS"].paper
-    assert overall is not None
-    assert (overall.table, overall.error) == ("2", 0.4)
-    assert found.averages.averages["SANDMask"].paper is None  # the paper's is over seven datasets
-    assert toy.cells["Mine", "A"].paper is None
-    assert table(pacs(["SANDMask"])).cells["SANDMask", "A"].paper is None
-
-
-def test_the_average_over_the_papers_datasets_compares_with_its() -> None:
-    names = ("ColoredMNIST", "RotatedMNIST", "VLCS", "PACS", "OfficeHome", "TerraIncognita", "DomainNet")
-    runs = [run for name in names for run in pacs(["ERM"], name)]
-    averages = report(runs, against_paper=True).averages
-    assert averages is not None
-    assert averages.columns == names
-    assert averages.averages["ERM"].paper is not None
-    assert averages.averages["ERM"].paper.mean == 66.6
-    more = report([*runs, *made_up_sweep(["ERM"])], against_paper=True).averages
-    assert more is not None
-    assert more.averages["ERM"].paper is None
-
-
-def test_columns_are_what_the_records_hold_out_not_what_the_paper_prints() -> None:
+def test_columns_are_what_the_records_hold_out() -> None:
     runs = made_up_sweep(["ERM"], environments=17, draws=1, trials=1, dataset="Spirals")
-    everything = table(runs, against_paper=True)
+    everything = table(runs)
     assert everything.columns == tuple(str(env) for env in range(17))
     assert everything.averages["ERM"].expected == 17
-    assert everything.averages["ERM"].paper is None  # the paper's is over sixteen
-    protocol = table([run for run in runs if run.spec.test_envs != (16,)], against_paper=True)
+    protocol = table([run for run in runs if run.spec.test_envs != (16,)])
     assert protocol.columns == tuple(str(env) for env in range(16))
     assert protocol.averages["ERM"].complete  # sixteen is all that the protocol holds out
-    assert protocol.averages["ERM"].paper is not None
     assert protocol.notes == ()
 
 

@@ -79,7 +79,7 @@ def with_averages(runs: list[RunRecord], **values: float) -> list[RunRecord]:
 def test_averages_that_a_run_kept_are_rows_of_their_own() -> None:
     runs = made_up_sweep(["ERM", "IRM"])
     averaged = with_averages(runs, sma=0.25, swad=0.75)
-    rule = build_report(averaged, ["oracle"], against_paper=True).rules[0]
+    rule = build_report(averaged, ["oracle"]).rules[0]
     toy, plain = rule.datasets["Toy"], build_report(runs, ["oracle"]).rules[0].datasets["Toy"]
     assert toy.methods == ("ERM", "ERM + SMA", "ERM + SWAD", "IRM", "IRM + SMA", "IRM + SWAD")
     assert [toy.averages[name].mean for name in toy.methods[1:3]] == [25.0, 75.0]
@@ -88,16 +88,6 @@ def test_averages_that_a_run_kept_are_rows_of_their_own() -> None:
     )
     assert rule.statistics is not None
     assert rule.statistics.baseline == "ERM"
-
-
-def test_the_paper_has_no_numbers_of_averaged_weights() -> None:
-    runs = [
-        replace(run, env_names=("A", "C", "P", "S")) for run in made_up_sweep(["ERM"], environments=4, dataset="PACS")
-    ]
-    table = build_report(with_averages(runs, sma=0.5), against_paper=True).rules[0].datasets["PACS"]
-    assert table.cells["ERM", "A"].paper is not None
-    assert table.cells["ERM + SMA", "A"].paper is None
-    assert table.averages["ERM + SMA"].paper is None
 
 
 def test_a_run_trained_with_and_without_averages_counts_once() -> None:

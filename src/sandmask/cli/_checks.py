@@ -137,13 +137,12 @@ def weights() -> Iterator[Finding]:
     """Pretrained weights of the networks that datasets use by default."""
     from sandmask.datasets import DATASETS
     from sandmask.networks import NETWORKS
-    from sandmask.networks._pretrained import _is_cached
-    from sandmask.networks._timm import pretrained_cfg
+    from sandmask.networks._timm import is_cached
 
     for name in dict.fromkeys(entry.network for entry in DATASETS.values() if entry.network not in NETWORKS):
         fetch = f"python -c \"import timm; timm.create_model('{name}', pretrained=True)\", or train --weights FILE"
         try:
-            cached = _is_cached(pretrained_cfg(name))
+            cached = is_cached(name)
         except SandmaskError as error:
             yield note(name, str(error))
         else:

@@ -77,33 +77,14 @@ class FlatModule:
         self.constants = {
             name: value.detach() if name in kept else self._cast(value.detach()) for name, value in constants.items()
         }
-        self._skeleton = copy.deepcopy(module).to("meta")
+        self.skeleton = copy.deepcopy(module).to("meta")  # the module without its numbers
 
     @property
     def stacks(self) -> bool:
-        """Whether `torch.func.vmap` suits it: not in channels-last, nor batch-norm below float32.
-
-        A module whose attribute `stacks` is false says so itself.
-        """
+        """Whether `torch.func.vmap` suits it: not in channels-last, nor batch-norm below float32."""
         if any(slot.channels_last for slot in self.slots):
             return False
-        if not all(getattr(module, "stacks", True) for module in self._skeleton.modules()):
-            return False
-        return self.dtype == torch.float32 or not any(isinstance(m, BATCH_NORM) for m in self._skeleton.modules())
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether the module says, by an attribute of this name, that its layers have GPU kernels for K runs."""
-        return self.says("has_kernels")
-
-    def says(self, name: str) -> bool:
-        """Whether the module, or one within it, has a true attribute of this name."""
-        return any(getattr(module, name, False) for module in self._skeleton.modules())
-
-    def said(self, name: str) -> str:
-        """The text that the module, or one within it, has as an attribute of this name; empty if none has one."""
-        found = (getattr(module, name, "") for module in self._skeleton.modules())
-        return next((text for text in found if isinstance(text, str) and text), "")
+        return self.dtype == torch.float32 or not any(isinstance(m, BATCH_NORM) for m in self.skeleton.modules())
 
     def _cast(self, value: Tensor) -> Tensor:
         """The value as computed with. Float32 casts nothing, so that float64 vectors stay what they are."""
@@ -158,7 +139,7 @@ class FlatModule:
 
     def call(self, params: Params, *args: object, **kwargs: object) -> Any:
         """The same for a module that has more to give than a tensor."""
-        return functional_call(self._skeleton, {**self.constants, **params}, args, kwargs)
+        return functional_call(self.skeleton, {**self.constants, **params}, args, kwargs)
 
 
 def _names_in(module: nn.Module, types: tuple[type[nn.Module], ...]) -> Iterator[str]:

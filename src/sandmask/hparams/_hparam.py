@@ -1,7 +1,8 @@
-"""A hyperparameter: its name, its default, its bounds, what a search draws it from, and where that holds."""
+"""A hyperparameter: its name, default, bounds and distribution, and the datasets and spaces where these apply."""
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,32 +14,29 @@ from sandmask.errors import SandmaskError
 class Distribution(ABC):
     """Draws one number from a random state; `str()` is the notation of the paper's hyperparameter table."""
 
-    @property
-    def integer(self) -> bool:
-        """Whether the draws are whole numbers (Python `int`) rather than `float`."""
-        return False
+    integer: bool = False
+    """Whether the draws are whole numbers (Python `int`) and not `float`."""
+
+    def draw(self, random: np.random.RandomState) -> float:
+        """Draw one value, a plain Python number; whole numbers are rounded down."""
+        value = self._sample(random)
+        return int(value) if self.integer else float(value)
 
     @abstractmethod
-    def draw(self, random: np.random.RandomState) -> float:
-        """One value, a plain Python number."""
+    def _sample(self, random: np.random.RandomState) -> float: ...
 
 
 @dataclass(frozen=True)
 class Constant(Distribution):
-    """Always `value`."""
+    """Always `value`, without using the random state."""
 
     value: float
 
     def __post_init__(self) -> None:
         _check_finite(self, value=self.value)
+        object.__setattr__(self, "integer", isinstance(self.value, int))
 
-    @property
-    def integer(self) -> bool:
-        """Whether `value` was given as an `int`."""
-        return isinstance(self.value, int)
-
-    def draw(self, random: np.random.RandomState) -> float:  # noqa: ARG002
-        """The value; takes nothing from the random state."""
+    def _sample(self, random: np.random.RandomState) -> float:  # noqa: ARG002
         return self.value
 
     def __str__(self) -> str:
@@ -55,12 +53,17 @@ class Uniform(Distribution):
     def __post_init__(self) -> None:
         _check_range(self, self.low, self.high)
 
-    def draw(self, random: np.random.RandomState) -> float:
-        """A value in [low, high)."""
-        return float(random.uniform(self.low, self.high))
+    def _sample(self, random: np.random.RandomState) -> float:
+        return random.uniform(self.low, self.high)
 
     def __str__(self) -> str:
-        return f"U({self.low:g}, {self.high:g})"
+        return f"{'int ' if self.integer else ''}U({self.low:g}, {self.high:g})"
+
+
+class IntUniform(Uniform):
+    """U(low, high), rounded down."""
+
+    integer = True
 
 
 @dataclass(frozen=True)
@@ -77,36 +80,17 @@ class LogUniform(Distribution):
         if self.base <= 1:
             raise SandmaskError(f"{self!r}: base should be above 1.")
 
-    def draw(self, random: np.random.RandomState) -> float:
-        """`base` to a uniform power."""
+    def _sample(self, random: np.random.RandomState) -> float:
         return float(self.base ** random.uniform(self.low, self.high))
 
     def __str__(self) -> str:
-        return f"{self.base:g}^U({self.low:g}, {self.high:g})"
+        return f"{'int ' if self.integer else ''}{self.base:g}^U({self.low:g}, {self.high:g})"
 
 
-class _RoundedDown(Distribution):
-    """The whole part of what the next class draws."""
-
-    @property
-    def integer(self) -> bool:
-        """Always."""
-        return True
-
-    def draw(self, random: np.random.RandomState) -> float:
-        """The whole part of a draw."""
-        return int(super().draw(random))  # type: ignore[safe-super]  # there is a next class
-
-    def __str__(self) -> str:
-        return f"int {super().__str__()}"
-
-
-class IntUniform(_RoundedDown, Uniform):
-    """U(low, high), rounded down."""
-
-
-class IntLogUniform(_RoundedDown, LogUniform):
+class IntLogUniform(LogUniform):
     """base^U(low, high), rounded down."""
+
+    integer = True
 
 
 @dataclass(frozen=True, init=False)
@@ -122,14 +106,9 @@ class Choice(Distribution):
         _check_finite(self, **{f"value {i + 1}": value for i, value in enumerate(values)})
         if len({type(value) for value in values}) > 1:
             raise SandmaskError(f"{self!r} mixes int and float. Write all values as int or all as float.")
+        object.__setattr__(self, "integer", isinstance(values[0], int))
 
-    @property
-    def integer(self) -> bool:
-        """Whether the values were given as `int`."""
-        return isinstance(self.values[0], int)
-
-    def draw(self, random: np.random.RandomState) -> float:
-        """One of the values."""
+    def _sample(self, random: np.random.RandomState) -> float:
         value: float = random.choice(list(self.values)).item()
         return value
 
@@ -183,7 +162,7 @@ ANY = Bounds()
 POSITIVE = Bounds(low=0, open_low=True)
 NON_NEGATIVE = Bounds(low=0)
 COUNT = Bounds(low=1)
-DEPTH = Bounds(low=1, high=1000)  # layers: a million of them take minutes to build and cannot train
+DEPTH = Bounds(low=1, high=1000)  # layers; a million of them would take minutes to build and could not train
 FRACTION = Bounds(low=0, high=1)
 POSITIVE_FRACTION = Bounds(low=0, high=1, open_low=True)
 BELOW_ONE = Bounds(low=0, high=1, open_high=True)
@@ -198,7 +177,7 @@ DEFAULT_SPACE: SpaceName = "recipe"
 
 
 def scope_name(scope: str) -> str:
-    """The name of a scope, which may be given by its former name: "spirals" is "tabular", "mnist" is "small-image"."""
+    """The present name of a scope: "tabular" for its former name "spirals", "small-image" for "mnist"."""
     return _FORMER_SCOPES.get(scope, scope)
 
 
@@ -246,11 +225,11 @@ class Hparam:
         return isinstance(self.default, int)
 
     def applies(self, scope: Scope, dataset: str, space: SpaceName) -> bool:
-        """Whether this row holds there."""
+        """Whether this row applies to a dataset in a space."""
         return self.scope in (None, scope) and self.dataset in (None, dataset) and self.space in (None, space)
 
     def parse(self, value: object) -> float:
-        """A value that a user gave, as text or number, checked: a plain `int` or `float`."""
+        """Check a value that a user gave, as text or number, and return it as a plain `int` or `float`."""
         kind = "a whole number" if self.integer else "a finite number"
         number = _number(value)
         if number is None or not math.isfinite(number) or (self.integer and number != int(number)):
@@ -262,7 +241,10 @@ class Hparam:
 
 @dataclass(frozen=True)
 class Like:
-    """A hyperparameter with another's default, draw and bounds, drawn on its own: `Like("lr_g", "lr")`."""
+    """A hyperparameter with the default, distribution and bounds of another one: `Like("lr_g", "lr")`.
+
+    It is drawn independently.
+    """
 
     name: str
     other: str
@@ -272,17 +254,9 @@ def _number(value: object) -> float | None:
     """The number that `value` is or spells, or None."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return value
     if not isinstance(value, str):
-        return None
-    try:
-        return int(value)
-    except ValueError:
-        pass
-    try:
-        return float(value)
-    except ValueError:
-        return None
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return None

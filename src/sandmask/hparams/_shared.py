@@ -1,4 +1,4 @@
-"""The hyperparameters that do not depend on the algorithm: those of the dataset, and options of the optimizer."""
+"""The hyperparameters that do not depend on the algorithm: those of datasets, and options of all runs."""
 
 from sandmask.hparams._hparam import (
     BELOW_ONE,
@@ -15,11 +15,11 @@ from sandmask.hparams._hparam import (
     LogUniform,
 )
 
-SWITCH = Bounds(0, 1)  # of whole numbers: off or on
+SWITCH = Bounds(0, 1)  # for whole numbers: off or on
 # The steps after which the learning rate drops, as it did in another run with `lr_patience`; 0 is no drop.
 LR_DROP_STEPS = ("lr_drop_step_1", "lr_drop_step_2", "lr_drop_step_3")
 
-# Where several rows of one name hold, the last one counts.
+# If several rows of one name apply, the last one is used.
 SHARED: tuple[Hparam, ...] = (
     Hparam("lr", 1e-3, LogUniform(10, -4.5, -3.5), NON_NEGATIVE, scope="small-image"),
     Hparam("lr", 1e-3, LogUniform(10, -4.5, -2.5), NON_NEGATIVE, scope="small-image", space="domainbed"),
@@ -34,10 +34,10 @@ SHARED: tuple[Hparam, ...] = (
     Hparam("weight_decay", 1e-3, LogUniform(10, -6, -2), NON_NEGATIVE, scope="tabular"),
     Hparam("mlp_width", 256, IntLogUniform(2, 6, 10), COUNT, scope="tabular"),
     Hparam("mlp_depth", 3, Choice(3, 4, 5), DEPTH, scope="tabular"),
-    # DomainBed names dropout after the network. The MNIST ConvNet has none; its value is drawn all the same.
+    # DomainBed names dropout after the network. The MNIST ConvNet has none, but its value is drawn there, too.
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, stream="resnet_dropout"),
     Hparam("dropout", 0.0, Choice(0.0, 0.1, 0.5), BELOW_ONE, scope="tabular", stream="mlp_dropout"),
-    # The recipe: what makes gradient masks work on Spirals, the same for every method (results/recipe).
+    # The recipe: settings with which gradient masks work on Spirals, the same for every method (results/recipe).
     Hparam("lr", 5e-3, LogUniform(10, -2.75, -2), NON_NEGATIVE, scope="tabular", space="recipe"),
     Hparam("weight_decay", 3e-4, LogUniform(10, -6, -3), NON_NEGATIVE, scope="tabular", space="recipe"),
     Hparam("batch_size", 512, Constant(512), COUNT, scope="tabular", space="recipe"),
@@ -47,8 +47,8 @@ SHARED: tuple[Hparam, ...] = (
     Hparam("lr_final", 0.0, Constant(0.0), FRACTION, scope="tabular", space="recipe"),
 )
 
-# Options of every run: not drawn and not part of a configuration unless a space or the user sets them. The value here
-# is the one that has no effect.
+# Options of every run. They are neither drawn nor part of a configuration unless a space or the user sets them. The
+# defaults here have no effect.
 OPTIONAL: tuple[Hparam, ...] = (
     Hparam("lr_final", 1.0, Constant(1.0), FRACTION),  # cosine schedule: the learning rate ends at this fraction
     Hparam("lr_drop", 1.0, Constant(1.0), FRACTION),  # step schedule: this factor ...

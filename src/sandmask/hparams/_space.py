@@ -1,4 +1,4 @@
-"""A space: the hyperparameters of one algorithm on one dataset, and how to get a configuration from it."""
+"""A space: the hyperparameters of an algorithm on a dataset; the configurations of runs."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,14 +28,11 @@ def seed_hash(*args: object) -> int:
 class Space(Mapping[str, Hparam]):
     """Hyperparameters by name, in a fixed order."""
 
-    title: str  # where it belongs, for messages: "ERM on PACS"
+    title: str  # for messages, such as "ERM on PACS, space 'recipe'"
     rows: tuple[Hparam, ...]
 
     def __getitem__(self, name: str) -> Hparam:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(name)
+        return {row.name: row for row in self.rows}[name]
 
     def __iter__(self) -> Iterator[str]:
         return (row.name for row in self.rows)
@@ -53,7 +50,7 @@ class Space(Mapping[str, Hparam]):
         return {row.name: row.default for row in self.rows}
 
     def draw(self, seed: int) -> dict[str, float]:
-        """A random configuration; each value comes from its own stream, named after the hyperparameter."""
+        """A random configuration. Each hyperparameter has its own random stream, which is named after it."""
         return {
             row.name: row.draw.draw(np.random.RandomState(seed_hash(seed, row.stream or row.name))) for row in self.rows
         }

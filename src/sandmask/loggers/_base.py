@@ -1,4 +1,4 @@
-"""Loggers: their interface, their registry, and the log of a run, which no failing logger stops."""
+"""The interface and registry of loggers, and `RunLog`, which sends a run to its loggers."""
 
 import importlib.util
 import os
@@ -66,7 +66,7 @@ class LoggerEntry:
 LOGGERS: Registry[LoggerEntry] = Registry("logger")
 
 
-MOST_TENSORS = 20  # of a network with more, only the figures of all tensors together are logged
+MOST_TENSORS = 20  # for networks with more tensors, only the figures of all of them together are logged
 _PER_TENSOR = ("mask_density/", "dead_fraction/", "agreement/")
 
 Logger = str | OpenLogger
@@ -85,7 +85,7 @@ def requested_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str]
 
 
 def named_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
-    """The same for a sweep, whose workers find loggers by name only.
+    """The same for a sweep, whose workers take loggers by name only.
 
     :param log: texts such as "wandb:my-project".
     :param tensorboard: folder for one more logger, of TensorBoard.
@@ -171,7 +171,7 @@ class RunLog:
         self._open.clear()
 
     def _each(self, action: Callable[[RunLogger], None]) -> None:
-        """Call every logger that works; one that raises is closed out."""
+        """Call every logger. One that raises is not called again."""
         working = []
         for name, logger in self._open:
             try:
@@ -209,15 +209,14 @@ def without_single_tensors(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def log_record(record: RunRecord, loggers: Sequence[Logger], files: Sequence[Path] = ()) -> None:
+def log_record(record: RunRecord, loggers: Sequence[Logger]) -> None:
     """Log a whole run, for runs that trained in a stack.
 
     :param record: record of the run.
     :param loggers: texts that `named_loggers` returned.
-    :param files: files to keep as artifacts.
     """
     with RunLog(loggers, record.spec, record.env_names, shared=True) as log:
         for row, step in enumerate(record.steps):
             metrics = {name: float(curve[row]) for name, curve in record.metrics.items()}
             log.evaluation(int(step), record.accuracy_in[row].tolist(), record.accuracy_out[row].tolist(), metrics)
-        log.finish(record.status, files)
+        log.finish(record.status)

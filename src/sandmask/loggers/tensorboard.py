@@ -26,7 +26,7 @@ class TensorBoardLogger:
             self._writer.add_scalar(name, value, step)
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:  # noqa: ARG002 - TensorBoard has neither
-        """Write out what the writer holds back."""
+        """Flush and close the writer."""
         self._writer.close()
 
 

@@ -1,14 +1,14 @@
-"""Networks as pure functions: an MLP, the MNIST ConvNet, any timm backbone by name, and modules of one's own.
+"""Networks as pure functions: an MLP, the MNIST ConvNet, any timm backbone by name, and your own modules.
 
-`build_featurizer` goes from a name to a function that builds the featurizer; `Network` puts a classifier on
-it and is what algorithms train. timm is imported when a backbone is asked for, not before.
+`build_featurizer` takes a name and returns a function that builds the featurizer. `Network` adds a classifier and is
+what algorithms train. timm is imported only for backbones.
 """
 
-from sandmask.networks._base import Featurizer, Network
-from sandmask.networks._build import build_featurizer, suggested_networks
-from sandmask.networks._registry import NETWORKS, NetworkEntry
+from sandmask.networks._build import build_featurizer
 from sandmask.networks._timm import normalization
 from sandmask.networks.backbone import Backbone
+from sandmask.networks.featurizer import NETWORKS, Featurizer, NetworkEntry
+from sandmask.networks.network import Network
 from sandmask.networks.own import NetworkReport, inspect_module
 from sandmask.networks.small import MLP, MNISTConvNet
 from sandmask.networks.weights import load_weights
@@ -26,5 +26,4 @@ __all__ = [
     "inspect_module",
     "load_weights",
     "normalization",
-    "suggested_networks",
 ]

@@ -1,21 +1,26 @@
-"""The interface to timm, which is imported only for backbones."""
+"""timm's models by name, and their pretrained weights. timm itself is imported only for backbones."""
 
 import difflib
 import warnings
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlparse
 
 import torch
 from torch import nn
 
+from sandmask._online import answers
 from sandmask.errors import SandmaskError
-from sandmask.networks._registry import NETWORKS
+from sandmask.networks.featurizer import NETWORKS
 
 _FORWARD_ERRORS = (AssertionError, IndexError, RuntimeError, TypeError, ValueError)
+_HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # timm looks for them in this order
+_REMEDIES = "Give a local file with --weights FILE (.safetensors or .pth), or train from scratch with --weights none."
 
 
 def import_timm() -> ModuleType:
-    """The package, or an error that says how to get it."""
+    """Import timm, or raise an error that says how to install it."""
     try:
         import timm
     except ImportError as error:
@@ -25,7 +30,7 @@ def import_timm() -> ModuleType:
 
 
 def resolve(name: str) -> str:
-    """The name as timm spells it (`architecture` or `architecture.tag`), or an error with suggestions."""
+    """Return the name as timm spells it (`architecture` or `architecture.tag`); raise with suggestions if unknown."""
     timm = import_timm()
     lowered = name.strip().lower()
     architecture, _, tag = lowered.partition(".")
@@ -47,9 +52,15 @@ def _did_you_mean(names: list[str]) -> str:
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
-    """timm's metadata of a model's weights: source, normalization, first and last layers."""
+    """Return timm's metadata of the weights of a model: source, normalization, first and last layers."""
     cfg = import_timm().get_pretrained_cfg(resolve(name))
     return {} if cfg is None else dict(cfg.to_dict())
+
+
+def layer_names(name: str, kind: Literal["first_conv", "classifier"]) -> tuple[str, ...]:
+    """Return the names of a model's first convolutions or of its last layers."""
+    names = pretrained_cfg(name).get(kind)
+    return () if not names else (names,) if isinstance(names, str) else tuple(names)
 
 
 def check_input_shape(name: str, input_shape: tuple[int, ...]) -> None:
@@ -62,19 +73,19 @@ def check_input_shape(name: str, input_shape: tuple[int, ...]) -> None:
 
 
 def create(name: str, input_shape: tuple[int, ...], **options: Any) -> nn.Module:
-    """A timm model for inputs of this shape, without its last layer; `options` are timm's."""
+    """Create a timm model for inputs of this shape, without its last layer; `options` are timm's."""
     name = resolve(name)
     check_input_shape(name, input_shape)
     if pretrained_cfg(name).get("fixed_input_size"):
         options["img_size"] = input_shape[1:]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # timm's notes to its own developers
+        warnings.simplefilter("ignore")  # timm warns its developers
         model: nn.Module = import_timm().create_model(name, num_classes=0, in_chans=input_shape[0], **options)
     return model
 
 
 def feature_size(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> int:
-    """The number of features, by a forward pass without numbers; also finds out whether the inputs fit."""
+    """Return the number of features of a model on the meta device, or raise if it does not take the inputs."""
     try:
         with torch.no_grad():
             features = model(torch.empty(2, *input_shape, device="meta"))
@@ -96,3 +107,48 @@ def normalization(network: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     cfg = {} if network in NETWORKS else pretrained_cfg(network)
     mean, std = cfg.get("mean", (0.485, 0.456, 0.406)), cfg.get("std", (0.229, 0.224, 0.225))
     return tuple(map(float, mean)), tuple(map(float, std))
+
+
+def pretrained_weights(name: str, input_shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Return the state dict of timm's pretrained model for images of this size, with three input channels.
+
+    Without the weights in the cache and without a connection, this raises within seconds, where timm retries.
+    """
+    cfg = pretrained_cfg(name)
+    host = _source(cfg)
+    if host is None:
+        raise SandmaskError(f"timm has no pretrained weights for the network {name!r}. {_REMEDIES}")
+    if not is_cached(name) and not answers(host):
+        raise SandmaskError(
+            f"The pretrained weights of {name!r} are not on this machine, and {host} cannot be reached. " + _REMEDIES
+        )
+    try:
+        model = create(name, (3, *input_shape[1:]), pretrained=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise SandmaskError(f"The pretrained weights of {name!r} could not be loaded: {reason} {_REMEDIES}") from error
+    return dict(model.state_dict())
+
+
+def _source(cfg: dict[str, Any]) -> str | None:
+    """The address that timm would download from."""
+    if cfg.get("hf_hub_id"):
+        from huggingface_hub import constants
+
+        return str(constants.ENDPOINT)
+    return str(cfg["url"]) if cfg.get("url") else None
+
+
+def is_cached(name: str) -> bool:
+    """Whether the pretrained weights of a model are on this machine."""
+    cfg = pretrained_cfg(name)
+    if not cfg.get("hf_hub_id"):
+        from torch.hub import get_dir
+
+        return (Path(get_dir()) / "checkpoints" / Path(urlparse(cfg["url"]).path).name).is_file()
+    from huggingface_hub import try_to_load_from_cache
+
+    repo, _, revision = str(cfg["hf_hub_id"]).partition("@")
+    files = (cfg["hf_hub_filename"],) if cfg.get("hf_hub_filename") else _HUB_FILES
+    found = (try_to_load_from_cache(repo, file, revision=revision or None) for file in files)
+    return any(isinstance(path, str) for path in found)

@@ -2,39 +2,36 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sandmask.errors import SandmaskError
 from sandmask.functional.dropout import Dropout
-from sandmask.networks._base import Featurizer
 from sandmask.networks._timm import create, feature_size
 from sandmask.networks.batch_norm import unfreeze
+from sandmask.networks.featurizer import EvaluatedModel
 from sandmask.networks.weights import fit_weights
 
-# A model from this size on is laid out for one run that fills the machine, a smaller one for stacks of runs.
+# Models of this size and larger are laid out for one run that fills the machine, smaller ones for stacks of runs.
 LARGE = 1_000_000
 
 
-class Backbone(Featurizer):
-    """A timm model without its last layer: pooled features; dropout before the classifier (site 0).
+class Backbone(EvaluatedModel):
+    """A timm model without its last layer: pooled features.
 
-    It computes as in evaluation: batch-norm uses its running statistics, which are constants (its
-    scale and shift are trained), so that the examples of a batch, and with them the environments, do not see
-    each other. Without `freeze_bn`, training passes use the statistics of the batch: see `batch_norm`.
-    The model's own stochastic depth and dropout are off: `drop` is the one source of noise.
+    A large model has its convolutions in channels-last format, which suits tensor cores, and fused attention. Under
+    `torch.func.vmap` both are slow or do not work, so a small model has neither and can be stacked.
 
-    A large model has its convolutions in channels-last format, which suits tensor cores, and fused attention.
-    Both are slow under `torch.func.vmap`, where they work at all; a small model goes without, and stacks.
-
-    `last_blocks` is for vision transformers: the features are then the class tokens of so many blocks, from the last
-    one back, and the mean patch token of the last, as in linear probes of DINOv2. With `attention_only` only their
-    attention layers are trained; all other parameters are constants.
-
-    `weights` holds a state dict (see `load_weights`) to start from; None leaves timm's random initialization.
-    `source` is what messages call it.
+    :param name: the name of the model in timm.
+    :param input_shape: shape of one image.
+    :param weights: a state dict to start from (see `load_weights`); None for timm's random initialization.
+    :param source: what messages call the weights.
+    :param last_blocks: for vision transformers: the features are the class tokens of this many last blocks and the mean
+        patch token of the last one, as in linear probes of DINOv2.
+    :param attention_only: for vision transformers: train only the attention layers.
+    :param freeze_bn: False uses the statistics of the minibatch in training: see `batch_norm`.
     """
 
     def __init__(
@@ -68,28 +65,23 @@ class Backbone(Featurizer):
         self.n_features = width * (1 + last_blocks) if last_blocks else width
         self.train()
 
-    def train(self, mode: bool = True) -> Self:
-        """Training mode is for what contains this module; the model itself stays in evaluation mode."""
-        super().train(mode)
-        self.model.eval()
-        return self
-
-    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """The features."""
-        x = self._laid_out(x)
-        features: Tensor = self._tokens(x) if self._last_blocks else self.model(x)
-        return features if drop is None else drop(features, 0)
-
-    def _tokens(self, x: Tensor) -> Tensor:
-        """The class tokens of the last blocks, and the mean patch token of the last one, each normalized."""
+    def compute(self, x: Tensor) -> Tensor:
+        """Return the features without dropout."""
+        if not self._last_blocks:
+            return super().compute(self._laid_out(x))
         model: Any = self.model
         blocks = model.forward_intermediates(
-            x, self._last_blocks, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True
+            self._laid_out(x),
+            self._last_blocks,
+            return_prefix_tokens=True,
+            norm=True,
+            output_fmt="NLC",
+            intermediates_only=True,
         )
         return torch.cat([*(prefix[:, 0] for _, prefix in blocks), blocks[-1][0].mean(1)], dim=-1)
 
     def stages(self, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The features, and the maps after the stem and after each block, for models that timm can take apart."""
+        """Return the features, and the maps after the stem and each block if timm provides them."""
         model: Any = self.model
         if self._last_blocks or not hasattr(model, "forward_intermediates"):
             return super().stages(x, drop)
@@ -104,7 +96,7 @@ class Backbone(Featurizer):
 
 
 def _check_transformer(model: nn.Module, name: str, last_blocks: int, *, attention_only: bool) -> None:
-    """Refuse what is for vision transformers with any other model."""
+    """Raise if an option for vision transformers was given for another model."""
     blocks = len(getattr(model, "blocks", ())) if hasattr(model, "cls_token") else 0
     for option, given in (("last_blocks", last_blocks), ("attention_only", attention_only)):
         if given and not blocks:

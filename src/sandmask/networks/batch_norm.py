@@ -1,7 +1,7 @@
-"""Batch-norm that trains: statistics of the minibatch in training, running averages of them in evaluations.
+"""Batch-norm that is not frozen: statistics of the minibatch in training, running averages of them in evaluations.
 
-The running averages are part of a network's vector of parameters, so that they are saved, averaged and evaluated like
-weights. Their gradient is zero, and `Network.tracked` replaces them after each step.
+The running averages are in the network's vector of parameters, so that they are saved, averaged and evaluated like
+weights. Their gradient is zero, and `Network.tracked` updates them after each step.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ RUNNING = ("running_mean", "running_var")
 
 
 class Statistics(NamedTuple):
-    """What a layer saw of a minibatch, and the share of it in the running averages."""
+    """The statistics of a minibatch in one layer, and their weight in the running averages."""
 
     mean: Tensor
     variance: Tensor
@@ -27,9 +27,9 @@ class Statistics(NamedTuple):
 
 
 class BatchStatistics(TorchFunctionMode):
-    """Within it, batch-norm normalizes by the statistics of its inputs; with `keep`, these are kept.
+    """Within this context, batch-norm normalizes by the statistics of its inputs.
 
-    `seen` has them by the identity of the running mean that the layer was called with.
+    With `keep`, `seen` has these statistics by the `id` of the running mean that a layer was called with.
     """
 
     def __init__(self, *, keep: bool = False) -> None:

@@ -1,11 +1,10 @@
-"""Any `nn.Module` as a network of the benchmark: looked at once, before it is trusted."""
+"""Any `nn.Module` as a network of the benchmark, checked before it is used."""
 
 import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -16,33 +15,27 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from sandmask.errors import SandmaskError
-from sandmask.functional.dropout import Dropout
 from sandmask.gradients import find_leaks
-from sandmask.networks._base import Featurizer
 from sandmask.networks.backbone import LARGE
+from sandmask.networks.featurizer import EvaluatedModel
 
-EXAMPLES = 4  # of the batch that a module is looked at with
+EXAMPLES = 4  # of the batch that a module is checked with
 TOLERANCE = 1e-3  # relative to the largest number
-RESERVED = ("stacks", "has_kernels", "pairs", "embeds", "why_not")  # attributes by which our own networks say things
 
 
 @dataclass(frozen=True)
 class NetworkReport:
-    """What was found out about a module."""
+    """What `inspect_module` found."""
 
     n_features: int
-    n_parameters: int
     stacks: bool
-    why_not: str = ""  # it does not stack
+    why_not_stacked: str = ""
 
 
-class OwnNetwork(Featurizer):
-    """A module of the user's, as a featurizer; dropout before the classifier (site 0).
+class OwnNetwork(EvaluatedModel):
+    """A module of the user as a featurizer.
 
-    It computes as in evaluation, always, as timm's backbones do here: its own dropout is off, and batch-norm uses the
-    statistics that it came with. `drop` is the one source of noise.
-
-    Attention is computed by plain products in what stacks: the fused kernels do not take a stack of runs.
+    If it stacks, attention is computed by plain products, because the fused kernels do not take a stack of runs.
     """
 
     def __init__(self, module: nn.Module, report: NetworkReport) -> None:
@@ -50,23 +43,16 @@ class OwnNetwork(Featurizer):
         self.model = module
         self.n_features = report.n_features
         self.stacks = report.stacks
-        self.why_not = report.why_not
+        self.why_not_stacked = report.why_not_stacked
         self.embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())
         if any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
-            torch.backends.mha.set_fastpath_enabled(False)  # which evaluation would take, and training not
+            torch.backends.mha.set_fastpath_enabled(False)  # evaluation would use it, and training would not
         self.train()
 
-    def train(self, mode: bool = True) -> Self:
-        """Training mode is for what contains this module; the model itself stays in evaluation mode."""
-        super().train(mode)
-        self.model.eval()
-        return self
-
-    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
-        """The features."""
+    def compute(self, x: Tensor) -> Tensor:
+        """Return the features without dropout."""
         with _plain_attention(self.stacks):
-            features: Tensor = self.model(x)
-        return features if drop is None else drop(features, 0)
+            return super().compute(x)
 
 
 def _plain_attention(wanted: bool) -> AbstractContextManager[object]:
@@ -74,14 +60,14 @@ def _plain_attention(wanted: bool) -> AbstractContextManager[object]:
 
 
 def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, stacks: bool = True) -> NetworkReport:
-    """Refuse a module whose results would be wrong, and find out whether runs of it can be stacked.
+    """Raise if the results of a module would be wrong, and find out whether runs of it can be stacked.
 
-    It is given a few examples of zeros and ones, which are also valid pixels and indices of tokens.
+    It is tried with examples of zeros and ones, which are also valid pixels and indices of tokens.
 
     :param name: what messages call it.
     :param module: the module.
     :param input_shape: shape of one example.
-    :param stacks: whether it should be stacked if it can be.
+    :param stacks: False if it should not be stacked.
     """
     if not isinstance(module, nn.Module):
         raise SandmaskError(
@@ -90,19 +76,18 @@ def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, s
     problem = next(_problems(module), None)
     if problem is not None:
         raise SandmaskError(f"The network {name!r} cannot be used: {problem}.")
-    looked_at = copy.deepcopy(module).eval()
+    tried = copy.deepcopy(module).eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         x = torch.randint(0, 2, (EXAMPLES, *input_shape)).float()
-        features = _features(name, looked_at, x)
-        _check_function(name, looked_at, x, features)
-        why_not = _why_not_stacked(looked_at, x) if stacks else "its entry says so"
-    count = sum(parameter.numel() for parameter in module.parameters())
-    return NetworkReport(features.shape[1], count, not why_not, why_not)
+        features = _features(name, tried, x)
+        _check_function(name, tried, x, features)
+        why_not = _why_not_stacked(tried, x) if stacks else "its entry says so"
+    return NetworkReport(features.shape[1], not why_not, why_not)
 
 
 def _problems(module: nn.Module) -> Iterator[str]:
-    """What can be seen without computing."""
+    """Problems that can be seen without computing."""
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
         if isinstance(parameter, UninitializedParameter):
@@ -118,8 +103,6 @@ def _problems(module: nn.Module) -> Iterator[str]:
 
 
 def _problems_of_part(name: str, part: nn.Module) -> Iterator[str]:
-    if taken := [attribute for attribute in RESERVED if hasattr(part, attribute)]:
-        yield f"its attribute {f'{name}.{taken[0]}'.lstrip('.')!r} has a name that sandmask uses. Rename it"
     for attribute, value in vars(part).items():
         if isinstance(value, Tensor):
             where = f"{name}.{attribute}".lstrip(".")
@@ -168,7 +151,7 @@ def _shape(x: Tensor) -> str:
 
 @torch.no_grad()
 def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -> None:
-    """Refuse a module whose features are random, or depend on the other examples of the batch."""
+    """Raise if the features are random or depend on the other examples of the batch."""
     if not _is_close(module(x), features):
         raise SandmaskError(
             f"The network {name!r} is random in evaluation mode. Use the hyperparameter `dropout`, or switch its own "
@@ -183,7 +166,7 @@ def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -
 
 
 def _why_not_stacked(module: nn.Module, x: Tensor) -> str:
-    """Why K runs of it are best trained one after the other; empty if they can be stacked."""
+    """Why K runs of it should be trained one after the other; empty if they can be stacked."""
     if sum(parameter.numel() for parameter in module.parameters()) >= LARGE:
         return "it has a million parameters or more and fills a machine by itself"
     if any(isinstance(part, _ConvNd) for part in module.modules()):
@@ -202,18 +185,15 @@ def _why_not_stacked(module: nn.Module, x: Tensor) -> str:
         warnings.simplefilter("always")
         try:
             together = vmap(grad(loss))(runs)
-        except Exception as error:  # noqa: BLE001 - whatever a module does that vmap does not take
+        except Exception as error:  # noqa: BLE001 - whatever the module raises
             return f"torch.func.vmap does not take it: {str(error).strip().partition(chr(10))[0]}"
     slow = [str(each.message) for each in said if "batching rule" in str(each.message)]
     if slow:
         return slow[0].partition("batching rule for ")[2].partition(". ")[0] + " has no rule for a stack of runs"
     for run in range(2):
         alone = grad(loss)({key: value[run] for key, value in runs.items()})
-        both = [
-            torch.cat([each[key].flatten() for key in alone])
-            for each in ({k: v[run] for k, v in together.items()}, alone)
-        ]
-        if not _is_close(*both):
+        stacked = torch.cat([together[key][run].flatten() for key in alone])
+        if not _is_close(stacked, torch.cat([value.flatten() for value in alone.values()])):
             return "its gradients under torch.func.vmap are not those of single runs"
     return ""
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from sandmask.functional.conv import conv_block, kernels_suit, pixel_mean
 from sandmask.functional.dense import affine, dense
 from sandmask.functional.dropout import Dropout
-from sandmask.networks._base import Featurizer
+from sandmask.networks.featurizer import Featurizer
 
 
 class MLP(Featurizer):
@@ -43,11 +43,11 @@ class MNISTConvNet(Featurizer):
     """Four 3 x 3 convolutions, each with ReLU and group normalization; average pooling; 128 features."""
 
     n_features = 128
-    stacks = False  # `vmap` makes grouped convolutions of K runs' ones: slower, on every device, than K of them
+    stacks = False  # under `vmap`, K convolutions become a grouped one, which is slower on every device
 
     @property
     def has_kernels(self) -> bool:
-        """With TF32 and in half precision."""
+        """True with TF32 and in half precision."""
         return kernels_suit()
 
     def __init__(self, n_channels: int) -> None:

@@ -14,7 +14,7 @@ from sandmask.reports import Cell, Grid, RuleReport, build_report
 from sandmask.reports.statistics import mean_and_error
 from sandmask.selection import algorithm_of
 
-# The paper prints one row for a method that has several forms here; each form is compared with that row.
+# A method of the paper may have several forms here. Each form is compared with the printed row of the method.
 PRINTED_AS = {
     "ANDMask-rescaled": "ANDMask",
     "SANDMask-rescaled": "SANDMask",
@@ -39,11 +39,11 @@ class Compared:
     method: str
     ours: Cell
     paper: PrintedCell | None
-    comparable: bool = True  # False where something else than the method differs, such as the network
+    comparable: bool = True  # False if more than the method differs, such as the network
 
     @property
     def joint_error(self) -> float | None:
-        """The standard error of the difference, in percent; None where one of the two has no error."""
+        """The standard error of the difference, in percent; None if one of the two has no error."""
         if self.ours.error is None or self.paper is None or self.paper.error is None:
             return None
         return math.hypot(self.ours.error, self.paper.error)
@@ -55,7 +55,7 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """ "within", "within two" or "beyond" the joint error; or why there is none to give."""
+        """ "within", "within two" or "beyond" the joint error; or the reason why there is no verdict."""
         if self.paper is None:
             return "not printed"
         if not self.comparable:
@@ -89,7 +89,7 @@ def shown(method: str) -> str:
 
 
 def ours_text(cell: Cell) -> str:
-    """`81.2 ± 0.4`, and how much is there where it is not all."""
+    """`81.2 ± 0.4`, with the number of runs if some are missing."""
     if not cell.expected:
         return "-"
     progress = f"{cell.have}/{cell.expected} runs"
@@ -109,7 +109,7 @@ def compare(
     trials: int | None = None,
     comparable: bool = True,
 ) -> list[Compared]:
-    """Every cell of these datasets' tables, environments first, then the average."""
+    """Every cell of the tables of these datasets: environments first, then the average."""
     mine = [run for run in runs if run.spec.dataset in datasets and _is_in_tables(run)]
     if not mine:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
@@ -118,7 +118,7 @@ def compare(
 
 
 def _is_in_tables(run: RunRecord) -> bool:
-    """Whether the paper's tables have the environment that a run holds out: of Spirals' 17 they have 16."""
+    """Whether the paper's tables have the environment that a run holds out. They have 16 of the 17 of Spirals."""
     columns = environments(run.spec.dataset)
     is_known = bool(columns) and columns == run.env_names[: len(columns)]
     return not is_known or len(run.spec.test_envs) != 1 or run.spec.test_envs[0] < len(columns)
@@ -139,9 +139,9 @@ def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
 
 
 def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
-    """An average that is not complete: over the trials that have every environment. It stays marked as incomplete.
+    """An incomplete average over the trials that have every environment; it stays marked as incomplete.
 
-    There is no number where no trial has them all: the paper's is over all of them.
+    Without such a trial there is no number, because the paper's is over all environments.
     """
     unknown = replace(average, mean=None, error=None)
     if average.parts is not None and average.parts.of > len(cells):
@@ -158,7 +158,7 @@ def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
 
 
 def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
-    """The cells as data: one row each."""
+    """A row for each cell."""
     rows = [
         {
             "selection": cell.rule,
@@ -181,7 +181,7 @@ def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = ()) -> Grid:
+def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str]) -> Grid:
     """Methods by (dataset or rule): the averages, as in the paper's main tables."""
     averages = [cell for cell in cells if cell.environment == AVERAGE]
     several = len({cell.dataset for cell in averages}) > 1
@@ -200,15 +200,15 @@ def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = 
     return Grid(title, ("Algorithm", *columns), rows, (*legend, *notes))
 
 
-def environments_grid(cells: Sequence[Compared], title: str, notes: Sequence[str] = ()) -> Grid:
-    """Environments by methods, of one dataset and rule, with a count of the verdicts below."""
+def environments_grid(cells: Sequence[Compared], title: str) -> Grid:
+    """Environments by methods, of one dataset and rule, with a count of the verdicts in the last row."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     names = list(dict.fromkeys(cell.environment for cell in cells))
     found = {(cell.environment, cell.method): cell for cell in cells}
     rows = [(name, *(found[name, method].words for method in methods)) for name in names]
     if all(cell.comparable for cell in cells):
         rows.append(("within the joint error", *(_tally(cells, method) for method in methods)))
-    return Grid(title, ("held out", *map(shown, methods)), tuple(rows), tuple(notes))
+    return Grid(title, ("held out", *map(shown, methods)), tuple(rows))
 
 
 def _tally(cells: Sequence[Compared], method: str) -> str:

@@ -1,4 +1,4 @@
-"""Figure 1's two environments in the plane, what masks make of their gradients, and where descent then ends."""
+"""Figure 1's two environments in the plane, their masked gradients, and where gradient descent ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from torch import Tensor
 from sandmask.masks import and_weights, sand_weights
 
 REACH = 2.0  # the plane is [-REACH, REACH] squared
-NEAR = 0.25  # how close to a minimum an end counts as being there
-SLOW = 0.01  # an update this much smaller than the average gradient is as good as none
+NEAR = 0.25  # an end this close to a minimum is at that minimum
+SLOW = 0.01  # an update below this share of the average gradient is slow
 
 
 @dataclass(frozen=True)
 class Bump:
-    """height * exp(-|p - centre|^2 / (2 width^2)): a hill, or a well where the height is negative."""
+    """height * exp(-|p - centre|^2 / (2 width^2)): a hill, or a well if the height is negative."""
 
     height: float
     centre: tuple[float, float]
@@ -35,25 +35,21 @@ class Bump:
         return -away / self.width**2 * weight
 
 
-# Both share a shallow minimum at the upper right. At the lower left A has a deep minimum and B a shallow maximum, so
-# that their average has a minimum there: as the paper describes its Figure 1, which names no formula.
+# The paper describes its landscape in words and gives no formula: A and B share a shallow minimum at the upper right.
+# At the lower left A has a deep minimum and B a shallow maximum, so their average has a minimum there, too.
 SHARED = Bump(-1.0, (1.0, 1.0), 0.7)
-ENVIRONMENTS: dict[str, tuple[Bump, ...]] = {
-    "A": (SHARED, Bump(-3.0, (-1.0, -1.0), 0.8)),
-    "B": (SHARED, Bump(1.0, (-1.0, -1.0), 0.8)),
-}
+A = (SHARED, Bump(-3.0, (-1.0, -1.0), 0.8))
+B = (SHARED, Bump(1.0, (-1.0, -1.0), 0.8))
 
 
 def losses(points: Tensor) -> Tensor:
-    """The environments' losses: [..., 2] -> [2, ...]."""
-    return torch.stack([sum((b.value(points) for b in bumps), points.new_zeros(())) for bumps in ENVIRONMENTS.values()])
+    """The losses of A and B: [..., 2] -> [2, ...]."""
+    return torch.stack([one.value(points) + other.value(points) for one, other in (A, B)])
 
 
 def gradients(points: Tensor) -> Tensor:
-    """The environments' gradients, stacked as masks take them: [..., 2] -> [2, ..., 2]."""
-    return torch.stack(
-        [sum((b.gradient(points) for b in bumps), points.new_zeros(())) for bumps in ENVIRONMENTS.values()]
-    )
+    """The gradients of A and B: [..., 2] -> [2, ..., 2]."""
+    return torch.stack([one.gradient(points) + other.gradient(points) for one, other in (A, B)])
 
 
 @dataclass(frozen=True)
@@ -104,33 +100,22 @@ def grid(points: int) -> Tensor:
     return torch.stack([x, y], -1)
 
 
-@dataclass(frozen=True)
-class DeadZone:
-    """Shares of the plane, in 0..1."""
+def dead_zones(masking: Masking, resolution: int) -> dict[str, float]:
+    """Shares of the plane under a mask, on a grid of resolution^2 points.
 
-    dead: float  # the update is zero
-    partly: float  # at least one of its two elements is
-    slow: float  # it is under a hundredth of the average gradient, or zero
-
-
-def dead_zone(masking: Masking, resolution: int) -> DeadZone:
-    """The share of the plane without updates under a mask, on a grid of resolution^2 points."""
+    "dead": the update is zero; "partly_dead": at least one of its two elements is zero; "slow": it is shorter than a
+    hundredth of the average gradient, or zero.
+    """
     grads = gradients(grid(resolution))
-    update, average = masking.update(grads), grads.mean(0)
-    slow = update.norm(dim=-1) < SLOW * average.norm(dim=-1)
-    return DeadZone(
-        dead=_share((update == 0).all(-1)),
-        partly=_share((update == 0).any(-1)),
-        slow=_share(slow | (update == 0).all(-1)),
-    )
-
-
-def _share(flags: Tensor) -> float:
-    return float(flags.double().mean())
+    update = masking.update(grads)
+    dead, partly = (update == 0).all(-1), (update == 0).any(-1)
+    slow = dead | (update.norm(dim=-1) < SLOW * grads.mean(0).norm(dim=-1))
+    zones = {"dead": dead, "partly_dead": partly, "slow": slow}
+    return {name: float(zone.double().mean()) for name, zone in zones.items()}
 
 
 def descend(masking: Masking, starts: Tensor, momentum: float, steps: int, lr: float) -> Tensor:
-    """Ends [N, 2] of gradient descent with momentum (as `torch.optim.SGD` has it) from starts [N, 2], all at once."""
+    """Ends [N, 2] of gradient descent from starts [N, 2], with the momentum of `torch.optim.SGD`."""
     points, velocity = starts.clone(), torch.zeros_like(starts)
     for _ in range(steps):
         velocity = momentum * velocity + masking.update(gradients(points))
@@ -138,10 +123,10 @@ def descend(masking: Masking, starts: Tensor, momentum: float, steps: int, lr: f
     return points
 
 
-def minima(steps: int = 4000, lr: float = 0.05) -> dict[str, Tensor]:
+def minima() -> dict[str, Tensor]:
     """The two minima of the average: the shared one, and the one that only A has."""
     starts = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    ends = descend(and_masking(0.0), starts, 0.0, steps, lr)
+    ends = descend(and_masking(0.0), starts, momentum=0.0, steps=4000, lr=0.05)
     return {"shared": ends[0], "spurious": ends[1]}
 
 
@@ -151,8 +136,8 @@ ENDS = ("shared", "spurious", "stopped", "elsewhere")
 def classify(ends: Tensor, masking: Masking, places: dict[str, Tensor]) -> Tensor:
     """Classify the end of each descent, as an index into `ENDS`.
 
-    Stopped is what gets no update although the average has a gradient, except at the shared minimum: the two
-    environments' own minima lie a little apart there, with a small dead zone between them.
+    A descent has stopped if it gets no update although the average has a gradient. This does not apply at the shared
+    minimum: the minima of the two environments lie a little apart there, with a small dead zone between them.
     """
     grads = gradients(ends)
     stopped = (masking.update(grads) == 0).all(-1) & (grads.mean(0).norm(dim=-1) > 1e-9)

@@ -1,4 +1,4 @@
-"""A dataset's averages under any rule, whether it is registered or made up to ask what would happen if."""
+"""Averages of a dataset under any rule, also one that is not registered; runs with fewer checkpoints."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,11 +10,11 @@ from sandmask.records import RunRecord
 from sandmask.reports.statistics import mean_and_error
 from sandmask.selection import RULES, GroupKey, Selected, group_runs, is_settled, mean_over_environments, select
 
-Pick = Callable[[Sequence[RunRecord], int], Selected | None]  # of one trial's runs, for a held-out environment
+Pick = Callable[[Sequence[RunRecord], int], Selected | None]  # selects among the runs of a trial, for an environment
 
 
 def alone(runs: Sequence[RunRecord], test_env: int) -> list[RunRecord]:
-    """The runs that ended, and hold out this environment and no other; by draw."""
+    """The finished runs that hold out this environment and no other, in the order of their draws."""
     mine = [run for run in runs if is_settled(run) and len(run.steps) and run.spec.test_envs == (test_env,)]
     return sorted(mine, key=lambda run: (run.spec.hparams_seed, run.spec.seed, run.spec.id))
 
@@ -25,15 +25,15 @@ def by_rule(name: str) -> Pick:
 
 
 def trial_choices(runs: Sequence[RunRecord], pick: Pick) -> dict[GroupKey, Selected]:
-    """The selection of a rule in every (method, held-out environment, trial) with eligible runs."""
+    """What a rule selects for every (method, held-out environment, trial) with eligible runs."""
     found = {key: pick(group, key.test_env) for key, group in group_runs(runs).items()}
     return {key: chosen for key, chosen in found.items() if chosen is not None}
 
 
 def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, tuple[float, float | None] | None]:
-    """Each method's mean and error over trials of its average over environments, in percent; None if one is missing.
+    """The average over environments by method: its mean and error over trials, in percent.
 
-    One trial has no error.
+    It is None if a trial lacks an environment. The error is None if there is one trial.
     """
     result: dict[str, tuple[float, float | None] | None] = {}
     for method in dict.fromkeys(key.method for key in choices):

@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pandas as pd
 
+from sandmask._drawing import LOOKS
 from sandmask.errors import SandmaskError
 from sandmask.paper._compare import RULES, Compared, compare
-from sandmask.paper._failure_runs import METHODS
 from sandmask.paper._printed import AVERAGE
-from sandmask.paper._product import LOOKS, Product
+from sandmask.paper._product import Product
 from sandmask.paper.figure_2 import noise_ceiling, results, summarize
+from sandmask.paper.figure_2_runs import METHODS
 from sandmask.paper.tables import as_protocol, is_untrained
 from sandmask.records import RunRecord
 from sandmask.reports import Grid
@@ -20,18 +22,8 @@ from sandmask.reports.statistics import paired_comparison
 CHANCE = 0.5
 
 
-def _failure_data(runs: Sequence[RunRecord]) -> pd.DataFrame | None:
-    try:
-        return results(runs)
-    except SandmaskError:
-        return None
-
-
-def momentum(runs: Sequence[RunRecord]) -> Grid | None:
+def momentum(data: pd.DataFrame) -> Grid:
     """ "Heavy reliance on momentum": accuracy with and without it, seed by seed."""
-    data = _failure_data(runs)
-    if data is None:
-        return None
     mine = data[data.panel == "momentum"]
     low, high = mine.value.min(), 0.9
     rows = []
@@ -45,16 +37,12 @@ def momentum(runs: Sequence[RunRecord]) -> Grid | None:
         means = (f"{100 * pairs[value].mean():.1f}" for value in (low, high))
         rows.append((LOOKS[method].label, *means, f"{test.difference:+.1f}", interval, f"{test.p_value:.3g}"))
     header = ("method", f"β₁ = {low:g}", f"β₁ = {high:g}", "gain", "95% interval", "p")
-    return Grid(
-        "Reliance on momentum", header, tuple(rows), ("Accuracy on the unseen environment in percent, paired by seed.",)
-    )
+    note = "Accuracy on the unseen environment in percent, paired by seed."
+    return Grid("Reliance on momentum", header, tuple(rows), (note,))
 
 
-def noise(runs: Sequence[RunRecord]) -> Grid | None:
-    """ "Highly sensitive to noisy data": accuracy beside what the best possible classifier has left."""
-    data = _failure_data(runs)
-    if data is None:
-        return None
+def noise(data: pd.DataFrame) -> Grid:
+    """ "Highly sensitive to noisy data": accuracy, and the share of the best possible gain over chance."""
     table = summarize(data)
     mine = table[table.panel == "noise"]
     values = sorted(mine.value.unique())
@@ -63,22 +51,15 @@ def noise(runs: Sequence[RunRecord]) -> Grid | None:
     for method in METHODS:
         means = mine[mine.method == method].set_index("value")["mean"]
         if len(means) == len(values):
-            kept = [(means[value] - CHANCE) / (best[value] - CHANCE) for value in values]
-            rows.append(
-                (
-                    LOOKS[method].label,
-                    *(f"{100 * m:.1f} ({100 * k:.0f}%)" for m, k in zip(means[values], kept, strict=True)),
-                )
-            )
+            shares = {value: (means[value] - CHANCE) / (best[value] - CHANCE) for value in values}
+            words = (f"{100 * means[value]:.1f} ({100 * shares[value]:.0f}%)" for value in values)
+            rows.append((LOOKS[method].label, *words))
     note = "Accuracy in percent; in brackets, the share of the best possible classifier's gain over chance."
     return Grid("Sensitivity to noise", ("noise", *(f"{value:g}" for value in values)), tuple(rows), (note,))
 
 
-def initialization(runs: Sequence[RunRecord]) -> Grid | None:
-    """ "Convergence is highly dependent on initialization": spread over seeds, and outliers."""
-    data = _failure_data(runs)
-    if data is None:
-        return None
+def initialization(data: pd.DataFrame) -> Grid:
+    """ "Convergence is highly dependent on initialization": the spread over seeds."""
     mine = data[(data.panel == "init") & (data.value == 1.0)]
     rows = []
     for method in METHODS:
@@ -87,13 +68,12 @@ def initialization(runs: Sequence[RunRecord]) -> Grid | None:
             spread = (accuracy.std(ddof=0), accuracy.min(), accuracy.median(), accuracy.max())
             rows.append((LOOKS[method].label, str(len(accuracy)), *(f"{value:.1f}" for value in spread)))
     header = ("method", "seeds", "standard deviation", "least", "median", "greatest")
-    return Grid(
-        "Dependence on the initialization", header, tuple(rows), ("Accuracy on the unseen environment, in percent.",)
-    )
+    note = "Accuracy on the unseen environment, in percent."
+    return Grid("Dependence on the initialization", header, tuple(rows), (note,))
 
 
 def _gains(runs: Sequence[RunRecord], dataset: str, title: str, pairs: Sequence[tuple[str, str]]) -> Grid | None:
-    """Differences between methods' averages on a dataset, beside the printed ones."""
+    """Differences between the averages of two methods on a dataset, beside the printed ones."""
     mine = as_protocol(runs, dataset)
     if not mine:
         return None
@@ -137,7 +117,7 @@ def _gain(one: Compared, other: Compared) -> tuple[str, str]:
 
 
 def replicates(runs: Sequence[RunRecord]) -> Grid | None:
-    """ "Replicates the AND-mask": the two on Spirals, where the AND-mask works."""
+    """ "Replicates the AND-mask": both masks on Spirals, where the AND-mask works."""
     pairs = [
         ("SANDMask", "ANDMask"),
         ("SANDMask-released", "ANDMask-rescaled"),
@@ -148,7 +128,7 @@ def replicates(runs: Sequence[RunRecord]) -> Grid | None:
 
 
 def colored_mnist(runs: Sequence[RunRecord]) -> Grid | None:
-    """ "Significantly enhances the accuracy over Colored MNIST": with every run, and without networks never trained."""
+    """ "Significantly enhances the accuracy over Colored MNIST": with all runs, and without untrained networks."""
     pairs = [(one, other) for one in ("SANDMask", "SANDMask-released") for other in ("ERM", "IRM", "ANDMask")]
     every = _gains(runs, "ColoredMNIST", "Gains on ColoredMNIST", pairs)
     trained = [run for run in runs if not is_untrained(run)]
@@ -160,10 +140,12 @@ def colored_mnist(runs: Sequence[RunRecord]) -> Grid | None:
     return replace(every, rows=(*every.rows, *rows), notes=(*every.notes, note))
 
 
-CLAIMS: dict[str, Callable[[Sequence[RunRecord]], Grid | None]] = {
+FIGURE_2_CLAIMS: dict[str, Callable[[pd.DataFrame], Grid]] = {
     "claim-momentum": momentum,
     "claim-noise": noise,
     "claim-initialization": initialization,
+}
+TABLE_CLAIMS: dict[str, Callable[[Sequence[RunRecord]], Grid | None]] = {
     "claim-replicates": replicates,
     "claim-colored-mnist": colored_mnist,
 }
@@ -171,8 +153,12 @@ CLAIMS: dict[str, Callable[[Sequence[RunRecord]], Grid | None]] = {
 
 def claims(runs: Sequence[RunRecord]) -> list[Product]:
     """A table for each claim that these records can test."""
-    made = [(name, make(runs)) for name, make in CLAIMS.items()]
-    products = [Product(name, grid.title, grids=(grid,)) for name, grid in made if grid is not None and grid.rows]
+    made: dict[str, Grid | None] = {}
+    with suppress(SandmaskError):  # raised if there are no runs of Figure 2
+        data = results(runs)
+        made |= {name: make(data) for name, make in FIGURE_2_CLAIMS.items()}
+    made |= {name: make(runs) for name, make in TABLE_CLAIMS.items()}
+    products = [Product(name, grid.title, grids=(grid,)) for name, grid in made.items() if grid and grid.rows]
     if not products:
         raise SandmaskError(
             "These records cannot test the claims: they have no runs of Figure 2, Spirals or ColoredMNIST."

@@ -1,15 +1,35 @@
-"""`sandmask paper`: the paper's figures and tables, remade, one command each."""
+"""`sandmask paper`: a command for each figure and table of the paper."""
 
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sandmask._text import counted
 from sandmask.cli._console import print_json
-from sandmask.cli._options import DeviceOption, JsonOption, PrecisionOption
+from sandmask.cli._options import DataDirOption, DeviceOption, JsonOption, PrecisionOption
 from sandmask.errors import SandmaskError
-from sandmask.paper._command_parts import OUT, TABLES, OutOption, Progress, QuickOption, RecordsOption, finish
+
+if TYPE_CHECKING:
+    from sandmask.paper._product import OnProgress, Product
+    from sandmask.records import RunRecord
+    from sandmask.reports import Grid
+
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="Make a small version in less than a minute on a CPU. Its numbers mean little.")
+]
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files.")]
+RecordsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--records", metavar="FILE|DIR", help="Records to use: a folder or an archive. Repeatable."),
+]
+OUT = Path("runs/paper")
+_TERMINAL_SECONDS, _LINE_SECONDS = 0.2, 10.0  # between updates of the line in a terminal, and between lines of a log
+_FIRST_LINE_SECONDS = 3.0
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,6 +37,45 @@ app = typer.Typer(
     help="Reproduce the paper's figures and tables next to its numbers. Each command writes a picture (PNG, PDF) or a "
     "table (Markdown and LaTeX), and its data (CSV).",
 )
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator["OnProgress"]:
+    """Show progress on standard error: one line that changes in a terminal, and separate lines elsewhere."""
+    live = sys.stderr.isatty()
+    next_time = time.monotonic() + (_TERMINAL_SECONDS if live else _FIRST_LINE_SECONDS)
+
+    def show(task: str, done: int, total: int) -> None:
+        nonlocal next_time
+        if not quiet and time.monotonic() >= next_time:
+            next_time = time.monotonic() + (_TERMINAL_SECONDS if live else _LINE_SECONDS)
+            line = f"{100 * done // max(total, 1):3d}%  {task}"
+            typer.echo(f"\r\033[K{line}" if live else line, err=True, nl=not live)
+
+    try:
+        yield show
+    finally:
+        if live and not quiet:
+            typer.echo("\r\033[K", err=True, nl=False)
+
+
+def _finish(product: "Product", out: Path, *, as_json: bool) -> None:
+    """Write the files; print the tables and the names of the files."""
+    from sandmask.paper._product import write_product
+
+    files = write_product(product, out)
+    if as_json:
+        print_json({"name": product.name, "files": [str(path) for path in files], **product.summary})
+    else:
+        _print(product.grids, files)
+
+
+def _print(grids: "Sequence[Grid]", files: Sequence[Path]) -> None:
+    from sandmask.reports import text
+
+    if grids:
+        typer.echo(text(grids))
+    typer.echo("Wrote " + ", ".join(map(str, files)) + ".")
 
 
 @app.command("figure-1")
@@ -27,10 +86,9 @@ def figure_1(quick: QuickOption = False, out: OutOption = OUT, as_json: JsonOpti
     """
     from sandmask.paper.figure_1 import figure_1 as make
 
-    progress = Progress(quiet=as_json)
-    product = make(quick=quick, report=progress)
-    progress.close()
-    finish(product, out, as_json=as_json)
+    with _progress(quiet=as_json) as on_progress:
+        product = make(quick=quick, on_progress=on_progress)
+    _finish(product, out, as_json=as_json)
 
 
 @app.command("figure-3")
@@ -41,11 +99,59 @@ def figure_3(quick: QuickOption = False, out: OutOption = OUT, as_json: JsonOpti
     """
     from sandmask.paper.figure_3 import figure_3 as make
 
-    finish(make(quick=quick), out, as_json=as_json)
+    _finish(make(quick=quick), out, as_json=as_json)
 
 
-for each in TABLES:
-    each.add_to(app)
+def _add_table(name: str, about: str, records_example: str) -> None:
+    """Add the command for a table of `paper.tables.TABLES`."""
+
+    @app.command(name, help=f"{about}\n\n[bold]Example[/bold]: sandmask paper {name} --records {records_example}")
+    def table(
+        records: RecordsOption = None,
+        quick: QuickOption = False,
+        out: OutOption = OUT,
+        device: DeviceOption = None,
+        data_dir: DataDirOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        from sandmask.paper.tables import TABLES, read_all
+
+        if records:
+            product = TABLES[name].make(read_all(records))
+        elif quick:
+            product = TABLES[name].make(_tiny_runs(name, device, data_dir, quiet=as_json), draws=None, trials=None)
+        else:
+            raise TABLES[name].needs_records()
+        _finish(product, out, as_json=as_json)
+
+
+def _tiny_runs(table: str, device: str | None, data_dir: Path | None, *, quiet: bool) -> "list[RunRecord]":
+    from sandmask.paper.quick import TINY, run_tiny
+    from sandmask.training import choose_device
+
+    with _progress(quiet=quiet) as on_progress:
+        runs = run_tiny(TINY[table], choose_device(device), data_dir, on_progress)
+    if not quiet:
+        typer.echo("This is a tiny sweep: its numbers say nothing about the methods.\n")
+    return runs
+
+
+_add_table(
+    "table-1",
+    "Training-domain validation: the datasets that the records have, next to the printed numbers.",
+    "runs/mnist",
+)
+_add_table(
+    "table-2",
+    "Test-domain validation (oracle): the datasets that the records have, next to the printed numbers.",
+    "runs/mnist",
+)
+_add_table(
+    "table-3",
+    "Spirals: the averages and the sixteen environments of the appendix, next to the printed numbers.",
+    "runs/spirals",
+)
+_add_table("table-pacs", "PACS with a network other than the paper's ResNet-50.", "results/h200/pacs.records.parquet")
 
 
 @app.command("why")
@@ -72,7 +178,7 @@ def why(
 
     if not records:
         raise SandmaskError(f"Name records of {dataset} with --records: a folder or an archive.")
-    finish(make(read_all(records), dataset, question or ()), out, as_json=as_json)
+    _finish(make(read_all(records), dataset, question or ()), out, as_json=as_json)
 
 
 @app.command("compact")
@@ -131,8 +237,8 @@ def figure_2(
     """
     from dataclasses import replace
 
-    from sandmask.paper._failure_runs import FULL, QUICK, train
     from sandmask.paper.figure_2 import figure_2 as make
+    from sandmask.paper.figure_2_runs import FULL, QUICK, train
     from sandmask.paper.tables import read_all
     from sandmask.records import write_archive
     from sandmask.training import choose_device
@@ -140,16 +246,15 @@ def figure_2(
     if records:
         runs = read_all(records)
     else:
-        progress = Progress(quiet=as_json)
         design = QUICK if quick else FULL
         design = replace(design, seeds=seeds or design.seeds, steps=steps or design.steps, precision=precision)
         chosen = choose_device(device)
         if chosen.type == "cpu" and not quick and not as_json:
             typer.echo("note: on a CPU this takes days. --quick trains a small version.", err=True)
-        runs = train(design, out / "figure-2-runs", chosen, progress)
-        progress.close()
+        with _progress(quiet=as_json) as on_progress:
+            runs = train(design, out / "figure-2-runs", chosen, on_progress)
         write_archive(runs, out / "figure-2.records.parquet")
-    finish(make(runs), out, as_json=as_json)
+    _finish(make(runs), out, as_json=as_json)
 
 
 @app.command("claims")
@@ -161,7 +266,6 @@ def claims(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOpt
     from sandmask.paper._product import write_product
     from sandmask.paper.claims import claims as make
     from sandmask.paper.tables import read_all
-    from sandmask.reports import text
 
     if not records:
         raise SandmaskError("Name the records of Figure 2, Spirals or ColoredMNIST with --records.")
@@ -169,9 +273,8 @@ def claims(records: RecordsOption = None, out: OutOption = OUT, as_json: JsonOpt
     files = [path for product in products for path in write_product(product, out)]
     if as_json:
         print_json({"claims": [product.name for product in products], "files": [str(path) for path in files]})
-        return
-    typer.echo(text([grid for product in products for grid in product.grids]))
-    typer.echo("Wrote " + ", ".join(map(str, files)) + ".")
+    else:
+        _print([grid for product in products for grid in product.grids], files)
 
 
 @app.command("pages")

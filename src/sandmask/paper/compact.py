@@ -1,11 +1,9 @@
-"""Records made small enough to be kept with the code, without changing a table.
+"""Make records small enough to be kept with the code, without changing a table.
 
-A Spirals sweep evaluates 501 times a run. Of these, every so many steps' are kept, and besides them all that a rule
-chooses: the first, the last, the luckiest and the unluckiest of the checkpoints that tie under training-domain
-validation, worst-training-domain's, leave-one-domain-out's with its siblings', and the last one, which is the
-oracle's. A rule that takes the best of the checkpoints, and the first of the best, takes the same one from a part that
-has it. So tables from compact records equal tables from the whole, and so do the answers of `why`, as far as its
-intervals are multiples of the one kept.
+Each run keeps the checkpoints of every N steps, and all that a rule may select: under training-domain validation the
+first, last, luckiest and unluckiest of the checkpoints that tie; those of worst-training-domain and
+leave-one-domain-out (in the runs that it compares, too); and the last one, for the oracle. A rule selects the same
+checkpoint from them as from all, so tables stay equal. So do the answers of `why` to intervals that N divides.
 """
 
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ EVERY = 50
 
 
 def compact(runs: Sequence[RunRecord], interval: int = EVERY) -> list[RunRecord]:
-    """The same runs with fewer checkpoints; runs that are not finished are kept whole."""
+    """The same runs with fewer checkpoints; unfinished runs keep all of theirs."""
     pairs = _steps_of_pairs(runs)
     return [_compacted(run, interval, pairs.get(run.spec.id, set())) if is_settled(run) else run for run in runs]
 

@@ -1,8 +1,8 @@
 """Figure 1: dead zones in a landscape of two environments, drawn and counted.
 
-The paper's panels, and what they do not show: the share of the plane without any update, where descent ends from a grid
-of starts, and which changes to equation 2 would remove the dead zones that it leaves (with two environments, every tau
-of 0 or more leaves all of the AND-mask's).
+The paper's panels, and three things that they do not show: the share of the plane without any update, where descent
+ends from a grid of starts, and which changes to equation 2 remove the dead zones. With two environments, equation 2
+with tau >= 0 has all dead zones of the AND-mask.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sandmask._drawing import new_figure, style
 from sandmask.paper._landscape import (
     ENDS,
     REACH,
     Masking,
     and_masking,
     classify,
-    dead_zone,
+    dead_zones,
     descend,
     gradients,
     grid,
@@ -27,7 +28,7 @@ from sandmask.paper._landscape import (
     minima,
     sand_masking,
 )
-from sandmask.paper._product import DEAD, LANDSCAPE, Product, Report, new_figure, silent, style
+from sandmask.paper._product import OnProgress, Product, silent
 from sandmask.reports import Grid
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_SURFACE, _ARROWS, _STREAM, _ZONE = 161, 19, 61, 321  # points a side
+_SURFACE, _ARROWS, _STREAM, _ZONE = 161, 19, 61, 321  # points along each side
 _EXTENT = (-REACH, REACH, -REACH, REACH)
 END_COLORS = {"shared": "#0072B2", "spurious": "#D55E00", "stopped": "#bdbdbd", "elsewhere": "#F0E442"}
 END_WORDS = {
@@ -58,35 +59,31 @@ def surface(axes: "Axes", values: Tensor, title: str, *, faint: bool = False) ->
     """A loss as a heat map with level lines."""
     numbers = values.numpy()
     axes.imshow(
-        numbers, origin="lower", extent=_EXTENT, cmap=LANDSCAPE, alpha=0.45 if faint else 1.0, interpolation="bilinear"
+        numbers, origin="lower", extent=_EXTENT, cmap="cividis", alpha=0.45 if faint else 1.0, interpolation="bilinear"
     )
     axis = np.linspace(-REACH, REACH, len(numbers))
     axes.contour(axis, axis, numbers, levels=9, colors="white", linewidths=0.5, alpha=0.7, linestyles="solid")
     _frame(axes, title)
 
 
-def _dead(axes: "Axes", masking: Masking) -> None:
-    """Hatch what gets no update at all."""
+def _background(axes: "Axes", masking: Masking, title: str) -> None:
+    """The average loss, with the dead zones of a mask hatched."""
+    surface(axes, losses(grid(_SURFACE)).mean(0), title, faint=True)
     update = masking.update(gradients(grid(_ZONE)))
     zone = (update == 0).all(-1).double().numpy()
     if zone.any():
         axis = np.linspace(-REACH, REACH, _ZONE)
-        axes.contourf(axis, axis, zone, levels=[0.5, 1.5], colors=[DEAD], alpha=0.55)
+        axes.contourf(axis, axis, zone, levels=[0.5, 1.5], colors=["#4d4d4d"], alpha=0.55)
         axes.contourf(axis, axis, zone, levels=[0.5, 1.5], colors="none", hatches=["////"])
 
 
-def _average(points: int) -> Tensor:
-    return losses(grid(points)).mean(0)
-
-
 def arrows(axes: "Axes", masking: Masking, title: str) -> None:
-    """The update's direction and length, on the average loss."""
-    surface(axes, _average(_SURFACE), title, faint=True)
-    _dead(axes, masking)
+    """The direction and length of the update, on the average loss."""
+    _background(axes, masking, title)
     points = grid(_ARROWS)
     down = -masking.update(gradients(points))
     moving = (down != 0).any(-1)
-    # Lengths are drawn by their square root, so that the slow ones can be seen beside the fast ones.
+    # The arrows are as long as the square root of the update, so that slow ones can be seen, too.
     length = down.norm(dim=-1, keepdim=True)
     drawn = torch.where(length > 0, down / length.clamp_min(1e-300).sqrt(), torch.zeros_like(down))
     x, y, u, v = (part[moving].numpy() for part in (points[..., 0], points[..., 1], drawn[..., 0], drawn[..., 1]))
@@ -94,9 +91,8 @@ def arrows(axes: "Axes", masking: Masking, title: str) -> None:
 
 
 def stream(axes: "Axes", masking: Masking, title: str) -> None:
-    """The lines that descent follows; they end where there is nothing to follow."""
-    surface(axes, _average(_SURFACE), title, faint=True)
-    _dead(axes, masking)
+    """The lines that descent follows, which end at the dead zones."""
+    _background(axes, masking, title)
     points = grid(_STREAM)
     down = -masking.update(gradients(points)).numpy()
     dead = (down == 0).all(-1)
@@ -108,9 +104,9 @@ def stream(axes: "Axes", masking: Masking, title: str) -> None:
 
 def ends_map(axes: "Axes", starts: Tensor, kinds: Tensor, title: str) -> None:
     """Every start, in the colour of where descent from it ends."""
-    side = int(len(starts) ** 0.5)
     from matplotlib.colors import ListedColormap
 
+    side = int(len(starts) ** 0.5)
     colors = ListedColormap([END_COLORS[name] for name in ENDS])
     axes.imshow(
         kinds.reshape(side, side).numpy(), origin="lower", extent=_EXTENT, cmap=colors, vmin=-0.5, vmax=len(ENDS) - 0.5
@@ -121,7 +117,7 @@ def ends_map(axes: "Axes", starts: Tensor, kinds: Tensor, title: str) -> None:
 
 
 def draw_landscape(erm: Masking, and_mask: Masking, sand: Masking) -> "Figure":
-    """The paper's seven panels, and the average's stream in the place that it leaves empty."""
+    """The paper's seven panels, and the stream of the average in the empty eighth place."""
     with style():
         figure = new_figure(7.2, 3.9)
         axes = figure.subplots(2, 4)
@@ -161,11 +157,11 @@ def draw_changes(
 TITLE = "Figure 1: the landscape of two environments"
 MOMENTA = (0.0, 0.9)
 LEARNING_RATE = 0.05
-SHOWN_TAU = 0.5  # of the SAND-mask's panels; any other in [0, 1) has the same dead zones
+SHOWN_TAU = 0.5  # in the panels of the SAND-mask; every tau in [0, 1) has the same dead zones
 
 
 def maskings() -> tuple[Masking, ...]:
-    """The masks that are measured: the average, both masks as printed, and changes without dead zones."""
+    """The average, both masks of the paper, and changed masks without dead zones."""
     return (
         and_masking(0.0),
         and_masking(1.0),
@@ -178,24 +174,24 @@ def maskings() -> tuple[Masking, ...]:
 DRAWN = ("erm", "and-1", "sand-0.5", "sand--0.5", "sand-0-smooth-5", "sand-0.5-smooth-5")
 
 
-def _ends(starts: Tensor, steps: int, report: Report) -> dict[tuple[str, float], Tensor]:
+def _ends(starts: Tensor, steps: int, on_progress: OnProgress) -> dict[tuple[str, float], Tensor]:
     """The end of every descent, by mask and momentum."""
     places = minima()
     jobs = [(masking, momentum) for masking in maskings() for momentum in MOMENTA]
     kinds = {}
     for number, (masking, momentum) in enumerate(jobs):
-        report(f"{masking.label}, momentum {momentum:g}", number, len(jobs))
+        on_progress(f"{masking.label}, momentum {momentum:g}", number, len(jobs))
         ends = descend(masking, starts, momentum, steps, LEARNING_RATE)
         kinds[masking.name, momentum] = classify(ends, masking, places)
-    report("descents", len(jobs), len(jobs))
+    on_progress("descents", len(jobs), len(jobs))
     return kinds
 
 
 def measure(kinds: Mapping[tuple[str, float], Tensor], resolution: int) -> pd.DataFrame:
-    """A row for each mask and momentum: shares of the plane, and how many of the starts end where."""
+    """A row for each mask and momentum: shares of the plane, and the number of starts for each kind of end."""
     rows = []
     for masking in maskings():
-        zone = dead_zone(masking, resolution)
+        shares = dead_zones(masking, resolution)
         for momentum in MOMENTA:
             found = kinds[masking.name, momentum]
             counts = {name: int((found == number).sum()) for number, name in enumerate(ENDS)}
@@ -204,9 +200,7 @@ def measure(kinds: Mapping[tuple[str, float], Tensor], resolution: int) -> pd.Da
                     "mask": masking.name,
                     "label": masking.label,
                     "as_printed": masking.as_printed,
-                    "dead": zone.dead,
-                    "partly_dead": zone.partly,
-                    "slow": zone.slow,
+                    **shares,
                     "momentum": momentum,
                     "starts": found.numel(),
                     **counts,
@@ -232,11 +226,11 @@ def _grid(data: pd.DataFrame, steps: int) -> Grid:
     return Grid(TITLE, header, tuple(rows), (shares_note, ends_note))
 
 
-def figure_1(*, quick: bool = False, report: Report = silent) -> Product:
-    """The whole of Figure 1: pictures and counts. `quick` takes a quarter of the starts and fewer steps."""
+def figure_1(*, quick: bool = False, on_progress: OnProgress = silent) -> Product:
+    """Figure 1: pictures and counts. `quick` takes a quarter of the starts and fewer steps."""
     side, steps, resolution = (20, 1000, 201) if quick else (40, 4000, 801)
     starts = grid(side).reshape(-1, 2)
-    kinds = _ends(starts, steps, report)
+    kinds = _ends(starts, steps, on_progress)
     data = measure(kinds, resolution)
     by_name = {masking.name: masking for masking in maskings()}
     figures = {
@@ -251,11 +245,3 @@ def figure_1(*, quick: bool = False, report: Report = silent) -> Product:
     summary = {row["mask"]: {"dead": row["dead"], "slow": row["slow"]} for row in data.to_dict("records")}
     tables = {"figure-1": data, "figure-1-ends": pd.DataFrame(ends)}
     return Product("figure-1", TITLE, figures, tables, (_grid(data, steps),), {"steps": steps, "dead_zones": summary})
-
-
-def dead_zones_contain(tau_and: float, tau_sand: float, resolution: int = 401) -> bool:
-    """Whether everything that the AND-mask zeroes is zero under the SAND-mask too, element by element, on a grid."""
-    grads = gradients(grid(resolution))
-    and_zero = and_masking(tau_and).weights(grads) == 0
-    sand_zero = sand_masking(tau_sand).weights(grads) == 0
-    return bool(torch.all(sand_zero | ~and_zero))

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from sandmask._drawing import FAINT, LOOKS, new_figure, style
 from sandmask.datasets.spirals import PUBLISHED, spiral_environment
 from sandmask.errors import SandmaskError
-from sandmask.paper._failure_runs import METHODS, MOMENTUM, NOISE, SCALE, TEST_ENV, is_search
-from sandmask.paper._product import FAINT, LOOKS, Product, new_figure, style
+from sandmask.paper._product import Product
+from sandmask.paper.figure_2_runs import METHODS, MOMENTUM, NOISE, SCALE, TEST_ENV, is_search
 from sandmask.records import RunRecord
 from sandmask.reports import Grid
 
@@ -20,23 +21,25 @@ if TYPE_CHECKING:
 
 
 TITLE = "Figure 2: failure modes on Spirals"
-SOLVED, FAILED = 0.9, 0.6  # of the test accuracy
+SOLVED, FAILED = 0.9, 0.6  # test accuracies above and below which a seed counts as such
+_CHUNK = 250  # examples at a time, to limit memory
+_LEAST_WIDTH = 0.02  # of the Gaussians without noise; well below the distance between the arms
 
 
 class Panel(NamedTuple):
-    """One of the three: the name of what is varied, and its labels."""
+    """A panel, which varies one of three values."""
 
     name: str
     title: str
     label: str
+    base: float  # the value in the other panels
 
 
 PANELS = (
-    Panel("momentum", "(a) momentum", "Adam's β₁"),
-    Panel("noise", "(b) noise", "noise on the invariant dimensions"),
-    Panel("init", "(c) initialization", "scale of the first weights"),
+    Panel("momentum", "(a) momentum", "Adam's β₁", MOMENTUM),
+    Panel("noise", "(b) noise", "noise on the invariant dimensions", NOISE),
+    Panel("init", "(c) initialization", "scale of the first weights", SCALE),
 )
-_BASE = {"momentum": MOMENTUM, "noise": NOISE, "init": SCALE}
 
 
 def conditions(run: RunRecord) -> dict[str, float]:
@@ -45,12 +48,14 @@ def conditions(run: RunRecord) -> dict[str, float]:
     return {
         "momentum": spec.hparams["adam_beta1"],
         "noise": float(spec.options["noise"]),
-        "init": float(spec.hparams.get("init_scale", spec.options.get("init_scale", 1.0))),  # older records: options,
+        "init": float(
+            spec.hparams.get("init_scale", spec.options.get("init_scale", 1.0))
+        ),  # an option in older records
     }
 
 
 def _outcome(run: RunRecord) -> dict[str, object]:
-    """A run's accuracies at its last checkpoint; it has none if it diverged before the first."""
+    """The accuracies of a run at its last checkpoint; NaN if it diverged before the first."""
     tested, trained = run.accuracy_in[-1:, TEST_ENV], run.accuracy_out[-1:, list(run.train_envs)]
     return {
         "method": run.spec.algorithm,
@@ -64,20 +69,22 @@ def _outcome(run: RunRecord) -> dict[str, object]:
 
 def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
     """A row for each run and panel that it is in: panel, value, method, seed, test and training accuracy, status."""
-    rows = [
-        {"panel": panel.name, "value": conditions(run)[panel.name], **_outcome(run)}
-        for run in runs
-        if "adam_beta1" in run.spec.hparams and "noise" in run.spec.options and not is_search(run)
-        for panel in PANELS
-        if all(conditions(run)[name] == base for name, base in _BASE.items() if name != panel.name)
-    ]
+    rows = []
+    for run in runs:
+        if "adam_beta1" in run.spec.hparams and "noise" in run.spec.options and not is_search(run):
+            values = conditions(run)
+            rows += [
+                {"panel": panel.name, "value": values[panel.name], **_outcome(run)}
+                for panel in PANELS
+                if all(values[other.name] == other.base for other in PANELS if other != panel)
+            ]
     if not rows:
         raise SandmaskError("These records have no runs of Figure 2. Make them with: sandmask paper figure-2")
     return pd.DataFrame(rows)
 
 
 def summarize(data: pd.DataFrame) -> pd.DataFrame:
-    """Over seeds: mean, standard error, least, greatest, shares of seeds that solved it and that stayed near chance."""
+    """Over seeds: mean, standard error, least, greatest, and the shares of seeds that solved it and that failed."""
     groups = data.groupby(["panel", "value", "method"], sort=False)["test_accuracy"]
     table = groups.agg(
         seeds="count",
@@ -91,11 +98,15 @@ def summarize(data: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
+def _methods(data: pd.DataFrame) -> list[str]:
+    return [method for method in METHODS if method in set(data.method)]
+
+
 def _draw_panel(axes: "Axes", panel: Panel, data: pd.DataFrame, summary: pd.DataFrame) -> None:
     mine, means = data[data.panel == panel.name], summary[summary.panel == panel.name]
     values = sorted(mine.value.unique())
     places = {value: place for place, value in enumerate(values)}
-    methods = [method for method in METHODS if method in set(mine.method)]
+    methods = _methods(mine)
     for number, method in enumerate(methods):
         look = LOOKS[method]
         shift = 0.13 * (number - (len(methods) - 1) / 2)
@@ -122,9 +133,8 @@ def _draw_panel(axes: "Axes", panel: Panel, data: pd.DataFrame, summary: pd.Data
     axes.set_title(panel.title, loc="left")
 
 
-def draw(data: pd.DataFrame) -> "Figure":
-    """Three panels: every seed a dot, the mean over seeds with its standard error."""
-    summary = summarize(data)
+def draw(data: pd.DataFrame, summary: pd.DataFrame) -> "Figure":
+    """Three panels: a dot for every seed, and the mean over seeds with its standard error."""
     with style():
         figure = new_figure(7.4, 3.4)
         all_axes = figure.subplots(1, 3, sharey=True)
@@ -141,7 +151,7 @@ def _grid(panel: Panel, summary: pd.DataFrame) -> Grid:
     mine = summary[summary.panel == panel.name]
     values = sorted(mine.value.unique())
     rows = []
-    for method in [name for name in METHODS if name in set(mine.method)]:
+    for method in _methods(mine):
         words = []
         for value in values:
             found = mine[(mine.method == method) & (mine.value == value)].to_dict("records")
@@ -162,7 +172,7 @@ def _words(row: dict[str, float]) -> str:
 
 
 def _settings_grid(runs: Sequence[RunRecord]) -> Grid:
-    """The hyperparameters that each method was given, and how many draws they were the best of."""
+    """The hyperparameters of each method, and the number of draws that they were selected from."""
     rows = []
     for method in METHODS:
         mine = [run.spec for run in runs if run.spec.algorithm == method and not is_search(run)]
@@ -179,35 +189,31 @@ def _settings_grid(runs: Sequence[RunRecord]) -> Grid:
 
 
 def figure_2(runs: Sequence[RunRecord]) -> Product:
-    """The whole of Figure 2, from records."""
+    """Figure 2, from records."""
     data = results(runs)
     summary = summarize(data)
     grids = (*(_grid(panel, summary) for panel in PANELS), _settings_grid(runs))
     return Product(
         "figure-2",
         TITLE,
-        figures={"figure-2": draw(data)},
+        figures={"figure-2": draw(data, summary)},
         data={"figure-2": summary, "figure-2-runs": data},
         grids=grids,
         summary={"means": summary.to_dict("records")},
     )
 
 
-_CHUNK = 250
-_LEAST = 0.02  # a width for the noiseless case, well below the distance between the arms
-
-
 def noise_ceiling(noise: float) -> float:
-    """Accuracy on environment 0, from the two invariant dimensions alone, of the likelier class.
+    """The best possible accuracy on environment 0, which predicts the likelier class from the invariant dimensions.
 
-    The density of a class is the mixture of Gaussians of the noise's width around the noiseless examples of the sixteen
+    The density of a class is a mixture of Gaussians, as wide as the noise, around the noiseless examples of the sixteen
     other environments: 16,384 draws of the same spiral.
     """
     others = [spiral_environment(e) for e in range(1, PUBLISHED.environments + 1)]
     centres = torch.cat([inputs[:, :2] for inputs, _ in others]).double()
     classes = torch.cat([labels for _, labels in others])
     points, labels = spiral_environment(0, noise)
-    width = max(noise, _LEAST)
+    width = max(noise, _LEAST_WIDTH)
     right = 0
     for begin in range(0, len(labels), _CHUNK):
         some, truth = points[begin : begin + _CHUNK, :2].double(), labels[begin : begin + _CHUNK]

@@ -1,9 +1,9 @@
-"""Figure 3: the shape of the SAND-mask for several dispersions, and the AND-mask that it tends to.
+"""Figure 3: the shape of the SAND-mask for several dispersions, and its limit, the AND-mask.
 
-Beside the paper's picture stands what gradients can reach. Where signs disagree, sizes disagree too: with agreement
-A < 1 among E non-zero gradients, (1 - A) / 2 of them have the wrong sign, and the dispersion is smallest when these are
-almost zero and the others equal. Then mean = a (1 + A) / 2 and var = a^2 (1 - A^2) / 4 * E / (E - 1), so that
-s2 > (1 - A) / (1 + A) * E / (E - 1): the curves of a small dispersion have no points left of A = 1.
+A second panel shows the weights that gradients can reach, because agreement limits the dispersion. With agreement A < 1
+among E non-zero gradients, (1 - A) / 2 of them have the other sign. The dispersion is smallest if these are almost zero
+and the others equal: then mean = a (1 + A) / 2 and var = a^2 (1 - A^2) / 4 * E / (E - 1). So
+s2 > (1 - A) / (1 + A) * E / (E - 1), and the curves of small dispersions have no points left of A = 1.
 """
 
 from typing import TYPE_CHECKING
@@ -12,8 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sandmask._drawing import INK, new_figure, style
 from sandmask.masks import and_weights, sand_weights
-from sandmask.paper._product import INK, LOOKS, Product, new_figure, style
+from sandmask.paper._product import Product
 from sandmask.reports import Grid
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ TITLE = "Figure 3: the shape of the mask"
 TAU = 0.9
 DISPERSIONS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)
 REACHED_TAUS = (0.0, 0.25, 0.5, 0.75, 0.9)
-ENVIRONMENTS = 16  # as many as Spirals trains on
+ENVIRONMENTS = 16  # training environments of Spirals
 
 
 def mask_shape(agreement: Tensor, dispersion: Tensor | float, tau: float) -> Tensor:
-    """Equation 2 at agreements A and dispersions s2 = var / mean^2, by the package's own SAND-mask."""
+    """Equation 2 at agreements A and dispersions s2 = var / mean^2, computed by our SAND-mask."""
     mean = torch.ones_like(agreement)
     return sand_weights(2 * agreement, mean, dispersion * mean, 2, tau)
 
@@ -39,12 +40,12 @@ def and_shape(agreement: Tensor, tau: float) -> Tensor:
 
 
 def least_dispersion(agreement: Tensor, environments: int) -> Tensor:
-    """The smallest s2 that this many non-zero gradients of this agreement can come close to."""
+    """The lower bound of s2 for this many non-zero gradients of this agreement."""
     return (1 - agreement) / (1 + agreement) * environments / (environments - 1)
 
 
 def agreements(environments: int) -> Tensor:
-    """The agreements that so many non-zero gradients can have."""
+    """The agreements that this many non-zero gradients can have."""
     return torch.arange(environments % 2, environments + 1, 2, dtype=torch.float64) / environments
 
 
@@ -88,9 +89,7 @@ def _draw_reachable(axes: "Axes", data: pd.DataFrame) -> None:
     for number, tau in enumerate(REACHED_TAUS):
         curve = data[(data.kind == "reachable") & (data.tau == tau)]
         color = colors(0.85 * number / (len(REACHED_TAUS) - 1))
-        axes.plot(
-            curve.agreement, curve["mask"], marker=LOOKS["ERM"].marker, markersize=3.5, color=color, label=f"{tau:g}"
-        )
+        axes.plot(curve.agreement, curve["mask"], marker="o", markersize=3.5, color=color, label=f"{tau:g}")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.03, 1.06), ylabel="largest weight m", xlabel="agreement A of signs")
     axes.set_title(f"(b) what {ENVIRONMENTS} gradients can reach", loc="left")
     axes.legend(title="τ", loc="upper left")
@@ -125,7 +124,7 @@ def _numbers() -> Grid:
 
 
 def figure_3(*, quick: bool = False) -> Product:
-    """The whole of Figure 3; it takes no time either way."""
+    """Figure 3. `quick` computes fewer points, although all of them take only seconds."""
     data = shapes(201 if quick else 2001)
     full = torch.ones(1, dtype=torch.float64)
     return Product(

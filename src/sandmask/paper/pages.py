@@ -1,4 +1,4 @@
-"""The generated parts of the documentation: tables and pictures between two comments, filled from results.
+"""Fills the generated parts of documentation pages from results: blocks between two comments, and single cells.
 
     <!-- table table-3 -->                        results/paper/table-3.md, whole
     <!-- end -->
@@ -15,9 +15,9 @@
     <data value="paper/table-3 / Table 3 / ERM / oracle">84.5 ± 0.7</data>      a cell: file / heading / row / column
     <data value="paper/quoted / ERM on environment 0">61.5</data>              file / row: the last cell of the row
 
-A heading is given by its beginning, a row by one of its cells or several, joined by "; ". Of a cell, what precedes its
-first bracket is shown; a column "oracle, paper" names what is within square brackets. Everything else on a page is
-written by hand. A block without results says so; a cell without results is an error.
+A heading is named by its beginning, a row by one or several of its cells, joined by "; ". The part of a cell before its
+first bracket is shown; the column "oracle, paper" is the part of "oracle" in square brackets. A block without results
+says so; a cell without results is an error.
 """
 
 import html

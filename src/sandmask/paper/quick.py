@@ -1,16 +1,16 @@
-"""A tiny sweep, to see a table within a minute. Its numbers mean nothing: few steps, few draws, part of the data."""
+"""Tiny sweeps for `--quick`: few steps and draws, and part of the data. Their numbers mean nothing."""
 
 import itertools
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
-from sandmask.paper._failure_runs import train_runs
-from sandmask.paper._product import Report, silent
+from sandmask.paper._product import OnProgress
+from sandmask.paper._train import train_runs
 from sandmask.records import RunRecord, RunSpec
 from sandmask.training import make_spec
 
@@ -19,21 +19,21 @@ SCRATCH = "none"  # no pretrained weights
 
 @dataclass(frozen=True)
 class TinySweep:
-    """A small sweep for a quick table."""
+    """A small sweep."""
 
     dataset: str
     algorithms: tuple[str, ...]
     test_envs: tuple[int, ...]
     steps: int
     examples: int  # of every environment
+    hparams: Mapping[str, int]
     draws: int = 2
     trials: int = 2
-    shapes: tuple[tuple[str, int], ...] = ()  # hyperparameters that are set small
-    network: str | None = None  # from scratch, instead of the protocol's
-    load: tuple[tuple[str, int], ...] = ()  # the dataset's own options
+    network: str | None = None  # the dataset's, if None
+    load: Mapping[str, int] = field(default_factory=dict)  # options of the dataset
 
     def specs(self) -> list[RunSpec]:
-        """Every run; an option marks them, so that they never mix with real ones."""
+        """All runs. The option `examples` keeps them apart from real ones in reports."""
         entry = DATASETS[self.dataset]
         return [
             replace(
@@ -43,7 +43,7 @@ class TinySweep:
                     [env],
                     steps=self.steps,
                     checkpoint_every=max(self.steps // 3, 1),
-                    hparams=dict(self.shapes),
+                    hparams=self.hparams,
                     hparams_seed=draw,
                     trial_seed=trial,
                     seed=trial,
@@ -56,43 +56,47 @@ class TinySweep:
             for algorithm in self.algorithms
             for env in self.test_envs
             for trial in range(self.trials)
-            for draw in range(1, self.draws + 1)  # not the defaults, with which the SAND-mask trains nothing
+            for draw in range(1, self.draws + 1)  # without the defaults, with which the SAND-mask does not train
         ]
 
     def data(self, data_dir: Path | None) -> TensorDataset:
-        """The examples."""
-        return some_examples(load_dataset(self.dataset, data_dir, **dict(self.load)), self.examples)
+        """Some examples of the dataset."""
+        return some_examples(load_dataset(self.dataset, data_dir, **self.load), self.examples)
 
 
 SPIRALS = TinySweep(
     "Spirals",
     ("ERM", "ANDMask", "SANDMask"),
     (0, 1),
-    60,
-    200,
-    shapes=(("batch_size", 16), ("mlp_width", 32), ("mlp_depth", 3)),
+    steps=60,
+    examples=200,
+    hparams={"batch_size": 16, "mlp_width": 32, "mlp_depth": 3},
 )
 MNIST = tuple(
-    TinySweep(name, ("ERM", "SANDMask"), envs, 3, 24, draws=1, trials=2, shapes=(("batch_size", 8),))
+    TinySweep(name, ("ERM", "SANDMask"), envs, steps=3, examples=24, hparams={"batch_size": 8}, draws=1)
     for name, envs in (("ColoredMNIST", (0, 2)), ("RotatedMNIST", (0,)))
 )
-
-
 PACS = TinySweep(
     "PACS",
     ("ERM", "SANDMask"),
     (0, 1, 2, 3),
-    3,
-    28,
+    steps=3,
+    examples=28,
+    hparams={"batch_size": 4},
     draws=1,
-    shapes=(("batch_size", 4),),
     network="test_resnet",
-    load=(("image_size", 64),),
+    load={"image_size": 64},
 )
+TINY: dict[str, tuple[TinySweep, ...]] = {  # by the name of the table
+    "table-1": MNIST,
+    "table-2": MNIST,
+    "table-3": (SPIRALS,),
+    "table-pacs": (PACS,),
+}
 
 
 def some_examples(dataset: Dataset, count: int) -> TensorDataset:
-    """Some examples of every environment, evenly spaced: folders of images are sorted by class."""
+    """Some examples of every environment, evenly spaced, because folders of images are sorted by class."""
     parts = []
     for begin, end in itertools.pairwise(dataset.bounds):
         numbers = torch.linspace(begin, end - 1, min(count, end - begin)).long()
@@ -101,18 +105,10 @@ def some_examples(dataset: Dataset, count: int) -> TensorDataset:
 
 
 def run_tiny(
-    sweeps: Sequence[TinySweep], device: torch.device, data_dir: Path | None = None, report: Report = silent
+    sweeps: Sequence[TinySweep], device: torch.device, data_dir: Path | None, on_progress: OnProgress
 ) -> list[RunRecord]:
-    """Train the runs of tiny sweeps, stacked, and return their records."""
+    """Train the runs of tiny sweeps and return their records."""
     specs = [spec for sweep in sweeps for spec in sweep.specs()]
     data = {sweep.dataset: sweep.data(data_dir) for sweep in sweeps}
     with tempfile.TemporaryDirectory() as folder:
-        return train_runs(
-            specs,
-            lambda spec: spec.dataset,
-            lambda spec: data[spec.dataset],
-            Path(folder),
-            device,
-            report,
-            weights=SCRATCH,
-        )
+        return train_runs(specs, lambda spec: data[spec.dataset], Path(folder), device, on_progress, weights=SCRATCH)

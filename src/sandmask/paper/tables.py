@@ -1,12 +1,13 @@
 """Tables 1, 2 and 3 and the table of PACS from records, next to the printed numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
 from sandmask.paper._compare import RULES, Compared, averages_grid, cells_frame, compare, environments_grid
-from sandmask.paper._printed import AVERAGE, printed_cells
+from sandmask.paper._printed import AVERAGE, datasets
 from sandmask.paper._product import Product
 from sandmask.records import RunRecord, read_runs
 from sandmask.reports import Grid
@@ -15,7 +16,7 @@ _RULE_WORDS = {"training-domain": "training-domain validation set", "oracle": "t
 
 
 def read_all(paths: Sequence[Path]) -> list[RunRecord]:
-    """The runs of several stores; a run that is in two of them counts once."""
+    """The runs of several folders or archives; a run that is in two of them is returned once."""
     runs = {run.spec.id: run for path in paths for run in read_runs(path)}
     return list(runs.values())
 
@@ -28,7 +29,7 @@ def as_protocol(runs: Sequence[RunRecord], dataset: str) -> list[RunRecord]:
 
 
 def is_untrained(run: RunRecord) -> bool:
-    """Whether no gradient can have reached a run's network: the SAND-mask with tau = 1 is zero everywhere."""
+    """Whether the network of a run cannot have been trained: the SAND-mask with tau = 1 is zero everywhere."""
     return run.spec.algorithm.startswith("SANDMask") and run.spec.hparams.get("tau", 0.0) >= 1.0
 
 
@@ -68,7 +69,7 @@ def table_product(
     notes: Sequence[str] = (),
     comparable: bool = True,
 ) -> Product:
-    """The averages, then each dataset's environments under each rule, all beside the printed numbers."""
+    """The averages, then the environments of each dataset under each rule, beside the printed numbers."""
     present = [dataset for dataset in datasets if any(run.spec.dataset == dataset for run in runs)]
     if not present:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
@@ -106,48 +107,34 @@ def _summary(cells: Sequence[Compared]) -> dict[str, object]:
     return {"averages": averages, "cells": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}}
 
 
-def no_records(item: str, configs: Sequence[str]) -> SandmaskError:
-    """The error for a table without records."""
-    commands = [f"    sandmask sweep run runs/{name} --config results/paper/{name}.toml" for name in configs]
-    given = " ".join(f"--records runs/{name}" for name in configs)
-    return SandmaskError(
-        "\n".join([f"{item} is made from the records of a sweep. Make them with", *commands])
-        + f"\nand give them to this command: {given}"
-    )
-
-
-def columns(table: str) -> tuple[str, ...]:
-    """The datasets of one of the paper's two main tables, in order."""
-    names = dict.fromkeys(cell.dataset for cell in printed_cells() if cell.table == table)
-    return tuple(name for name in names if name != AVERAGE)
-
-
 def table_1(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
-    """The columns that the records have, with the paper's network only, beside the printed ones."""
-    names = columns("1")
-    mine = [run for name in names for run in as_protocol(runs, name)]
-    return table_product(
-        "table-1", "Table 1: training-domain validation", mine, names, ["training-domain"], draws=draws, trials=trials
-    )
+    """Make Table 1."""
+    return _main_table(runs, "1", "training-domain", "training-domain validation", draws, trials)
 
 
 def table_2(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
-    """The columns that the records have, with the paper's network only, beside the printed ones."""
-    names = columns("2")
+    """Make Table 2."""
+    return _main_table(runs, "2", "oracle", "test-domain validation (oracle)", draws, trials)
+
+
+def _main_table(
+    runs: Sequence[RunRecord], number: str, rule: str, title: str, draws: int | None, trials: int | None
+) -> Product:
+    """Table 1 or 2: the datasets that the records have, with the paper's network only."""
+    names = datasets(number)
     mine = [run for name in names for run in as_protocol(runs, name)]
-    return table_product(
-        "table-2", "Table 2: test-domain validation (oracle)", mine, names, ["oracle"], draws=draws, trials=trials
-    )
+    title = f"Table {number}: {title}"
+    return table_product(f"table-{number}", title, mine, names, [rule], draws=draws, trials=trials)
 
 
 def table_3(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
-    """Averages and the sixteen environments, beside the printed ones."""
+    """Make Table 3: Spirals, with the sixteen environments of the appendix."""
     mine = as_protocol(runs, "Spirals")
     return table_product("table-3", "Table 3: Spirals", mine, ["Spirals"], RULES, draws=draws, trials=trials)
 
 
 def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: int | None = None) -> Product:
-    """The PACS runs of every network but the paper's; the printed numbers are there for orientation only."""
+    """Make a table of the PACS runs with other networks than the paper's. Its numbers are there for orientation."""
     protocol = DATASETS["PACS"].network
     mine = [run for run in runs if run.spec.dataset == "PACS" and run.spec.network != protocol]
     if not mine:
@@ -158,7 +145,33 @@ def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: i
         f"Not the paper's table: {networks} instead of {protocol}, {steps} steps. The paper's numbers (in brackets) "
         "are of another network, and a difference says nothing about the method."
     )
-    how = {"draws": draws, "trials": trials}
+    counts = {"draws": draws, "trials": trials}
     return table_product(
-        "table-pacs", "PACS with another network", mine, ["PACS"], RULES, **how, notes=(note,), comparable=False
+        "table-pacs", "PACS with another network", mine, ["PACS"], RULES, **counts, notes=(note,), comparable=False
     )
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table: what makes it from records, its title, and the sweeps in results/paper that train those records."""
+
+    make: Callable[..., Product]
+    title: str
+    configs: tuple[str, ...]
+
+    def needs_records(self) -> SandmaskError:
+        """The error if there are no records, with the commands that make them."""
+        commands = [f"    sandmask sweep run runs/{name} --config results/paper/{name}.toml" for name in self.configs]
+        given = " ".join(f"--records runs/{name}" for name in self.configs)
+        return SandmaskError(
+            "\n".join([f"{self.title} is made from the records of a sweep. Make them with", *commands])
+            + f"\nand give them to this command: {given}"
+        )
+
+
+TABLES = {
+    "table-1": PaperTable(table_1, "Table 1", ("colored_mnist", "rotated_mnist")),
+    "table-2": PaperTable(table_2, "Table 2", ("colored_mnist", "rotated_mnist")),
+    "table-3": PaperTable(table_3, "Table 3", ("spirals",)),
+    "table-pacs": PaperTable(table_pacs, "The table of PACS", ("pacs",)),
+}

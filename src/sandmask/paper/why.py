@@ -1,6 +1,6 @@
-"""The same records under slightly different rules, to see why a cell may differ from the printed one.
+"""Tables of the same records under other choices, to see why a cell may differ from the printed one.
 
-Each function answers one question with a table of averages over environments, and trains nothing.
+Each question is answered by a table of averages over environments.
 """
 
 import itertools
@@ -31,10 +31,11 @@ def tied(run: RunRecord) -> NDArray[np.int64]:
 
 
 def pick_tied(checkpoint: str, draw: str) -> Pick:
-    """Training-domain validation with ties broken another way.
+    """Training-domain validation with another way to break ties.
 
-    `checkpoint` is "first", "last", "worst" or "best" (by the accuracy that the table would report, which no rule may
-    look at: the range that ties leave open), `draw` the same among the draws that tie.
+    :param checkpoint: "first", "last", "worst" or "best" of the checkpoints that tie. The last two compare the accuracy
+        on the test environment, which a rule must not use; they show the range that ties leave open.
+    :param draw: the same for draws that tie.
     """
 
     def pick(runs: Sequence[RunRecord], test_env: int) -> Selected | None:
@@ -59,7 +60,7 @@ def _chosen(places: NDArray[np.int64], accuracy: NDArray[np.float64], how: str) 
 
 
 def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Training-domain averages when ties between checkpoints and between draws are broken in other ways."""
+    """Training-domain averages with other ways to break ties between checkpoints and between draws."""
     ways = {
         "ours: first checkpoint, last draw": ("first", "last"),
         "first, first": ("first", "first"),
@@ -72,31 +73,31 @@ def tie_breaking(runs: Sequence[RunRecord], dataset: str) -> Grid:
     share = np.mean([len(tied(run)) > 1 for run in runs if is_settled(run) and len(run.steps)])
     note = f"Of all runs, {100 * share:.0f}% have more than one checkpoint at their highest validation accuracy."
     limits = "Unluckiest and luckiest use the test environment; they show the range that ties leave open."
-    return _grid(f"{dataset}: how ties are broken", dataset, "training-domain", columns, (note, limits))
+    return _grid(f"{dataset}: how ties are broken", dataset, columns, (note, limits))
 
 
 def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Sequence[int] = INTERVALS) -> Grid:
-    """Training-domain averages when fewer checkpoints are looked at. The oracle looks at the last one only."""
+    """Training-domain averages with fewer evaluations. The oracle uses only the last one."""
     columns: list[_Column] = []
     for interval in intervals:
         fewer = [thinned(run, every(run, interval)) for run in runs]
         columns.append((f"every {interval}", _averages(fewer, dataset, by_rule("training-domain"))))
-    return _grid(f"{dataset}: how often runs are evaluated", dataset, "training-domain", columns)
+    return _grid(f"{dataset}: how often runs are evaluated", dataset, columns)
 
 
 def other_rules(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Averages under the paper's two rules, and under one of ours that sees no test data either."""
+    """Averages under the paper's two rules and under worst-training-domain."""
     rules = ("training-domain", "worst-training-domain", "oracle")
     columns = [(rule, _averages(runs, dataset, by_rule(rule))) for rule in rules]
     note = (
         "Worst-training-domain takes the checkpoint and the draw whose lowest validation accuracy over the training "
         "environments is highest, where training-domain takes the highest mean."
     )
-    return _grid(f"{dataset}: which rule chooses", dataset, "training-domain", columns, (note,))
+    return _grid(f"{dataset}: which rule chooses", dataset, columns, (note,))
 
 
-def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-domain") -> Grid:
-    """Averages when only the draws within a range of tau compete; methods without a tau are left out."""
+def tau_range(runs: Sequence[RunRecord], dataset: str) -> Grid:
+    """Averages over the draws within a range of tau; methods without a tau are left out."""
     masked = [run for run in runs if "tau" in run.spec.hparams]
     if not masked:
         raise SandmaskError(f"No run on {dataset} has a hyperparameter tau among these records.")
@@ -104,20 +105,20 @@ def tau_range(runs: Sequence[RunRecord], dataset: str, rule: str = "training-dom
     columns: list[_Column] = []
     for low, high in ranges:
         within = [run for run in masked if low <= run.spec.hparams["tau"] <= high]
-        columns.append((f"τ in [{low:g}, {high:g}]", _averages(within, dataset, by_rule(rule))))
+        columns.append((f"τ in [{low:g}, {high:g}]", _averages(within, dataset, by_rule("training-domain"))))
     note = (
         "DomainBed draws AND-mask's τ from [0.5, 1]; the paper's table says [0, 1] for both. Narrow ranges have fewer "
         "draws to choose from."
     )
-    return _grid(f"{dataset}: the range of τ, {rule}", dataset, rule, columns, (note,))
+    return _grid(f"{dataset}: the range of τ, training-domain", dataset, columns, (note,))
 
 
 def rescaling(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Both rules' averages of the forms of one method, plain and divided by the mask's density."""
+    """Averages of the forms of the masks, under both rules."""
     names = {"ANDMask", "SANDMask", *PRINTED_AS}
     forms = [run for run in runs if run.spec.algorithm in names]
     columns = [(rule, _averages(forms, dataset, by_rule(rule))) for rule in ("training-domain", "oracle")]
-    return _grid(f"{dataset}: rescale", dataset, "training-domain", columns)
+    return _grid(f"{dataset}: rescale", dataset, columns)
 
 
 def _averages(runs: Sequence[RunRecord], dataset: str, pick: Pick) -> dict[str, tuple[float, float | None] | None]:
@@ -126,14 +127,14 @@ def _averages(runs: Sequence[RunRecord], dataset: str, pick: Pick) -> dict[str, 
     return averages(trial_choices(mine, pick), count)
 
 
-def _grid(title: str, dataset: str, rule: str, columns: Sequence[_Column], notes: Sequence[str] = ()) -> Grid:
+def _grid(title: str, dataset: str, columns: Sequence[_Column], notes: Sequence[str] = ()) -> Grid:
     methods = list(dict.fromkeys(method for _, found in columns for method in found))
     rows = []
     for method in methods:
-        paper = printed(rule, dataset, printed_row(method))
+        paper = printed("training-domain", dataset, printed_row(method))
         words = [_words(found.get(method)) for _, found in columns]
         rows.append((method, *words, "-" if paper is None else f"{paper.mean_digits} ± {paper.error_digits}"))
-    header = ("Algorithm", *(name for name, _ in columns), f"paper, {rule}")
+    header = ("Algorithm", *(name for name, _ in columns), "paper, training-domain")
     return Grid(title, header, tuple(rows), tuple(notes))
 
 
@@ -158,7 +159,7 @@ SPIRALS_QUESTIONS: dict[str, Question] = {
 
 
 def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) -> Product:
-    """The answers about one dataset's table; all that it can be asked where no question is named."""
+    """The answers to questions about the table of a dataset; to all questions if none is named."""
     known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
     unknown = [name for name in questions if name not in known]
     if unknown:

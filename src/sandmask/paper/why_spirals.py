@@ -1,12 +1,10 @@
-"""Questions that only Spirals can be asked: who finds the spiral, with which draws, and what the signatures decide.
+"""Questions about Spirals: which runs find the spiral, with which draws, and what the signatures decide.
 
-Environment 0 has no signature, so that accuracy on it, on examples that were not trained on, tells whether a network
-follows the spiral. All of this looks at a run's best checkpoint by training-domain validation, or at its last one:
-compact records have both.
+Environment 0 has no signature. A network that is accurate on its validation examples follows the spiral. The questions
+use the best checkpoint of a run by training-domain validation and its last one, which compact records have, too.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -18,10 +16,10 @@ from sandmask.paper._printed import environments, printed
 from sandmask.paper._select import alone, by_rule, trial_choices, validation
 from sandmask.records import RunRecord
 from sandmask.reports import Grid
-from sandmask.selection import GroupKey, group_runs
+from sandmask.selection import group_runs
 
 SPECIAL = 0  # the environment without a signature
-FOUND = 0.8  # of its examples that are not trained on
+FOUND = 0.8  # the accuracy on its validation examples above which a network follows the spiral
 _HPARAMS = (
     ("tau", "τ", ".2f"),
     ("lr", "learning rate", ".2g"),
@@ -31,29 +29,29 @@ _HPARAMS = (
 )
 
 
-@dataclass(frozen=True)
-class _Finder:
-    """A run, and whether it follows the spiral where it is judged best and where it ends."""
-
-    key: GroupKey
-    run: RunRecord
-
-    @property
-    def at_best(self) -> bool:
-        return follows_spiral(self.run, int(validation(self.run).argmax()))
-
-    @property
-    def at_last(self) -> bool:
-        return follows_spiral(self.run, -1)
-
-
 def follows_spiral(run: RunRecord, index: int) -> bool:
-    """Whether a checkpoint has more than 80% of the examples of environment 0 that are not trained on."""
+    """Whether a checkpoint classifies more than 80% of the validation examples of environment 0 correctly."""
     return bool(run.accuracy_out[index, SPECIAL] > FOUND)
 
 
-def _finders(runs: Sequence[RunRecord]) -> list[_Finder]:
-    return [_Finder(key, run) for key, group in group_runs(runs).items() for run in alone(group, key.test_env)]
+def _table(runs: Sequence[RunRecord]) -> pd.DataFrame:
+    """A row for each finished run: whether its best and last checkpoint follow the spiral, and its last accuracy."""
+    rows = [
+        {
+            "method": key.method,
+            "held_out": key.test_env,
+            "trial": key.trial_seed,
+            "draw": run.spec.hparams_seed,
+            "at_best": follows_spiral(run, int(validation(run).argmax())),
+            "at_last": follows_spiral(run, -1),
+            "accuracy": 100 * run.accuracy_in[-1, key.test_env],
+            "hparams": run.spec.hparams,
+        }
+        for key, group in group_runs(runs).items()
+        for run in alone(group, key.test_env)
+    ]
+    columns = ["method", "held_out", "trial", "draw", "at_best", "at_last", "accuracy", "hparams"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _of(flags: Iterable[bool]) -> str:
@@ -63,23 +61,21 @@ def _of(flags: Iterable[bool]) -> str:
 
 def spiral_found(runs: Sequence[RunRecord], dataset: str) -> Grid:
     """Count the runs of each method that find the spiral, keep it, and are selected."""
-    every = _finders(runs)
     picks = [trial_choices(runs, by_rule(rule)) for rule in ("training-domain", "worst-training-domain")]
     rows = []
-    for method in dict.fromkeys(one.key.method for one in every):
-        mine = [one for one in every if one.key.method == method and one.key.test_env != SPECIAL]
-        unseen = [one for one in every if (one.key.method, one.key.test_env) == (method, SPECIAL)]
+    for method, mine in _table(runs).groupby("method", sort=False):
+        others, unseen = mine[mine.held_out != SPECIAL], mine[mine.held_out == SPECIAL]
         chosen = [
             [pick for key, pick in by_key.items() if key.method == method and key.test_env != SPECIAL]
             for by_key in picks
         ]
         counts = (
-            _of(one.at_best for one in mine),
-            _of(one.at_last for one in mine),
+            _of(others.at_best),
+            _of(others.at_last),
             *(_of(follows_spiral(pick.run, pick.index) for pick in each) for each in chosen),
-            _of(one.at_best for one in unseen),
+            _of(unseen.at_best),
         )
-        rows.append((method, *counts))
+        rows.append((str(method), *counts))
     header = (
         "Algorithm",
         "runs, at their best",
@@ -101,24 +97,20 @@ def spiral_found(runs: Sequence[RunRecord], dataset: str) -> Grid:
 
 
 def spiral_draws(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """The draws that find the spiral at least once, and with how many of the held-out environments they do."""
-    draws: dict[tuple[str, int, int], list[_Finder]] = {}
-    for one in _finders(runs):
-        draws.setdefault((one.key.method, one.key.trial_seed, one.run.spec.hparams_seed), []).append(one)
+    """The draws that find the spiral at least once, and for how many of the held-out environments they find it."""
     rows = []
-    for (method, trial, draw), found in sorted(draws.items(), key=lambda item: item[0]):
-        if any(one.at_best for one in found):
-            hparams = found[0].run.spec.hparams
+    for names, found in _table(runs).groupby(["method", "trial", "draw"]):
+        if found.at_best.any():
+            hparams = found.hparams.iloc[0]
             values = tuple(format(hparams[name], form) if name in hparams else "-" for name, _, form in _HPARAMS)
-            counts = (_of(one.at_best for one in found), _of(one.at_last for one in found))
-            rows.append((method, str(trial), str(draw), *values, *counts))
+            rows.append((*map(str, names), *values, _of(found.at_best), _of(found.at_last)))
     header = ("Algorithm", "trial", "draw", *(words for _, words, _ in _HPARAMS), "at their best", "at the last")
     note = "Of the held-out environments, 0 included. Draw 0 is the defaults, the same in every trial."
     return Grid(f"{dataset}: the draws that find it", header, tuple(rows), (note,))
 
 
 def signature_alignment() -> NDArray[np.float64]:
-    """For environments 1 to 16, the cosine between their signature and the sum of the other fifteen's."""
+    """For environments 1 to 16, the cosine between their signature and the sum of the other fifteen."""
     rows = []
     for environment in range(1, PUBLISHED.environments + 1):
         x, y = spiral_environment(environment)
@@ -130,26 +122,25 @@ def signature_alignment() -> NDArray[np.float64]:
 
 
 def signatures(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """Accuracy of all runs at the end, beside how far an environment's signature agrees with those of the others."""
-    ends: dict[tuple[str, int], list[float]] = {}
-    for one in _finders(runs):
-        ends.setdefault((one.key.method, one.key.test_env), []).append(100 * one.run.accuracy_in[-1, one.key.test_env])
-    methods = list(dict.fromkeys(method for method, _ in ends))
-    held_out = sorted({environment for _, environment in ends if environment != SPECIAL})
-    cosine = signature_alignment()[[environment - 1 for environment in held_out]]
-    means = {m: [float(np.mean(ends[m, e])) if (m, e) in ends else np.nan for e in held_out] for m in methods}
+    """The last accuracy of all runs, and how far the signature of an environment agrees with the others."""
+    table = _table(runs)
+    methods = list(dict.fromkeys(table.method))
+    others = table[table.held_out != SPECIAL]
+    means = others.groupby(["held_out", "method"]).accuracy.mean().unstack().reindex(columns=methods)
+    cosine = signature_alignment()[[int(environment) - 1 for environment in means.index]]
     rows = [
-        (str(environment), f"{cosine[place]:+.2f}", *(f"{means[method][place]:.0f}" for method in methods))
-        for place, environment in enumerate(held_out)
+        (str(environment), f"{agreement:+.2f}", *(f"{mean:.0f}" for mean in means.loc[environment]))
+        for environment, agreement in zip(means.index, cosine, strict=True)
     ]
-    rows.append(("rank correlation", "", *(f"{_rank_correlation(cosine, means[method]):+.2f}" for method in methods)))
-    agreement = "Agreement: the cosine between an environment's signature and the sum of the other fifteen's."
+    correlations = (_rank_correlation(cosine, means[method].tolist()) for method in methods)
+    rows.append(("rank correlation", "", *(f"{correlation:+.2f}" for correlation in correlations)))
+    alignment = "Agreement: the cosine between an environment's signature and the sum of the other fifteen's."
     accuracy = (
         "Other columns: the mean accuracy of all runs' last checkpoints, from which the oracle chooses, on the "
         "held-out environment; 50 is chance."
     )
     header = ("held out", "agreement", *methods)
-    return Grid(f"{dataset}: what signatures decide", header, tuple(rows), (agreement, accuracy))
+    return Grid(f"{dataset}: what signatures decide", header, tuple(rows), (alignment, accuracy))
 
 
 def _rank_correlation(one: Sequence[float] | NDArray[np.float64], other: Sequence[float]) -> float:
@@ -160,7 +151,7 @@ def _rank_correlation(one: Sequence[float] | NDArray[np.float64], other: Sequenc
 
 
 def contrary(runs: Sequence[RunRecord], dataset: str) -> Grid:
-    """The oracle's averages with and without the two environments whose signatures point most against the others'."""
+    """The oracle's averages with and without the two environments with the signatures most opposed to the others."""
     names = environments(dataset)
     low = sorted(1 + int(place) for place in np.argsort(signature_alignment()[: len(names) - 1])[:2])
     kept = [place for place in range(len(names)) if place not in low]

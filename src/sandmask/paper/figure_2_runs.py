@@ -1,76 +1,30 @@
-"""The runs of Figure 2: what is varied, as specs, and the search for hyperparameters that comes first."""
+"""The runs of Figure 2: a search for hyperparameters, then the runs of its three panels."""
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from sandmask.datasets import DATASETS, Dataset, load_dataset
-from sandmask.paper._product import Report, silent
-from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
-from sandmask.training import Progress, make_spec, stack_key, train_stack
+from sandmask.paper._product import OnProgress
+from sandmask.paper._train import train_runs
+from sandmask.records import RunRecord, RunSpec
+from sandmask.training import make_spec
 
-Source = Callable[[RunSpec], str]  # the name of the data that a run is trained on
-Load = Callable[[RunSpec], Dataset]
-
-
-def stacks(specs: Sequence[RunSpec], source: Source) -> list[list[RunSpec]]:
-    """Runs that train as one program on the same data."""
-    found: dict[tuple[object, ...], list[RunSpec]] = {}
-    for spec in specs:
-        found.setdefault((stack_key(spec), source(spec)), []).append(spec)
-    return list(found.values())
-
-
-def train_runs(
-    specs: Sequence[RunSpec],
-    source: Source,
-    load: Load,
-    folder: Path,
-    device: torch.device,
-    report: Report = silent,
-    *,
-    weights: str | None = None,
-) -> list[RunRecord]:
-    """Train all runs. What is done is kept in `folder`; what was started goes on there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    total = sum(spec.steps for spec in specs)
-    runs: list[RunRecord] = []
-    before = 0
-    for stack in stacks(specs, source):
-        ids = hashlib.sha256("".join(spec.id for spec in stack).encode()).hexdigest()[:8]
-        name = f"{stack[0].algorithm.lower()}-{source(stack[0])}-{ids}"
-        archive, checkpoint = folder / f"{name}.records.parquet", folder / f"{name}.safetensors"
-        if not archive.exists():
-            what = f"{stack[0].algorithm}, {source(stack[0])}, {len(stack)} runs"
-            report(what, before, total)
-
-            def tell(progress: Progress, what: str = what, before: int = before, count: int = len(stack)) -> None:
-                report(what, before + count * progress.done, total)
-
-            records = train_stack(stack, load(stack[0]), device, checkpoint, on_progress=tell, weights=weights)
-            write_archive(records, archive)
-            checkpoint.unlink(missing_ok=True)
-        runs += read_runs(archive)
-        before += sum(spec.steps for spec in stack)
-    return runs
-
-
-TEST_ENV = 0  # the environment without shortcuts: accuracy there is that of the spiral alone
-MOMENTUM, NOISE, SCALE = 0.9, 0.0, 1.0  # what two of the three are while the third is varied
+TEST_ENV = 0  # the environment without shortcuts, where only the spiral predicts the label
+MOMENTUM, NOISE, SCALE = 0.9, 0.0, 1.0  # the values of the two that a panel does not vary
 METHODS = ("ERM", "ANDMask", "ANDMask-rescaled", "SANDMask", "SANDMask-released")
 VARIED = ("adam_beta1", "init_scale")  # hyperparameters that the figure sets
 SHAPES = (("batch_size", 128), ("mlp_width", 256), ("mlp_depth", 3), ("dropout", 0))
-SEARCH_SEED = 1000  # the seeds of the search are not those of the figure
+SEARCH_SEED = 1000  # the first seed of the search; those of the figure are lower
 
 Settings = dict[str, dict[str, float]]  # hyperparameters by method
 
 
 @dataclass(frozen=True)
 class Design:
-    """The design of Figure 2: values, steps, and the number of draws in the search."""
+    """The values, seeds and steps of the figure, and the draws of the search."""
 
     momenta: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9, 0.99)
     noises: tuple[float, ...] = (0.0, 0.025, 0.05, 0.1, 0.2)
@@ -83,7 +37,7 @@ class Design:
     shapes: tuple[tuple[str, float], ...] = SHAPES
 
     def search(self) -> list[RunSpec]:
-        """Random draws from the paper's space for every method, to find its "best known hyperparameters"."""
+        """Random draws from the paper's space, to find the "best known hyperparameters" of every method."""
         return [
             self._spec(method, {}, (MOMENTUM, NOISE, SCALE), SEARCH_SEED + seed, draw=draw)
             for method in METHODS
@@ -92,7 +46,7 @@ class Design:
         ]
 
     def specs(self, settings: Settings) -> list[RunSpec]:
-        """Every run once: the conditions that the three panels share are trained once."""
+        """The runs of the figure. Those that several panels share are there once."""
         conditions = dict.fromkeys(
             [
                 *((momentum, NOISE, SCALE) for momentum in self.momenta),
@@ -119,7 +73,7 @@ class Design:
             checkpoint_every=max((self.steps - 1) // 10, 1),
             hparams={**chosen, **dict(self.shapes), "adam_beta1": momentum, "init_scale": scale},
             hparams_seed=draw,
-            trial_seed=0 if seed >= SEARCH_SEED else seed,  # of which a draw is a function
+            trial_seed=0 if seed >= SEARCH_SEED else seed,  # draws depend on it
             seed=seed,
             space="paper",
             precision=self.precision,
@@ -141,14 +95,14 @@ QUICK = Design(
 
 
 def is_search(run: RunRecord) -> bool:
-    """Whether a run is of the search, and not of the figure."""
+    """Whether a run belongs to the search and not to the figure."""
     return run.spec.seed >= SEARCH_SEED
 
 
 def best_settings(runs: Sequence[RunRecord]) -> Settings:
-    """For each method the draw with the highest mean accuracy on the test environment, at the last checkpoint.
+    """For each method, the draw with the highest mean accuracy on the test environment at the last checkpoint.
 
-    It looks at the test environment, as the paper's "best known hyperparameters" do.
+    The paper's "best known hyperparameters" are selected on the test environment, too.
     """
     scores: dict[str, dict[int, list[float]]] = {}
     drawn: dict[tuple[str, int], dict[str, float]] = {}
@@ -164,25 +118,21 @@ def best_settings(runs: Sequence[RunRecord]) -> Settings:
     return {method: drawn[method, draw] for method, draw in best.items()}
 
 
-def noise_of(spec: RunSpec) -> str:
-    """The data of a run: Spirals with noise on the invariant dimensions."""
-    return f"noise-{spec.options['noise']:g}"
-
-
-def train(design: Design, folder: Path, device: torch.device, report: Report) -> list[RunRecord]:
-    """All runs of a design, the search first. What is done is kept in `folder`; what was started goes on there."""
+def train(design: Design, folder: Path, device: torch.device, on_progress: OnProgress) -> list[RunRecord]:
+    """Train the search, then the figure. A rerun with the same folder resumes."""
     search = design.search()
     total = design.steps * (len(search) + len(design.specs({method: {} for method in METHODS})))
 
     def train_some(specs: Sequence[RunSpec], stage: str, before: int) -> list[RunRecord]:
-        def tell(what: str, done: int, _: int) -> None:
-            report(stage + what, before + done, total)
+        def tell(task: str, done: int, _: int) -> None:
+            on_progress(stage + task, before + done, total)
 
-        return train_runs(specs, noise_of, _load, folder, device, tell)
+        return train_runs(specs, _load, folder, device, tell)
 
     found = train_some(search, "search: ", 0)
     return [*found, *train_some(design.specs(best_settings(found)), "", design.steps * len(search))]
 
 
 def _load(spec: RunSpec) -> Dataset:
+    """Spirals with noise on the invariant dimensions."""
     return load_dataset("Spirals", noise=spec.options["noise"])

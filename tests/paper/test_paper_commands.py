@@ -71,7 +71,8 @@ def test_quick_makes_a_tiny_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     from sandmask.paper import quick
 
-    monkeypatch.setattr(quick, "SPIRALS", replace(quick.SPIRALS, algorithms=("ERM",), steps=4, examples=40))
+    tiny = replace(quick.SPIRALS, algorithms=("ERM",), steps=4, examples=40)
+    monkeypatch.setitem(quick.TINY, "table-3", (tiny,))
     result = paper("table-3", "--quick", "--device", "cpu", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "tiny sweep" in result.output
@@ -119,9 +120,9 @@ def test_claims_and_pages(tmp_path: Path) -> None:
 
 
 def test_figure_2_is_drawn_again_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sandmask.paper import _failure_runs
+    from sandmask.paper import figure_2_runs
 
-    tiny = _failure_runs.Design(
+    tiny = figure_2_runs.Design(
         momenta=(0.9,),
         noises=(0.0,),
         scales=(1.0,),
@@ -131,8 +132,8 @@ def test_figure_2_is_drawn_again_from_records(tmp_path: Path, monkeypatch: pytes
         search_seeds=1,
         shapes=(("mlp_width", 8),),
     )
-    monkeypatch.setattr(_failure_runs, "QUICK", tiny)
-    monkeypatch.setattr(_failure_runs, "METHODS", ("ERM",))
+    monkeypatch.setattr(figure_2_runs, "QUICK", tiny)
+    monkeypatch.setattr(figure_2_runs, "METHODS", ("ERM",))
     monkeypatch.setattr("sandmask.paper.figure_2.noise_ceiling", lambda noise: 1.0 - noise)
     made = paper("figure-2", "--quick", "--device", "cpu", "--seeds", 2, "--out", tmp_path / "a")
     assert made.exit_code == 0, made.output

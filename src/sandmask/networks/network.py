@@ -1,4 +1,4 @@
-"""A featurizer and a linear classifier as one pure function of a flat parameter vector."""
+"""A featurizer and a classifier as one pure function of a flat parameter vector."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,54 +15,21 @@ from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 from sandmask.functional.head import NARROW, head, linear_pair
 from sandmask.networks.batch_norm import RUNNING, BatchStatistics
-
-
-class Featurizer(nn.Module):
-    """Maps inputs `[N, *input_shape]` to features `[N, n_features]`; dropout, if it has any, is passed in.
-
-    There may be more features than `n_features`, all zero, if that makes for a width that is faster.
-    """
-
-    n_features: int
-    memory_format: torch.memory_format = torch.contiguous_format  # of the convolutions' weights
-    stacks = True  # whether K runs are best computed as one, under `vmap`, rather than one after the other
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether K runs are computed as one on a GPU in any case: its layers have kernels for that."""
-        return False
-
-    @property
-    def last(self) -> nn.Linear | None:
-        """The linear layer that it ends with, if it does and `hidden` gives what goes into that layer."""
-        return None
-
-    def hidden(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
-        """The input of the last layer."""
-        raise TypeError(f"{type(self).__name__} has a last layer, and should define hidden(x, drop)")
-
-    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - for subclasses
-        """The features."""
-        raise TypeError(f"{type(self).__name__} should define forward(x, drop)")
-
-    def stages(self, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The features, and what goes into them from layer to layer, [N, channels, ...]: here, the features alone."""
-        features: Tensor = self(x, drop)
-        return features, (features,)
+from sandmask.networks.featurizer import Featurizer
 
 
 class _Classifier(nn.Linear):
-    """The last layer, with its own type, so that it stays in full precision."""
+    """A layer of the classifier, with its own type, so that it stays in full precision."""
 
 
-_HIDDEN = ("classifier_hidden.0", "classifier_hidden.1")  # the layers before it, where it is not linear
+_HIDDEN = ("classifier_hidden.0", "classifier_hidden.1")  # the hidden layers of a nonlinear classifier
 
 
 class _Parts(nn.Module):
-    """Featurizer and classifier as one module, for their parameters; calling it gives the features.
+    """Featurizer and classifier as one module, for their parameters. Calling it returns the features.
 
-    `paired` gives the logits instead, the featurizer's last layer and the classifier computed as one.
-    `staged` also gives what the featurizer has on the way.
+    With `paired` it returns the logits: the last layer of the featurizer and the classifier are computed as one. With
+    `staged` it also returns the intermediate results of the featurizer.
     """
 
     def __init__(self, featurizer: Featurizer, n_classes: int, extra_features: int, nonlinear: bool) -> None:
@@ -91,20 +58,21 @@ class _Parts(nn.Module):
 
     @property
     def pairs(self) -> bool:
-        """Whether that can be, and pays."""
-        wide = self.classifier.in_features >= NARROW * self.classifier.out_features
-        if hasattr(self, "classifier_hidden"):
+        """Whether the last layer of the featurizer and the classifier can be computed as one, and this is faster."""
+        last, classifier = self.featurizer.last, self.classifier
+        if last is None or hasattr(self, "classifier_hidden") or last.out_features != classifier.in_features:
             return False
-        last = self.featurizer.last
-        return wide and last is not None and last.out_features == self.classifier.in_features
+        return classifier.in_features >= NARROW * classifier.out_features
 
 
 class Network:
     """The model that algorithms train. Parameters are passed in: `params = network.unflatten(vector)`.
 
-    `nonlinear` gives the classifier two hidden layers, of 1/2 and 1/4 of its inputs.
-    `extra_features` widens the classifier's input for methods that append something to the features. `dtype`
-    is what the featurizer computes in; the vector, the features and the logits stay float32 whatever it is.
+    :param featurizer: builds the featurizer.
+    :param n_classes: number of classes.
+    :param extra_features: number of further inputs of the classifier, for methods that append to the features.
+    :param dtype: what the featurizer computes in. The vector, the features and the logits stay float32.
+    :param nonlinear: give the classifier two hidden layers, of 1/2 and 1/4 of its inputs.
     """
 
     def __init__(
@@ -119,25 +87,26 @@ class Network:
         self._flat = FlatModule(
             lambda: _Parts(featurizer(), n_classes, extra_features, nonlinear), dtype, exact=(*BATCH_NORM, _Classifier)
         )
-        widths = {slot.name: slot.shape for slot in self._flat.slots}
-        self.nonlinear = nonlinear
-        self.n_features = widths[f"{_HIDDEN[0]}.weight" if nonlinear else "classifier.weight"][1] - extra_features
+        parts = self._flat.skeleton
+        assert isinstance(parts, _Parts)
+        self.n_features = parts.featurizer.n_features
         self.n_classes = n_classes
+        self.nonlinear = nonlinear
         self.dtype = dtype
         self.slots = self._flat.slots
         self.numel = self._flat.numel
-        # The layers whose running statistics are parameters: those of batch-norm that is not frozen.
+        # The layers with running statistics among the parameters: those of batch-norm that is not frozen.
         self.norms = [s.name.removesuffix(f".{RUNNING[0]}") for s in self.slots if s.name.endswith(RUNNING[0])]
-        self.stacks = self._flat.stacks  # whether runs of it can train as one, under vmap
-        self.why_not_stacked = self._flat.said("why_not")
-        self.embeds = self._flat.says("embeds")  # whether inputs are indices, which lower precision would round
-        self.has_kernels = self._flat.has_kernels  # whether, on a GPU, they can by kernels of their own
+        self.stacks = self._flat.stacks and parts.featurizer.stacks  # whether K runs can train as one, under `vmap`
+        self.has_kernels = parts.featurizer.has_kernels  # whether they can by GPU kernels
+        self.why_not_stacked = parts.featurizer.why_not_stacked
+        self.embeds = parts.featurizer.embeds
         self.init = self._flat.init
         self.flatten = self._flat.flatten
         self.flatten_each = self._flat.flatten_each
         self.named = self._flat.named
         self.unflatten = self._unflatten if self.norms else self._flat.unflatten
-        self._pairs = self._flat.says("pairs")
+        self._pairs = parts.pairs
         self._compiled: Compiled | None = None
 
     def compile(self) -> None:
@@ -158,12 +127,12 @@ class Network:
         return {name: v.detach() if name.rpartition(".")[2] in RUNNING else v for name, v in params.items()}
 
     def training(self) -> AbstractContextManager[object]:
-        """Within it, batch-norm that is not frozen normalizes by the statistics of the examples it gets together."""
+        """Within this context, batch-norm that is not frozen normalizes by the statistics of the minibatch."""
         return BatchStatistics() if self.norms else nullcontext()
 
     @torch.no_grad()
     def tracked(self, before: Tensor, after: Tensor, x: Tensor) -> Tensor:
-        """The vector `after` a step, with running statistics moved from those `before` it towards those of inputs."""
+        """Return the vector `after` a step, with the running statistics of `before` updated by those of the inputs."""
         params = self.unflatten(before)
         with BatchStatistics(keep=True) as statistics:
             self._flat(params, self._lowered(x), None)
@@ -199,7 +168,7 @@ class Network:
         return features if self.dtype == torch.float32 else features.to(params["classifier.weight"].dtype)
 
     def stages(self, params: Params, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, list[Tensor]]:
-        """The same, and what the featurizer has on the way to them, [N, channels, ...] each."""
+        """The features, and the intermediate results of the featurizer, [N, channels, ...] each."""
         found: tuple[Tensor, list[Tensor]] = self._on_rows(self._stages, params, x, drop)
         return found
 
@@ -217,7 +186,7 @@ class Network:
         return divided(of_rows, x, None if drop is None else drop.keys)
 
     def _lowered(self, x: Tensor) -> Tensor:
-        """In the precision that the featurizer computes in."""
+        """Inputs in the precision of the featurizer."""
         return x if self.dtype == torch.float32 else x.to(self.dtype)
 
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
@@ -228,17 +197,13 @@ class Network:
         return features
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
-        """Logits [..., n_classes] of features [..., n_features]; one row an example, where gradients are recorded."""
-        rows = self._hidden(params, features.flatten(0, -2))
-        logits = F.linear(rows, params["classifier.weight"], params["classifier.bias"])
-        return logits.view(*features.shape[:-1], -1)
-
-    def _hidden(self, params: Params, features: Tensor) -> Tensor:
-        """What goes into the classifier's last layer."""
+        """Logits [..., n_classes] of features [..., n_features]. Recorded gradients have one row per example."""
+        rows = features.flatten(0, -2)
         if self.nonlinear:
             for layer in _HIDDEN:
-                features = F.linear(features, params[f"{layer}.weight"], params[f"{layer}.bias"]).relu()
-        return features
+                rows = F.linear(rows, params[f"{layer}.weight"], params[f"{layer}.bias"]).relu()
+        logits = F.linear(rows, params["classifier.weight"], params["classifier.bias"])
+        return logits.view(*features.shape[:-1], -1)
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""

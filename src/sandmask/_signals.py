@@ -64,15 +64,15 @@ def deferred(*numbers: int) -> Iterator[None]:
     """Hold back these signals during the block, and deliver them to their former handlers at its end.
 
     Code in the block checks `stop_requested` between steps, saves its work and returns: a batch system sends SIGTERM to
-    all processes of a job some seconds before it kills them. Outside the main thread, where Python allows no handlers,
-    this context does nothing.
+    all processes of a job some seconds before it kills them. A second Ctrl-C interrupts at once. Outside the main
+    thread, where Python allows no handlers, this context does nothing.
 
     :param numbers: the signals, such as `signal.SIGTERM`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = {number: signal.signal(number, lambda arrived, _: _arrived.append(arrived)) for number in numbers}
+    former = {number: signal.signal(number, _defer) for number in numbers}
     try:
         yield
     finally:
@@ -81,6 +81,12 @@ def deferred(*numbers: int) -> Iterator[None]:
         for number in [number for number in numbers if number in _arrived]:
             _arrived[:] = [other for other in _arrived if other != number]
             signal.raise_signal(number)
+
+
+def _defer(number: int, _: FrameType | None) -> None:
+    if number == signal.SIGINT and number in _arrived:
+        raise KeyboardInterrupt
+    _arrived.append(number)
 
 
 def stop_requested() -> int:

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from sandmask.training.checkpoint import load_checked
 
@@ -27,11 +27,10 @@ LOST = "error: Another process of this run has stopped or does not answer. Rerun
 SAVED = "Stopped. The run is saved in {}. Rerun the same command to continue."
 
 
-def start_all(start_program: Start, out: Path, *arguments: str) -> list[BaseProcess]:
+def start_all(start_program: Start, store: TCPStore, out: Path, *arguments: str) -> list[BaseProcess]:
     """Two processes, told what torchrun tells; what they print on stderr goes to `<out>.<rank>`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)}
+    told["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is torchrun's, and outlives the processes
     files = [out.with_suffix(f".{rank}") for rank in range(2)]
     given = (*ARGUMENTS, *arguments, "--out", str(out))
     return [start_program(*given, stderr=file, told={**told, "RANK": str(r)}) for r, file in enumerate(files)]
@@ -61,7 +60,8 @@ def test_what_stops_one_process_stops_all(
     start_program: Start, tmp_path: Path, number: signal.Signals, whom: int, statuses: list[int], line: str
 ) -> None:
     out = tmp_path / "run"
-    processes = start_all(start_program, out, *ENDLESS)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = start_all(start_program, store, out, *ENDLESS)
     wait_for_evaluations(out, lambda: all(process.exitcode is None for process in processes))
     os.kill(processes[whom].pid or 0, number)
     for process in processes:

@@ -1,15 +1,19 @@
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from sandmask.algorithms.erm import ERM
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.training import Progress, RunFolder, train_stack
+from sandmask.training.checkpoint import load_metadata
 
 Specs = Callable[..., RunSpec]
 
@@ -65,6 +69,27 @@ def test_interrupted_runs_with_averages_go_on_to_the_same_bits(
         parts.train(spec, dataset, device, on_progress=interrupt)
     parts.train(spec, dataset, device)
     assert (whole.path / "records.jsonl").read_bytes() == (parts.path / "records.jsonl").read_bytes()
+
+
+def test_ctrl_c_inside_a_step_waits_for_its_end(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt inside of `vmap` would leave torch in a broken state. A second one does not wait."""
+    specs = [spec_of(seed=seed) for seed in (1, 2)]
+    step, presses = ERM.step, list[int]()
+
+    def pressed(self: ERM, *args: Any) -> Any:
+        for _ in range(presses.pop() if presses else 0):
+            signal.raise_signal(signal.SIGINT)
+        return step(self, *args)
+
+    monkeypatch.setattr(ERM, "step", pressed)
+    for times in (1, 2):
+        presses[:] = [times]
+        with pytest.raises(KeyboardInterrupt):
+            train_stack(specs, dataset, device, tmp_path / "stack.safetensors")
+        assert load_metadata(tmp_path / "stack.safetensors")["done"] == 1
+    assert [run.status for run in train_stack(specs, dataset, device, tmp_path / "stack.safetensors")] == ["done"] * 2
 
 
 def test_old_checkpoint_and_newer_records(

@@ -75,8 +75,7 @@ class Trainer:
         self.checkpoint_seconds = checkpoint_seconds
         self.on_evaluation = on_evaluation
         self._stop = AgreedStop(stack.ranks)
-        if evaluating is not None or stack.ranks.size > 1:
-            stack.evaluator.on_batch = self._stop.within(evaluating)
+        stack.evaluator.on_batch = self._stop.within(evaluating)
         self.steps = stack.specs[0].steps
         self.pruned_at: dict[int, int] = {}
         self.stopping = False
@@ -100,8 +99,8 @@ class Trainer:
 
     def run(self) -> State:
         """Train to the end, until every run has diverged, or until it is `stopping`; return the final states."""
-        signals = (signal.SIGINT, signal.SIGTERM) if self.stack.ranks.size > 1 else ()
-        with deferred(*signals), stack_settings(self.stack.specs[0].precision, self.stack.device):
+        settings = stack_settings(self.stack.specs[0].precision, self.stack.device)
+        with deferred(signal.SIGINT, signal.SIGTERM), settings:
             self._run()
         return self.program.carry.state
 

@@ -152,9 +152,10 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class AgreedStop:
-    """Raises `KeyboardInterrupt` in all processes at the same moment, once one of them has received a signal.
+    """Raises `KeyboardInterrupt` between steps, and in all processes at the same moment, once a signal has arrived.
 
-    They ask each other about ten times per second. All have to call it at the same moments.
+    Signals are held back until then: an interrupt inside of `vmap` would leave torch in a state that it cannot go on
+    from. Several processes ask each other about ten times per second. All have to call it at the same moments.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -164,13 +165,15 @@ class AgreedStop:
 
     def __call__(self, *, now: bool = False) -> None:
         """Raise if a process was told to stop. With `now` they ask each other in any case."""
+        if self.ranks.size == 1:
+            _raise(stop_requested())
+            return
         self._next -= 1
-        if self.ranks.size == 1 or (self._next > 0 and not now):
+        if self._next > 0 and not now:
             return
         seconds = time.monotonic() - self._asked
         told, seconds = self.ranks.largest(torch.tensor([stop_requested(), seconds], dtype=torch.float64)).tolist()
-        if told:
-            raise TerminatedError if told == signal.SIGTERM else KeyboardInterrupt
+        _raise(int(told))
         rate = self._calls / max(seconds, 1e-6)
         self._calls = self._next = max(1, min(int(rate * _AGREE_SECONDS), 2 * self._calls))
         self._asked = time.monotonic()
@@ -184,3 +187,9 @@ class AgreedStop:
                 evaluating(done, total)
 
         return on_batch
+
+
+def _raise(told: int) -> None:
+    """Raise what a signal stands for, if it is one."""
+    if told:
+        raise TerminatedError if told == signal.SIGTERM else KeyboardInterrupt

@@ -59,11 +59,16 @@ def table(archive: Path, dataset: str) -> str:
     return "\n".join(rows(report(archive, list(RULES), metrics=[]).rules, dataset))
 
 
-if __name__ == "__main__":
+def page() -> str:
+    """The sections of all sets that have been run."""
     archives = {name: HERE / f"{name}.records.parquet" for name in SETS}
     sections = [
         f"## {TITLES.get(name, SETS[name])}\n\n{table(file, SETS[name])}\n"
         for name, file in archives.items()
         if file.is_file()
     ]
-    (HERE / "table.md").write_text("\n".join(["# All methods", "", *sections]), encoding="utf-8")
+    return "\n".join(["# All methods", "", *sections])
+
+
+if __name__ == "__main__":
+    (HERE / "table.md").write_text(page(), encoding="utf-8")

@@ -70,9 +70,10 @@ class Registry(Mapping[str, T], Generic[T]):
         """Add an entry, whose name must be new."""
         key = simplified(entry.name)
         if self.reserved and self.reserved in entry.name:
-            raise SandmaskError(f"The name of {self.kind} {entry.name!r} should have no {self.reserved!r}.")
+            raise SandmaskError(f"The {self.kind} name {entry.name!r} must not contain {self.reserved!r}.")
         if key in self._entries:
-            raise SandmaskError(f"There is already {self.kind} named {self._entries[key].name!r}. Choose another name.")
+            taken = self._entries[key].name
+            raise SandmaskError(f"The name {taken!r} is taken by another {self.kind}. Choose another name.")
         self._entries[key] = entry
         self._modules[key] = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - as in the logging module
         return entry

@@ -47,7 +47,7 @@ def test_the_entry_says_what_it_does(rule: str) -> None:
     entry = RULES[rule.upper().replace("-", "_")]
     assert entry.name == rule
     assert len(entry.description) > 10
-    with pytest.raises(SandmaskError, match="already selection rule named"):
+    with pytest.raises(SandmaskError, match="is taken by another selection rule"):
         RULES.register(entry)
 
 

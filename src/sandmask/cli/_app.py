@@ -48,11 +48,8 @@ class Command:
 
     @property
     def exists(self) -> bool:
-        """Whether the module is installed."""
-        try:
-            return importlib.util.find_spec(self.module) is not None
-        except ModuleNotFoundError:  # its package is not there either
-            return False
+        """Whether its package is installed. Asking for the module itself would import the package."""
+        return importlib.util.find_spec(self.module.rpartition(".")[0]) is not None
 
     def stub(self) -> TyperCommand:
         """A placeholder with the name and the summary, for the list of commands."""

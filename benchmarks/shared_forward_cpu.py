@@ -1,9 +1,9 @@
-"""Cost of a mask if all environments share a forward pass: the Spirals MLP, 16 environments, on the CPU.
+"""Cost of a mask if all environments share a forward pass: an MLP and a transformer, 16 environments, on the CPU.
 
 `recorded` is `sandmask.record`; `a list of losses` takes a backward pass for each loss through the shared graph.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,23 @@ from benchmarks.mask_step_cpu import ENVS, mlp
 from sandmask import SANDMask, backward, record
 
 MASK = SANDMask(tau=0.8)
-SIZES = {512: 5, 256: 10, 64: 30}  # batch per environment: readings
+WORDS, LENGTH, WIDTH = 1000, 32, 128  # of the transformer
+
+
+class Transformer(nn.Module):
+    """Two layers of attention over sentences of 32 words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The logits of sentences [N, 32]."""
+        logits: Tensor = self.head(self.layers(self.words(ids) + self.places(torch.arange(LENGTH)[None])).mean(1))
+        return logits
 
 
 def split_losses(logits: Tensor, y: Tensor) -> list[Tensor]:
@@ -47,12 +63,12 @@ WAYS = {
 }
 
 
-def measure(batch_size: int, repeats: int) -> dict[str, float]:
+def measure(build: Callable[[], nn.Module], x: Tensor, repeats: int) -> dict[str, float]:
     torch.manual_seed(0)
-    x, y = torch.randn(ENVS, batch_size, 18), torch.randint(0, 2, (ENVS, batch_size))
+    y = torch.randint(0, 2, x.shape[:2])
 
     def step(way: Callable[[nn.Module, Tensor, Tensor], None]) -> Action:
-        model = mlp()
+        model = build()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
         def act() -> None:
@@ -65,13 +81,19 @@ def measure(batch_size: int, repeats: int) -> dict[str, float]:
     return alternate({name: step(way) for name, way in WAYS.items()}, repeats)
 
 
-def main() -> None:
+def table(title: str, build: Callable[[], nn.Module], draw: Callable[[int], Tensor], sizes: Mapping[int, int]) -> None:
+    """:param sizes: the batch per environment -> readings."""
     rows: list[tuple[str, ...]] = [("batch per environment", *(f"{name}, ms" for name in WAYS), "recorded over ERM")]
-    for batch_size, repeats in SIZES.items():
-        times = measure(batch_size, repeats)
+    for batch_size, repeats in sizes.items():
+        times = measure(build, draw(batch_size), repeats)
         ratio = f"{times['recorded'] / times['ERM']:.2f}"
         rows.append((str(batch_size), *(f"{1e3 * times[name]:.1f}" for name in WAYS), ratio))
-    print_rows("Spirals MLP, 16 environments that share a forward pass: SAND-mask step over ERM step", rows)
+    print_rows(f"{title}, 16 environments that share a forward pass: SAND-mask step over ERM step", rows)
+
+
+def main() -> None:
+    table("Spirals MLP", mlp, lambda n: torch.randn(ENVS, n, 18), {512: 5, 256: 10, 64: 30})
+    table("Transformer", Transformer, lambda n: torch.randint(WORDS, (ENVS, n, LENGTH)), {32: 5, 8: 10})
 
 
 if __name__ == "__main__":

@@ -30,6 +30,26 @@ class Sentences(nn.Module):
         return logits
 
 
+class Attention(nn.Module):
+    """Torch's own self-attention, with masks of all shapes, without weights and with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.last = nn.MultiheadAttention(8, 2, batch_first=True)
+        for attention in (self.layer.self_attn, self.last):  # the gradient of a key's bias is zero but for rounding
+            attention.in_proj_bias.requires_grad_(False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        earlier = nn.Transformer.generate_square_subsequent_mask(5)
+        absent = torch.where(ids == 0, -torch.inf, 0.0)
+        x = self.layer(self.words(ids), earlier, src_key_padding_mask=absent)
+        mixed, weights = self.last(x, x, x, attn_mask=earlier.expand(2 * len(ids), 5, 5))
+        logits: Tensor = self.head(mixed[:, -1]) * weights[:, :, :1].sum(1)
+        return logits
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -42,6 +62,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "mlp": (mlp, lambda n: torch.randn(n, 4)),
     "convnet": (convnet, lambda n: torch.randn(n, 1, 4, 4)),
     "sentences": (Sentences, lambda n: torch.randint(0, 9, (n, 5))),
+    "attention": (Attention, lambda n: torch.randint(0, 9, (n, 5)).index_fill(1, torch.tensor(0), 1)),
 }
 
 
@@ -117,9 +138,23 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
+class Crossed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.attention(x[:, None], x[:, None] + 1, x[:, None])[0]
+        return mixed
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [(Scaled(), "a parameter is used by mul"), (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "statistics")],
+    [
+        (Scaled(), "a parameter is used by mul"),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "statistics"),
+        (Crossed(), "other than self-attention"),
+    ],
 )
 def test_models_that_cannot_be_recorded_are_refused(model: nn.Module, reason: str) -> None:
     message = rf"cannot be recorded: .*{reason}.*separate forward passes"

@@ -27,11 +27,15 @@ def test_equals_the_plain_moments(shape: tuple[int, ...], dtype: torch.dtype) ->
     torch.testing.assert_close(fold(grads), twin(grads), rtol=1e-5, atol=1e-6)
 
 
-def test_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk", [2, 32, 100, 2**20])
+@pytest.mark.parametrize("piece", [1, 7, 16])
+def test_in_pieces_as_in_one(chunk: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     grads = torch.randn(3, 4, 50)
+    grads[1, 2, 44:46] = torch.tensor([torch.nan, torch.finfo(torch.float32).max])
     whole = fold(grads)
-    monkeypatch.setattr(_two_pass, "_CHUNK_CPU", 32)
-    torch.testing.assert_close(fold(grads), whole)
+    for name, value in {"_CHUNK_CPU": chunk, "_PIECE": piece, "_WHOLE": 0}.items():
+        monkeypatch.setattr(_two_pass, name, value)
+    torch.testing.assert_close(fold(grads), whole, equal_nan=True)
 
 
 def test_identical_gradients_have_no_variance() -> None:

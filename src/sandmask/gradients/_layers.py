@@ -31,7 +31,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         tape.add(own_weight, lambda: _weight_products(tape, grad, x))
-        tape.add(own_bias, lambda: _bias_sums(tape, grad))
+        tape.add(own_bias, lambda: tape.sums(grad, range(1, grad.ndim - 1)))
         return None, grad @ weight if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -46,13 +46,6 @@ def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
     # Moments are taken of it at once, and then it is forgotten.
     found = scratch("products", (n_envs, grad.shape[2], x.shape[2]), grad.dtype)
     return torch.bmm(grad.mT, x, out=found)
-
-
-def _bias_sums(tape: "OnePass", grad: Tensor) -> Tensor:
-    """The sums of each environment's rows."""
-    if len(set(tape.sizes)) > 1:
-        return tape.by_environment(lambda g: g.flatten(0, -2).sum(0), grad)
-    return grad.reshape(len(tape.sizes), -1, grad.shape[-1]).sum(1)
 
 
 class _Conv2d(torch.autograd.Function):
@@ -76,7 +69,7 @@ class _Conv2d(torch.autograd.Function):
             return of_one
 
         tape.add(own_weight, lambda: tape.by_environment(of_weight, grad, x))
-        tape.add(own_bias, lambda: tape.by_environment(lambda g: g.sum((0, 2, 3)), grad))
+        tape.add(own_bias, lambda: tape.sums(grad, (2, 3)))
         of_x = backward(grad, x, weight, *how, [True, False, False])[0] if ctx.needs_input_grad[1] else None
         return None, of_x, None, None, None, None, None, None
 
@@ -115,18 +108,14 @@ class _FrozenBatchNorm(torch.autograd.Function):
         x, mean, var = ctx.saved_tensors
         tape, (weight, bias) = ctx.tape, ctx.params
         scale = (var + ctx.eps).rsqrt()
-        over = (0, *range(2, x.ndim))
-        sums = tape.by_environment(lambda g: g.sum(over, dtype=scale.dtype), grad)
+        pixels = range(2, x.ndim)
+        sums = tape.sums(grad, pixels, scale.dtype)
         tape.add(bias, lambda: sums)
-        tape.add(weight, lambda: (tape.by_environment(_products(over, scale.dtype), grad, x) - mean * sums) * scale)
+        tape.add(weight, lambda: (tape.sums(grad * x, pixels, scale.dtype) - mean * sums) * scale)
         if weight is not None:
             scale = scale * weight
         shape = (1, -1, *([1] * (x.ndim - 2)))
         return None, grad * scale.to(grad.dtype).view(shape), None, None, None, None, None
-
-
-def _products(over: tuple[int, ...], dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda g, v: (g * v).sum(over, dtype=dtype)
 
 
 class _Affine(torch.autograd.Function):
@@ -143,12 +132,9 @@ class _Affine(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
-
-        def to_shape(values: Tensor) -> Tensor:
-            return values.sum_to_size(ctx.shape).view(own_weight.shape)
-
-        tape.add(own_weight, lambda: tape.by_environment(lambda g, v: to_shape(g * v), grad, x))
-        tape.add(own_bias, lambda: tape.by_environment(to_shape, grad))
+        over = [dim for dim, size in enumerate(ctx.shape) if dim > 0 and size == 1]
+        tape.add(own_weight, lambda: tape.sums(grad * x, over).view(-1, *own_weight.shape))
+        tape.add(own_bias, lambda: tape.sums(grad, over).view(-1, *own_weight.shape))
         return None, grad * weight.view(ctx.shape), None, None, None
 
 

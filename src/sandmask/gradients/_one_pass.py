@@ -3,14 +3,15 @@
 A parameter that is used in any other way raises `UnsupportedError`, and the caller takes the environments one by one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask.gradients._attention import self_attention
 from sandmask.gradients._layers import LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.masks import MaskError, TensorMoments, gradient_moments
@@ -36,6 +37,7 @@ class OnePass(Tape):
     """
 
     layers = LAYERS
+    composites: ClassVar = {F.multi_head_attention_forward: self_attention}
 
     def __init__(self, params: Mapping[str, Tensor], sizes: Sizes, *, fold: bool = False, traces: bool = False) -> None:
         super().__init__(params)
@@ -97,6 +99,12 @@ class OnePass(Tape):
             return torch.stack(found)
         # Channels last: keep each gradient's order in memory, which is its parameter's.
         return torch.stack([one.permute(0, 2, 3, 1) for one in found]).permute(0, 1, 4, 2, 3)
+
+    def sums(self, values: Tensor, over: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
+        """The sums of each environment's rows, and over these further dimensions."""
+        if len(set(self.sizes)) > 1:
+            return self.by_environment(lambda rows: rows.sum((0, *over), dtype=dtype), values)
+        return values.reshape(len(self.sizes), -1, *values.shape[1:]).sum((1, *(dim + 1 for dim in over)), dtype=dtype)
 
     def trace(self, x: Tensor) -> Tensor:
         """The model's input, so that it is looked at as well."""

@@ -29,8 +29,8 @@ def record(model: nn.Module, sizes: Sequence[int]) -> "Recording":
     """Record one forward pass of `model` over the examples of all environments.
 
     In `sandmask.backward`, losses that share a forward pass need one backward pass each. A recorded forward pass needs
-    one for all of them: linear, convolution, embedding and normalization layers compute the gradients of their weights
-    by environment. The results are equal up to rounding.
+    one for all of them: linear, convolution, embedding, normalization and self-attention layers compute the gradients
+    of their weights by environment. The results are equal up to rounding.
 
     Call the model once inside the `with` block, on the concatenated examples of the environments. Examples must not
     depend on each other. A model that uses parameters in other layers, or has batch-norm in training mode, raises a

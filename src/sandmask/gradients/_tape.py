@@ -36,6 +36,9 @@ class Tape(TorchFunctionMode):
     layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
     """What is called -> what computes it, given the tape and the arguments."""
 
+    composites: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
+    """What is called -> the same made of layers, which the tape then sees."""
+
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.watch(params)
@@ -54,6 +57,9 @@ class Tape(TorchFunctionMode):
         used = _watched(self.names, (*args, *kwargs.values()))
         if not used:
             return func(*args, **kwargs)
+        if func in self.composites:
+            with self:
+                return self.composites[func](*args, **kwargs)
         if func in self.layers:
             return self.computed(self.layers[func](self, *args, **kwargs), used)
         if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`

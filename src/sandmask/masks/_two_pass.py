@@ -14,6 +14,11 @@ from sandmask.masks._functional import TensorMoments, log_magnitude
 _CHUNK_CPU = 2**20
 _CHUNK = 2**26
 
+# Columns that come before environments in `fold_runs`. Threads divide every pass by its outermost dimension: with
+# environments outermost, a thread would add up what another one wrote.
+_PIECE = 1024
+_WHOLE = 2**18  # gradients of a run that are not divided
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of moments: float32, or float64 for float64 gradients."""
@@ -55,27 +60,36 @@ def fold_runs(grads: Tensor, moments: Tensor) -> None:
     """
     n_runs, count, size = grads.shape
     together, columns = max(_CHUNK_CPU // max(count * size, 1), 1), max(_CHUNK_CPU // count, 1)
+    piece = min(_PIECE, columns)
+    columns -= columns % piece
+    rest = size % piece if count * size > _WHOLE else size
     for first in range(0, n_runs, together):
         runs = slice(first, first + together)
-        for left in range(0, size, columns):
-            part = slice(left, left + columns)
-            _fold(grads[runs, :, part], moments[:, runs, part])
+        for left in range(0, size - rest, columns):
+            part = slice(left, min(left + columns, size - rest))
+            pieces = torch.unflatten(grads[runs, :, part], 2, (-1, piece)).transpose(1, 2)
+            _fold(pieces, torch.unflatten(moments[:, runs, part], 2, (-1, piece)))
+        if rest:
+            _fold(grads[runs, :, -rest:], moments[:, runs, -rest:])
 
 
 def _fold(x: Tensor, moments: Tensor) -> None:
-    """As `_moments`, unscaled. Runs whose differences or their sum overflow are left to that function."""
+    """As `_moments` of x `[..., E, n]`, unscaled. Where differences or their sum overflow, it is left to that function.
+
+    :param moments: target `[3, ..., n]`.
+    """
     sign_sum, mean, m2 = moments
     work = scratch("moments", x.shape, x.dtype)
-    first = x[:, :1]
+    first = x[..., :1, :]
     torch.sub(x, first, out=work)
-    shift = work.sum(1, keepdim=True).mul_(1.0 / x.shape[1])
-    torch.add(first.squeeze(1), shift.squeeze(1), out=mean)
+    shift = work.sum(-2, keepdim=True).mul_(1.0 / x.shape[-2])
+    torch.add(first.squeeze(-2), shift.squeeze(-2), out=mean)
     torch.ops.aten.mse_loss.out(work, shift.expand_as(work), 0, out=work)  # squared differences, in one pass
-    torch.sum(work, 1, out=m2)
-    torch.sum(torch.sign(x, out=work), 1, out=sign_sum)
+    torch.sum(work, -2, out=m2)
+    torch.sum(torch.sign(x, out=work), -2, out=sign_sum)
     if not math.isfinite(mean.sum()):
-        for run in (~mean.isfinite().all(1)).nonzero().flatten().tolist():
-            moments[:, run] = torch.stack(_moments(x[run], log=False))
+        for place in (~mean.isfinite().all(-1)).nonzero().tolist():
+            moments[(slice(None), *place)] = torch.stack(_moments(x[tuple(place)], log=False))
 
 
 def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
 import pytest
 
-from sandmask._text import counted, printable, printable_lines
+from sandmask._text import counted, in_shell, printable, printable_lines
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,11 @@ def test_things_are_counted_in_words() -> None:
         "0 classes",
         "1,200 runs",
     ]
+
+
+def test_paths_in_commands_can_be_copied() -> None:
+    assert in_shell("runs/my sweep") == "'runs/my sweep'"
+    assert in_shell("runs/sweep") == "runs/sweep"
 
 
 def test_lines_may_stay() -> None:

@@ -1,6 +1,7 @@
 """Safe printing of names from outside (files, folders, classes), and lines on standard error."""
 
 import os
+import shlex
 import sys
 import unicodedata
 from pathlib import Path
@@ -37,6 +38,11 @@ def counted(number: int, noun: str) -> str:
     ('1 run', '1,200 runs', '2 classes')
     """
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def in_shell(path: str | os.PathLike[str]) -> str:
+    """A path as it is typed in a shell, for commands to copy."""
+    return printable(shlex.quote(os.fspath(path)))
 
 
 def tell(text: str) -> None:

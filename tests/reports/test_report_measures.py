@@ -214,5 +214,11 @@ def test_the_command_of_any_run_is_printed(runs: list[RunRecord], tmp_path: Path
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", run.spec.id[:10]])
     assert done.stdout.strip() == run_command(run)
     assert "--test-env" in done.stdout
+    assert done.stderr == ""
+    own = made_up_sweep(["ERM"], dataset="photos-3f2a9c51", draws=1, trials=1)[1]
+    assert "--test-env b " in run_command(own.spec, ("1", "b", "0"))
+    write_archive([own], tmp_path / "own.records.parquet")
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", own.spec.id])
+    assert "photos-3f2a9c51 are images of your own. Write their path" in done.stderr
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", "nothing"])
     assert "holds no runs whose id begins with 'nothing'" in done.stderr

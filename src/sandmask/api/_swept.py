@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandmask._text import counted
+from sandmask._text import counted, in_shell
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, load_records, read_runs, split_averages
@@ -49,7 +49,9 @@ class Sweep:
         load_plugins(map(Path, plugins))
         spec = SweepFolder(Path(folder)).asked()
         if spec is None:
-            raise SandmaskError(f"{folder} holds no sweep. Start one with: sandmask sweep run {folder} --datasets ...")
+            raise SandmaskError(
+                f"{folder} holds no sweep. Start one with: sandmask sweep run {in_shell(folder)} --datasets ..."
+            )
         return cls(Path(folder), spec, all_runs(SweepFolder(Path(folder)), spec, expand(spec)))
 
     def status(self) -> SweepStatus:

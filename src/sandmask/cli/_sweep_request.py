@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandmask._text import counted
+from sandmask._text import counted, in_shell
 from sandmask.api._progress import duration
 from sandmask.cli import _completion
 from sandmask.cli._console import print_table
@@ -198,7 +198,7 @@ def print_plan(plan: "Plan", folder: Path) -> None:
         at_once = f", {plan.workers} stacks at a time" if plan.workers > 1 else ""
         typer.echo(f"Time: {took}{at_once}. Memory: {size(plan.memory_bytes)}. Disk: {size(plan.disk_bytes)}.")
     else:
-        typer.echo(f"Nothing to do. Tables: sandmask report {folder}")
+        typer.echo(f"Nothing to do. Tables: sandmask report {in_shell(folder)}")
 
 
 def plan_json(plan: "Plan") -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 
 import sandmask
 from sandmask._signals import exit_status
+from sandmask._text import in_shell
 from sandmask.cli._console import print_table
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def demo(
         typer.echo(f"To continue: sandmask demo --out {out}", err=True)
         raise typer.Exit(exit_status(error)) from None
     _show(swept, out / "demo.png")
-    typer.echo(f"{time.monotonic() - start:.0f} seconds; all tables: sandmask report {out}")
+    typer.echo(f"{time.monotonic() - start:.0f} seconds; all tables: sandmask report {in_shell(out)}")
 
 
 def _show(swept: "Sweep", picture: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sandmask._text import counted, printable
+from sandmask._text import counted, in_shell, printable
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_domainbed, read_runs, write_archive
 
@@ -39,7 +39,7 @@ def import_domainbed(
     write_archive(imported.runs, archive)
     typer.echo(
         f"Imported {counted(len(imported.runs), 'run')} ({len(imported.skipped)} skipped) into {archive}. "
-        f"Now: sandmask report {out}"
+        f"Now: sandmask report {in_shell(out)}"
     )
 
 

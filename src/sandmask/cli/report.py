@@ -1,5 +1,6 @@
 """`sandmask report`: tables from records, as text or as a page."""
 
+import re
 import time
 import webbrowser
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import typer
 
 import sandmask
 from sandmask._files import replacing
-from sandmask._text import counted
+from sandmask._text import counted, in_shell, printable
 from sandmask.cli import _completion
 from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.cli._options import JsonOption, listed
@@ -208,6 +209,9 @@ def report(
         _put(render(built, format_name or "text", statistics=statistics), tables)
 
 
+OWN_IMAGES = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)  # what records call them: by their name and content
+
+
 def _command_of(directory: Path, run: str) -> str:
     """The command of the run whose id begins so."""
     found = [record for record in split_averages(read_with_patience(directory)) if record.spec.id.startswith(run)]
@@ -215,7 +219,11 @@ def _command_of(directory: Path, run: str) -> str:
         raise SandmaskError(
             f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. Give a longer part of the id."
         )
-    return run_command(found[0]) or f"sandmask soup {directory}"
+    if OWN_IMAGES.fullmatch(dataset := found[0].spec.dataset):
+        typer.echo(
+            f"note: {printable(dataset)} are images of your own. Write their path instead of this name.", err=True
+        )
+    return run_command(found[0]) or f"sandmask soup {in_shell(directory)}"
 
 
 def _put(text: str, output: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sandmask._text import counted
+from sandmask._text import counted, in_shell
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
@@ -90,4 +90,4 @@ def soup(
     ]
     header = ("dataset", "method", "held out", "trial", "members", "validation", "held-out accuracy")
     print_table(counted(len(rows), "soup"), header, rows)
-    typer.echo(f"Tables: sandmask report {folder}")
+    typer.echo(f"Tables: sandmask report {in_shell(folder)}")

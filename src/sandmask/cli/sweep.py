@@ -8,7 +8,7 @@ import typer
 
 import sandmask
 from sandmask._signals import exit_status
-from sandmask._text import counted
+from sandmask._text import counted, in_shell
 from sandmask.cli import _completion
 from sandmask.cli._console import print_json, print_table
 from sandmask.cli._options import (
@@ -162,7 +162,7 @@ def _print(swept: "Sweep", *, json: bool) -> None:
     if json:
         print_json({"folder": str(swept.folder), "runs": planned, "done": planned - len(failed), "failed": failed})
     elif not swept.trained and not failed:
-        typer.echo(f"Nothing to do: {planned}/{planned} runs done. Tables: sandmask report {swept.folder}")
+        typer.echo(f"Nothing to do: {planned}/{planned} runs done. Tables: sandmask report {in_shell(swept.folder)}")
     elif swept.full_data:
         typer.echo(
             f"{planned - len(failed)}/{planned} runs done. Runs with full_data=1 are selected by the same runs without "
@@ -173,7 +173,7 @@ def _print(swept: "Sweep", *, json: bool) -> None:
         rows = [(*key, *cells) for key, cells in zip(table.index, table.to_numpy().tolist(), strict=True)]
         title = "Held-out accuracy in percent, mean over environments"
         print_table(title, ("dataset", "algorithm", *table.columns), rows)
-        typer.echo(f"{planned - len(failed)}/{planned} runs done. Tables: sandmask report {swept.folder}")
+        typer.echo(f"{planned - len(failed)}/{planned} runs done. Tables: sandmask report {in_shell(swept.folder)}")
 
 
 @app.command()

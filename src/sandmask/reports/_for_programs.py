@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 _NUMBERS = ("steps", "checkpoint_every", "hparams_seed", "trial_seed", "seed")
 
 
-def run_command(run: RunRecord | RunSpec) -> str:
+def run_command(run: RunRecord | RunSpec, environments: Sequence[str] = ()) -> str:
     """The `sandmask train` command with which this run is trained again, to copy into a shell; "" for a soup.
 
     It names every setting and hyperparameter, so that it does not depend on defaults.
 
     :param run: a record, or its spec.
+    :param environments: names of the environments, which a spec has no record of; numbers are written without them.
     """
-    spec, names = (run.spec, run.env_names) if isinstance(run, RunRecord) else (run, ())
+    spec, names = (run.spec, run.env_names) if isinstance(run, RunRecord) else (run, environments)
     if "soup" in spec.options:
         return ""
     words = ["sandmask", "train", spec.dataset, spec.algorithm]

@@ -166,7 +166,7 @@ def _use(facts: CardFacts, name: str) -> str:
 
 
 def _training(facts: CardFacts) -> list[str]:
-    command = run_command(facts.record if facts.record is not None else facts.spec)
+    command = run_command(facts.spec, facts.environments)
     if not command:
         return ["The weights are a mean of several runs."]
     return [f"```console\n$ {command}\n```"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sandmask._text import in_shell
 from sandmask.algorithms import Algorithm, State
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, Status, averaged_spec
@@ -103,7 +104,9 @@ def find_model(folder: Path, run: str | None, average: str | None) -> KeptModel:
         kinds = ", ".join(sorted({model.kind for model in every if model.kind != WEIGHTS})) or "none"
         raise SandmaskError(f"{folder} holds no models of the average {average!r}. Averages there: {kinds}.")
     which = f"{len(found)} models" if run is None else f"{len(found) or 'no'} models of run {run!r}"
-    raise SandmaskError(f"{folder} holds {which}. Name one with --run ID; `sandmask sweep models {folder}` lists them.")
+    raise SandmaskError(
+        f"{folder} holds {which}. Name one with --run ID; `sandmask sweep models {in_shell(folder)}` lists them."
+    )
 
 
 class StackModels:

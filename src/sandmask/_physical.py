@@ -4,7 +4,7 @@
 tensors of all runs at once, with K as the leading dimension.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,15 @@ class _OnAllRuns(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], kernel: Kernel, *tensors: Tensor) -> Any:
         outputs = kernel(*leading(info.batch_size, in_dims[1:], tensors))
         return outputs, (0,) * len(outputs)
+
+
+def apply_to_runs(function: type[Function], tensors: Sequence[Tensor | None], how: Sequence[Any]) -> Tensor:
+    """The first output of a function of K runs' tensors: inside of `vmap` as it is, outside for a stack of one run."""
+    inside = in_vmap()
+    given = tensors if inside else [tensor if tensor is None else tensor.unsqueeze(0) for tensor in tensors]
+    outputs = function.apply(*given, *how)  # type: ignore[no-untyped-call]
+    first: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
+    return first if inside else first.squeeze(0)
 
 
 def leading(n_runs: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[Any]:

@@ -32,3 +32,10 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):  # an inference tensor could not be used outside of that mode
             kept = _kept.tensors[use, dtype] = torch.empty(size, dtype=dtype)
     return kept[:size].view(shape)
+
+
+def scratch_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, where b has all leading dimensions; on a CPU in memory that the thread's next such product overwrites."""
+    if a.device.type != "cpu":
+        return a @ b
+    return torch.matmul(a, b, out=scratch("products", (*b.shape[:-2], a.shape[-2], b.shape[-1]), a.dtype))

@@ -15,7 +15,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from sandmask._physical import has_kernels, in_vmap, leading
+from sandmask._physical import apply_to_runs, has_kernels, leading
 from sandmask.functional.split import Halves, split_products
 
 NARROWEST = 16  # output channels from which on a product of matrices is one for the kernels
@@ -77,12 +77,7 @@ def fused_conv_block(
     fold: Fold | None = None,
 ) -> Tensor:
     """The same by kernels: inside of `vmap` of K runs, outside of a stack of one."""
-    tensors, how = (x, weight, bias, gamma, beta), (stride, groups, fold)
-    if in_vmap():
-        y: Tensor = _ConvBlock.apply(*tensors, *how)[0]  # type: ignore[no-untyped-call]
-        return y
-    one: Tensor = _ConvBlock.apply(*(t.unsqueeze(0) for t in tensors), *how)[0]  # type: ignore[no-untyped-call]
-    return one.squeeze(0)
+    return apply_to_runs(_ConvBlock, (x, weight, bias, gamma, beta), (stride, groups, fold))
 
 
 def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:

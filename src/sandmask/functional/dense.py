@@ -8,12 +8,11 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from sandmask._physical import has_kernels, in_vmap, leading
+from sandmask._physical import apply_to_runs, has_kernels, leading
 from sandmask.functional import split_dense
 from sandmask.functional.dropout import Dropout
 
 ALIGNED = 16  # what widths are multiples of inside products on a GPU
-PART = 512  # rows that one program sums a bias's gradient over, where environments do not matter
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0) -> Tensor:
@@ -70,16 +69,9 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
 def _apply(
     x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, how: tuple[int, bool]
 ) -> Tensor:
-    """Inside of `vmap` as it is, outside as a stack of one run."""
     if split_dense.pays(x, weight):
-        site, relu = how
-        return split_dense.split_layer(x, weight, bias, rows, rate, site, relu)
-    tensors = (x, weight, bias, rows, rate)
-    if in_vmap():
-        y: Tensor = _Dense.apply(*tensors, *how)  # type: ignore[no-untyped-call]
-        return y
-    one: Tensor = _Dense.apply(*(t if t is None else t.unsqueeze(0) for t in tensors), *how)  # type: ignore[no-untyped-call]
-    return one.squeeze(0)
+        return split_dense.split_layer(x, weight, bias, rows, rate, *how)
+    return apply_to_runs(_Dense, (x, weight, bias, rows, rate), how)
 
 
 class _Dense(Function):
@@ -153,7 +145,8 @@ def layer_backward(
     if out is not None and has_kernels(out):
         from sandmask.functional.kernels import dense as dense_kernels
 
-        return dense_kernels.activate_backward(grad, out, rate, PART if n_envs is None else out.shape[1] // n_envs)
+        part = split_dense.PART if n_envs is None else out.shape[1] // n_envs
+        return dense_kernels.activate_backward(grad, out, rate, part)
     before = grad
     if out is not None:
         scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sandmask._physical import has_kernels, in_vmap, leading
+from sandmask._physical import apply_to_runs, has_kernels, leading
 from sandmask.functional.split import Halves, split_products
 
 NARROWEST = 32  # sides of a weight matrix from which on products of halves pay
@@ -36,13 +36,7 @@ def split_layer(
     fold: Fold | None = None,
 ) -> Tensor:
     """relu(dropout(x W^T + b)), or x W^T + b, as `dense` and `affine` have it: the result may be wider, by zeros."""
-    tensors, how = (x, weight, bias, rows, rate), (site, relu, n_envs, fold)
-    if in_vmap():
-        y: Tensor = _SplitLayer.apply(*tensors, *how)[0]  # type: ignore[no-untyped-call]
-        return y
-    alone = (tensor if tensor is None else tensor.unsqueeze(0) for tensor in tensors)
-    one: Tensor = _SplitLayer.apply(*alone, *how)[0]  # type: ignore[no-untyped-call]
-    return one.squeeze(0)
+    return apply_to_runs(_SplitLayer, (x, weight, bias, rows, rate), (site, relu, n_envs, fold))
 
 
 class _SplitLayer(Function):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sandmask._scratch import scratch
+from sandmask._scratch import scratch_product
 from sandmask.gradients._tape import UnsupportedError
 
 if TYPE_CHECKING:
@@ -41,11 +41,8 @@ def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
         return tape.by_environment(lambda g, v: g.flatten(0, -2).T @ v.flatten(0, -2), grad, x)
     n_envs = len(tape.sizes)
     grad, x = (t.reshape(n_envs, -1, t.shape[-1]) for t in (grad, x))
-    if not tape.folds or grad.device.type != "cpu":
-        return torch.bmm(grad.mT, x)
-    # Moments are taken of it at once, and then it is forgotten.
-    found = scratch("products", (n_envs, grad.shape[2], x.shape[2]), grad.dtype)
-    return torch.bmm(grad.mT, x, out=found)
+    # Where moments are taken of it at once, it is then forgotten.
+    return scratch_product(grad.mT, x) if tape.folds else grad.mT @ x
 
 
 class _Conv2d(torch.autograd.Function):

@@ -4,6 +4,9 @@
 `_two_pass.gradient_moments` and the functions of `_functional`, the twins that tests compare these with.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +26,15 @@ _AND, _RELATIVE, _ABSOLUTE = 0, 1, 2
 
 
 @triton.jit
-def _tanh(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _tanh(x):
     """tanh for x >= 0: its series where the quotient would lose digits."""
     e = tl.exp(-2.0 * x)
     square = x * x
     return tl.where(x < 0.05, x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0))), (1.0 - e) / (1.0 + e))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+@triton.jit
+def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexpr):
     """Sum of signs, mean and M2 of a block of elements.
 
     Deviations are taken from the first environment and corrected at the end. That loses no more than a factor E in
@@ -54,8 +57,8 @@ def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexp
     return signs, mean, tl.where(squares == float("inf"), squares, m2)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _weight(signs, mean, m2, tau, gain, tolerance, count: tl.constexpr, kind: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+@triton.jit
+def _weight(signs, mean, m2, tau, gain, tolerance, count: tl.constexpr, kind: tl.constexpr):
     """The mask of a block of elements."""
     excess = tl.abs(signs) * (1.0 / count) - tau
     if kind == 0:
@@ -69,15 +72,15 @@ def _weight(signs, mean, m2, tau, gain, tolerance, count: tl.constexpr, kind: tl
     return weight
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _masked_mean_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
-    grads,  # noqa: ANN001
-    out,  # noqa: ANN001
-    numel,  # noqa: ANN001
-    row,  # noqa: ANN001
-    tau,  # noqa: ANN001
-    gain,  # noqa: ANN001
-    tolerance,  # noqa: ANN001
+@triton.jit
+def _masked_mean_kernel(
+    grads,
+    out,
+    numel,
+    row,
+    tau,
+    gain,
+    tolerance,
     count: tl.constexpr,
     unit: tl.constexpr,
     kind: tl.constexpr,
@@ -91,14 +94,14 @@ def _masked_mean_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     tl.store(out + offsets, weight * mean, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _moments_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
-    grads,  # noqa: ANN001
-    sign_sum,  # noqa: ANN001
-    mean_out,  # noqa: ANN001
-    m2_out,  # noqa: ANN001
-    numel,  # noqa: ANN001
-    row,  # noqa: ANN001
+@triton.jit
+def _moments_kernel(
+    grads,
+    sign_sum,
+    mean_out,
+    m2_out,
+    numel,
+    row,
     count: tl.constexpr,
     unit: tl.constexpr,
     block: tl.constexpr,
@@ -111,17 +114,17 @@ def _moments_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     tl.store(m2_out + offsets, m2, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _weigh_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
-    sign_sum,  # noqa: ANN001
-    mean,  # noqa: ANN001
-    m2,  # noqa: ANN001
-    tau,  # noqa: ANN001
-    gain,  # noqa: ANN001
-    weights,  # noqa: ANN001
-    masked,  # noqa: ANN001
-    numel,  # noqa: ANN001
-    tolerance,  # noqa: ANN001
+@triton.jit
+def _weigh_kernel(
+    sign_sum,
+    mean,
+    m2,
+    tau,
+    gain,
+    weights,
+    masked,
+    numel,
+    tolerance,
     count: tl.constexpr,
     kind: tl.constexpr,
     block: tl.constexpr,

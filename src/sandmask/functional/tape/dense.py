@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sandmask._physical import has_kernels, leading
-from sandmask._scratch import scratch
+from sandmask._scratch import scratch_product
 from sandmask.functional import split_dense
 from sandmask.functional.dense import aligned, by_environment, layer_backward, layer_of_runs
 from sandmask.functional.dropout import Dropout
@@ -91,17 +91,9 @@ def _fold_halves(
 
 
 def _products(grad: Tensor, x: Tensor) -> Tensor:
-    """grad_e^T x_e of [k, E, B, n]; on a CPU in memory that is used again.
-
-    Never in half precision: float16 could not hold the sums over rows.
-    """
+    """grad_e^T x_e of [k, E, B, n]. Never in half precision: float16 could not hold the sums over rows."""
     exact = torch.promote_types(grad.dtype, torch.float32)
-    grad, x = grad.to(exact), x.to(exact)
-    if grad.device.type != "cpu":
-        return grad.mT @ x
-    found = scratch("products", (*grad.shape[:2], grad.shape[3], x.shape[3]), grad.dtype)
-    torch.bmm(grad.flatten(0, 1).mT, x.flatten(0, 1), out=found.flatten(0, 1))
-    return found
+    return scratch_product(grad.to(exact).mT, x.to(exact))
 
 
 def _fold_by_kernels(tape: "MomentTape", sizes: tuple[int, int], place: "Place", grad: Tensor, x: Tensor) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sandmask._physical import has_kernels, leading
-from sandmask._scratch import scratch
+from sandmask._scratch import scratch_product
 from sandmask.functional.dense import by_environment
 from sandmask.functional.head import fused_head, has_head_kernels
 
@@ -65,18 +65,7 @@ def _fold(
 
         moment_kernels.outer_moments(head, products, tape.unscale, tape.target(of_weight))
         return
-    tape.fold(of_weight, lambda runs: _outer(head[runs], products[runs]))
-
-
-def _outer(head: Tensor, products: Tensor) -> Tensor:
-    """V^T p_e [k, E, features, in] of V [k, classes, features] and p [k, E, classes, in]."""
-    shape = (*products.shape[:2], head.shape[2], products.shape[3])
-    if head.device.type != "cpu":
-        return head.unsqueeze(1).mT @ products
-    found = scratch("products", shape, head.dtype)
-    heads = head.unsqueeze(1).expand(-1, shape[1], -1, -1).flatten(0, 1)
-    torch.bmm(heads.mT, products.flatten(0, 1), out=found.flatten(0, 1))
-    return found
+    tape.fold(of_weight, lambda runs: scratch_product(head[runs].unsqueeze(1).mT, products[runs]))
 
 
 class _TapedLinearPair(Function):

@@ -103,7 +103,7 @@ def _load_file(path: Path) -> None:
     sys.modules[name] = module  # before running it: dataclasses and pickle look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that exits would end the command, as if all were well
         del sys.modules[name]
         where = f"{path}, line {_line(error, resolved)}"
         raise SandmaskError(f"The plugin {where} failed: {type(error).__name__}: {_said(error)}") from error
@@ -160,7 +160,7 @@ def _short(file: Path) -> Path:
     return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
-def _line(error: Exception, path: Path) -> int:
+def _line(error: BaseException, path: Path) -> int:
     """The plugin's own line that led to the error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
@@ -169,6 +169,6 @@ def _line(error: Exception, path: Path) -> int:
     return lines[-1] if lines else 1
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """The error's message without the place, which is said already."""
     return error.msg if isinstance(error, SyntaxError) else str(error)

@@ -92,6 +92,7 @@ def test_a_plugin_can_define_dataclasses_and_be_found_in_sys_modules(tmp_path: P
         ("x = 1\n\ndef f(:\n", r"bad\.py, line 3 failed: SyntaxError: "),
         ("import json\n\njson.loads('{')\n", r"bad\.py, line 3 failed: JSONDecodeError: "),
         ("def f():\n    raise ValueError('oh')\nf()\n", r"bad\.py, line 2 failed: ValueError: oh"),
+        ("import sys\nsys.exit(0)\n", r"bad\.py, line 2 failed: SystemExit: 0"),
         ("import no_such_module_at_all\n", r"bad\.py, line 1 failed: ModuleNotFoundError: "),
     ],
 )

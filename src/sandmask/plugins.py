@@ -103,7 +103,7 @@ def _load_file(path: Path) -> None:
     sys.modules[name] = module  # before it runs, because dataclasses and pickle look up their module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that exits would end the command, as if all were well
         del sys.modules[name]
         where = f"{path}, line {_line(error, resolved)}"
         raise SandmaskError(f"The plugin {where} failed: {_described(error)}") from error
@@ -152,7 +152,7 @@ def _note_source(module_name: str) -> None:
         _sources.add(Path(file).parent.resolve() if hasattr(module, "__path__") else Path(file).resolve())
 
 
-def _line(error: Exception, path: Path) -> int:
+def _line(error: BaseException, path: Path) -> int:
     """The line of a file that led to an error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1

@@ -93,7 +93,7 @@ def table(title: str, build: Callable[[], nn.Module], draw: Callable[[int], Tens
 
 def main() -> None:
     table("Spirals MLP", mlp, lambda n: torch.randn(ENVS, n, 18), {512: 5, 256: 10, 64: 30})
-    table("Transformer", Transformer, lambda n: torch.randint(WORDS, (ENVS, n, LENGTH)), {32: 5, 8: 10})
+    table("Transformer", Transformer, lambda n: torch.randint(WORDS, (ENVS, n, LENGTH)), {32: 3, 8: 10})
 
 
 if __name__ == "__main__":

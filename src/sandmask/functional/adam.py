@@ -19,7 +19,7 @@ class AdamState(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Of a step; under `vmap`, each run's own."""
+    """The settings of one step; under `vmap`, those of each run."""
 
     lr: Tensor | float
     weight_decay: Tensor | float
@@ -143,7 +143,7 @@ def _fused(params: Tensor, gradient: Tensor, state: AdamState, settings: Setting
 
 
 def _fused_of_runs(*tensors: Tensor, eps: float) -> tuple[Tensor, ...]:
-    """One pass over memory a run, where the plain operations take a dozen."""
+    """One pass over memory for each run; the plain operations take a dozen."""
     params, mean, square = (tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors[:3])
     gradient, count, *settings = tensors[3:]
     of_runs = zip(*(number.tolist() for number in settings), strict=True)

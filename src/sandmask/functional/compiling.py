@@ -8,7 +8,7 @@ import torch
 
 
 class Compiled:
-    """A function, compiled at its first call. Where the compiler fails, a warning says so and it runs as it is."""
+    """A function, compiled at its first call. If the compiler fails, it warns and runs the function as it is."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -21,7 +21,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, 
     On a GPU the result may have more units than W has rows, all zero, and `x` more than W has columns: a width that is
     a multiple of 16 lets matrix products use the fast units, and kernels read several numbers at a time.
 
-    In float16, units that would exceed its range have its largest number: they would make a run end that goes on in
+    In float16, units that would exceed its range get its largest number: infinity would end a run that continues in
     float32.
     """
     if has_torch_function((x, weight, bias)):
@@ -112,9 +112,9 @@ def layer_of_runs(
     site: int = 0,
     relu: bool = True,
 ) -> Tensor:
-    """Of x [K, N, in], weight [K, out, in], bias [K, out], keys [K, N], rate [K]; on any device.
+    """`dense` of K runs: x [K, N, in], weight [K, out, in], bias [K, out], keys [K, N] and rate [K], on any device.
 
-    Without `relu` it is x W^T + b alone.
+    Without `relu` it is x W^T + b.
     """
     if not relu:
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
@@ -139,8 +139,8 @@ def layer_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x W^T + b, from that of the layer's output [K, N, out] and, after a relu, the output itself.
 
-    Beside it, its sums over rows: of each environment [K, E, out], or else of as many parts as suits.
-    A unit that is positive was kept, and scaled by 1 / (1 - rate); one that is zero passes nothing on.
+    Also returns its sums over the rows of each environment [K, E, out], or without environments over parts of them.
+    A positive unit was kept and scaled by 1 / (1 - rate); a unit that is zero has no gradient.
     """
     if out is not None and has_kernels(out):
         from sandmask.functional.kernels import dense as dense_kernels

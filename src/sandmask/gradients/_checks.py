@@ -64,7 +64,7 @@ def check_whole(name: str, param: Tensor) -> None:
 
 
 def check_mask(mask: object) -> None:
-    """The mistakes that are made: a class, and arguments in another order."""
+    """Raise unless it is a mask. Common mistakes are its class, and arguments in another order."""
     if isinstance(mask, Mask):
         return
     found = f"the class {mask.__name__}: call it" if isinstance(mask, type) else type(mask).__name__

@@ -74,10 +74,7 @@ def fold_runs(grads: Tensor, moments: Tensor) -> None:
 
 
 def _fold(x: Tensor, moments: Tensor) -> None:
-    """As `_moments` of x `[..., E, n]`, unscaled. Where differences or their sum overflow, it is left to that function.
-
-    :param moments: target `[3, ..., n]`.
-    """
+    """`_moments` of x `[..., E, n]` into `moments` `[3, ..., n]`, without its scaling, unless something overflows."""
     sign_sum, mean, m2 = moments
     work = scratch("moments", x.shape, x.dtype)
     first = x[..., :1, :]

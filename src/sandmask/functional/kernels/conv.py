@@ -30,7 +30,7 @@ INPUT_GRADIENT = dict(FORWARD)
 
 
 class Shape(NamedTuple):
-    """Of a convolution: the input's sides and channels, the output's."""
+    """The shape of a convolution: sides and channels of the input, then of the output."""
 
     height: int
     width: int
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
 @triton.jit
 def within(place, size: tl.constexpr):
-    """0 <= place < size, in one comparison: what is negative is large without its sign."""
+    """0 <= place < size, in one comparison: a negative number is large when read as unsigned."""
     return place.to(tl.uint32, bitcast=True) < size
 
 

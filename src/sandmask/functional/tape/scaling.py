@@ -14,8 +14,8 @@ def scaled(logits: Tensor, n_envs: int, note: Callable[[Tensor], None]) -> Tenso
     """The logits [N, classes] of one of K runs. Their gradient is multiplied, environment by environment.
 
     Factors are powers of two that bring an environment's largest gradient to about 64; float16 reaches from 6e-8 to
-    65,504. Risks would not do to choose them: in float32 that of well-fitted examples is 0, which their gradients, and
-    the signs of these, are not. `note` is given the inverse factors [K, E].
+    65,504. They cannot be chosen by the losses: in float32 the loss of well-fitted examples is 0, but their gradients
+    are not. `note` is given the inverse factors [K, E].
     """
     y: Tensor = _Scaled.apply(logits, n_envs, note)  # type: ignore[no-untyped-call]
     return y

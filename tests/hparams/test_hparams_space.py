@@ -1,15 +1,19 @@
 import hashlib
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import sandmask.hparams
 from sandmask.algorithms import ALGORITHMS
+from sandmask.datasets import DATASETS, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.hparams import (
     COUNT,
+    OPTIONAL,
     SHARED,
     Choice,
     Constant,
@@ -24,6 +28,8 @@ from sandmask.hparams import (
     seed_hash,
     space_for,
 )
+from sandmask.training import make_spec, train_stack
+from sandmask.training.averaging import SWAD_RATIO
 
 AND = (Hparam("tau", 1.0, Uniform(0, 1)), Hparam("tau", 1.0, Uniform(0.5, 1), space="domainbed"))
 SAND = (Hparam("tau", 1.0, Uniform(0, 1)), Hparam("k", 10.0, LogUniform(10, -3, 5), space="domainbed"))
@@ -175,6 +181,35 @@ def test_an_algorithms_row_replaces_the_datasets(dataset: str) -> None:
     for seed in (0, 5):
         assert resolve(space_for("image", dataset, "ARM", ARM, "paper"), seed)["batch_size"] == 8
     assert resolve(space_for("small-image", "ColoredMNIST", "ARM", ARM, "paper"))["batch_size"] == 64
+    own = [Hparam("ema_decay", 2, Constant(2), COUNT)]  # an option of every run, which is below 1 elsewhere
+    assert resolve(space_for("image", dataset, "X", own, "paper"), overrides={"ema_decay": 3})["ema_decay"] == 3
+
+
+def test_options_at_their_defaults_have_no_effect(tmp_path: Path) -> None:
+    """The optimizer, the averages and the split have defaults of their own, which must be those of the table."""
+    data, size = load_dataset("DebugVector"), {"mlp_width": 8, "batch_size": 8}
+    options = {row.name: row.default for row in OPTIONAL if row.name not in ("last_blocks", "attention_only")}
+    plain, explicit = (
+        make_spec(
+            DATASETS["DebugVector"],
+            "ERM",
+            [0],
+            steps=111,
+            hparams=hparams,
+            space="paper",
+            averages=["sma", "ema", "swad"],
+        )
+        for hparams in (size, {**size, **options})
+    )
+    assert set(explicit.hparams) - set(plain.hparams) == set(options)
+    assert options["swad_ratio"] == SWAD_RATIO  # too few steps here for it to matter
+    (one,), (other,) = (
+        train_stack([spec], data, torch.device("cpu"), tmp_path / f"{spec.id}.safetensors")
+        for spec in (plain, explicit)
+    )
+    np.testing.assert_array_equal(one.accuracy_out, other.accuracy_out)
+    for name, curve in one.metrics.items():
+        np.testing.assert_array_equal(curve, other.metrics[name], err_msg=name)
 
 
 def test_like_takes_over_everything_but_the_stream() -> None:
@@ -182,6 +217,8 @@ def test_like_takes_over_everything_but_the_stream() -> None:
         space = space_for(scope, dataset, "DANN", DANN, "paper")
         assert (space["lr_g"].default, space["lr_g"].draw) == (space["lr"].default, space["lr"].draw)
         assert len({resolve(space, 1)[name] for name in ("lr", "lr_g", "lr_d")}) == 3
+    twice = space_for("image", "PACS", "X", [Hparam("a", 0.5, Uniform(0, 1), stream="s"), Like("b", "a")], "paper")
+    assert len(set(map(resolve(twice, 1).get, "ab"))) == 2
     with pytest.raises(SandmaskError, match=r"'lr_g' refers to 'learn'.*Choose from: lr, batch_size"):
         space_for("image", "PACS", "DANN", [Like("lr_g", "learn")], "paper")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, SANDMask, testing
+from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, SANDMask, rescale_by_sparsity, testing
 
 MASKS: list[Mask] = [
     build
@@ -86,6 +86,12 @@ def test_one_environment_of_many_that_disagrees() -> None:
     for mask in MASKS:
         testing.assert_finite(mask, grads)
     assert ANDMask(1.0)(grads).item() == 0
+
+
+def test_a_large_gradient_divided_by_a_small_density() -> None:
+    largest = torch.finfo(torch.float32).max
+    found = rescale_by_sparsity(torch.tensor([largest, 0.0]), torch.tensor([1.0, 0.0]))
+    assert found.tolist() == [largest, 0.0]
 
 
 def test_denormal_gradients_that_agree_are_kept_by_the_and_mask() -> None:

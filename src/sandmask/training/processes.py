@@ -27,6 +27,8 @@ from sandmask.training.evaluation import Evaluating
 from sandmask.training.precision import choose_device
 
 _PATIENCE = timedelta(minutes=10)  # with a process that does not answer
+# Before a group is destroyed: its threads need the GIL to release tensors, but its destructor waits for them with it.
+_RELEASE_SECONDS = 0.05
 _AGREE_SECONDS = 0.1  # between questions whether a process was told to stop
 _meetings = itertools.count()
 _APART = "Run it in one process, without torchrun."
@@ -53,6 +55,7 @@ def joined(device: str | None) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), size, control if on_cpu else None, control)
     finally:
         if not is_there:
+            time.sleep(_RELEASE_SECONDS)
             dist.destroy_process_group()
 
 

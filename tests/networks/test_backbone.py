@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from sandmask.errors import SandmaskError
 from sandmask.functional import Dropout
 from sandmask.functional.random import key_of, keys
-from sandmask.networks import Backbone, Network, backbone
+from sandmask.networks import Backbone, Featurizer, Network, backbone
 
 FAMILIES = ["test_resnet", "test_efficientnet", "test_vit", "test_vit3", "test_convnext", "test_nfnet"]
 STACKING = ["test_resnet", "test_efficientnet", "test_vit", "test_byobnet"]
@@ -128,6 +128,33 @@ def test_dropout_is_before_the_classifier() -> None:
     plain, dropped = built(images()), built(images(), drop)
     torch.testing.assert_close(dropped, drop(plain, 0))
     assert 0.3 < (dropped[plain != 0] == 0).float().mean() < 0.7
+
+
+def test_running_statistics_have_no_gradient() -> None:
+    network = Network(lambda: Backbone("test_resnet", SHAPE, freeze_bn=False), 3)
+    gradients = network.named(gradient_of(network, network.init(0), images()))  # as in evaluations, which use them
+    assert gradients["featurizer.model.bn1.weight"].any()
+    assert not gradients["featurizer.model.bn1.running_mean"].any()
+
+
+class Padded(Featurizer):
+    """Three features, and a column of zeros."""
+
+    n_features = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        return F.pad(self.layer(x), (0, 1))
+
+
+def test_columns_beyond_the_features_are_cut_off() -> None:
+    network = Network(Padded, 2)
+    params, x = network.unflatten(network.init(0)), torch.randn(4, 5)
+    assert network.features(params, x).shape == network.stages(params, x)[0].shape == (4, 3)
+    torch.testing.assert_close(network.logits(params, x), network.classify(params, network.features(params, x)))
 
 
 @pytest.mark.parametrize("name", STACKING)

@@ -75,13 +75,8 @@ def _read_torch(path: Path) -> Any:
 
 
 def _strip_prefixes(tensors: StateDict) -> StateDict:
-    stripped = True
-    while stripped:
-        stripped = False
-        for prefix in _PREFIXES:
-            if all(name.startswith(prefix) for name in tensors):
-                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-                stripped = True
+    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), None):
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
 
 

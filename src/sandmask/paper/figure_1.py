@@ -38,14 +38,12 @@ if TYPE_CHECKING:
 
 _SURFACE, _ARROWS, _STREAM, _ZONE = 161, 19, 61, 321  # points along each side
 _EXTENT = (-REACH, REACH, -REACH, REACH)
-END_COLORS = {"shared": "#0072B2", "spurious": "#D55E00", "stopped": "#bdbdbd", "elsewhere": "#F0E442"}
-END_WORDS = {
-    "shared": "the shared minimum",
-    "spurious": "the minimum of A alone",
-    "stopped": "stopped in a dead zone",
-    "elsewhere": "elsewhere, still moving",
+END_LOOKS = {  # the colour and the label of each of `ENDS`
+    "shared": ("#0072B2", "the shared minimum"),
+    "spurious": ("#D55E00", "the minimum of A alone"),
+    "stopped": ("#bdbdbd", "stopped in a dead zone"),
+    "elsewhere": ("#F0E442", "elsewhere, still moving"),
 }
-_MINIMA = {"shared": (1.0, 1.0), "spurious": (-1.0, -1.0)}
 
 
 def _frame(axes: "Axes", title: str) -> None:
@@ -107,12 +105,12 @@ def ends_map(axes: "Axes", starts: Tensor, kinds: Tensor, title: str) -> None:
     from matplotlib.colors import ListedColormap
 
     side = int(len(starts) ** 0.5)
-    colors = ListedColormap([END_COLORS[name] for name in ENDS])
+    colors = ListedColormap([END_LOOKS[name][0] for name in ENDS])
     axes.imshow(
         kinds.reshape(side, side).numpy(), origin="lower", extent=_EXTENT, cmap=colors, vmin=-0.5, vmax=len(ENDS) - 0.5
     )
-    for name, (x, y) in _MINIMA.items():
-        axes.plot(x, y, marker="*" if name == "shared" else "o", color="white", markeredgecolor="black", markersize=8)
+    for place, marker in ((1.0, "*"), (-1.0, "o")):  # the shared minimum and that of A alone
+        axes.plot(place, place, marker=marker, color="white", markeredgecolor="black", markersize=8)
     _frame(axes, title)
 
 
@@ -149,7 +147,7 @@ def draw_changes(
         for row, momentum in enumerate(momenta, 1):
             axes[row, 0].set_ylabel(f"ends, momentum {momentum:g}")
         axes[0, 0].set_ylabel("stream")
-        handles = [Patch(color=END_COLORS[name], label=END_WORDS[name]) for name in ENDS]
+        handles = [Patch(color=color, label=label) for color, label in map(END_LOOKS.__getitem__, ENDS)]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(ENDS))
     return figure
 

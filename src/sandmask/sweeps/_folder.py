@@ -89,6 +89,8 @@ class SweepFolder:
 
     def accept(self, sweep: SweepSpec) -> None:
         """Make the folder this sweep's: new, the same again, or more of the same. Anything else is an error."""
+        if any("\ud800" <= letter <= "\udfff" for letter in str(self.path)):  # how Python spells other bytes
+            raise SandmaskError(f"{self.path} is not valid UTF-8, and checkpoints there could not be read. Rename it.")
         self.stacks.mkdir(parents=True, exist_ok=True)
         with turn(self.stacks):  # or of two programs that extend it at a time, the later would undo what the other did
             old = self.asked()

@@ -1,5 +1,6 @@
 """Reading: files, folders and archives as runs, and what is wrong is named."""
 
+import errno
 import json
 import os
 import sys
@@ -64,6 +65,21 @@ def test_the_longer_of_two_records_of_a_run_is_kept(tmp_path: Path, order: str) 
     write_archive([run], tmp_path / "copy.records.parquet")
     (read,) = read_runs(tmp_path)
     assert (read.status, len(read.steps)) == ("done", 3)
+
+
+def test_a_path_need_not_be_valid_unicode_and_a_failure_of_the_system_is_not_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "sweep\udcff" / "a.records.parquet"
+    write_archive([made_up_run([[0.5, 0.5]])], archive)
+    assert len(read_runs(archive.parent)) == 1
+
+    def no_more_files(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", no_more_files)
+    with pytest.raises(SandmaskError, match=r"a\.records\.parquet cannot be read: Too many open files\.$"):
+        read_runs(archive)
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])

@@ -58,6 +58,15 @@ def test_a_checkpoint_that_cannot_be_read_now_is_kept(
         with pytest.raises(SandmaskError, match="Too many open files"):
             run_sweep(folder, expand(sweep), options, InlineExecutor, lambda _: 100)
     assert path.read_bytes() == content
+    moved = SweepFolder(
+        folder.path.rename(folder.path.with_name("not UTF-8 \udcff"))
+    )  # which safetensors does not open
+    options = JobOptions(str(moved.path), device="cpu")
+    with pytest.raises(SandmaskError, match="its path is not valid UTF-8"):
+        run_sweep(moved, expand(sweep), options, InlineExecutor, lambda _: 100)
+    assert (moved.stacks / path.name).read_bytes() == content
+    with pytest.raises(SandmaskError, match="is not valid UTF-8, and checkpoints there could not be read"):
+        moved.accept(sweep)
 
 
 @pytest.mark.parametrize("place", [20, -20])  # in the description, in the last tensor

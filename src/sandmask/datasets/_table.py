@@ -43,7 +43,8 @@ class Table:
         if self.is_parquet:
             import pyarrow.parquet as pq
 
-            return list(pq.read_schema(self.file).names)
+            with self.file.open("rb") as file:  # Arrow takes paths in UTF-8 only
+                return list(pq.read_schema(file).names)
         with self.file.open(encoding="utf-8-sig", newline="") as lines:
             return [name.strip() for name in next(_csv(lines), [])]
 
@@ -67,7 +68,8 @@ class Table:
     def _parquet_rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         import pyarrow.parquet as pq
 
-        content = pq.read_table(self.file, columns=list(columns)).to_pydict()
+        with self.file.open("rb") as file:
+            content = pq.read_table(file, columns=list(columns)).to_pydict()
         cells = zip(*(content[column] for column in columns), strict=True)
         for number, values in enumerate(cells, start=1):
             yield number, ["" if value is None else str(value).strip() for value in values]

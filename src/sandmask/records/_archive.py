@@ -53,11 +53,12 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
     schema = _schema(runs, names, tables)
     sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Durable: whoever sees the file may remove what it was made from.
-    with replacing(target, durable=True) as temporary, pq.ParquetWriter(temporary, schema, **_layout(schema)) as writer:
-        for begin in range(0, len(runs), _RUNS_PER_GROUP):
-            rows = [_row(run, sizes, names, tables) for run in runs[begin : begin + _RUNS_PER_GROUP]]
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+    # Durable: whoever sees the file may remove what it was made from. Opened here: Arrow takes paths in UTF-8 only.
+    with replacing(target, durable=True) as temporary, temporary.open("wb") as file:
+        with pq.ParquetWriter(file, schema, **_layout(schema)) as writer:
+            for begin in range(0, len(runs), _RUNS_PER_GROUP):
+                rows = [_row(run, sizes, names, tables) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def _schema(runs: Sequence[RunRecord], metrics: Sequence[str], tables: Sequence[str]) -> Any:
@@ -175,7 +176,7 @@ def _opened(path: Path) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with path.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY)
             if version is None:
                 raise SandmaskError("it is not an archive of records, though it is named like one.")
@@ -186,6 +187,8 @@ def _opened(path: Path) -> Iterator[Any]:
     except SandmaskError as error:
         raise SandmaskError(f"{path} cannot be read: {error}") from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the system: the file may be whole
+            raise SandmaskError(f"{path} cannot be read: {error.strerror}.") from error
         said = " ".join(str(error).split()).rstrip(" .")
         raise SandmaskError(f"{path} cannot be read: {said}. Restore it, or remove it.") from error
 

@@ -10,6 +10,7 @@ search.journal                      what Optuna has proposed, where it searches
 """
 
 import json
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,12 @@ class SweepFolder:
 
     def accept(self, sweep: SweepSpec) -> None:
         """Make the folder this sweep's: new, the same again, or more of the same. Anything else is an error."""
+        try:
+            os.fsencode(self.path).decode("utf-8")
+        except UnicodeDecodeError:
+            raise SandmaskError(
+                f"{self.path} is not valid UTF-8, and checkpoints there could not be read. Rename it."
+            ) from None
         self.stacks.mkdir(parents=True, exist_ok=True)
         with turn(self.stacks):  # or of two programs that extend it at a time, the later would undo what the other did
             old = self.asked()

@@ -63,6 +63,8 @@ def _opened(path: Path) -> Iterator[Any]:
     except OSError as error:
         raise SandmaskError(f"{path} cannot be read: {error.strerror or error}.") from error
     except SafetensorError as error:
+        if "is not valid UTF-8" in str(error):  # which says nothing about the file
+            raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
         kind = SandmaskError if "os error" in str(error) else DamagedFileError
         raise kind(f"{path} cannot be read: {error}. Delete it to start the run over.") from error
 

@@ -197,6 +197,7 @@ def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path
     write_sweep(full, tmp_path / "sweep.toml")
     with pytest.raises(SandmaskError, match="have full_data=1: they trained on the examples"):
         sandmask.soup(tmp_path)
-    for unwise in ({"keep_models": "best"}, {"search": "optuna"}):
-        with pytest.raises(SandmaskError, match="runs with full_data=1 have none"):
-            expand(replace(full, **unwise))  # type: ignore[arg-type]
+    with pytest.raises(SandmaskError, match="runs with full_data=1 have none"):
+        expand(replace(full, search="optuna"))
+    with pytest.raises(SandmaskError, match="Use --keep-models last"):
+        sandmask.sweep(tmp_path / "new", "DebugVector", "ERM", keep_models="best", hparams={"full_data": 1})

@@ -52,7 +52,13 @@ def requested_sweep(
         if name not in fields:
             raise SandmaskError(f"{folder.path} holds no sweep yet: name its {name} with --{name} or --config.")
     fields.setdefault("precision", sweep_precision(device))
-    return normalized(SweepSpec(**fields))
+    sweep = normalized(SweepSpec(**fields))
+    if sweep.full_data and sweep.keep_models == "best":
+        raise SandmaskError(
+            "--keep-models best needs validation accuracies, and runs with full_data=1 have none. Use --keep-models "
+            "last."
+        )
+    return sweep
 
 
 def names(value: Names) -> tuple[str, ...]:

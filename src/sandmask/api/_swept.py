@@ -125,7 +125,7 @@ class Sweep:
     @property
     def full_data(self) -> bool:
         """Whether runs trained on all data: they have tables only together with their first stage, another sweep."""
-        return float(self.spec.hparams.get("full_data", 0)) > 0
+        return self.spec.full_data
 
     def __fspath__(self) -> str:
         """The folder: a sweep can be passed where one is asked for, as in `sandmask.report(sweep)`."""

@@ -12,7 +12,6 @@ from sandmask.errors import SandmaskError
 from sandmask.hparams import OPTIONAL, seed_hash, space_for
 from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records import RunSpec, parse_measures
-from sandmask.records._averages import FULL_DATA
 from sandmask.registry import closest
 from sandmask.selection import RULES, SEARCH
 from sandmask.sweeps._first_stage import FirstStage
@@ -69,8 +68,6 @@ def expand(sweep: SweepSpec) -> Expansion:
     entries = {name: dataset_entry(name) for name in sweep.datasets}
     _check_overrides(sweep, list(entries.values()))
     _check_size(sweep, list(entries.values()))
-    if float(sweep.hparams.get(FULL_DATA, 0)) > 0:
-        _check_full_data(sweep)
     if sweep.search == OPTUNA:
         _check_search(sweep)
     first = None if sweep.first_stage is None else FirstStage(sweep.first_stage)
@@ -180,16 +177,6 @@ def search_ranges(sweep: SweepSpec, dataset: str, algorithm: str) -> dict[str, "
     return ranges
 
 
-def _check_full_data(sweep: SweepSpec) -> None:
-    """Refuse what would judge runs by the examples that they train on."""
-    for asked, option, instead in (
-        (sweep.search == OPTUNA, "--search optuna", "Leave out one of them."),
-        (sweep.keep_models == "best", "--keep-models best", "Use --keep-models last."),
-    ):
-        if asked:
-            raise SandmaskError(f"{option} needs validation accuracies, and runs with full_data=1 have none. {instead}")
-
-
 def _check_search(sweep: SweepSpec) -> None:
     """Refuse what a search cannot do, before anything is written."""
     if _needs_pairs(sweep):
@@ -197,6 +184,8 @@ def _check_search(sweep: SweepSpec) -> None:
             "--search optuna proposes other hyperparameters for every held-out environment, and leave-one-domain-out "
             "needs the same ones for pairs of them. Leave out one or the other."
         )
+    if sweep.full_data:
+        raise SandmaskError("--search optuna needs validation accuracies, and runs with full_data=1 have none.")
     ranges = [
         search_ranges(sweep, dataset, algorithm) for dataset, algorithm in product(sweep.datasets, sweep.algorithms)
     ]

@@ -11,6 +11,7 @@ from typing import Any
 from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE
+from sandmask.records._averages import FULL_DATA
 from sandmask.registry import closest
 from sandmask.training import KEPT
 
@@ -81,6 +82,11 @@ class SweepSpec:
         self._check_words()
         if ALL in self.test_envs and len(self.test_envs) > 1:
             raise SandmaskError("test_envs should be 'all' or a list of environments, not both.")
+
+    @property
+    def full_data(self) -> bool:
+        """Whether runs train on the examples that are held back for selection, too."""
+        return float(self.hparams.get(FULL_DATA, 0)) > 0
 
     def _check_words(self) -> None:
         for name, known in (("keep_models", KEPT), ("search", SEARCHES), ("pruner", PRUNERS)):

@@ -63,16 +63,17 @@ def test_trains_like_a_module_with_hooks(backbone: Problem, hparams_of: MakeHpar
         f, features = maps(model, x.flatten(0, 1))
         with torch.no_grad():
             f0, _ = maps(before, x.flatten(0, 1))
-        loss = total = F.cross_entropy(head(features), y.flatten())
+        loss, penalty = F.cross_entropy(head(features), y.flatten()), torch.zeros(())
         for now, then, each in zip(f, f0, b, strict=True):
             v = (F.softplus(each) + 1e-5).view(1, -1, 1, 1).expand_as(now)
-            total = total + 0.7 * (((now - then) ** 2 / v + v.log()) / 2).mean()
+            penalty = penalty + (((now - then) ** 2 / v + v.log()) / 2).mean()
         optimizer.zero_grad()
-        total.backward()  # type: ignore[no-untyped-call]
+        (loss + 0.7 * penalty).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         single = {name: value.float() for name, value in hparams.items()}
         state, metrics = algorithm.step(state, make_batch(x, y, random.key_of(step)), single, random.key_of(step))
         assert metrics["loss"].item() == pytest.approx(loss.item(), rel=1e-4)
+        assert metrics["penalty"].item() == pytest.approx(penalty.item(), rel=1e-4)
     torch.testing.assert_close(state["variances"], parameters_to_vector(b).detach(), rtol=1e-3, atol=1e-3)
     weight = algorithm.network.named(state["params"])["featurizer.model.layer4.0.conv1.weight"]
     torch.testing.assert_close(

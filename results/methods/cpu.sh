@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The runs of cpu-plan.md on one CPU core, about 75 minutes and 25 for the draws; rerun to resume.
+# The runs of cpu-plan.md on one CPU core: an hour and 40 minutes on a busy machine, and 20 minutes for the draws; rerun to resume.
 #   cpu.sh all|draws DATA_DIR            DATA_DIR/mnist/*.gz; the records are results/methods/cpu.records.parquet, cpu-draws.records.parquet
 # STEPS is another length of training, for a try; PYTHON is the interpreter.
 set -eu

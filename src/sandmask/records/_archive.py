@@ -54,11 +54,14 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
     sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Durable: whoever sees the file may remove what it was made from. Opened here: Arrow takes paths in UTF-8 only.
-    with replacing(target, durable=True) as temporary, temporary.open("wb") as file:
-        with pq.ParquetWriter(file, schema, **_layout(schema)) as writer:
-            for begin in range(0, len(runs), _RUNS_PER_GROUP):
-                rows = [_row(run, sizes, names, tables) for run in runs[begin : begin + _RUNS_PER_GROUP]]
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+    with (
+        replacing(target, durable=True) as temporary,
+        temporary.open("wb") as file,
+        pq.ParquetWriter(file, schema, **_layout(schema)) as writer,
+    ):
+        for begin in range(0, len(runs), _RUNS_PER_GROUP):
+            rows = [_row(run, sizes, names, tables) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def _schema(runs: Sequence[RunRecord], metrics: Sequence[str], tables: Sequence[str]) -> Any:

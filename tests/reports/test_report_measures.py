@@ -122,7 +122,10 @@ def test_rules_can_select_by_a_metric(runs: list[RunRecord], metric: str) -> Non
     assert f"train with --metrics {metric}" in render(build_report(plain, [rule.name]))
 
 
-def test_what_cannot_be_selected_by_is_said() -> None:
+def test_what_cannot_be_selected_by_or_shown_is_said() -> None:
+    with pytest.raises(SandmaskError, match=r"No run recorded f1 and per-class\. Train with --metrics f1,per-class"):
+        build_report(made_up_sweep(["ERM"]), metrics=["per-class", "f1"])
+    assert build_report(made_up_sweep(["ERM"]), metrics=["all"]).rules[0].metrics == ()
     with pytest.raises(SandmaskError, match="cannot be selected by 'confusion'"):
         by_metric(RULES["oracle"], "confusion")
     with pytest.raises(SandmaskError, match="common-signal does not select by accuracy"):

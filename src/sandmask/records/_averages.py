@@ -147,7 +147,7 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
     if first is None:
         raise SandmaskError(
             f"Run {spec.id} ({spec.algorithm} on {spec.dataset}) was trained with full_data=1, and is selected by the "
-            "same run without it, which is not among these records. Train that one, and name its folder as well."
+            "same run without it, which is not among these records. Train that one, and report a folder with both."
         )
     common, own, its = np.intersect1d(run.steps, first.steps, return_indices=True)
     outside = run.accuracy_out[own].copy()

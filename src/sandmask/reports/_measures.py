@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sandmask.errors import SandmaskError
 from sandmask.records import (
     MEASURES,
     RunRecord,
@@ -24,10 +25,22 @@ PER_CLASS, CONFUSION = "per-class", "confusion"
 
 
 def shown_measures(runs: Sequence[RunRecord], asked: Sequence[str] | None) -> tuple[str, ...]:
-    """The metrics to report: those asked for, or the recorded ones that are a number for each environment."""
+    """The metrics to report: those asked for, or the recorded ones that are a number for each environment.
+
+    One that is asked for by name and that no run recorded is an error.
+    """
     if asked is None:
         return tuple(name for name in recorded_measures(runs) if not MEASURES[name].is_table)
-    return tuple(name for name in parse_measures(asked) if name in recorded_measures(runs) or name == PER_CLASS)
+    wanted, found = parse_measures(asked), reportable(runs)
+    if "all" not in asked and (missing := [name for name in wanted if name not in found]):
+        raise SandmaskError(f"No run recorded {' and '.join(missing)}. Train with --metrics {','.join(missing)}.")
+    return tuple(name for name in wanted if name in found)
+
+
+def reportable(runs: Sequence[RunRecord]) -> set[str]:
+    """The metrics that there can be tables of."""
+    found = set(recorded_measures(runs))
+    return found | {PER_CLASS} if CONFUSION in found else found
 
 
 def metric_reports(

@@ -11,7 +11,7 @@ from sandmask.records._types import dataset_order
 from sandmask.registry import closest
 from sandmask.reports._comparisons import beside_earlier, compare
 from sandmask.reports._data import Report, RuleReport, Trial, beside_published
-from sandmask.reports._measures import confusions, metric_reports, shown_measures
+from sandmask.reports._measures import confusions, metric_reports, reportable, shown_measures
 from sandmask.reports._tables import averages_table, dataset_table, is_of, method_order
 from sandmask.reports._trials import Expected, expected_of, settle_trial
 from sandmask.selection import (
@@ -85,7 +85,7 @@ def rule_names(selection: str | Sequence[str] | None, select_by: str = ACCURACY)
     named = [word.strip() for each in given for word in each.split(",")]
     if "all" in named:
         named = [name for name in RULES if select_by == ACCURACY or not RULES[name].needs_metrics]
-    return [by_metric(find_rule(name), select_by).name for name in named]
+    return list(dict.fromkeys(by_metric(find_rule(name), select_by).name for name in named))
 
 
 BASELINE = "ERM"
@@ -141,7 +141,8 @@ def build_report(
     }
     report = Report(len(runs), tuple(reports), given, settings)
     if earlier is not None:
-        report = beside_earlier(report, build_report(earlier, rules, draws=draws, trials=trials, metrics=metrics))
+        known = [name for name in shown if name in reportable(earlier)]
+        report = beside_earlier(report, build_report(earlier, rules, draws=draws, trials=trials, metrics=known))
     return beside_published(report) if against_paper else report
 
 

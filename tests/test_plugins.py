@@ -143,6 +143,19 @@ def test_installed_plugins_are_loaded_by_entry_point(monkeypatch: pytest.MonkeyP
     assert asked == ["sandmask.plugins", "sandmask.plugins"]
 
 
+def test_any_file_of_an_installed_package_is_a_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_of_a_user"
+    package.mkdir()
+    (package / "__init__.py").write_text("from package_of_a_user import parts\n")
+    (package / "parts.py").write_text("def step():\n    raise KeyError('tau')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sandmask.plugins, "_sources", set())
+    monkeypatch.setattr(sandmask.plugins, "entry_points", lambda group: [entry("package_of_a_user")])
+    load_plugins()
+    with pytest.raises(SandmaskError, match=r"parts\.py, line 2, failed: KeyError: 'tau'"), plugin_failures_named():
+        sys.modules["package_of_a_user"].parts.step()
+
+
 BROKEN = """
 import torch
 from sandmask.algorithms import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm, environment_risks

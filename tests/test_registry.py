@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from sandmask.algorithms import ALGORITHMS
+from sandmask.errors import SandmaskError
 from sandmask.registry import closest, near
 
 OPTIONS = ["--out", "--test-env", "--steps", "--hparam", "--seed", "--hparams-seed"]
@@ -20,6 +23,16 @@ OPTIONS = ["--out", "--test-env", "--steps", "--hparam", "--seed", "--hparams-se
 )
 def test_what_a_word_most_likely_stands_for(word: str, meant: str | None) -> None:
     assert near(word, ALGORITHMS) == meant
+
+
+def test_a_misspelling_is_likelier_than_a_part_of_a_longer_name() -> None:
+    assert near("--dataset", ["--my-datasets-folder", "--datasat"]) == "--datasat"
+
+
+def test_names_that_are_taken_or_would_be_compositions() -> None:
+    for name, message in (("E-R_M", "'ERM' is taken"), ("Mine+VREx", r"must not contain '\+'")):
+        with pytest.raises(SandmaskError, match=message):
+            ALGORITHMS.register(replace(ALGORITHMS["ERM"], name=name))
 
 
 @pytest.mark.parametrize(("word", "meant"), [("--foo", None), ("--step", "--steps"), ("--sed", "--seed")])

@@ -88,6 +88,10 @@ def test_small_float16_gradients_survive() -> None:
     scaler.unscale_(torch.optim.SGD([w], lr=0.1))
     assert w.grad is not None
     assert w.grad.tolist() == pytest.approx([1.05e-8, 1.05e-8], rel=1e-2)
+    half = torch.ones(2, dtype=torch.half, requires_grad=True)  # whose gradients are float16 themselves
+    sandmask.backward([half.float().sum() * size for size in (1e-8, 1.1e-8)], [half], SANDMask(0.5), scaler=scaler)
+    assert half.grad is not None
+    assert half.grad.tolist() == pytest.approx([1.05e-8 * 2**16] * 2, rel=1e-2)
 
 
 def test_autocast_and_scaler_together() -> None:

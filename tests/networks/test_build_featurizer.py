@@ -111,6 +111,9 @@ def test_without_network_no_download_is_tried_and_the_error_names_both_remedies(
         build_featurizer("resnet50.tv_in1k", (3, 224, 224), {}, weights)
     for part in ("resnet50.tv_in1k", "--weights FILE", "--weights none", hub):
         assert part in str(caught.value)
+    monkeypatch.setattr("sandmask.networks._timm.answers", lambda address: address == hub)
+    with pytest.raises(AssertionError, match="a download"):
+        build_featurizer("resnet50.tv_in1k", (3, 224, 224), {}, weights)
 
 
 @pytest.mark.usefixtures("hub")

@@ -178,6 +178,9 @@ def test_files_without_checksums_are_read_and_continued(tmp_path: Path) -> None:
             writer.evaluation(run.spec.id, int(run.steps[index]), run.accuracy_in[index], run.accuracy_out[index])
     assert np.array_equal(read_runs(path)[0].accuracy_in, run.accuracy_in)
     lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0].replace(b'"yes"', b'"yea"') + b"".join(lines[1:]))  # two lines before the checksum
+    with pytest.raises(SandmaskError, match=r":3 .*checksum does not fit"):
+        read_runs(path)
     path.write_bytes(b"".join([*lines[:2], lines[3]]))  # a line with a checksum that followed one without
     with pytest.raises(SandmaskError, match=r":3 .*checksum does not fit"):
         read_runs(path)
@@ -274,6 +277,12 @@ def test_archives_refuse_accuracies_that_cannot_be(
         monkeypatch.undo()
         with pytest.raises(SandmaskError, match=r"all\.records\.parquet.*run [0-9a-f]{16}.*numbers from 0 to 1"):
             read_runs(path)
+
+
+def test_archives_refuse_a_step_that_comes_twice(tmp_path: Path) -> None:
+    run = replace(made_up_run([[0.5, 0.5], [0.6, 0.6]]), steps=np.array([100, 100]))
+    with pytest.raises(SandmaskError, match="its steps do not increase"):
+        write_archive([run], tmp_path / "all.records.parquet")
 
 
 def test_an_archive_whose_ids_do_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

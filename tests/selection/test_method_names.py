@@ -50,6 +50,10 @@ def test_an_option_of_the_optimizer_makes_a_method_where_it_was_set_by_hand() ->
     assert methods({"hparams": {"lr": 0.1}}, {"hparams": {"lr": 0.2}}) == ["ERM", "ERM"]  # drawn
     drawn = [{"hparams": {"lr_final": value}, "hparams_seed": draw} for draw, value in enumerate((0.0, 0.5))]
     assert methods(*drawn) == ["ERM", "ERM"]  # a space drew it: one value a draw
+    trials = [
+        {"hparams": {"lr_final": value}, "hparams_seed": 1, "trial_seed": i} for i, value in enumerate((0.0, 0.5))
+    ]
+    assert methods(*trials) == ["ERM", "ERM"]  # and another one in each trial
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,16 @@ def test_leaving_one_out_needs_every_sibling() -> None:
     assert select(rule, without, 1) is not None
     twice = [*runs, replace(runs[-1], spec=replace(runs[-1].spec, seed=12345))]
     assert select(rule, twice, 2) is None  # which of the two siblings would count?
+    other = [
+        replace(run, spec=replace(run.spec, hparams={"lr": 0.5})) if run.spec.test_envs == (0, 2) else run
+        for run in runs
+    ]
+    assert select(rule, other, 0) is None  # the same draw of another space is no sibling
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_a_run_that_holds_out_everything_cannot_be_judged(rule: str) -> None:
+    assert select(RULES[rule], [made_up_run([[0.5], [0.6]], test_envs=[0])], 0) is None
 
 
 def test_leaving_one_out_uses_the_steps_that_all_siblings_reached() -> None:

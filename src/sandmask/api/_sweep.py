@@ -11,6 +11,7 @@ from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
 from sandmask._text import counted, in_shell, printable, tell
 from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
+from sandmask.api._soup import SHELF
 from sandmask.api._sweep_arguments import (
     Names,
     Workers,
@@ -19,7 +20,6 @@ from sandmask.api._sweep_arguments import (
     choose_workers,
     requested_sweep,
 )
-from sandmask.api._soup import SHELF
 from sandmask.api._swept import Sweep
 from sandmask.loggers import named_loggers
 from sandmask.plugins import load_plugins

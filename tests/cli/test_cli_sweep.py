@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sandmask.api._sweep_arguments import slurm_parameters
+from sandmask.api._sweep_arguments import names, slurm_parameters
 from sandmask.cli._app import app
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
@@ -190,3 +190,9 @@ def test_a_finished_sweep_is_told_from_its_index_without_reading_the_curves(
     run("run", tmp_path, *ASKED, *SMALL, *HERE, "--workers", "1", "--n-hparams", "1")
     monkeypatch.setattr("sandmask.records._archive.read_archive", lambda _: pytest.fail("reads everything"))
     assert "Nothing to do: 6/6 runs done." in run("run", tmp_path, *HERE).stdout
+
+
+def test_a_folder_with_a_comma_in_its_name_is_one_dataset(tmp_path: Path) -> None:
+    (tmp_path / "scans, old").mkdir()
+    assert names([f"{tmp_path}/scans, old", "PACS,VLCS"]) == (f"{tmp_path}/scans, old", "PACS", "VLCS")
+    assert len(names(",".join(f"name{n}" for n in range(100)))) == 100  # longer than the name of a file can be

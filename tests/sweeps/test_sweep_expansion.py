@@ -71,6 +71,12 @@ def test_pairs_are_planned_for_the_rule_that_needs_them_and_shared() -> None:
     assert len(expand(spirals).runs) == 1 + 16  # the environment that no table reports is a second one all the same
 
 
+def test_a_name_and_a_number_of_the_same_environment_are_told(small_sweep: Make) -> None:
+    """Names take precedence: of domains 1, 2 and 3, number 1 is the first one."""
+    with pytest.raises(SandmaskError, match=r"are the same: 0 is 'a', a is 'a'\."):
+        expand(small_sweep(test_envs=("0", "a")))
+
+
 def test_too_few_environments_for_pairs_are_said(small_sweep: Make) -> None:
     expansion = expand(small_sweep(selection=("all",)))
     assert all(len(run.test_envs) == 1 for run in expansion.runs)

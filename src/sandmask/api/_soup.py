@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 PathLike = str | os.PathLike[str]
+SHELF = "soups"  # in the sweep's folder
 COLUMNS = (
     *("dataset", "algorithm", "average", "soup", "test_env", "trial_seed", "members", "candidates"),
     *("validation", "held_out", "folder"),
@@ -76,7 +77,7 @@ def soup(
         raise SandmaskError(f"{folder} holds no models to combine. Train the sweep with --keep-models best, or last.")
     allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
     sources, where = expand(swept.spec).sources, choose_device(None if device is None else str(device))
-    shelf = Path(folder) / "soups"
+    shelf = Path(folder) / SHELF
     rows: list[dict[str, Any]] = []
     notes: dict[str, None] = {}
     loaded: tuple[str, Dataset] | None = None

@@ -9,8 +9,9 @@ from typing import TypedDict, cast
 
 from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
-from sandmask._text import counted, printable, tell
+from sandmask._text import counted, in_shell, printable, tell
 from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
+from sandmask.api._soup import SHELF
 from sandmask.api._sweep_arguments import (
     Names,
     Workers,
@@ -275,6 +276,8 @@ class _Accepted:
                 display.say(error.__notes__[-1])
                 raise
         _say_failures(result)
+        if result.done > before.done and (self.target.path / SHELF).is_dir():
+            tell(f"note: the soups here are of earlier runs. Make them again: sandmask soup {in_shell(self.folder)}")
         return Sweep(self.folder, self.spec, _runs(expansion, search), result.done - before.done, result.failed)
 
     def _notes(self) -> list[str]:

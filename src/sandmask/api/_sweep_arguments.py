@@ -62,9 +62,12 @@ def requested_sweep(
 
 
 def names(value: Names) -> tuple[str, ...]:
-    """The names in an argument: `"a,b"`, `["a", "b"]` and `["a,b"]` are the same."""
+    """The names in an argument: `"a,b"`, `["a", "b"]` and `["a,b"]` are the same. A path may have commas in it."""
     items = [value] if isinstance(value, str | int) else value
-    words = [word.strip() for item in items for word in str(item).split(",")]
+    words: list[str] = []
+    for item in map(str, items):
+        is_path = os.path.exists(item)  # noqa: PTH110 - false for what cannot be a path
+        words += [item] if is_path else [word.strip() for word in item.split(",")]
     return tuple(word for word in words if word)
 
 

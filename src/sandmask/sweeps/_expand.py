@@ -124,7 +124,12 @@ def test_environments(sweep: SweepSpec, entry: DatasetEntry) -> list[int]:
     """The numbers of the held-out environments on a dataset."""
     if sweep.test_envs == (ALL,):
         return list(range(len(entry.environments)) if entry.report_envs is None else entry.report_envs)
-    return list(dict.fromkeys(resolve_environment(entry, env) for env in sweep.test_envs))
+    found = [resolve_environment(entry, env) for env in sweep.test_envs]
+    if len(set(found)) < len(found):
+        pairs = zip(sweep.test_envs, found, strict=True)
+        names = ", ".join(f"{env} is {entry.environments[number]!r}" for env, number in pairs)
+        raise SandmaskError(f"Two of the environments to hold out of {entry.name} are the same: {names}.")
+    return found
 
 
 def _pairs(held_out: list[int], n_envs: int) -> Iterator[tuple[int, int]]:

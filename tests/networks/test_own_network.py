@@ -51,6 +51,30 @@ class Always(nn.Module):
         return self.function(self.layer, x.flatten(1))
 
 
+class Doubled(torch.autograd.Function):
+    """The identity, which `vmap` doubles."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
+        return 2 * x, in_dims[0]
+
+
+def doubled_features(layer: nn.Linear, x: Tensor) -> Tensor:
+    features: Tensor = Doubled.apply(layer(x))  # type: ignore[no-untyped-call]
+    return features.square()
+
+
 class Counting(nn.Module):
     calls: Tensor
 
@@ -105,13 +129,11 @@ def test_what_would_be_wrong_is_refused_in_one_line(build: Callable[[], nn.Modul
     assert "'mine'" in str(caught.value)
 
 
-def test_trained_statistics_are_frozen() -> None:
+@pytest.mark.parametrize(("statistic", "value"), [("running_mean", 0.5), ("running_var", 2.0)])
+def test_trained_statistics_are_frozen(statistic: str, value: float) -> None:
     def build(_: object) -> nn.Module:
         module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24), nn.Linear(24, 8))
-        norm = module[1]
-        assert isinstance(norm, nn.BatchNorm1d)
-        assert norm.running_mean is not None
-        norm.running_mean.fill_(0.5)
+        getattr(module[1], statistic).fill_(value)
         return module
 
     register(build)
@@ -150,6 +172,7 @@ def test_hyperparameters_are_passed_by_name() -> None:
             "vmap does not take it",
         ),
         (nn.Sequential(nn.Flatten(), nn.Linear(24, 50_000)), "a million parameters"),
+        (Always(doubled_features), "are not those of single runs"),
     ],
 )
 def test_what_stacks(module: nn.Module, why_not: str) -> None:

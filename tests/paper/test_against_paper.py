@@ -46,6 +46,9 @@ def test_the_papers_numbers_stand_beside_ours() -> None:
     assert (overall.table, overall.error) == ("2", 0.4)
     assert found.averages.averages["SANDMask"].paper is None  # the paper's is over seven datasets
     assert pacs.cells["Mine", "A"].paper is None
+    some = report([run for run in swept(["SANDMask"]) if run.spec.test_envs[0] < 2])
+    assert some.averages is not None
+    assert some.averages.cells["SANDMask", "PACS"].paper is None  # over two of four environments
     plain = build_report(swept(["SANDMask"]), ["oracle"]).rules[0].datasets["PACS"]
     assert plain.cells["SANDMask", "A"].paper is None
 

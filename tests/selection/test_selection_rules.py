@@ -14,6 +14,7 @@ from sandmask.selection import (
     Choice,
     Selected,
     SelectionRule,
+    by_metric,
     group_runs,
     mean_over_environments,
     method_names,
@@ -169,6 +170,15 @@ def test_a_diverged_run_offers_its_checkpoints_but_no_last_one() -> None:
 def test_an_unfinished_run_is_not_eligible(rule: str) -> None:
     runs = [replace(run, status="running") for run in made_up_sweep(["ERM"], pairs=True, trials=1)]
     assert select(RULES[rule], runs, 0) is None
+
+
+@pytest.mark.parametrize(("metric", "values"), [("f1", [np.nan, 0.0]), ("ece", [np.nan, 1.0]), ("ece", [0.2, 0.1])])
+def test_a_metric_that_is_not_known_is_never_the_best(metric: str, values: list[float]) -> None:
+    run = made_up_run([[0.5, 0.5], [0.5, 0.5]])
+    curves = {f"{metric}/{split}/{env}": np.array(values) for split in ("in", "out") for env in range(2)}
+    selected = select(by_metric(RULES["training-domain"], metric), [replace(run, metrics=curves)], 0)
+    assert selected is not None
+    assert selected.index == 1
 
 
 def test_leaving_one_out_needs_every_sibling() -> None:

@@ -3,6 +3,7 @@
 python -m benchmarks.stacked [spirals] [algorithms] [convnet] [convnet-evaluated] [convnet-algorithms]     # or all
 python -m benchmarks.stacked algorithms Fish,DANN     # some algorithms only
 python -m benchmarks.stacked algorithms quick         # stacks only, short readings: all algorithms in a few minutes
+python -m benchmarks.stacked convnet fp32x3,bf16      # some precisions only
 
 The ConvNet gets random images of ColoredMNIST's shape; their content does not affect the speed.
 """
@@ -30,6 +31,7 @@ SECONDS = 1.0  # of every measurement
 WIDTHS = {256: ([1, 2, 4, 16], 15), 1024: ([1, 2, 8], 7)}  # sizes of stacks, and turns
 COMBINED = ("SANDMask+VREx", "ANDMask+CORAL", "PCGrad+Mixup", "SAM+CORAL", "SAM+SANDMask")  # measured beside all others
 SECTIONS = {"spirals", "algorithms", "convnet", "convnet-evaluated", "convnet-algorithms"}
+PRECISIONS = ("fp32", "fp32x3", "tf32", "bf16", "fp16")
 # Of DomainBed's own code on the same GPU.
 DOMAINBED = {"Spirals": "its script 12, its bare update 40", "ColoredMNIST": "65 (its ERM 266)"}
 
@@ -105,20 +107,24 @@ def _evaluation(dataset: Dataset, wanted: bool) -> str:
 
 
 def stack_sizes(
-    dataset: Dataset, algorithm: str, hparams: Mapping[str, float], sizes: list[int], *, evaluate: bool = True
+    dataset: Dataset,
+    hparams: Mapping[str, float],
+    sizes: list[int],
+    precisions: Sequence[str],
+    *,
+    evaluate: bool = True,
 ) -> None:
-    """How the rate grows with the stack, in each precision."""
-    half = ["bf16", "fp16"] if dataset.name == "Spirals" and "Mask" in algorithm else ["bf16"]
-    precisions = ["fp32", "fp32x3", "tf32", *half]
+    """How the rate of SAND-mask grows with the stack, in each precision."""
+    algorithm = "SANDMask"
     heads = ("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "gain", "error of a step")
     rows: list[tuple[str, ...]] = [heads]
-    errors = step_errors(dataset, hparams, precisions) if "Mask" in algorithm else {}
+    errors = step_errors(dataset, hparams, precisions)
     for precision in precisions:
         how = {"precision": precision, "evaluate": evaluate}
         alone = measure(dataset, algorithm, 1, hparams, fast=False, **how)
         rates = [measure(dataset, algorithm, n, hparams, **how) for n in sizes]
         ratio = f"{max(rates) / alone:.0f}" if max(rates) > 10 * alone else f"{max(rates) / alone:.2f}"
-        error = f"{errors[precision]:.1e}" if precision in errors else ""
+        error = f"{errors[precision]:.1e}"
         rows.append((precision, f"{alone:,.0f}", *(f"{rate:,.0f}" for rate in rates), ratio, error))
         print(*rows[-1], flush=True, file=sys.stderr)
     title = f"{dataset.name}, {algorithm}, {_settings(hparams)}: run-steps a second, {_evaluation(dataset, evaluate)}"
@@ -184,16 +190,18 @@ def main() -> None:
     wanted = words & SECTIONS or SECTIONS
     quick = "quick" in words
     SECONDS = 0.3 if quick else SECONDS
-    names = [name for word in words - SECTIONS - {"quick"} for name in word.split(",")] or list(ALGORITHMS)
+    chosen = {name for word in words - SECTIONS - {"quick"} for name in word.split(",")}
+    precisions = [name for name in PRECISIONS if name in chosen] or list(PRECISIONS)
+    names = sorted(chosen.difference(PRECISIONS)) or [*ALGORITHMS, *COMBINED]
     spirals = load_dataset("Spirals")
     if ON_GPU and "spirals" in wanted:
-        stack_sizes(spirals, "SANDMask", {"batch_size": 128, "mlp_width": 256}, [1, 16, 64, 256])
+        stack_sizes(spirals, {"batch_size": 128, "mlp_width": 256}, [1, 16, 64, 256], precisions)
     if ON_GPU and "algorithms" in wanted:
         every_algorithm(spirals, 64, {"batch_size": 128, "mlp_width": 256}, "fp32x3", names, quick=quick)
     if ON_GPU and "convnet" in wanted:
-        stack_sizes(digits(), "SANDMask", {"batch_size": 64}, [1, 16, 44], evaluate=False)
+        stack_sizes(digits(), {"batch_size": 64}, [1, 16, 44], precisions, evaluate=False)
     if ON_GPU and "convnet-evaluated" in wanted:
-        stack_sizes(digits(), "SANDMask", {"batch_size": 64}, [16, 44])
+        stack_sizes(digits(), {"batch_size": 64}, [16, 44], precisions)
     if ON_GPU and "convnet-algorithms" in wanted:
         every_algorithm(digits(), 16, {"batch_size": 64}, "bf16", names, quick=quick)
     if not ON_GPU:

@@ -3,7 +3,7 @@
 python -m benchmarks.step_error     # a GPU
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def plain_gradients(stack: Stack, vectors: Tensor, batch: EnvBatch, dtype: torch
     return torch.stack(found)
 
 
-def step_errors(dataset: Dataset, hparams: Hparams, precisions: list[str]) -> dict[str, float]:
+def step_errors(dataset: Dataset, hparams: Hparams, precisions: Sequence[str]) -> dict[str, float]:
     """The relative error of a step's gradients in each precision; "fp32" is by torch's own operations, run by run."""
     with temporary_precision("fp32"):
         stack = stack_of(dataset, hparams, "fp32")

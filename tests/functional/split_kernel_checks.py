@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from sandmask.functional import dense, random, split_dense
-from sandmask.functional.dropout import Dropout
+from sandmask.functional import dense, random
+from sandmask.functional.dense import Dropout
 from sandmask.functional.kernels import moments, products
 from sandmask.functional.kernels.split import split
 from sandmask.functional.split import joined, plain_split
@@ -112,8 +112,7 @@ def test_a_layer_drops_what_the_plain_layer_drops(monkeypatch: pytest.MonkeyPatc
     wanted = torch.stack(
         [dense.plain_dense(x[k], weight[k], bias[k], Dropout(rate[k], keys[k]), site=2) for k in range(K)]
     )
-    for module in (dense, split_dense):
-        monkeypatch.setattr(module, "has_kernels", lambda _: True)
+    monkeypatch.setattr(dense, "has_kernels", lambda _: True)
     with temporary_precision("fp32x3"):
         found = vmap(lambda x, w, b, key, rate: dense.dense(x, w, b, Dropout(rate, key), 2))(
             x, weight, bias, keys, rate

@@ -11,21 +11,18 @@ from torch import Tensor
 
 from sandmask._physical import reachable
 from sandmask.datasets import DATASETS, load_dataset
-from sandmask.functional import adam, dense, head, random, running_means, split_dense
+from sandmask.functional import adam, dense, head, random, tape, taped_layers
 from sandmask.functional.kernels import dense as dense_kernels
 from sandmask.functional.kernels import head as head_kernels
 from sandmask.functional.kernels import random as random_kernels
 from sandmask.functional.kernels import running_means as mean_kernels
-from sandmask.functional.tape import dense as taped_dense
-from sandmask.functional.tape import head as taped_head
-from sandmask.functional.tape import moment_tape
 from sandmask.masks import _base as masks
-from sandmask.training import Stack, make_spec, set_precision
+from sandmask.training import Stack, averaging, make_spec, set_precision
 
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
-MODULES = (adam, dense, head, masks, moment_tape, random, running_means, split_dense, taped_dense, taped_head)
+MODULES = (adam, averaging, dense, head, masks, random, tape, taped_layers)
 
 
 def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
@@ -117,7 +114,7 @@ def test_means_follow_iterates(n_means: int, n_iterates: int, monkeypatch: pytes
     shares = torch.rand(n_means, n_iterates, 2, device=DEVICE)
     shares[0, 0] = torch.tensor([0.0, 1.0])
     found = mean_kernels.follow(means, iterates, shares)
-    torch.testing.assert_close(found, running_means.plain_follow(means, iterates, shares))
+    torch.testing.assert_close(found, averaging.plain_follow(means, iterates, shares))
     assert n_iterates > 1 or torch.equal(found[0], torch.stack([means[0][0], iterates[0][1]]))
 
 
@@ -164,7 +161,9 @@ def test_units_beyond_the_range_of_float16(monkeypatch: pytest.MonkeyPatch) -> N
         y = dense.layer_of_runs(x, weight, bias)
         assert (y[0, 0] == largest).all()
         assert y[0, 1].isnan().all()
-        before, sums = dense.layer_backward(torch.full_like(y, torch.inf), y[:, :1].expand_as(y).contiguous(), None)
+        before, sums = dense.layer_backward(
+            torch.full_like(y, torch.inf), y[:, :1].expand_as(y).contiguous(), None, None
+        )
         assert (before == largest).all()
         assert sums.isfinite().all()
     logits = head_kernels.logits(torch.full_like(y, torch.inf), exact, zero)

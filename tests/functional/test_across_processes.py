@@ -9,8 +9,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from sandmask.errors import SandmaskError
 from sandmask.functional import Autograd, EnvBatch, make_batch, random
-from sandmask.functional.across_processes import AcrossProcesses
-from sandmask.functional.dividing import divided
+from sandmask.functional.across_processes import AcrossProcesses, divided
 from sandmask.functional.ranks import Ranks
 
 WORLD, ROWS, SIZE = 3, 7, 4

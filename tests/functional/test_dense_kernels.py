@@ -10,7 +10,7 @@ from sandmask.functional import Dropout, adam_init, adam_step, random
 from sandmask.functional.adam import AdamState
 from sandmask.functional.dense import affine, dense, layer_of_runs, plain_dense
 from sandmask.functional.flat import Slot
-from sandmask.functional.tape.moment_tape import MomentTape
+from sandmask.functional.tape import MomentTape
 from sandmask.gradients import UnsupportedError
 from sandmask.masks import ANDMask, Mask, SANDMask, TensorMoments, gradient_moments
 

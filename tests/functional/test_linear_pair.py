@@ -7,7 +7,7 @@ from torch.func import vmap
 
 from sandmask.functional.flat import Slot
 from sandmask.functional.head import linear_pair, plain_linear_pair
-from sandmask.functional.tape.moment_tape import MomentTape
+from sandmask.functional.tape import MomentTape
 from sandmask.masks import gradient_moments
 from sandmask.networks import Network
 from sandmask.networks.small import MLP

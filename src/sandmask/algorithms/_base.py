@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from sandmask.errors import SandmaskError
 from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch
+from sandmask.functional.dense import Dropout
 from sandmask.functional.differentiate import Differentiator, Functional
-from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import FlatModule, Params
 from sandmask.hparams import Hparam, Like, seed_hash
 from sandmask.networks import Featurizer, Network

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from sandmask.errors import SandmaskError
-from sandmask.functional.dividing import divided
-from sandmask.functional.dropout import Dropout
+from sandmask.functional.across_processes import divided
+from sandmask.functional.dense import Dropout
 from sandmask.functional.flat import Params
 from sandmask.networks import Network
 

@@ -7,7 +7,7 @@ from sandmask.algorithms._base import Hparams, Problem
 from sandmask.functional import random
 from sandmask.functional.adam import AdamState, adam_step, adam_where
 from sandmask.functional.batch import EnvBatch
-from sandmask.functional.dropout import Dropout
+from sandmask.functional.dense import Dropout
 from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Hparam, IntLogUniform, Like, LogUniform
 from sandmask.networks import MLP
 

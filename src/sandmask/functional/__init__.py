@@ -2,8 +2,8 @@
 
 from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch, make_batch
+from sandmask.functional.dense import Dropout
 from sandmask.functional.differentiate import AcrossRuns, Autograd, Differentiator, Direct, Functional
-from sandmask.functional.dropout import Dropout
 from sandmask.functional.flat import FlatModule, Params
 
 __all__ = [

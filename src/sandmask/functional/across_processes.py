@@ -1,14 +1,24 @@
-"""Gradients that several processes take together."""
+"""Gradients that several processes take together, and passes through a network that they divide.
 
-from collections.abc import Callable
+Of a divided pass, each process computes some of the rows, and all get all of them. The gradient that each process then
+has is its own part: the mean over processes is the gradient of one process that computes all rows. This holds for
+parameters that the divided passes use, and for those that are used beside them, which every process has the whole
+gradient of.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.utils import _pytree as pytree
 
+from sandmask._physical import in_transform
+from sandmask.errors import SandmaskError
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.differentiate import Autograd, Differentiator, EnvironmentLosses, Objective
-from sandmask.functional.dividing import dividing
 from sandmask.functional.ranks import Ranks
 from sandmask.gradients._merging import reduce_sums
 from sandmask.masks import TensorMoments, gradient_moments
@@ -17,7 +27,7 @@ from sandmask.masks._welford import Sums, fold_sums
 Own = Callable[[EnvBatch], tuple[TensorMoments, Tensor]]
 
 
-class AcrossProcesses:
+class AcrossProcesses(Differentiator):
     """The same numbers, to rounding, in every process, each of which computes a part.
 
     Of environments, each process takes as many as any other, and all divide the examples of the rest. The gradient of
@@ -26,11 +36,11 @@ class AcrossProcesses:
 
     def __init__(self, ranks: Ranks, inner: Differentiator) -> None:
         self.ranks, self.inner = ranks, inner
-        self._plain = Autograd()
+        self._divided = _Divided(ranks)
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """See `Differentiator.gradient`."""
-        part, value, aux = self._part(objective, vector)
+        part, value, aux = self._divided.gradient(objective, vector)
         return self.ranks.sum(part).div_(self.ranks.size), value, aux
 
     def environment_moments(
@@ -57,7 +67,8 @@ class AcrossProcesses:
             sums = _sums(moments)
             reduce_sums(sums, len(own), count, self.ranks.sum)
         if rest:
-            gradients, values[rest.start :] = self._divided(losses, vector.expand(len(rest), -1), batch.part(rest))
+            vectors = vector.expand(len(rest), -1)
+            gradients, values[rest.start :] = self._divided.environment_gradients(losses, vectors, batch.part(rest))
             more = _sums(gradient_moments(self.ranks.sum(gradients), log=log_magnitude))
             if sums is None:
                 sums = more
@@ -72,29 +83,30 @@ class AcrossProcesses:
         """See `Differentiator.environment_gradients`."""
         own, rest = self.ranks.environments(batch.n_envs)
         gradients, values = torch.zeros_like(vectors), vectors.new_zeros(batch.n_envs)
-        for envs, take in ((own, self.inner.environment_gradients), (rest, self._divided)):
+        for envs, way in ((own, self.inner), (rest, self._divided)):
             if envs:
                 some = slice(envs.start, envs.stop)
-                gradients[some], values[some] = take(losses, vectors[some], batch.part(envs))
+                gradients[some], values[some] = way.environment_gradients(losses, vectors[some], batch.part(envs))
         return self.ranks.sum(gradients), self.ranks.sum(values)
 
-    def _part(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """A gradient whose mean over processes is the gradient."""
+
+class _Divided(Autograd):
+    """Gradients whose mean over processes is the gradient: each computes a part of every pass."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """See `Differentiator.gradient`."""
         with dividing(self.ranks):
-            return self._plain.gradient(objective, vector)
+            return super().gradient(objective, vector)
 
-    def _divided(self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch) -> tuple[Tensor, Tensor]:
-        """Gradients and losses whose sums over processes are those of the environments, which all divide."""
-        gradients, values = [], []
-        for e in range(batch.n_envs):
-            gradient, value, _ = self._part(_loss(losses, batch.environment(e)), vectors[e])
-            gradients.append(gradient)
-            values.append(value)
-        return torch.stack(gradients) / self.ranks.size, torch.stack(values) / self.ranks.size
-
-
-def _loss(losses: EnvironmentLosses, batch: EnvBatch) -> Objective:
-    return lambda vector: (losses(vector, batch)[0], ())
+    def environment_gradients(
+        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients and losses whose sums over processes, not means, are those of the environments."""
+        gradients, values = super().environment_gradients(losses, vectors, batch)
+        return gradients / self.ranks.size, values / self.ranks.size
 
 
 def _sums(moments: TensorMoments) -> Sums:
@@ -105,3 +117,72 @@ def _sums(moments: TensorMoments) -> Sums:
 def _moments(count: int, sums: Sums) -> TensorMoments:
     logs = None if sums.log_sum is None else sums.log_sum[0]
     return TensorMoments(count, sums.sign_sum[0], sums.mean[0], sums.m2[0], logs)
+
+
+class _Gradient:
+    """One gradient that processes take together."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.nested = False  # whether inputs of a divided pass have gradients, which may be of another one's outputs
+
+
+_active: list[_Gradient | None] = [None]
+
+
+@contextmanager
+def dividing(ranks: Ranks | None) -> Iterator[None]:
+    """Divide the passes of networks among processes; with None, leave them whole again."""
+    _active.append(None if ranks is None else _Gradient(ranks))
+    try:
+        yield
+    finally:
+        _active.pop()
+
+
+def divided(function: Callable[..., Any], *rows: Tensor | None, dim: int = 0) -> Any:
+    """`function(*rows)`, where each row of the result, or of its tensors, depends on the same row of `rows` alone.
+
+    :param function: a pass through a network.
+    :param rows: tensors with the same number of rows, the first one not None.
+    :param dim: the dimension of the rows.
+    """
+    gradient = _active[-1]
+    assert rows[0] is not None
+    count = rows[0].shape[dim]
+    if gradient is None or count < gradient.ranks.size:
+        return function(*rows)
+    if in_transform():
+        raise SandmaskError(
+            "This method takes gradients by torch.func inside of its objective, which processes cannot divide. Run it "
+            "in one process, without torchrun."
+        )
+    gradient.nested |= any(some is not None and some.requires_grad for some in rows)
+    own = gradient.ranks.share(count)
+    length = own.stop - own.start
+    with dividing(None):
+        part = function(*(None if some is None else some.narrow(dim, own.start, length) for some in rows))
+    return pytree.tree_map(lambda t: _Whole.apply(t, gradient, own, count, dim), part)  # type: ignore[no-untyped-call]
+
+
+class _Whole(Function):
+    """All rows, of every process's own."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, gradient: _Gradient, own: slice, count: int, dim: int) -> Tensor:
+        ctx.gradient, ctx.own, ctx.dim = gradient, own, dim
+        shape = list(part.shape)
+        shape[dim] = count
+        whole = torch.zeros(shape, dtype=part.dtype, device=part.device)
+        whole.narrow(dim, own.start, own.stop - own.start).copy_(part)
+        return gradient.ranks.sum(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
+        """The sum over processes of what they have; it is the same in all of them unless passes are nested."""
+        (slope,) = slopes
+        ranks = ctx.gradient.ranks
+        if ctx.gradient.nested:
+            slope = ranks.sum(slope.contiguous().clone())
+        part = slope.narrow(ctx.dim, ctx.own.start, ctx.own.stop - ctx.own.start)
+        return part if ctx.gradient.nested else part * ranks.size, None, None, None, None

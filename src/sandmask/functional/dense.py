@@ -1,5 +1,10 @@
-"""A hidden layer, relu(dropout(W x + b)): as plain operations, or as two kernels for K runs at once."""
+"""A hidden layer, relu(dropout(W x + b)): as plain operations, or as kernels for K runs at once.
 
+There are two sets of kernels: around torch's products of matrices, and with products of halves (see `split`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,10 +14,32 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from sandmask._physical import apply_to_runs, has_kernels, leading
-from sandmask.functional import split_dense
-from sandmask.functional.dropout import Dropout
+from sandmask.functional import random
+from sandmask.functional.split import Halves, split_products
 
 ALIGNED = 16  # what widths are multiples of inside products on a GPU
+NARROWEST = 32  # sides of a weight matrix from which on products of halves pay
+PART = 512  # rows that one program sums parameters' gradients over, where environments do not matter
+
+# Takes over the gradients of the parameters: gets the gradient of x W^T + b [K, N, out], its sums over the rows of each
+# environment [K, E, out], and x [K, N, in].
+Fold = Callable[[Tensor | Halves, Tensor, Tensor | Halves], None]
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout whose noise belongs to the example, not to its place in a batch.
+
+    Drops units at `rate` (a per-run tensor). `keys` holds one random key per example: [N].
+    """
+
+    rate: Tensor
+    keys: Tensor
+
+    def __call__(self, x: Tensor, site: int) -> Tensor:
+        """Drop units of x `[N, features]`; every `site` in a network draws noise of its own."""
+        noise = random.uniform(random.fold(self.keys, site), x.shape[-1])
+        return torch.where(noise >= self.rate, x / (1.0 - self.rate), 0.0)
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0) -> Tensor:
@@ -30,7 +57,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, 
     if not has_kernels(x):
         return plain_dense(x, weight, bias, drop, site)
     keys, rate = (None, None) if drop is None else (drop.keys, drop.rate)
-    return _apply(x, weight, bias, keys, rate, how=(site, True))
+    return apply_to_runs(layer_function(x, weight), (x, weight, bias, keys, rate), (site, True, None, None))
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -40,7 +67,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return result
     if not has_kernels(x):
         return F.linear(x[..., : weight.shape[-1]], weight, bias)
-    return _apply(x, weight, bias, None, None, how=(0, False))
+    return apply_to_runs(layer_function(x, weight), (x, weight, bias, None, None), (0, False, None, None))
 
 
 def plain_dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, site: int) -> Tensor:
@@ -66,41 +93,126 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
     return dense_kernels.pad(x, x.shape[1], wide_in), dense_kernels.pad(weight, wide_out, wide_in), wide_bias
 
 
-def _apply(
-    x: Tensor, weight: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, how: tuple[int, bool]
-) -> Tensor:
-    if split_dense.pays(x, weight):
-        return split_dense.split_layer(x, weight, bias, rows, rate, *how)
-    return apply_to_runs(_Dense, (x, weight, bias, rows, rate), how)
+def layer_function(x: Tensor, weight: Tensor) -> type[Function]:
+    """The function of K runs that computes a layer with this weight [out, in].
+
+    Its arguments are x, weight, bias, the keys and rate of dropout or None, the site of dropout, whether there is a
+    relu, and for moments the number of environments and a `Fold`.
+    """
+    exact = x.dtype == weight.dtype == torch.float32
+    halves = split_products() and exact and min(weight.shape) >= NARROWEST and has_kernels(x)
+    return _SplitLayer if halves else _Layer
 
 
-class _Dense(Function):
+class _Layer(Function):
     """Of K runs: inside of `vmap` it is called again with the leading dimension."""
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, keys: Tensor | None, rate: Tensor | None, site: int, relu: bool
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        keys: Tensor | None,
+        rate: Tensor | None,
+        site: int,
+        relu: bool,
+        n_envs: int | None,  # noqa: ARG004 - as the next
+        fold: Fold | None,  # noqa: ARG004 - for the backward pass
     ) -> Tensor:
         return layer_of_runs(*aligned(x, weight, bias), keys, rate, site, relu)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, weight, bias, _, rate, _, ctx.relu = inputs
-        ctx.save_for_backward(x, weight, bias, output if ctx.relu else None, rate)
+        x, weight, bias, _, rate, _, relu, ctx.n_envs, ctx.fold = inputs
+        ctx.save_for_backward(x, weight, bias, output if relu else None, rate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, bias, out, rate = ctx.saved_tensors
         wide_x, wide_weight, _ = aligned(x, weight, bias)
-        before, sums = layer_backward(grad, out, rate)
+        before, sums = layer_backward(grad, out, rate, ctx.n_envs)
+        of_weight = of_bias = None
+        if ctx.fold is not None:
+            ctx.fold(before, sums, wide_x)
+        else:
+            of_weight = torch.bmm(before.mT, wide_x)[:, : weight.shape[1], : weight.shape[2]]
+            of_bias = sums.sum(1)[:, : bias.shape[1]].to(bias.dtype)
         of_x = torch.bmm(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
-        of_weight = torch.bmm(before.mT, wide_x)[:, : weight.shape[1], : weight.shape[2]]
-        return of_x, of_weight, sums.sum(1)[:, : bias.shape[1]].to(bias.dtype), None, None, None, None
+        return of_x, of_weight, of_bias, *[None] * 6
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        y: Tensor = _Dense.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        y: Tensor = _Layer.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
         return y, 0
+
+
+class _SplitLayer(Function):
+    """The same by products of halves.
+
+    Beside the layer's result it returns its factors in halves, for the backward pass; nothing else may look at these.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        keys: Tensor | None,
+        rate: Tensor | None,
+        site: int,
+        relu: bool,
+        n_envs: int | None,  # noqa: ARG004 - as the next
+        fold: Fold | None,  # noqa: ARG004 - for the backward pass
+    ) -> tuple[Tensor, ...]:
+        from sandmask.functional.kernels import products
+        from sandmask.functional.kernels.dense import pad
+        from sandmask.functional.kernels.split import split
+
+        (_, n_out, n_in), (_, n_rows, width) = weight.shape, x.shape
+        wide_out, wide_in = wide(n_out), max(wide(n_in), width)
+        inputs, own = split(x, n_rows, wide_in), split(weight, wide_out, wide_in)
+        wide_bias = pad(bias.unsqueeze(1), 1, wide_out).squeeze(1)
+        return products.layer(inputs, own, wide_bias, keys, rate, site, relu), *inputs, *own
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        x, weight, _, _, rate, _, relu, ctx.n_envs, ctx.fold = inputs
+        ctx.sizes = (weight.shape[1], weight.shape[2], x.shape[2])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(rate, output[0] if relu else None, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> Any:
+        if grad is None:
+            return (None,) * 9
+        from sandmask.functional.kernels import products
+
+        rate, out, *factors = ctx.saved_tensors
+        inputs, own = Halves(*factors[:2]), Halves(*factors[2:])
+        n_out, n_in, width = ctx.sizes
+        before, sums = _split_backward(grad, out, rate, ctx.n_envs)
+        of_x = products.input_gradient(before, own)[..., :width] if ctx.needs_input_grad[0] else None
+        if ctx.fold is not None:
+            ctx.fold(before, sums, inputs)
+            return of_x, *[None] * 8
+        of_weight = products.weight_gradient(before, inputs)[:, :n_out, :n_in]
+        return of_x, of_weight, sums.sum(1)[:, :n_out], *[None] * 6
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        outputs = _SplitLayer.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        return outputs, (0,) * len(outputs)
+
+
+def _split_backward(grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None) -> tuple[Halves, Tensor]:
+    """As `layer_backward`, in halves."""
+    from sandmask.functional.kernels.dense import activate_backward_halves
+    from sandmask.functional.kernels.split import split
+
+    if out is None:
+        return split(grad.contiguous()), by_environment(grad, n_envs or 1).sum(2)
+    return activate_backward_halves(grad, out, rate, _rows_of_a_part(out, n_envs))
 
 
 def layer_of_runs(
@@ -145,8 +257,7 @@ def layer_backward(
     if out is not None and has_kernels(out):
         from sandmask.functional.kernels import dense as dense_kernels
 
-        part = split_dense.PART if n_envs is None else out.shape[1] // n_envs
-        return dense_kernels.activate_backward(grad, out, rate, part)
+        return dense_kernels.activate_backward(grad, out, rate, _rows_of_a_part(out, n_envs))
     before = grad
     if out is not None:
         scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
@@ -159,3 +270,8 @@ def layer_backward(
 def by_environment(rows: Tensor, n_envs: int) -> Tensor:
     """[K, E * B, n] as [K, E, B, n]."""
     return rows.reshape(len(rows), n_envs, -1, rows.shape[2])
+
+
+def _rows_of_a_part(out: Tensor, n_envs: int | None) -> int:
+    """The number of rows of [K, N, out] that are summed together."""
+    return PART if n_envs is None else out.shape[1] // n_envs

@@ -5,8 +5,9 @@ that layers reach their GPU kernels. `Direct` is for one run of a small model. `
 the other into running moments: large models, whose E gradients should not all be kept.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +23,24 @@ AT_ONCE_BYTES = 2**31  # of all environments' gradients together, that are kept 
 EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
 
 
-class Differentiator(Protocol):
+class Differentiator(ABC):
     """The interface through which algorithms compute gradients."""
 
+    @abstractmethod
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Gradient, value and auxiliary output of `objective(vector) -> (value, aux)`."""
-        ...
+
+    def environment_gradients(
+        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Each environment's gradient at its own vector, [E, P] -> [E, P], and the losses [E]. Keeps all."""
+
+        def loss_of(e: int) -> Objective:
+            return lambda vector: (losses(vector, batch.environment(e))[0], ())
+
+        found = [self.gradient(loss_of(e), vectors[e])[:2] for e in range(batch.n_envs)]
+        gradients, values = zip(*found, strict=True)
+        return torch.stack(gradients), torch.stack(values)
 
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
@@ -36,16 +49,11 @@ class Differentiator(Protocol):
 
         `losses(vector, batch)` gives one loss per environment of the batch, each of its own examples alone.
         """
-        ...
-
-    def environment_gradients(
-        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
-    ) -> tuple[Tensor, Tensor]:
-        """Each environment's gradient at its own vector, [E, P] -> [E, P], and the losses [E]. Keeps all."""
-        ...
+        gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
+        return moments_of(gradients, log_magnitude=log_magnitude), values
 
 
-class Functional:
+class Functional(Differentiator):
     """Through `torch.func`; the environments' gradients are taken together."""
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -53,26 +61,22 @@ class Functional:
         gradient, (value, aux) = grad_and_value(objective, has_aux=True)(vector)
         return gradient, value, aux
 
-    def environment_moments(
-        self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
-    ) -> tuple[TensorMoments, Tensor]:
-        """See `Differentiator.environment_moments`."""
-        gradients, values = self._stacked(losses, vector, batch, None)
-        return moments_of(gradients, log_magnitude=log_magnitude), values
-
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
     ) -> tuple[Tensor, Tensor]:
         """See `Differentiator.environment_gradients`."""
-        return self._stacked(losses, vectors, batch, 0)
-
-    @staticmethod
-    def _stacked(losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, dim: int | None) -> tuple[Tensor, Tensor]:
-        gradients, values = vmap(grad_and_value(_of_one(losses)), in_dims=(dim, 0))(vector, batch)
+        gradients, values = vmap(grad_and_value(_of_one(losses)))(vectors, batch)
         return gradients, values
 
+    def environment_moments(
+        self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
+    ) -> tuple[TensorMoments, Tensor]:
+        """See `Differentiator.environment_moments`."""
+        gradients, values = vmap(grad_and_value(_of_one(losses)), in_dims=(None, 0))(vector, batch)
+        return moments_of(gradients, log_magnitude=log_magnitude), values
 
-class AcrossRuns:
+
+class AcrossRuns(Differentiator):
     """Inside of one level of `vmap`, by plain autograd on the tensors of all K runs underneath.
 
     Layers see no gradient transform, and can compute in kernels for K runs. The environments' gradients are taken one
@@ -94,38 +98,22 @@ class AcrossRuns:
         (leaf,) = on_all_runs(leaf_of, vector)
         value, aux = objective(leaf)
         gradient, value = on_all_runs(gradients, value)
-        return gradient, value, _detach(aux)
-
-    def environment_moments(
-        self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
-    ) -> tuple[TensorMoments, Tensor]:
-        """See `Differentiator.environment_moments`."""
-        gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
-        moments = GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False)
-        return _of_vector(moments), values
-
-    def environment_gradients(
-        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
-    ) -> tuple[Tensor, Tensor]:
-        """See `Differentiator.environment_gradients`."""
-
-        def loss_of(e: int) -> Objective:
-            return lambda vector: (losses(vector, batch.environment(e))[0], ())
-
-        found = [self.gradient(loss_of(e), vectors[e])[:2] for e in range(batch.n_envs)]
-        gradients, values = zip(*found, strict=True)
-        return torch.stack(gradients), torch.stack(values)
+        return gradient, value, detached(aux)
 
 
-class Autograd:
-    """Through plain autograd; one environment's graph and gradient at a time."""
+class _Plain(Differentiator):
+    """Gradients through plain autograd."""
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """See `Differentiator.gradient`."""
         leaf = vector.detach().requires_grad_()
         value, aux = objective(leaf)
         (gradient,) = torch.autograd.grad(value, leaf)
-        return gradient, value.detach(), _detach(aux)
+        return gradient, value.detach(), detached(aux)
+
+
+class Autograd(_Plain):
+    """Through plain autograd; one environment's graph and gradient at a time."""
 
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
@@ -140,34 +128,23 @@ class Autograd:
                 values[e] = loss.detach()
                 yield torch.autograd.grad(loss, leaf)[0]
 
-        return _of_vector(_fold(gradients(), batch.n_envs, vector, log_magnitude=log_magnitude)), values
-
-    def environment_gradients(
-        self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
-    ) -> tuple[Tensor, Tensor]:
-        """See `Differentiator.environment_gradients`."""
-        gradients, values = [], []
-        for e in range(batch.n_envs):
-            leaf = vectors[e].detach().requires_grad_()
-            loss = losses(leaf, batch.environment(e))[0]
-            gradients.append(torch.autograd.grad(loss, leaf)[0])
-            values.append(loss.detach())
-        return torch.stack(gradients), torch.stack(values)
+        if vector.device.type == "cuda" and batch.n_envs * vector.numel() * vector.element_size() <= AT_ONCE_BYTES:
+            kept = vector.new_empty(batch.n_envs, vector.numel())
+            for e, gradient in enumerate(gradients()):
+                kept[e] = gradient
+            return moments_of(kept, log_magnitude=log_magnitude), values
+        moments = GradientMoments(log_magnitude=log_magnitude, check_finite=False)
+        for gradient in gradients():
+            moments.update(gradient)
+        return _of_vector(moments), values
 
 
-class Direct(Autograd):
+class Direct(_Plain):
     """Plain autograd, with the environments' gradients taken together: one run of a small model.
 
     It spares the seconds that the first call of `torch.func.grad` takes to import the compiler.
     Not for use under `vmap`.
     """
-
-    def environment_moments(
-        self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
-    ) -> tuple[TensorMoments, Tensor]:
-        """See `Differentiator.environment_moments`."""
-        gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
-        return moments_of(gradients, log_magnitude=log_magnitude), values
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
@@ -189,19 +166,6 @@ def _of_one(losses: EnvironmentLosses) -> Callable[[Tensor, EnvBatch], Tensor]:
     return lambda vector, fields: losses(vector, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
 
 
-def _fold(gradients: Iterator[Tensor], n_envs: int, vector: Tensor, *, log_magnitude: bool) -> GradientMoments:
-    """Moments of gradients that come one by one; on a GPU with memory to spare, of all of them by one kernel."""
-    if vector.device.type == "cuda" and n_envs * vector.numel() * vector.element_size() <= AT_ONCE_BYTES:
-        kept = torch.empty(n_envs, vector.numel(), dtype=vector.dtype, device=vector.device)
-        for e, gradient in enumerate(gradients):
-            kept[e] = gradient
-        return GradientMoments.of_gradients(kept, log_magnitude=log_magnitude, check_finite=False)
-    moments = GradientMoments(log_magnitude=log_magnitude, check_finite=False)
-    for gradient in gradients:
-        moments.update(gradient)
-    return moments
-
-
 def _of_vector(moments: GradientMoments) -> TensorMoments:
     """The moments of the one tensor that there is: the flat vector."""
     of_vector = moments.of(0)
@@ -209,5 +173,6 @@ def _of_vector(moments: GradientMoments) -> TensorMoments:
     return of_vector
 
 
-def _detach(tree: Any) -> Any:
+def detached(tree: Any) -> Any:
+    """A tree with its tensors detached."""
     return pytree.tree_map_only(Tensor, Tensor.detach, tree)

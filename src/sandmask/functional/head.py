@@ -18,10 +18,9 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from sandmask._physical import has_kernels, in_vmap, leading
-from sandmask.functional.dense import saturated
+from sandmask.functional.dense import PART, saturated
 
 MOST_CLASSES = 64  # that the kernels are written for
-PART = 512  # rows that one program sums the weights' gradient over, where environments do not matter
 NARROW = 4  # times as many features as classes, from which on it pays to compute two layers as one
 
 # Takes over the gradients of the parameters: gets the weight's sums [K, E, classes, in] and the logits' gradient.

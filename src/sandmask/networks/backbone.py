@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sandmask.errors import SandmaskError
-from sandmask.functional.dropout import Dropout
+from sandmask.functional.dense import Dropout
 from sandmask.networks._timm import create, feature_size
 from sandmask.networks.batch_norm import unfreeze
 from sandmask.networks.featurizer import EvaluatedModel

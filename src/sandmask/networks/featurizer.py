@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from sandmask.functional.dropout import Dropout
+from sandmask.functional.dense import Dropout
 from sandmask.registry import Registry
 
 

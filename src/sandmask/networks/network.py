@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandmask.errors import SandmaskError
+from sandmask.functional.across_processes import divided
 from sandmask.functional.compiling import Compiled
-from sandmask.functional.dividing import divided
-from sandmask.functional.dropout import Dropout
+from sandmask.functional.dense import Dropout
 from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 from sandmask.functional.head import NARROW, head, linear_pair
 from sandmask.networks.batch_norm import RUNNING, BatchStatistics

@@ -5,8 +5,7 @@ import itertools
 from torch import Tensor, nn
 
 from sandmask.functional.conv import conv_block, kernels_suit, pixel_mean
-from sandmask.functional.dense import affine, dense
-from sandmask.functional.dropout import Dropout
+from sandmask.functional.dense import Dropout, affine, dense
 from sandmask.networks.featurizer import Featurizer
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sandmask._physical import has_kernels
 from sandmask.algorithms import Hparams, State
 from sandmask.errors import SandmaskError
-from sandmask.functional.running_means import follow
 from sandmask.records import AVERAGES
 from sandmask.registry import closest
 
@@ -85,6 +85,28 @@ def _shares(name: str, average: Average, done: Tensor, hparams: Hparams) -> Tens
     return torch.maximum(1.0 - decay, 1.0 / done.clamp(min=1.0))
 
 
+def follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
+    """Means [K, ...] after each iterate [K, ...] in turn has moved them towards itself; on a GPU by one kernel.
+
+    `shares` says how far, [means, iterates, K]: 0 leaves a mean as it is, 1 replaces it by the iterate.
+    """
+    if has_kernels(means[0]):
+        from sandmask.functional.kernels import running_means
+
+        return running_means.follow(means, iterates, shares)
+    return plain_follow(means, iterates, shares)
+
+
+def plain_follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
+    """The same by torch's own operations."""
+    followed = list(means)
+    for iterate, of_means in zip(iterates, shares.unbind(1), strict=True):
+        followed = [
+            torch.lerp(mean, iterate, column(share, mean)) for mean, share in zip(followed, of_means, strict=True)
+        ]
+    return followed
+
+
 def _start_swad(weights: dict[str, Tensor]) -> Average:
     zeros = torch.zeros(len(next(iter(weights.values()))), device=next(iter(weights.values())).device)
     return {
@@ -124,10 +146,10 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     weights, pending = {}, {}
     for e in entries:
         new, old, late = segment[e], average["weights"][e], average["pending"][e]
-        pending[e] = _where(bad, late + _column((1.0 / waiting.clamp(min=1.0)), new) * (new - late), late)
+        pending[e] = _where(bad, late + column((1.0 / waiting.clamp(min=1.0)), new) * (new - late), late)
         # With a good segment, those that waited count too.
         share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
-        joined = _column(share[0], old) * old + _column(share[1], old) * late + _column(share[2], old) * new
+        joined = column(share[0], old) * old + column(share[1], old) * late + column(share[2], old) * new
         weights[e] = _where(starts, recent[e].mean(1), _where(good, joined, old))
     return {
         "segment": segment,
@@ -152,13 +174,13 @@ def averaged_state(state: State, average: Average) -> State:
     return {**state, **weights}
 
 
-def _column(values: Tensor, like: Tensor) -> Tensor:
+def column(values: Tensor, like: Tensor) -> Tensor:
     """Values [K], shaped so that they multiply a tensor [K, ...]."""
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    return torch.where(_column(condition, yes), yes, no)
+    return torch.where(column(condition, yes), yes, no)
 
 
 def _copy(weights: dict[str, Tensor]) -> dict[str, Tensor]:

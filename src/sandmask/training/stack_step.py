@@ -18,7 +18,7 @@ from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, M
 from sandmask.functional import EnvBatch
 from sandmask.functional.across_processes import AcrossProcesses
 from sandmask.functional.differentiate import AT_ONCE_BYTES
-from sandmask.functional.tape.moment_tape import MomentTape
+from sandmask.functional.tape import MomentTape
 from sandmask.gradients import OnePass, UnsupportedError
 from sandmask.masks import GradientMoments, TensorMoments
 

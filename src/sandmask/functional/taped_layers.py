@@ -1,0 +1,227 @@
+"""Layers whose gradients are folded into moments: what they compute while a `MomentTape` is active, inside `vmap`."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from sandmask._physical import has_kernels, leading
+from sandmask._scratch import scratch_product
+from sandmask.functional.conv import fused_conv_block
+from sandmask.functional.dense import Dropout, by_environment, layer_function
+from sandmask.functional.head import fused_head, has_head_kernels
+from sandmask.functional.split import Halves
+
+if TYPE_CHECKING:
+    from sandmask.functional.tape import MomentTape, Place
+
+SMALLEST = 16  # sides of a weight matrix from which on kernels pay; in half precision they also round less
+AT_ONCE = 2**28  # numbers of all environments' gradients that are kept at a time
+
+
+def taped_dense(
+    tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0
+) -> Tensor:
+    """`dense`."""
+    return _taped(tape, x, weight, bias, drop, site=site, relu=True)
+
+
+def taped_linear(
+    tape: "MomentTape",
+    input: Tensor,  # noqa: A002 - as `torch.nn.functional.linear` has it
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`torch.nn.functional.linear`."""
+    return _taped(tape, input, weight, bias, None, site=0, relu=False)[..., : weight.shape[0]]
+
+
+def taped_affine(tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`affine`."""
+    return _taped(tape, x, weight, bias, None, site=0, relu=False)
+
+
+def _taped(
+    tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor | None, drop: Dropout | None, *, site: int, relu: bool
+) -> Tensor:
+    tape.check_rows(x, 2)
+    n_out, n_in = weight.shape
+    of_weight, of_bias = tape.claim(weight, bias)
+
+    def fold(grad: Tensor | Halves, sums: Tensor, x: Tensor | Halves) -> None:
+        """Fold the gradients of the weight, grad_e^T x_e, and of the bias, the sums of grad_e [K, E, out]."""
+        tape.fold(of_bias, lambda runs: sums[runs, :, :n_out])
+        _fold_weight(tape, (n_out, n_in), of_weight, grad, x)
+
+    keys, rate = (None, None) if drop is None else (drop.keys, drop.rate)
+    outputs = layer_function(x, weight).apply(x, weight, bias, keys, rate, site, relu, tape.n_envs, fold)  # type: ignore[no-untyped-call]
+    y: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
+    return y
+
+
+def _fold_weight(
+    tape: "MomentTape", sizes: tuple[int, int], place: "Place", grad: Tensor | Halves, x: Tensor | Halves
+) -> None:
+    """In half precision and for halves, moments come out of the kernel that multiplies; otherwise torch multiplies."""
+    n_envs = tape.n_envs
+    if isinstance(grad, Halves) or isinstance(x, Halves) or (has_kernels(grad) and grad.itemsize == 2):
+        from sandmask.functional.kernels import moments as moment_kernels
+
+        moment_kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, tape.target(place))
+        return
+    by_env, x_by_env = by_environment(grad, n_envs), by_environment(x, n_envs)
+    if not has_kernels(grad) or min(sizes) < SMALLEST:
+        by_env, x_by_env = by_env[..., : sizes[0]], x_by_env[..., : sizes[1]]
+        tape.fold(place, lambda runs: _products(by_env[runs], x_by_env[runs]))
+        return
+    from sandmask.functional.kernels import moments as moment_kernels
+
+    target = tape.target(place)
+    together = max(AT_ONCE // (n_envs * grad.shape[2] * x.shape[2]), 1)
+    for begin in range(0, len(grad), together):
+        runs = slice(begin, begin + together)
+        unscale = None if tape.unscale is None else tape.unscale[runs]
+        products = (by_env[runs].mT @ x_by_env[runs])[:, :, : sizes[0]]
+        moment_kernels.fold_runs(products, unscale, target[:, runs], sizes[1])
+
+
+def _products(grad: Tensor, x: Tensor) -> Tensor:
+    """grad_e^T x_e of [k, E, B, n]. Never in half precision: float16 could not hold the sums over rows."""
+    exact = torch.promote_types(grad.dtype, torch.float32)
+    return scratch_product(grad.to(exact).mT, x.to(exact))
+
+
+def taped_head(tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`head`, where there are kernels for it."""
+    tape.check_rows(x, 2)
+    of_weight, of_bias = tape.claim(weight, bias)
+
+    def fold(sums: Tensor, grad: Tensor) -> None:
+        by_env = by_environment(grad, tape.n_envs)
+        tape.fold(of_weight, lambda runs: sums[runs])
+        tape.fold(of_bias, lambda runs: by_env[runs].sum(2))
+
+    return fused_head(x, weight, bias, tape.n_envs, fold)
+
+
+def taped_linear_pair(tape: "MomentTape", x: Tensor, *params: Tensor) -> Tensor:
+    """`linear_pair`."""
+    tape.check_rows(x, 2)
+    places = tape.claim(*params)
+
+    def fold(grad: Tensor, products: Tensor, *saved: Tensor) -> None:
+        _fold_pair(tape, places, grad, products, *saved)
+
+    y: Tensor = _TapedLinearPair.apply(x, *params, tape.n_envs, fold)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _fold_pair(
+    tape: "MomentTape",
+    places: "tuple[Place, ...]",
+    grad: Tensor,
+    products: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    head: Tensor,
+) -> None:
+    """Fold the gradients of W, b, V and c: V^T p_e, V^T s_e, p_e W^T + s_e b^T and s_e.
+
+    Here s_e is the sum of the logits' gradients g_e [B, classes] over rows, and p_e = g_e^T x_e.
+    """
+    of_weight, of_bias, of_head, of_head_bias = places
+    sums = by_environment(grad, tape.n_envs).sum(2)
+    tape.fold(of_head_bias, lambda runs: sums[runs])
+    tape.fold(of_bias, lambda runs: sums[runs] @ head[runs])
+    through = torch.bmm(products.flatten(1, 2), weight.mT).view(*sums.shape, -1)
+    through += sums.unsqueeze(-1) * bias[:, None, None]
+    tape.fold(of_head, lambda runs: through[runs])
+    if has_kernels(grad):
+        from sandmask.functional.kernels import moments as moment_kernels
+
+        moment_kernels.outer_moments(head, products, tape.unscale, tape.target(of_weight))
+        return
+    tape.fold(of_weight, lambda runs: scratch_product(head[runs].unsqueeze(1).mT, products[runs]))
+
+
+class _TapedLinearPair(Function):
+    """Of K runs: inside of `vmap` it is called again with the leading dimension."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        head: Tensor,
+        head_bias: Tensor,
+        n_envs: int,  # noqa: ARG004 - for the backward pass
+        fold: Any,  # noqa: ARG004 - as well
+    ) -> Tensor:
+        both = torch.bmm(head, weight.to(head.dtype))
+        constant = torch.baddbmm(head_bias.unsqueeze(1), bias.to(head.dtype).unsqueeze(1), head.mT)
+        if has_head_kernels(x, both):
+            from sandmask.functional.kernels import head as head_kernels
+
+            return head_kernels.logits(x.contiguous(), both, constant.squeeze(1))
+        return torch.baddbmm(constant, x[..., : both.shape[2]].to(both.dtype), both.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG004
+        x, weight, bias, head, _, ctx.n_envs, ctx.fold = inputs
+        ctx.save_for_backward(x, weight, bias, head)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, bias, head = ctx.saved_tensors
+        weight, bias = weight.to(head.dtype), bias.to(head.dtype)
+        of_x, products = _gradients(grad, x, torch.bmm(head, weight), ctx.n_envs, wanted=ctx.needs_input_grad[0])
+        ctx.fold(grad, products, weight, bias, head)
+        return of_x, *[None] * 6
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        y: Tensor = _TapedLinearPair.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        return y, 0
+
+
+def _gradients(grad: Tensor, x: Tensor, both: Tensor, n_envs: int, *, wanted: bool) -> tuple[Tensor | None, Tensor]:
+    """Gradient of x, if it is needed, and the products g_e^T x_e [K, E, classes, in]."""
+    if has_head_kernels(x, both):
+        from sandmask.functional.kernels import head as head_kernels
+
+        return head_kernels.gradients(grad.contiguous(), x.contiguous(), both, x.shape[1] // n_envs)
+    own = x[..., : both.shape[2]].to(both.dtype)
+    of_x = torch.bmm(grad, both) if wanted else None
+    if of_x is not None and of_x.shape != x.shape:
+        of_x = torch.nn.functional.pad(of_x, (0, x.shape[2] - of_x.shape[2]))
+    return None if of_x is None else of_x.to(x.dtype), by_environment(grad, n_envs).mT @ by_environment(own, n_envs)
+
+
+def taped_conv_block(
+    tape: "MomentTape",
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    stride: int = 1,
+    groups: int = 8,
+) -> Tensor:
+    """`conv_block`, where there are kernels for it."""
+    tape.check_rows(x, 4)
+    n_in = weight.shape[1]
+    place, *others = tape.claim(weight, bias, gamma, beta)
+
+    def fold(before: Tensor | Halves, inputs: Tensor | Halves, sums: Tensor) -> None:
+        from sandmask.functional.kernels import conv_weights, norm
+
+        if conv_weights.has_few_weights(n_in):
+            parts = conv_weights.weight_parts(before, inputs, tape.n_envs, stride)
+            tape.fold(place, lambda runs: parts[runs].sum(2))
+        else:
+            conv_weights.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, *tape.target(place))
+        of_bias, of_gamma, of_beta = (begin for begin, _ in others)
+        norm.sample_moments(sums, tape.unscale, tape.n_envs, tape.target(*others), (of_bias, of_gamma, of_beta))
+
+    return fused_conv_block(x, weight, bias, gamma, beta, stride, groups, fold)

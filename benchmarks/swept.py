@@ -6,6 +6,7 @@ together, of the mean over checkpoints. Two controls tell what drifting apart do
 same runs on the CPU, in plain torch, with learning rates a millionth larger; and in bfloat16.
 
 python -m benchmarks.swept [RECORDS]
+python -m benchmarks.swept train PRECISION FILE     # first train those runs of the sweep again, on a GPU
 
 Runs trained on a CPU are kept in results/swept; missing ones are trained, which takes an hour on two cores.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._measure import print_rows
-from benchmarks.fast_path import Curves, p_value, trained_apart
+from benchmarks.fast_path import Curves, p_value, train, trained_apart
 from sandmask.datasets import load_dataset
 from sandmask.paper._select import every, thinned
 from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
@@ -119,11 +120,30 @@ def by_control(
     return rows
 
 
-def main() -> None:
+def draws_of(records: str) -> dict[str, list[list[RunRecord]]]:
+    """The runs that are compared, by method and draw."""
     found: defaultdict[str, list[RunRecord]] = defaultdict(list)
-    for run in read_runs(sys.argv[1] if len(sys.argv) > 1 else RECORDS):
+    for run in read_runs(records):
         found[run.spec.algorithm].append(run)
-    draws = {method: lightest(runs) for method, runs in found.items()}
+    return {method: lightest(runs) for method, runs in found.items()}
+
+
+def train_again(precision: str, file: Path) -> None:
+    """Train the runs that are compared as stacks on a GPU; `file` is written after every method."""
+    done: list[RunRecord] = []
+    for method, groups in draws_of(RECORDS).items():
+        for group in groups:
+            runs = train([replace(run.spec, steps=STEPS, precision=precision) for run in group], "cuda")
+            done += [thinned(run, every(run, EVERY)) for run in runs]
+        write_archive(done, file, metrics=False)
+        print(f"{method}: {len(done)} runs in {file}", flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["train"]:
+        train_again(sys.argv[2], Path(sys.argv[3]))
+        return
+    draws = draws_of(sys.argv[1] if len(sys.argv) > 1 else RECORDS)
     swept = {method: [run for group in groups for run in group] for method, groups in draws.items()}
     stacks = [[run.spec for run in group] for groups in draws.values() for group in groups]
     alone = trained("slow", [[slow(spec)] for stack in stacks for spec in stack])

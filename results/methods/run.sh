@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The runs of plan.md on one GPU; resumable. Leaves the finished records in $OUT (default: results/methods).
 #   run.sh mnist SECONDS DATA_DIR      ColoredMNIST (DATA_DIR/mnist/*.gz): 450 runs of 501 steps
-#   run.sh spirals SECONDS             Spirals: 800 runs of 1,001 steps
+#   run.sh spirals SECONDS             Spirals: 800 runs of 1,001 steps; slow methods train beside the others
 # OPTIONS are more options of `sweep run`, such as --workers 2; PYTHON is the interpreter.
 set -u
 what=$1 seconds=$2 data=${3:-}
@@ -12,14 +12,15 @@ others=$("$python" -c "
 from sandmask.algorithms import ALGORITHMS
 print(','.join(entry.name for entry in ALGORITHMS.values() if entry.name not in '$shown'.split(',')))") || exit 1
 
-scaled() { # DIVISOR LR RDM_LR: penalties set in at the same share of the training as in 5,001 steps
+scaled() { # DIVISOR NAME=STEP...: penalties set in at the same share of the training as in 5,001 steps
   local each
-  for each in irm_penalty_anneal_iters=500 vrex_penalty_anneal_iters=500 ib_penalty_anneal_iters=500 \
-    rdm_penalty_anneal_iters=1500 eqrm_burnin_iters=2500 iters=200 linear_steps=500; do
+  for each in "${@:2}"; do
     echo "--hparam ${each%=*}=$(( ${each#*=} / $1 ))"
   done
-  echo "--hparam eqrm_lr=$2 --hparam linear_lr=$2 --hparam rdm_lr=$3"
 }
+starts="irm_penalty_anneal_iters=500 vrex_penalty_anneal_iters=500 ib_penalty_anneal_iters=500 eqrm_burnin_iters=2500 linear_steps=500"
+slow_starts="rdm_penalty_anneal_iters=1500 iters=200"
+rates() { echo "--hparam eqrm_lr=$1 --hparam linear_lr=$1"; }
 
 sweep() { # FOLDER METHODS OPTIONS...
   local left=$(( end - $(date +%s) ))
@@ -33,10 +34,15 @@ case $what in
   mnist)
     common=(--datasets ColoredMNIST --data-dir "$data" --n-trials 3 --precision bf16 --steps "${STEPS:-501}")
     sweep methods-mnist/shown "$shown" "${common[@]}" --average sma,swad --hparam penalty_anneal_iters=150 --hparam sma_start=10
-    sweep methods-mnist/others "$others" "${common[@]}" $(scaled 10 0.001 0.0003) ;;
+    sweep methods-mnist/others "$others" "${common[@]}" $(scaled 10 $starts $slow_starts) \
+      $(rates 0.001) --hparam rdm_lr=0.0003 ;;
   spirals)
-    sweep methods-spirals "$shown,$others" --datasets Spirals --n-trials 1 --precision tf32 --steps "${STEPS:-1001}" \
-      --hparam penalty_anneal_iters=300 $(scaled 5 0.005 0.0015) ;;
+    slow=MMD,CausIRL_MMD,CAD,CondCAD,RDM,SelfReg,TRM,ADRMX,MLDG,URM
+    fast=$(tr , '\n' <<< "$shown,$others" | grep -vxF "$(tr , '\n' <<< "$slow")" | paste -sd,)
+    common=(--datasets Spirals --n-trials 1 --precision tf32 --steps "${STEPS:-1001}")
+    sweep methods-spirals/slow "$slow" "${common[@]}" $(scaled 5 $slow_starts) --hparam rdm_lr=0.0015 &
+    sweep methods-spirals/fast "$fast" "${common[@]}" $(scaled 5 $starts penalty_anneal_iters=1500) $(rates 0.005)
+    wait ;;
   *) echo "unknown: $what; say mnist or spirals" >&2; exit 2 ;;
 esac
 mkdir -p "$out"

@@ -76,7 +76,7 @@ def leading(n_runs: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...])
     """Tensors with their batch dimension first; shared ones are expanded, and other values are left unchanged."""
 
     def lead(dim: int | None, value: Any) -> Any:
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or dim == 0:
             return value
         return value.expand(n_runs, *value.shape) if dim is None else value.movedim(dim, 0)
 

@@ -12,9 +12,9 @@ from torch.func import vmap
 
 from sandmask.functional import dense, random
 from sandmask.functional.dense import Dropout
-from sandmask.functional.kernels import moments, products
+from sandmask.functional.kernels import head, moments, products
 from sandmask.functional.kernels.split import split
-from sandmask.functional.split import joined, plain_split
+from sandmask.functional.split import joined, largest_of, plain_split
 from sandmask.masks import gradient_moments
 from sandmask.training.precision import temporary_precision
 
@@ -119,3 +119,44 @@ def test_a_layer_drops_what_the_plain_layer_drops(monkeypatch: pytest.MonkeyPatc
         )
     torch.testing.assert_close(found[..., :35], wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(found[..., :35] == 0, wanted == 0)
+
+
+def test_a_product_remembers_its_largest_magnitudes_until_it_is_changed() -> None:
+    x, weight, bias = normal(E * B, IN), normal(OUT, IN, sizes=(1.0, 1e3)), normal(OUT)
+    y = products.layer(split(x), split(weight), bias)
+    g = products.input_gradient(split(y), split(weight))
+    with temporary_precision("fp32x3"):
+        of_x, _ = head.gradients(normal(E * B, 2), y, normal(2, OUT), B)
+    for found in (y, g, of_x):
+        assert torch.equal(largest_of(found), found.abs().amax((1, 2)))
+        found.mul_(2.0)
+        assert torch.equal(largest_of(found), found.abs().amax((1, 2)))
+
+
+def test_the_next_layer_need_not_look_for_the_largest_magnitudes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither forwards nor backwards: only for the inputs, the weights and the gradient of the result."""
+    x, weights, bias = normal(E * B, 32), [normal(48, 32), normal(32, 48)], [normal(48), normal(32)]
+    looked_at, norm = [], torch.linalg.vector_norm
+
+    def watched(x: Tensor, *args: object, **how: object) -> Tensor:
+        looked_at.append(tuple(x.shape))
+        return norm(x, *args, **how)  # type: ignore[arg-type]
+
+    def network(x: Tensor, *params: Tensor) -> Tensor:
+        return dense.dense(dense.dense(x, *params[:2]), *params[2:])
+
+    params = [each.requires_grad_() for pair in zip(weights, bias, strict=True) for each in pair]
+    monkeypatch.setattr(dense, "has_kernels", lambda _: True)
+    monkeypatch.setattr(torch.linalg, "vector_norm", watched)
+    with temporary_precision("fp32x3"):
+        y = vmap(network)(x, *params)
+        found = torch.autograd.grad(y.square().sum(), params)
+    result = E * B * 32
+    assert looked_at == [(K, E * B * 32), (K, 48 * 32), (K, 32 * 48), (K, result)]
+    exact = [param.detach().double().requires_grad_() for param in params]
+    hidden = torch.baddbmm(exact[1].unsqueeze(1), x.double(), exact[0].mT).relu()
+    wanted = torch.autograd.grad(
+        torch.baddbmm(exact[3].unsqueeze(1), hidden, exact[2].mT).relu().square().sum(), exact
+    )
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-3)

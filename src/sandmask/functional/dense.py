@@ -18,7 +18,7 @@ from sandmask.functional import random
 from sandmask.functional.split import Halves, split_products
 
 ALIGNED = 16  # what widths are multiples of inside products on a GPU
-NARROWEST = 32  # sides of a weight matrix from which on products of halves pay
+NARROWEST = 16  # sides of a weight matrix from which on products of halves pay
 PART = 512  # rows that one program sums parameters' gradients over, where environments do not matter
 
 # Takes over the gradients of the parameters: gets the gradient of x W^T + b [K, N, out], its sums over the rows of each
@@ -192,7 +192,9 @@ class _SplitLayer(Function):
         inputs, own = Halves(*factors[:2]), Halves(*factors[2:])
         n_out, n_in, width = ctx.sizes
         before, sums = _split_backward(grad, out, rate, ctx.n_envs)
-        of_x = products.input_gradient(before, own)[..., :width] if ctx.needs_input_grad[0] else None
+        of_x = products.input_gradient(before, own) if ctx.needs_input_grad[0] else None
+        if of_x is not None and of_x.shape[2] > width:
+            of_x = of_x[..., :width]
         if ctx.fold is not None:
             ctx.fold(before, sums, inputs)
             return of_x, *[None] * 8

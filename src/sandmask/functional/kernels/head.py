@@ -14,8 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.dense import saturated
+from sandmask.functional.kernels.split import note_largest
 from sandmask.functional.kernels.tiles import at_most
-from sandmask.functional.split import split_products
+from sandmask.functional.split import remember_largest, split_products
 
 ROWS, COLUMNS = 64, 64  # of features, that a program works on at a time
 
@@ -63,6 +64,7 @@ def _gradients_kernel(
     weight,
     of_x,
     sums,
+    largest,
     n_rows,
     wide,
     n_in,
@@ -72,6 +74,7 @@ def _gradients_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
     precision: tl.constexpr,
+    notes: tl.constexpr,
 ):
     """The gradient of some features of a part of the rows, and the weights' gradient out of these rows."""
     run, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * part
@@ -97,6 +100,8 @@ def _gradients_kernel(
         total = tl.dot(tl.trans(g), value, total, input_precision=precision)
         gradient = saturated(tl.dot(g, w, input_precision=precision), of_x.dtype.element_ty)
         tl.store(of_x + features, gradient, mask=inside)
+        if notes:
+            note_largest(gradient, inside, largest + run)
     sums += (run * tl.num_programs(1) + tl.program_id(1)) * n_classes * n_in
     tl.store(sums + place, total, mask=is_weight)
 
@@ -116,9 +121,13 @@ def gradients(grad: Tensor, x: Tensor, weight: Tensor, part: int) -> tuple[Tenso
     (n_runs, n_rows, wide), (_, n_classes, n_in) = x.shape, weight.shape
     of_x = torch.empty_like(x)
     sums = torch.empty(n_runs, triton.cdiv(n_rows, part), n_classes, n_in, device=x.device)
+    notes = split_products() and x.dtype == torch.float32  # for the layer before
+    largest = torch.zeros(n_runs, device=x.device) if notes else sums
     launch: Any = _gradients_kernel[(triton.cdiv(wide, COLUMNS), sums.shape[1], n_runs)]
     sizes = (n_rows, wide, n_in, n_classes, part, at_most(64, n_classes), at_most(ROWS, part), COLUMNS)
-    launch(grad, x, weight, of_x, sums, *sizes, _precision())
+    launch(grad, x, weight, of_x, sums, largest, *sizes, _precision(), notes)
+    if notes:
+        remember_largest(of_x, largest)
     return of_x, sums
 
 

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.dense import dropped
-from sandmask.functional.kernels.split import multiply, operand, unscaled
+from sandmask.functional.kernels.split import multiply, note_largest, operand, unscaled
 from sandmask.functional.kernels.tiles import Tiles, at_most
-from sandmask.functional.split import Halves
+from sandmask.functional.split import Halves, remember_largest
 
 FORWARD = BACKWARD = Tiles(128, 64, 32, 4, 3)
 WEIGHTS = Tiles(64, 64, 64, 4, 3)
@@ -33,6 +33,7 @@ def _product_kernel(
     keys,
     rate,
     out,
+    largest,
     n_rows,
     n_columns,
     n_deep,
@@ -44,11 +45,12 @@ def _product_kernel(
     biased: tl.constexpr,
     drops: tl.constexpr,
     relu: tl.constexpr,
+    notes: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
 ):
-    """relu(dropout(A B + bias)), or less of it, one tile of one run."""
+    """relu(dropout(A B + bias)), or less of it, one tile of one run; with `notes` also its largest magnitude."""
     run = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * rows + tl.arange(0, rows)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -78,6 +80,8 @@ def _product_kernel(
             value = dropped(value, key, column[None, :], drop, site)
     if relu:  # not tl.maximum: NaN has to stay visible
         value = tl.where(value < 0, 0.0, value)
+    if notes:
+        note_largest(value, is_row & is_column, largest + run)
     out += run * n_rows * n_columns
     tl.store(out + row[:, None] * n_columns + column[None, :], value, mask=is_row & is_column)
 
@@ -93,9 +97,11 @@ def _launch(
     rate: Tensor | None = None,
     site: int = 0,
     relu: bool = False,
+    notes: bool = True,
 ) -> Tensor:
     (n_rows, n_columns, n_deep), n_runs = sizes, len(a.values)
     out = torch.empty(n_runs, n_rows, n_columns, device=a.values.device)
+    largest = torch.zeros(n_runs, device=out.device) if notes else out
     rows, columns, depth = at_most(tiles.rows, n_rows), at_most(tiles.columns, n_columns), at_most(tiles.depth, n_deep)
     launch: Any = _product_kernel[(triton.cdiv(n_columns, columns), triton.cdiv(n_rows, rows), n_runs)]
     drops = keys is not None and rate is not None
@@ -104,17 +110,20 @@ def _launch(
         out if bias is None else bias.contiguous(),
         out if keys is None else keys.contiguous(),
         out if rate is None else rate.float().contiguous(),
-        *(out, *sizes, *strides),
+        *(out, largest, *sizes, *strides),
         site=site,
         biased=bias is not None,
         drops=drops,
         relu=relu,
+        notes=notes,
         rows=rows,
         columns=columns,
         depth=depth,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
+    if notes:
+        remember_largest(out, largest)
     return out
 
 
@@ -145,4 +154,4 @@ def weight_gradient(grad: Halves, x: Halves) -> Tensor:
     """g^T x of g [K, N, out] and x [K, N, in]."""
     n_rows, n_out = grad.values.shape[2:]
     n_in = x.values.shape[3]
-    return _launch(grad, x, (n_out, n_in, n_rows), (1, n_out, n_in, 1), WEIGHTS)
+    return _launch(grad, x, (n_out, n_in, n_rows), (1, n_out, n_in, 1), WEIGHTS, notes=False)

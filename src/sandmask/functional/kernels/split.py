@@ -71,6 +71,13 @@ def unscaled(total, a_largest, b_largest, split: tl.constexpr):
 
 
 @triton.jit
+def note_largest(value, inside, largest):
+    """Raise a run's largest magnitude to that of a tile, from zero."""
+    magnitude = tl.where(inside, tl.abs(value), 0.0)
+    tl.atomic_max(largest, tl.max(tl.max(magnitude, axis=1), axis=0), sem="relaxed")
+
+
+@triton.jit
 def _split_kernel(x, largest, out, n_rows, n_columns, wide, numel, x_run, flat: tl.constexpr, block: tl.constexpr):
     run = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * block + tl.arange(0, block)

@@ -155,8 +155,6 @@ def test_the_next_layer_need_not_look_for_the_largest_magnitudes(monkeypatch: py
     assert looked_at == [(K, E * B * 32), (K, 48 * 32), (K, 32 * 48), (K, result)]
     exact = [param.detach().double().requires_grad_() for param in params]
     hidden = torch.baddbmm(exact[1].unsqueeze(1), x.double(), exact[0].mT).relu()
-    wanted = torch.autograd.grad(
-        torch.baddbmm(exact[3].unsqueeze(1), hidden, exact[2].mT).relu().square().sum(), exact
-    )
+    wanted = torch.autograd.grad(torch.baddbmm(exact[3].unsqueeze(1), hidden, exact[2].mT).relu().square().sum(), exact)
     for mine, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-3)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sandmask.datasets import debug, hugging_face, image_folder, image_sets, manifest, mnist, spawrious, spirals, wilds
+from sandmask.datasets import debug, hugging_face, image_sets, manifest, mnist, spawrious, spirals, wilds
 from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry
 from sandmask.datasets._scan import plain
 from sandmask.errors import SandmaskError
@@ -59,7 +59,7 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
         entry: DatasetEntry = kind.entry_of(source, _values(source, parameters, "domain=site"))
         return entry
     if isinstance(name_or_path, Path) or is_own(text):
-        return image_folder.entry_of(Path(text))
+        return image_sets.folder_entry(Path(text))
     return DATASETS[text.partition(":")[0]]
 
 

@@ -10,14 +10,14 @@ The column `split` is optional. Other column names follow the file's name: `scan
 import os
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandmask.datasets._base import DatasetEntry
-from sandmask.datasets._image_set import ImageSet
 from sandmask.datasets._scan import LeftOut
-from sandmask.datasets._table import IN, OUT, RANDOM, SUFFIXES, Listed, Row, Table
-from sandmask.datasets.image_folder import content_id, recordable
+from sandmask.datasets._table import SUFFIXES, Table
+from sandmask.datasets._tree import IN, OUT, RANDOM, Listed, Row
+from sandmask.datasets.image_sets import ImageSet, content_id, recordable
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 
@@ -84,30 +84,30 @@ class _Manifest:
     table: Table
     names: dict[str, str]  # of the columns
     root: Path  # paths are relative to it
-    first: dict[str, tuple[int, Said]] = field(default_factory=dict)  # of each real file: where it was listed first
 
     @classmethod
     def of(cls, file: Path, options: Mapping[str, str]) -> "_Manifest":
-        given = dict(options)
-        for name in given:
+        for name in options:
             if name not in OPTIONS:
                 raise SandmaskError(f"{file.name} has no option {name!r}. {closest(name, list(OPTIONS))}")
-        if not file.expanduser().is_file():
+        file = file.expanduser()
+        if not file.is_file():
             raise SandmaskError(f"There is no file {file}. {NEEDED}")
-        root = file.expanduser().parent / given.pop("root", "")
-        return cls(Table(file.expanduser()), {name: given.get(name, name) for name in COLUMNS}, root)
+        names = {name: options.get(name, name) for name in COLUMNS}
+        return cls(Table(file), names, file.parent / options.get("root", ""))
 
     def images(self) -> tuple[dict[Path, Said], tuple[LeftOut, ...]]:
         """What the rows say of each file, checked, and the rows that repeat one."""
         found: dict[Path, Said] = {}
         repeated: list[LeftOut] = []
+        first: dict[str, tuple[int, Said]] = {}  # by real path: the row that lists it first
         for number, (path, *cells) in self.table.rows(self._columns()):
             file, said = self.located(number, path), self._said(number, *cells)
             if not file.is_file():
                 hint = "; write / instead of \\" if "\\" in path and os.sep != "\\" else ""
                 what = "is not a file" if file.exists() else "does not exist"
                 raise self.table.error(number, f"{file} {what}{hint}")
-            earlier, said_there = self.first.setdefault(os.path.realpath(file), (number, said))
+            earlier, said_there = first.setdefault(os.path.realpath(file), (number, said))
             if said_there != said:
                 raise self.table.error(number, f"{path} is in row {earlier} with another class, domain or split")
             if earlier == number:

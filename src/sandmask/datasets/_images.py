@@ -29,10 +29,9 @@ _log = logging.getLogger(__name__)
 class ImageDataset(Dataset):
     """The images of a tree of folders.
 
-    Images are squeezed to `storage_size` x `storage_size` when decoded, and kept so. By default that is the
-    size that they all have, if they are square and of nearly the right size, else 8/7 of `image_size` (256
-    for 224): enough for every crop to have about as many pixels as the network is given. Evaluation resizes
-    from there.
+    Images are squeezed to `storage_size` x `storage_size` when decoded, and kept so. By default that is the size that
+    they all have, if they are square and of nearly the right size, else 8/7 of `image_size` (256 for 224): enough for
+    every crop to have about as many pixels as the network is given. Evaluation resizes from there.
 
     `cache` says where they are kept: on the "device", in "memory", nowhere ("none": decoded each time, ahead
     of need), or the first of these that fits ("auto"). `skip_corrupt` decodes everything once when the

@@ -15,7 +15,6 @@ from sandmask.registry import closest
 
 PARAMETERS = re.compile(r"(?P<source>.*?)(?P<parameters>(:\w+=[^:]*)*)", re.DOTALL)
 
-
 # Modules for datasets of one's own that are named by what a user has, such as a file. Each has `recognizes(source)`,
 # `entry_of(source, options)` and `absolute(source)`.
 OWN_KINDS = (hugging_face, manifest)
@@ -63,13 +62,6 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
     return DATASETS[text.partition(":")[0]]
 
 
-def _is_folder(text: str) -> bool:
-    try:
-        return Path(text).is_dir()
-    except (OSError, ValueError):  # too long for a name of a file
-        return False
-
-
 def is_registered(name: str) -> bool:
     """Return whether this is the name of a registered dataset, or of a variant of one.
 
@@ -82,9 +74,9 @@ def is_own(text: str) -> bool:
     """Whether this stands for images of one's own: a manifest, a Hugging Face dataset, or a folder."""
     if text == "" or is_registered(text):
         return False
-    separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
-    is_path = any(separator in text for separator in separators) or text == "."
-    return is_path or _own_kind(_parsed(text)[0]) is not None or _is_folder(text)
+    if "/" in text or os.sep in text or text == ".":
+        return True
+    return _own_kind(_parsed(text)[0]) is not None or os.path.isdir(text)  # noqa: PTH112 - false for what is no path
 
 
 def absolute(name: str) -> str:
@@ -139,7 +131,8 @@ def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None 
     :param options: options of the dataset, such as `noise` of Spirals or `skip_corrupt` of image datasets.
     """
     entry = source if isinstance(source, DatasetEntry) else dataset_entry(source)
-    allowed = _option_names(entry)
+    parameters = inspect.signature(entry.load).parameters.values()
+    allowed = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in options:
         if name not in allowed:
             choices = closest(name, allowed) if allowed else "It has none."
@@ -183,8 +176,3 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
 def _simplified(name: str) -> str:
     sign = "-" if name.strip().startswith("-") else ""  # "-90%" is not "+90%"
     return sign + plain(name.strip()).rstrip("%")
-
-
-def _option_names(entry: DatasetEntry) -> list[str]:
-    parameters = inspect.signature(entry.load).parameters.values()
-    return [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]

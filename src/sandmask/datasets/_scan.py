@@ -25,9 +25,8 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files under `root`, as paths relative to it in alphabetical order, and what was passed over."""
+    """The files under a folder, as paths relative to it in alphabetical order, and what was passed over."""
 
-    root: Path
     files: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
 
@@ -43,13 +42,13 @@ def list_files(root: Path, wanted: Callable[[str], bool] = lambda _: True) -> Li
     walk.visit("", os.path.realpath(root), wanted)
     while walk.links:
         walk.follow(walk.links.popleft())
-    return Listing(root, tuple(sorted(walk.files)), tuple(sorted(walk.left_out, key=lambda each: each.path)))
+    return Listing(tuple(sorted(walk.files)), tuple(sorted(walk.left_out, key=lambda each: each.path)))
 
 
 @dataclass
 class _Walk:
     root: Path
-    files: dict[str, str] = field(default_factory=dict)  # relative path -> real path
+    files: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     links: deque[str] = field(default_factory=deque)
     real: set[str] = field(default_factory=set)  # real paths of the files and folders that were read
@@ -96,7 +95,7 @@ class _Walk:
         elif real in self.real:
             self.left_out.append(LeftOut(path, "read already through a link"))
         else:
-            self.files[path] = real
+            self.files.append(path)
             self.real.add(real)
 
 

@@ -119,7 +119,11 @@ def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verific
             return Verification(source.name, str(path), "wrong", {}, (str(error),))
         ends = zip(tree.domains, tree.bounds, tree.bounds[1:], strict=False)
         counts = {domain: end - begin for domain, begin, end in ends}
-        problems = list(_count_problems(source, counts))
+        problems = [
+            f"{domain} has {found:,} images, and {source.name} has {expected:,} there"
+            for (domain, found), expected in zip(counts.items(), source.counts.values(), strict=False)
+            if found != expected
+        ]
         if contents:
             problems += [str(error) for _, error in ImageStore(tree, CHECKED_SIZE, cache="none").corrupt()]
         for kind in ("listing", "contents") if contents else ("listing",):
@@ -152,12 +156,6 @@ def _mnist_problems(folder: Path) -> Iterator[str]:
             read_content(folder, name)
         except SandmaskError as error:
             yield str(error)
-
-
-def _count_problems(source: Source, counts: dict[str, int]) -> Iterator[str]:
-    for (domain, found), expected in zip(counts.items(), source.counts.values(), strict=False):
-        if found != expected:
-            yield f"{domain} has {found:,} images, and {source.name} has {expected:,} there"
 
 
 def _compare(source: Source, kind: str, found: str, ledger: Ledger, problems: list[str], notes: list[str]) -> None:

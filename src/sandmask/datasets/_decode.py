@@ -17,7 +17,7 @@ from sandmask.errors import SandmaskError
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-PNG = b"\x89PNG"  # how such files begin
+PNG = b"\x89PNG"  # the first bytes of such files
 
 
 class CorruptImageError(SandmaskError):

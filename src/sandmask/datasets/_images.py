@@ -102,7 +102,7 @@ class ImageDataset(Dataset):
     def augment(self, images: Tensor, key: Tensor, aspects: Tensor | None = None) -> Tensor:
         """Augment and normalize images [..., 3, h, w], uint8 or float in 0..1 (see `Augmentation`)."""
         assert self.augmentation is not None
-        return self._normalized(self.augmentation(images, key, aspects))
+        return normalized(self.augmentation(images, key, aspects), *self.normalization)
 
     def unaugmented(self) -> "ImageDataset":
         """The same dataset, whose training images are those of evaluations."""
@@ -174,7 +174,7 @@ class ImageDataset(Dataset):
 
     def _evaluated(self, stored: Stored, shape: torch.Size) -> Tensor:
         images = evaluated(stored.pixels, self.input_shape[-1])
-        return self._normalized(images).reshape(*shape, *self.input_shape)
+        return normalized(images, *self.normalization).reshape(*shape, *self.input_shape)
 
     def _trained_on(self, stored: Stored, shape: torch.Size, key: Tensor) -> Tensor:
         if self.augmentation is None:
@@ -183,9 +183,6 @@ class ImageDataset(Dataset):
         augment = self._compiled or self.augment
         done: Tensor = augment(pixels.reshape(*shape, *pixels.shape[1:]), key, stored.aspects.reshape(shape))
         return done
-
-    def _normalized(self, images: Tensor) -> Tensor:
-        return normalized(images, *self.normalization)
 
 
 def evaluated(pixels: Tensor, size: int) -> Tensor:

@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from sandmask.registry import closest
 PARAMETERS = re.compile(r"(?P<source>.*?)(?P<parameters>(:\w+=[^:]*)*)", re.DOTALL)
 
 # Modules for datasets of one's own that are named by what a user has, such as a file. Each has `recognizes(source)`,
-# `entry_of(source, options)` and `absolute(source)`.
+# `entry_of(source, options)`, `absolute(source)` and the names of its OPTIONS.
 OWN_KINDS = (hugging_face, manifest)
 IMAGE_SETS = (
     image_sets.VLCS,
@@ -55,7 +56,9 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
         return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
     source, parameters = _parsed(text)
     if (kind := _own_kind(source)) is not None:
-        entry: DatasetEntry = kind.entry_of(source, _values(source, parameters, "domain=site"))
+        options = _values(source, parameters, "domain=site")
+        _check_options(source, options, list(kind.OPTIONS))
+        entry: DatasetEntry = kind.entry_of(source, options)
         return entry
     if isinstance(name_or_path, Path) or is_own(text):
         return image_sets.folder_entry(Path(text))
@@ -133,11 +136,15 @@ def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None 
     entry = source if isinstance(source, DatasetEntry) else dataset_entry(source)
     parameters = inspect.signature(entry.load).parameters.values()
     allowed = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    _check_options(entry.name, options, allowed)
+    return entry.load(None if data_dir is None else Path(data_dir), **options)
+
+
+def _check_options(dataset: str, options: Iterable[str], allowed: list[str]) -> None:
     for name in options:
         if name not in allowed:
             choices = closest(name, allowed) if allowed else "It has none."
-            raise SandmaskError(f"{entry.name} has no option {name!r}. {choices}")
-    return entry.load(None if data_dir is None else Path(data_dir), **options)
+            raise SandmaskError(f"{dataset} has no option {name!r}. {choices}")
 
 
 def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int:

@@ -25,7 +25,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files under a folder, as paths relative to it in alphabetical order, and what was passed over."""
+    """The files under a folder, as paths relative to it in alphabetical order, and those that are not used."""
 
     files: tuple[str, ...]
     left_out: tuple[LeftOut, ...]

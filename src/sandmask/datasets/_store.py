@@ -21,10 +21,10 @@ CacheMode = Literal["auto", "device", "memory", "none"]
 CACHE_MODES: tuple[CacheMode, ...] = ("auto", "device", "memory", "none")
 
 MEMORY_SHARE = 0.6  # of the memory that is free
-FALLBACK = 8 * 2**30  # taken to be free where the system does not say
+FALLBACK = 8 * 2**30  # bytes that are assumed to be free if the system does not say
 DEVICE_SHARE = 0.4  # of the GPU memory that is free: the network needs the rest
 CHECK_BLOCK = 256  # images that are checked between two reports of progress
-FILL_BLOCK = 64  # images a time when the device's cache is filled
+FILL_BLOCK = 64  # images per batch when the cache on the device is filled
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class _Kept(NamedTuple):
 
 
 class Reading:
-    """A batch under way."""
+    """A batch that is being read."""
 
     def __init__(self, batch: Stored, parts: Sequence["Future[None]"], stop: threading.Event) -> None:
         self._batch = batch
@@ -87,7 +87,7 @@ class Reading:
         return self._batch
 
     def cancel(self) -> None:
-        """Have the readers stop after the image that they are at."""
+        """Stop the readers after their current image."""
         self._stop.set()
         for part in self._parts:
             part.cancel()

@@ -47,9 +47,6 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     :param options: names of the columns `image`, `label` and `domain`; `split`, if there are several, as in
         "train+test"; `config`, if there are several.
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise SandmaskError(f"{source} has no option {name!r}. {closest(name, list(OPTIONS))}")
     if find_spec("datasets") is None:
         raise SandmaskError(f"{source} needs the package `datasets`: install sandmask[huggingface].")
     name = source.removeprefix(PREFIX)

@@ -24,7 +24,7 @@ from sandmask.errors import SandmaskError
 
 NETWORK = "resnet50.tv_in1k"
 INPUT_SHAPE = (3, 224, 224)
-SAMPLED_FILES, SAMPLED_BYTES = 32, 2**20  # whose contents count, too: images of one format may all have one size
+SAMPLED_FILES, SAMPLED_BYTES = 32, 2**20  # contents that are part of an id, because files may all have one size
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class ImageSet:
     sparse: bool = False  # whether a domain may lack a class
     root: Path | None = None  # where the folder is, if not in the data folder
     listing: Listing | None = None  # its files, if they have been listed already
-    table: Callable[[Path], Listed] | None = None  # reads what lists its images, where that is not the folders
-    layout: str = ""  # of the folder, if it is not one folder per domain with one per class
-    source: str = ""  # what to download, if it has another name
+    table: Callable[[Path], Listed] | None = None  # lists its images, if they are not in folders domain/class
+    layout: str = ""  # of the folder, for messages, if it is not domain/class
+    source: str = ""  # name of its download, if it is another one
     checkpoint_every: int = 300
     report_envs: tuple[int, ...] | None = None  # see `DatasetEntry`
 
@@ -139,17 +139,17 @@ def folder_entry(root: Path) -> DatasetEntry:
 
 
 def recordable(name: str) -> str:
-    """A name as records hold it: as text that any system can print."""
+    """A name for records: characters that cannot be printed are replaced."""
     return "".join(letter if letter.isprintable() else "_" for letter in name)
 
 
 def content_id(root: Path, paths: Sequence[str], said: bytes = b"") -> str:
     """A hash of the images' names and sizes, and of the contents of some: a copy of the folder has the same.
 
-    `said` is what else is known about the images, such as their classes.
+    `said` is what else identifies them, such as their classes.
     """
     total = hashlib.sha256(said)
-    ordered = sorted((unicodedata.normalize("NFC", path), path) for path in paths)  # as systems spell names differently
+    ordered = sorted((unicodedata.normalize("NFC", path), path) for path in paths)  # systems spell names differently
     every = max(1, len(ordered) // SAMPLED_FILES)
     for number, (spelled, path) in enumerate(ordered):
         try:

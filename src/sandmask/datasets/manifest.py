@@ -23,7 +23,6 @@ from sandmask.datasets._scan import LeftOut
 from sandmask.datasets._tree import IN, OUT, RANDOM, Listed, Row
 from sandmask.datasets.image_sets import ImageSet, content_id, recordable
 from sandmask.errors import SandmaskError
-from sandmask.registry import closest
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -109,7 +108,7 @@ class Table:
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """What reading a damaged file raises, in one line."""
+    """Explain errors of a damaged file in one line."""
     try:
         yield
     except SandmaskError:
@@ -188,9 +187,6 @@ class _Manifest:
 
     @classmethod
     def of(cls, file: Path, options: Mapping[str, str]) -> "_Manifest":
-        for name in options:
-            if name not in OPTIONS:
-                raise SandmaskError(f"{file.name} has no option {name!r}. {closest(name, list(OPTIONS))}")
         file = file.expanduser()
         if not file.is_file():
             raise SandmaskError(f"There is no file {file}. {NEEDED}")
@@ -248,7 +244,7 @@ class _Manifest:
                 f"{self.names['split']} should be train, val or empty, and is {split!r}; a held-out domain is tested "
                 "on as a whole",
             )
-        # One word, however a program composes its letters.
+        # The same letters may be composed differently.
         label, domain = (unicodedata.normalize("NFC", cell) for cell in (label, domain))
         return label, domain, SPLITS[split.lower()]
 

@@ -41,7 +41,7 @@ class Source:
     folder: str  # in the data folder
     datasets: tuple[str, ...]  # that are made from it
     files: tuple[RemoteFile, ...]
-    prepare: Callable[[Path, Path], str]  # (extracted files, folder to fill) -> what there is to say about it
+    prepare: Callable[[Path, Path], str]  # (extracted files, folder to fill) -> a note for the user
     images: image_sets.ImageSet | None = None
     counts: dict[str, int] = field(default_factory=dict)  # images by domain, where known
 
@@ -174,7 +174,7 @@ class Overview:
     classes: int | None
     images: int | None  # where known
     generated: bool
-    path: str | None  # where it lies; None if it is generated or not here
+    path: str | None  # None if it is generated or not on this machine
     expected_at: str | None
 
 

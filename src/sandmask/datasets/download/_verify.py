@@ -22,7 +22,7 @@ from sandmask.errors import SandmaskError
 
 NAME = "sandmask-data.json"
 LOCK = ".sandmask-data.lock"
-CHECKED_SIZE = 32  # that images are decoded to, to see whether they can be
+CHECKED_SIZE = 32  # side of the images that are decoded as a check
 
 
 class Ledger:

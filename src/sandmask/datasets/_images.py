@@ -214,7 +214,7 @@ def _without_corrupt(name: str, store: ImageStore) -> ImageStore:
     store.close()
     names = ", ".join(printable(str(store.tree.path(index))) for index in corrupt)
     _log.warning("%s: %d corrupt images are left out: %s", printable(name), len(corrupt), names)
-    left = store.tree.without(corrupt)
+    left = store.tree.without(corrupt, "cannot be decoded")
     for domain, begin, end in zip(left.domains, left.bounds, left.bounds[1:], strict=False):
         if begin == end:
             raise SandmaskError(f"{name}, domain {domain!r}: none of its images can be decoded.")

@@ -60,17 +60,17 @@ class ImageTree:
         """The bytes of an image that is not a file."""
         return None if self.contents is None else self.contents[self.paths[index]]
 
-    def without(self, corrupt: Sequence[int]) -> "ImageTree":
-        """The tree less the images that cannot be decoded, the others numbered through anew."""
+    def without(self, dropped: Sequence[int], reason: str = "dropped") -> "ImageTree":
+        """The tree less some images, the others numbered through anew."""
         keep = torch.ones(len(self.paths), dtype=torch.bool)
-        keep[torch.tensor(corrupt, dtype=torch.int64)] = False
+        keep[torch.tensor(dropped, dtype=torch.int64)] = False
         kept_before = torch.cat([torch.zeros(1, dtype=torch.int64), keep.cumsum(0)])
         return replace(
             self,
             paths=tuple(path for path, kept in zip(self.paths, keep.tolist(), strict=True) if kept),
             labels=self.labels[keep],
             bounds=tuple(kept_before[list(self.bounds)].tolist()),
-            left_out=(*self.left_out, *(LeftOut(self.paths[index], "cannot be decoded") for index in corrupt)),
+            left_out=(*self.left_out, *(LeftOut(self.paths[index], reason) for index in dropped)),
             splits=None if self.splits is None else self.splits[keep],
         )
 
@@ -92,10 +92,11 @@ def scan_images(
     :param listing: files under `root`, if they have been listed already.
     """
     folders = domain_folders(root, domains)
+    chosen = set(folders)
     if listing is None:
-        listing = list_files(root, wanted=folders.__contains__ if domains else lambda _: True)
+        listing = list_files(root, wanted=chosen.__contains__ if domains else lambda _: True)
     found, left_out = sort_images(listing)
-    rows = [row for row in found if row.domain in folders]
+    rows = [row for row in found if row.domain in chosen]
     filled = {row.domain for row in rows}
     for domain in folders:
         if domain not in filled:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sandmask._online import hub_if_reachable
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._tree import Listed, Row
-from sandmask.datasets.image_sets import SAMPLED_BYTES, SAMPLED_FILES, ImageSet, recordable
+from sandmask.datasets.image_sets import SAMPLED_BYTES, SAMPLED_FILES, own_entry
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 
@@ -55,18 +55,16 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     classes, labels = _names(source, rows, label)
     domains, origins = _names(source, rows, domain)
     images = _images(source, rows, image)
-    listed = list(map(Row, images, labels, origins))
-    stem = recordable(name.rstrip("/").rpartition("/")[2].removesuffix(".parquet")) or "images"
-    return ImageSet(
-        name=f"{stem}-{_rows_id(listed, images)}",
-        folder=stem,
-        environments=domains,
-        domains=domains,
+    listed = Listed(list(map(Row, images, labels, origins)), images)
+    return own_entry(
+        name.rstrip("/").rpartition("/")[2].removesuffix(".parquet"),
+        _rows_id(listed.rows, images),
+        domains,
         description="A Hugging Face dataset",
         classes=classes,
         root=Path(f"{PREFIX}{name}"),
-        table=lambda _: Listed(listed, images),
-    ).entry()
+        table=lambda _: listed,
+    )
 
 
 @dataclass(frozen=True)

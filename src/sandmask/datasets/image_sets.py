@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._images import IMAGENET_MEAN, IMAGENET_STD, ImageDataset
@@ -134,13 +135,20 @@ def folder_entry(root: Path) -> DatasetEntry:
     domains = domain_folders(root)
     listing = list_files(root)
     images, _ = sort_images(listing)
-    name = f"{recordable(root.name) or 'images'}-{content_id(root, [row.path for row in images])}"
-    return ImageSet(name, root.name, domains, domains, "A folder of images", root=root, listing=listing).entry()
+    number = content_id(root, [row.path for row in images])
+    return own_entry(root.name, number, domains, description="A folder of images", root=root, listing=listing)
 
 
-def recordable(name: str) -> str:
-    """A name for records: characters that cannot be printed are replaced."""
-    return "".join(letter if letter.isprintable() else "_" for letter in name)
+def own_entry(stem: str, number: str, domains: tuple[str, ...], **fields: Any) -> DatasetEntry:
+    """A registry entry for a user's own images.
+
+    :param stem: name of their folder or file. Characters that cannot be printed are replaced.
+    :param number: an id of their content.
+    :param domains: names of the environments.
+    :param fields: other fields of `ImageSet`.
+    """
+    stem = "".join(letter if letter.isprintable() else "_" for letter in stem) or "images"
+    return ImageSet(f"{stem}-{number}", stem, domains, domains, **fields).entry()
 
 
 def content_id(root: Path, paths: Sequence[str], said: bytes = b"") -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._scan import LeftOut
 from sandmask.datasets._tree import IN, OUT, RANDOM, Listed, Row
-from sandmask.datasets.image_sets import ImageSet, content_id, recordable
+from sandmask.datasets.image_sets import content_id, own_entry
 from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
@@ -160,15 +160,8 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     said = "".join(f"{unicodedata.normalize('NFC', str(part))}\0" for row in rows for part in row)
     number = content_id(root, [row.path for row in rows], said.encode(errors="surrogateescape"))
     domains = tuple(sorted({row.domain for row in rows}))
-    return ImageSet(
-        name=f"{recordable(file.stem)}-{number}",
-        folder=root.name,
-        environments=domains,
-        domains=domains,
-        description="A manifest of images",
-        root=root,
-        table=lambda _: Listed(rows, left_out=left_out),
-    ).entry()
+    listed = Listed(rows, left_out=left_out)
+    return own_entry(file.stem, number, domains, description="A manifest of images", root=root, table=lambda _: listed)
 
 
 def listed_files(file: Path) -> list[Path]:

@@ -130,15 +130,22 @@ def test_other_schemes_are_refused(tmp_path: Path) -> None:
         get(f"file://{tmp_path}/secret", tmp_path / "x.part")
 
 
-def test_drive(server: FlakyServer, tmp_path: Path) -> None:
-    server.serve("uc", CONTENT)
+@pytest.fixture
+def drive(server: FlakyServer, monkeypatch: pytest.MonkeyPatch) -> FlakyServer:
+    monkeypatch.setattr("sandmask.datasets.download._http.DRIVE_ADDRESS", server.address("uc?id={id}"))
+    return server
+
+
+def test_drive(drive: FlakyServer, tmp_path: Path) -> None:
+    drive.serve("uc", CONTENT)
     seen: list[int] = []
-    fetch_from_drive("abc", tmp_path / "x.part", lambda done, _total: seen.append(done), server.address("uc?id={id}"))
+    fetch_from_drive("abc", tmp_path / "x.part", lambda done, _total: seen.append(done))
     assert (tmp_path / "x.part").read_bytes() == CONTENT
     assert seen[-1] == len(CONTENT)
 
 
-def test_drive_refuses(server: FlakyServer, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("drive")
+def test_drive_refuses(tmp_path: Path) -> None:
     with pytest.raises(MirrorError):
-        fetch_from_drive("abc", tmp_path / "x.part", lambda _done, _total: None, server.address("uc?id={id}"))
+        fetch_from_drive("abc", tmp_path / "x.part", lambda _done, _total: None)
     assert not (tmp_path / "x.part").exists()

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandmask.datasets import load_dataset
-from sandmask.datasets._image_set import ImageSet
 from sandmask.datasets._prepare import move_domains
 from sandmask.datasets.download import Patience, install, verify
-from sandmask.datasets.download._http import fetch_from_drive
 from sandmask.datasets.download._verify import Ledger, sole_user
+from sandmask.datasets.image_sets import ImageSet
 from sandmask.datasets.sources import SOURCES, RemoteFile, Source, downloadable, source_of
 from sandmask.errors import SandmaskError
 
@@ -181,8 +180,7 @@ def test_google_drive_and_http_mirrors_together(
     server: FlakyServer, archive: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.serve("uc", archive)
-    fetch = partial(fetch_from_drive, address=server.address("uc?id={id}"))
-    monkeypatch.setattr("sandmask.datasets.download._install.fetch_from_drive", fetch)
+    monkeypatch.setattr("sandmask.datasets.download._http.DRIVE_ADDRESS", server.address("uc?id={id}"))
     done = install(tiny(server.address("gone"), "gdrive:abc"), tmp_path, patience=QUICK)
     assert done.origins == ("gdrive:abc",)
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,8 +58,8 @@ def test_it_reads_ahead_but_not_too_far(data: ImageDataset) -> None:
 def test_decoding_goes_on_while_the_caller_computes(data: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = threading.Semaphore(0)
 
-    def watched(path: Path, size: int | None) -> object:
-        result = decode(path, size)
+    def watched(*image: Any) -> object:
+        result = decode(*image)
         finished.release()
         return result
 
@@ -72,10 +73,10 @@ def test_decoding_goes_on_while_the_caller_computes(data: ImageDataset, monkeypa
 def test_stopping_early_stops_the_readers(data: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
 
-    def counted(path: Path, size: int | None) -> object:
-        decoded.append(path)
+    def counted(*image: Any) -> object:
+        decoded.append(image)
         time.sleep(0.01)
-        return decode(path, size)
+        return decode(*image)
 
     monkeypatch.setattr("sandmask.datasets._store.decode", counted)
     many = [(torch.zeros(200, dtype=torch.int64), key_of(i)) for i in range(5)]
@@ -112,16 +113,16 @@ def assert_true(value: bool) -> None:
     assert value
 
 
-def test_images_on_the_device_need_no_readers(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_on_the_device_need_no_readers(make_folder: MakeFolder) -> None:
     """The CPU stands in for a GPU: everything is decoded at the first request, and the files may then go."""
     root = make_folder()
     plain = load_dataset(root, image_size=24, cache="none")
     indices = torch.tensor([[0, 11], [5, 5]])
     expected = plain.inputs(indices), plain.training_inputs(indices, key_of(1))
-    monkeypatch.setattr("sandmask.datasets._feed.place_cache", lambda *_: "device")
     data = load_dataset(root, image_size=24)
     assert isinstance(data, ImageDataset)
-    assert data.cached_in == "device"
+    data._feed.place = "device"
+    assert data.resident
     data.inputs(torch.tensor([0]))
     assert data._feed.store._kept is None  # not kept in memory a second time
     data.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sandmask.datasets import scan_images
-from sandmask.datasets._image_set import ImageSet
+from sandmask.datasets.image_sets import ImageSet
 from sandmask.errors import SandmaskError
 
 MakeFolder = Callable[..., Path]

@@ -13,12 +13,20 @@ Your own dataset is a `Dataset` (or a `TensorDataset`) and a `DatasetEntry` regi
 """
 
 from sandmask.datasets._augment import Augmentation
-from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry, HparamScope, TensorDataset
+from sandmask.datasets._base import (
+    DATASETS,
+    Dataset,
+    DatasetEntry,
+    HparamScope,
+    Inventory,
+    TensorDataset,
+    take_inventory,
+)
 from sandmask.datasets._decode import CorruptImageError
 from sandmask.datasets._images import ImageDataset
-from sandmask.datasets._inventory import Inventory, take_inventory
 from sandmask.datasets._lookup import absolute, dataset_entry, is_registered, load_dataset, resolve_environment
-from sandmask.datasets._scan import ImageTree, LeftOut, data_folder, scan_images
+from sandmask.datasets._scan import LeftOut, data_folder
+from sandmask.datasets._tree import ImageTree, scan_images
 
 __all__ = [
     "DATASETS",

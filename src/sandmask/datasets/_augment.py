@@ -1,5 +1,4 @@
-"""Training augmentation of DomainBed, for a whole batch at once on the device, every image with its own
-draws.
+"""Training augmentation of DomainBed, for a whole batch at once on the device, every image with its own draws.
 
 RandomResizedCrop, horizontal flip, ColorJitter, RandomGrayscale, as torchvision defines them. Randomness
 comes from a key alone (`sandmask.functional.random`), so that a step can be repeated exactly.
@@ -46,9 +45,8 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
 def jitter(images: Tensor, factors: Tensor, hue_shift: Tensor, order: Tensor) -> Tensor:
     """Colour jitter of images [n, 3, h, w] in 0..1, each image in its own order.
 
-    `factors` [n, 3] are of brightness, contrast and saturation; `order` [n, 4] holds the four operations'
-    numbers, first to last. Hue is the costly one and is done once for all images: the others come before or
-    after it.
+    `factors` [n, 3] are of brightness, contrast and saturation; `order` [n, 4] holds the four operations' numbers,
+    first to last. Hue is the costly one and is done once for all images: the others come before or after it.
     """
     hue_place = (order == HUE).int().argmax(dim=1, keepdim=True)
     place = torch.arange(4, device=order.device)
@@ -132,8 +130,7 @@ class Augmentation:
 def crop_boxes(draws: Tensor, aspects: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
     """Left, top, width and height [n, 4] of random crops, as shares of the image's sides.
 
-    Uses 22 draws in 0..1 an image: ten tries at an area and a shape, the first that fits wins, and two for
-    its place.
+    Uses 22 draws in 0..1 an image: ten tries at an area and a shape, the first that fits wins, and two for its place.
     """
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
     area = scale[0] + (scale[1] - scale[0]) * draws[:, :CROP_TRIES]
@@ -152,8 +149,7 @@ def crop_boxes(draws: Tensor, aspects: Tensor, scale: tuple[float, float], ratio
 
 
 def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
-    """Cut boxes (shares of the sides) out of images [n, 3, h, w], flip some, and bring them to `size` x
-    `size`.
+    """Cut boxes (shares of the sides) out of images [n, 3, h, w], flip some, and bring them to `size` x `size`.
 
     Bilinear without antialiasing: stored images are little larger than what is asked for.
     """

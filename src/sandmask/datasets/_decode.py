@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,7 @@ from sandmask.errors import SandmaskError
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-PNG = b"\x89PNG"  # how such files begin
+PNG = b"\x89PNG"  # the first bytes of such files
 
 
 class CorruptImageError(SandmaskError):
@@ -53,7 +54,7 @@ def decode(path: Path, size: int | None = None, content: bytes | None = None) ->
         encoded = np.fromfile(path, np.uint8) if content is None else np.frombuffer(bytearray(content), np.uint8)
     except OSError as error:
         raise SandmaskError(f"{path} cannot be read ({error.strerror or error}).") from error
-    _check_size(path, content)
+    _size_of(path, content)  # refuses a small file that would decode to gigabytes
     image = _decode_natively(path, torch.from_numpy(encoded))
     if image is None:
         image = _decode_with_pillow(path, content)
@@ -70,12 +71,11 @@ def squeeze(image: Tensor, size: int | None) -> Tensor:
 
 def common_size(images: Iterable[tuple[Path, bytes | None]]) -> int | None:
     """The side that all these images (as `decode` takes them) have in common; None if they differ or are not square."""
-    sizes = set()
+    sizes: set[tuple[int, int]] = set()
     for path, content in images:
-        try:
-            sizes.add(_size_of(path, content))
-        except (OSError, CorruptImageError):
-            continue  # reported, or skipped, when the image is decoded
+        with suppress(CorruptImageError):  # reported, or skipped, when the image is decoded
+            if size := _size_of(path, content):
+                sizes.add(size)
     width, height = sizes.pop() if len(sizes) == 1 else (0, 1)
     return width if width == height else None
 
@@ -128,8 +128,8 @@ def _unit_range(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     return scaled
 
 
-def _size_of(path: Path, content: bytes | None) -> tuple[int, int]:
-    """Width and height from the image's header; an error if there are more pixels than Pillow's limit."""
+def _size_of(path: Path, content: bytes | None) -> tuple[int, int] | None:
+    """Width and height from the image's header, if Pillow can read it; an error above Pillow's limit of pixels."""
     from PIL import Image
 
     try:
@@ -137,16 +137,8 @@ def _size_of(path: Path, content: bytes | None) -> tuple[int, int]:
             return image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise CorruptImageError(path, str(error).split(",")[0]) from error
-
-
-def _check_size(path: Path, content: bytes | None) -> None:
-    """Refuse a small file that would decode to gigabytes, before it is decoded."""
-    try:
-        _size_of(path, content)
-    except CorruptImageError:
-        raise
-    except Exception:  # noqa: BLE001, S110 - not an image as far as Pillow can tell: the decoders say why
-        pass
+    except Exception:  # noqa: BLE001 - not an image as far as Pillow can tell: the decoders say why
+        return None
 
 
 def _decode_natively(path: Path, content: Tensor) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 
@@ -14,9 +13,8 @@ from sandmask._text import printable
 from sandmask.datasets._augment import Augmentation
 from sandmask.datasets._base import Dataset
 from sandmask.datasets._decode import common_size
-from sandmask.datasets._feed import Feed
-from sandmask.datasets._scan import ImageTree
-from sandmask.datasets._store import CACHE_MODES, CacheMode, ImageStore, Stored, place_cache
+from sandmask.datasets._store import CACHE_MODES, CacheMode, Feed, ImageStore, Stored
+from sandmask.datasets._tree import ImageTree
 from sandmask.errors import SandmaskError
 from sandmask.functional.compiling import Compiled
 from sandmask.registry import closest
@@ -31,10 +29,9 @@ _log = logging.getLogger(__name__)
 class ImageDataset(Dataset):
     """The images of a tree of folders.
 
-    Images are squeezed to `storage_size` x `storage_size` when decoded, and kept so. By default that is the
-    size that they all have, if they are square and of nearly the right size, else 8/7 of `image_size` (256
-    for 224): enough for every crop to have about as many pixels as the network is given. Evaluation resizes
-    from there.
+    Images are squeezed to `storage_size` x `storage_size` when decoded, and kept so. By default that is the size that
+    they all have, if they are square and of nearly the right size, else 8/7 of `image_size` (256 for 224): enough for
+    every crop to have about as many pixels as the network is given. Evaluation resizes from there.
 
     `cache` says where they are kept: on the "device", in "memory", nowhere ("none": decoded each time, ahead
     of need), or the first of these that fits ("auto"). `skip_corrupt` decodes everything once when the
@@ -58,21 +55,21 @@ class ImageDataset(Dataset):
     ) -> None:
         _check_packages()
         _check_options(name, image_size, storage_size, cache, workers)
-        size = storage_size or _storage_size(tree, image_size)
-        n_workers = workers or min(16, os.cpu_count() or 1)
         self.name = name
         self.environments = tuple(environments) or tree.domains
         self.input_shape = (3, image_size, image_size)
         self.augmentation: Augmentation | None = Augmentation(size=image_size)
-        store, kept = _open_store(name, tree, size, n_workers, cache, skip_corrupt)
-        self.left_out = kept.left_out
+        store = ImageStore(tree, storage_size or _storage_size(tree, image_size), workers=workers, cache=cache)
+        if skip_corrupt:
+            store = _without_corrupt(name, store)
+            tree = store.tree
         self._checked = skip_corrupt
-        self._cache: CacheMode = cache
-        self._feed = Feed(store, torch.device("cpu"), cache)
+        self._feed = Feed(store, torch.device("cpu"))
         self._compiled: Compiled | None = None
-        self.labels = kept.labels
-        self.bounds = kept.bounds
-        self.splits = kept.splits
+        self.left_out = tree.left_out
+        self.labels = tree.labels
+        self.bounds = tree.bounds
+        self.splits = tree.splits
         self.classes = tree.classes
         self.domains = tree.domains
         self.normalization = _normalization(name, mean, std, torch.device("cpu"))
@@ -105,7 +102,7 @@ class ImageDataset(Dataset):
     def augment(self, images: Tensor, key: Tensor, aspects: Tensor | None = None) -> Tensor:
         """Augment and normalize images [..., 3, h, w], uint8 or float in 0..1 (see `Augmentation`)."""
         assert self.augmentation is not None
-        return self._normalized(self.augmentation(images, key, aspects))
+        return normalized(self.augmentation(images, key, aspects), *self.normalization)
 
     def unaugmented(self) -> "ImageDataset":
         """The same dataset, whose training images are those of evaluations."""
@@ -124,7 +121,7 @@ class ImageDataset(Dataset):
         device = torch.device(device)
         moved = copy.copy(self)
         if device != self._feed.device:
-            moved._feed = Feed(self._feed.store, device, self._cache)  # noqa: SLF001 - its own kind
+            moved._feed = Feed(self._feed.store, device)  # noqa: SLF001 - its own kind
         moved._compiled = None  # noqa: SLF001 - it belongs to the other device
         moved.labels = self.labels.to(device)
         moved.normalization = (self.normalization[0].to(device), self.normalization[1].to(device))
@@ -177,19 +174,15 @@ class ImageDataset(Dataset):
 
     def _evaluated(self, stored: Stored, shape: torch.Size) -> Tensor:
         images = evaluated(stored.pixels, self.input_shape[-1])
-        return self._normalized(images).reshape(*shape, *self.input_shape)
+        return normalized(images, *self.normalization).reshape(*shape, *self.input_shape)
 
     def _trained_on(self, stored: Stored, shape: torch.Size, key: Tensor) -> Tensor:
-        return self._evaluated(stored, shape) if self.augmentation is None else self._augmented(stored, shape, key)
-
-    def _augmented(self, stored: Stored, shape: torch.Size, key: Tensor) -> Tensor:
+        if self.augmentation is None:
+            return self._evaluated(stored, shape)
         pixels = stored.pixels.permute(0, 3, 1, 2)
         augment = self._compiled or self.augment
         done: Tensor = augment(pixels.reshape(*shape, *pixels.shape[1:]), key, stored.aspects.reshape(shape))
         return done
-
-    def _normalized(self, images: Tensor) -> Tensor:
-        return normalized(images, *self.normalization)
 
 
 def evaluated(pixels: Tensor, size: int) -> Tensor:
@@ -213,24 +206,19 @@ def _storage_size(tree: ImageTree, image_size: int) -> int:
     return own if own is not None and image_size <= own <= larger else larger
 
 
-def _open_store(
-    name: str, tree: ImageTree, size: int, workers: int, cache: CacheMode, skip_corrupt: bool
-) -> tuple[ImageStore, ImageTree]:
-    """The images to use, and a store of them that keeps what it decodes if they fit into memory."""
-    n_bytes = len(tree.paths) * size * size * 3
-    keep = place_cache(cache, n_bytes, torch.device("cpu")) == "memory"
-    store = ImageStore(tree, size, workers=workers, keep=keep)
-    corrupt = [index for index, _ in store.corrupt()] if skip_corrupt else []
+def _without_corrupt(name: str, store: ImageStore) -> ImageStore:
+    """A store of the images that can be decoded."""
+    corrupt = [index for index, _ in store.corrupt()]
     if not corrupt:
-        return store, tree
+        return store
     store.close()
-    names = ", ".join(printable(str(tree.path(index))) for index in corrupt)
+    names = ", ".join(printable(str(store.tree.path(index))) for index in corrupt)
     _log.warning("%s: %d corrupt images are left out: %s", printable(name), len(corrupt), names)
-    left = tree.without(corrupt, "cannot be decoded")
+    left = store.tree.without(corrupt, "cannot be decoded")
     for domain, begin, end in zip(left.domains, left.bounds, left.bounds[1:], strict=False):
         if begin == end:
             raise SandmaskError(f"{name}, domain {domain!r}: none of its images can be decoded.")
-    return _open_store(name, left, size, workers, cache, skip_corrupt=False)
+    return ImageStore(left, store.size, workers=store.workers, cache=store.cache)
 
 
 def _normalization(

@@ -3,11 +3,12 @@
 import inspect
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sandmask.datasets import debug, hugging_face, image_folder, image_sets, manifest, mnist, spawrious, spirals, wilds
+from sandmask.datasets import debug, hugging_face, image_sets, manifest, mnist, spawrious, spirals, wilds
 from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry
 from sandmask.datasets._scan import plain
 from sandmask.errors import SandmaskError
@@ -15,9 +16,8 @@ from sandmask.registry import closest
 
 PARAMETERS = re.compile(r"(?P<source>.*?)(?P<parameters>(:\w+=[^:]*)*)", re.DOTALL)
 
-
 # Modules for datasets of one's own that are named by what a user has, such as a file. Each has `recognizes(source)`,
-# `entry_of(source, options)` and `absolute(source)`.
+# `entry_of(source, options)`, `absolute(source)` and the names of its OPTIONS.
 OWN_KINDS = (hugging_face, manifest)
 IMAGE_SETS = (
     image_sets.VLCS,
@@ -56,18 +56,13 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
         return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
     source, parameters = _parsed(text)
     if (kind := _own_kind(source)) is not None:
-        entry: DatasetEntry = kind.entry_of(source, _values(source, parameters, "domain=site"))
+        options = _values(source, parameters, "domain=site")
+        _check_options(source, options, list(kind.OPTIONS))
+        entry: DatasetEntry = kind.entry_of(source, options)
         return entry
     if isinstance(name_or_path, Path) or is_own(text):
-        return image_folder.entry_of(Path(text))
+        return image_sets.folder_entry(Path(text))
     return DATASETS[text.partition(":")[0]]
-
-
-def _is_folder(text: str) -> bool:
-    try:
-        return Path(text).is_dir()
-    except (OSError, ValueError):  # too long for a name of a file
-        return False
 
 
 def is_registered(name: str) -> bool:
@@ -82,9 +77,9 @@ def is_own(text: str) -> bool:
     """Whether this stands for images of one's own: a manifest, a Hugging Face dataset, or a folder."""
     if text == "" or is_registered(text):
         return False
-    separators = {"/", os.sep} | ({os.altsep} if os.altsep else set())
-    is_path = any(separator in text for separator in separators) or text == "."
-    return is_path or _own_kind(_parsed(text)[0]) is not None or _is_folder(text)
+    if "/" in text or os.sep in text or text == ".":
+        return True
+    return _own_kind(_parsed(text)[0]) is not None or os.path.isdir(text)  # noqa: PTH112 - false for what is no path
 
 
 def absolute(name: str) -> str:
@@ -139,12 +134,17 @@ def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None 
     :param options: options of the dataset, such as `noise` of Spirals or `skip_corrupt` of image datasets.
     """
     entry = source if isinstance(source, DatasetEntry) else dataset_entry(source)
-    allowed = _option_names(entry)
+    parameters = inspect.signature(entry.load).parameters.values()
+    allowed = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    _check_options(entry.name, options, allowed)
+    return entry.load(None if data_dir is None else Path(data_dir), **options)
+
+
+def _check_options(dataset: str, options: Iterable[str], allowed: list[str]) -> None:
     for name in options:
         if name not in allowed:
             choices = closest(name, allowed) if allowed else "It has none."
-            raise SandmaskError(f"{entry.name} has no option {name!r}. {choices}")
-    return entry.load(None if data_dir is None else Path(data_dir), **options)
+            raise SandmaskError(f"{dataset} has no option {name!r}. {choices}")
 
 
 def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int:
@@ -183,8 +183,3 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
 def _simplified(name: str) -> str:
     sign = "-" if name.strip().startswith("-") else ""  # "-90%" is not "+90%"
     return sign + plain(name.strip()).rstrip("%")
-
-
-def _option_names(entry: DatasetEntry) -> list[str]:
-    parameters = inspect.signature(entry.load).parameters.values()
-    return [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]

@@ -75,8 +75,10 @@ def repeated(folder: Path) -> list[Path]:
             by_size[path.stat().st_size].append(path)
     found = []
     for paths in by_size.values():
+        if len(paths) == 1:
+            continue
         seen: set[bytes] = set()
-        for path in paths if len(paths) > 1 else ():
+        for path in paths:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").digest()
             if digest in seen:
@@ -119,9 +121,15 @@ def prepare_terra_incognita(extracted: Path, target: Path) -> str:
 def chosen_images(folder: Path) -> set[tuple[str, str, str]]:
     """(location, class, file name) of what the set uses, from the JSON files under `folder`."""
     chosen: set[tuple[str, str, str]] = set()
-    for path, annotations in _annotation_files(folder):
+    for path in sorted(folder.rglob("*.json")):
         try:
-            chosen |= _chosen(annotations)
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(content, dict) and {"images", "annotations", "categories"} <= content.keys():
+                chosen |= _chosen(content)
+        except ValueError as error:
+            raise SandmaskError(
+                f"TerraIncognita: {path.name} is not valid JSON ({error}). Delete the archive and fetch it again."
+            ) from error
         except (KeyError, TypeError, AttributeError) as error:
             raise SandmaskError(
                 f"TerraIncognita: {path.name} is not a file of annotations as published "
@@ -142,15 +150,3 @@ def _chosen(annotations: dict[str, list[dict[str, str]]]) -> set[tuple[str, str,
             wanted = classes[image["id"]].intersection(TERRA_INCOGNITA.classes)
             chosen |= {(location, name, image["file_name"]) for name in wanted}
     return chosen
-
-
-def _annotation_files(folder: Path) -> Iterator[tuple[Path, dict[str, list[dict[str, str]]]]]:
-    for path in sorted(folder.rglob("*.json")):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise SandmaskError(
-                f"TerraIncognita: {path.name} is not valid JSON ({error}). Delete the archive and fetch it again."
-            ) from error
-        if isinstance(content, dict) and {"images", "annotations", "categories"} <= content.keys():
-            yield path, content

@@ -1,13 +1,13 @@
-"""Decoded images of a dataset, read by several threads and kept in memory when they fit."""
+"""Decoded images of a dataset: read by several threads ahead of need, and kept in memory or on the device."""
 
 import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,19 +15,22 @@ from torch import Tensor
 
 from sandmask._memory import free_memory
 from sandmask.datasets._decode import CorruptImageError, decode
-from sandmask.datasets._scan import ImageTree
+from sandmask.datasets._tree import ImageTree
 
 CacheMode = Literal["auto", "device", "memory", "none"]
 CACHE_MODES: tuple[CacheMode, ...] = ("auto", "device", "memory", "none")
 
 MEMORY_SHARE = 0.6  # of the memory that is free
-FALLBACK = 8 * 2**30  # taken to be free where the system does not say
+FALLBACK = 8 * 2**30  # bytes that are assumed to be free if the system does not say
 DEVICE_SHARE = 0.4  # of the GPU memory that is free: the network needs the rest
+CHECK_BLOCK = 256  # images that are checked between two reports of progress
+FILL_BLOCK = 64  # images per batch when the cache on the device is filled
+
+T = TypeVar("T")
 
 
 def place_cache(mode: CacheMode, n_bytes: int, device: torch.device) -> CacheMode:
-    """Resolve "auto" for images of this size: "device" if they fit there, else "memory", else
-    "none".
+    """Resolve "auto" for images of this size: "device" if they fit there, else "memory", else "none".
 
     On the CPU, "device" and "memory" are the same and are called "memory".
     """
@@ -42,10 +45,15 @@ def place_cache(mode: CacheMode, n_bytes: int, device: torch.device) -> CacheMod
 
 
 class Stored(NamedTuple):
-    """A batch of decoded images of one size."""
+    """Decoded images of one size."""
 
     pixels: Tensor  # [n, size, size, 3] uint8
     aspects: Tensor  # [n] float32: width / height of the original image
+
+    @classmethod
+    def empty(cls, n: int, size: int, **where: Any) -> "Stored":
+        """Room for `n` images; `where` are arguments of `torch.empty`."""
+        return cls(torch.empty(n, size, size, 3, dtype=torch.uint8, **where), torch.empty(n, **where))
 
     def to(self, device: torch.device) -> "Stored":
         """The same on `device`; from pinned memory, without waiting."""
@@ -55,13 +63,12 @@ class Stored(NamedTuple):
 class _Kept(NamedTuple):
     """Decoded images by number, and which of them are there."""
 
-    pixels: Tensor  # [N, size, size, 3] uint8
-    aspects: Tensor  # [N] float32
+    images: Stored
     filled: bytearray  # [N]
 
 
 class Reading:
-    """A batch under way."""
+    """A batch that is being read."""
 
     def __init__(self, batch: Stored, parts: Sequence["Future[None]"], stop: threading.Event) -> None:
         self._batch = batch
@@ -80,31 +87,32 @@ class Reading:
         return self._batch
 
     def cancel(self) -> None:
-        """Have the readers stop after the image that they are at."""
+        """Stop the readers after their current image."""
         self._stop.set()
         for part in self._parts:
             part.cancel()
 
 
 class ImageStore:
-    """Reads images by number. Threads do the work, since decoding runs outside Python's lock.
+    """Reads images by number, and keeps them if they fit into memory. Decoding runs outside Python's lock, in threads.
 
-    The threads start with the first read and end with the store: by garbage collection, by `close`, or at
-    exit.
+    The threads start with the first read and end with the store: by garbage collection, by `close`, or at exit.
     """
 
-    def __init__(self, tree: ImageTree, size: int, *, workers: int, keep: bool) -> None:
+    def __init__(self, tree: ImageTree, size: int, *, workers: int | None = None, cache: CacheMode = "auto") -> None:
         self.tree = tree
         self.size = size
-        self.workers = workers
-        self.keep = keep
+        self.workers = workers or min(16, os.cpu_count() or 1)
+        self.cache: CacheMode = cache
+        self.n_bytes = len(tree.paths) * size * size * 3
+        self.keep = place_cache(cache, self.n_bytes, torch.device("cpu")) == "memory"
         self._kept: _Kept | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._pool_process = 0
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickled as the list of files: the other process decodes for itself."""
-        return _rebuild, (self.tree, self.size, self.workers, self.keep)
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled without threads and images: the other process decodes for itself."""
+        return {**vars(self), "_kept": None, "_pool": None}
 
     def start(
         self,
@@ -116,15 +124,11 @@ class ImageStore:
     ) -> Reading:
         """Begin to read the images with these numbers ([n], on the CPU).
 
-        `pin` puts the batch into memory that a GPU can fetch from on its own. `keep=False` is for images that
-        are read once, even where the store keeps others. The readers call `ready` before they look at
-        `indices`.
+        `pin` puts the batch into memory that a GPU can fetch from on its own. `keep=False` is for images that are read
+        once, even where the store keeps others. The readers call `ready` before they look at `indices`.
         """
         n = len(indices)
-        batch = Stored(
-            torch.empty(n, self.size, self.size, 3, dtype=torch.uint8, pin_memory=pin),
-            torch.empty(n, pin_memory=pin),
-        )
+        batch = Stored.empty(n, self.size, pin_memory=pin)
         keep = keep and self.keep
         if keep:
             self._reserve()
@@ -137,7 +141,7 @@ class ImageStore:
             kept = self._kept
             if kept is not None and all(kept.filled[number] for number in numbers):
                 # In one call: each needs Python's lock, which the thread that trains wants too.
-                for source, target in zip(kept[:2], batch, strict=True):
+                for source, target in zip(kept.images, batch, strict=True):
                     np.take(source.numpy(), numbers, axis=0, out=target[part].numpy(), mode="clip")
                 return
             for place, number in enumerate(numbers, part.start):
@@ -151,7 +155,7 @@ class ImageStore:
         return Reading(batch, [pool.submit(read_some, part) for part in parts], stop)
 
     def corrupt(
-        self, *, keep: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None, block: int = 256
+        self, *, keep: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None
     ) -> list[tuple[int, CorruptImageError]]:
         """Decode every image; (number, error) of those that cannot be decoded.
 
@@ -160,12 +164,20 @@ class ImageStore:
         keep = keep and self.keep
         if keep:
             self._reserve()
+
+        def error_of(index: int) -> CorruptImageError | None:
+            try:
+                self._image(index, keep)
+            except CorruptImageError as error:
+                return error
+            return None
+
         found: list[tuple[int, CorruptImageError]] = []
         pool = self._threads()
         n = len(self.tree.paths)
-        for begin in range(0, n, block):
-            numbers = range(begin, min(begin + block, n))
-            errors = pool.map(partial(self._why_corrupt, keep=keep), numbers)
+        for begin in range(0, n, CHECK_BLOCK):
+            numbers = range(begin, min(begin + CHECK_BLOCK, n))
+            errors = pool.map(error_of, numbers)
             found += [(i, error) for i, error in zip(numbers, errors, strict=True) if error is not None]
             progress(numbers.stop, n)
         return found
@@ -183,27 +195,17 @@ class ImageStore:
     def _reserve(self) -> None:
         if self._kept is None:  # pages are taken from the system as images are written to them
             n = len(self.tree.paths)
-            pixels = torch.empty(n, self.size, self.size, 3, dtype=torch.uint8)
-            self._kept = _Kept(pixels, torch.ones(n), bytearray(n))
-
-    def _why_corrupt(self, index: int, keep: bool) -> CorruptImageError | None:
-        try:
-            self._image(index, keep)
-        except CorruptImageError as error:
-            return error
-        return None
+            self._kept = _Kept(Stored.empty(n, self.size), bytearray(n))
 
     def _image(self, index: int, keep: bool) -> tuple[Tensor, Tensor | float]:
         kept = self._kept
         if kept is not None and kept.filled[index]:
-            return kept.pixels[index], kept.aspects[index]
-        content = self.tree.content(index)
-        path = self.tree.path(index)
-        pixels, aspect = decode(path, self.size) if content is None else decode(path, self.size, content)
+            return kept.images.pixels[index], kept.images.aspects[index]
+        pixels, aspect = decode(self.tree.path(index), self.size, self.tree.content(index))
         if keep and kept is not None:
             # Two threads may write the same image at once: the same bytes, so no harm.
-            kept.pixels[index] = pixels
-            kept.aspects[index] = aspect
+            kept.images.pixels[index] = pixels
+            kept.images.aspects[index] = aspect
             kept.filled[index] = 1
         return pixels, aspect
 
@@ -215,5 +217,75 @@ class ImageStore:
         return self._pool
 
 
-def _rebuild(tree: ImageTree, size: int, workers: int, keep: bool) -> ImageStore:
-    return ImageStore(tree, size, workers=workers, keep=keep)
+class Feed:
+    """Images of a store on a device. Where they are kept is decided here, once."""
+
+    def __init__(self, store: ImageStore, device: torch.device) -> None:
+        self.store = store
+        self.device = device
+        place = place_cache(store.cache, store.n_bytes, device)
+        self.place: CacheMode = place if place == "device" or store.keep else "none"
+        self._all: Stored | None = None
+
+    def fetch(self, indices: Tensor) -> Stored:
+        """The images with these numbers, in order of the flattened `indices`."""
+        if self.place == "device":
+            images = self._on_device()
+            flat = indices.to(self.device).reshape(-1)
+            return Stored(images.pixels[flat], images.aspects[flat])
+        return self._start(indices).result().to(self.device)
+
+    def fetch_ahead(self, requests: Iterable[tuple[Tensor, T]], depth: int) -> Iterator[tuple[Stored, T]]:
+        """Serve (indices, anything) in turn; up to `depth` requests are decoded while the caller computes."""
+        if self.place == "device":
+            for indices, tag in requests:
+                yield self.fetch(indices), tag
+        else:
+            yield from self._decode_ahead(requests, depth, keep=True)
+
+    def _start(self, indices: Tensor, *, keep: bool = True) -> Reading:
+        numbers = indices.reshape(-1)
+        pin = self.device.type == "cuda"
+        if numbers.device.type == "cpu":
+            return self.store.start(numbers, pin=pin, keep=keep)
+        # The readers wait for the numbers to arrive from the device, and the caller goes on.
+        here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=pin)
+        here.copy_(numbers, non_blocking=True)
+        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrival.record(torch.cuda.current_stream(numbers.device))
+        return self.store.start(here, pin=pin, keep=keep, ready=arrival.synchronize)
+
+    def _decode_ahead(
+        self, requests: Iterable[tuple[Tensor, T]], depth: int, *, keep: bool
+    ) -> Iterator[tuple[Stored, T]]:
+        waiting: deque[tuple[Reading, T]] = deque()
+        try:
+            for indices, tag in requests:
+                waiting.append((self._start(indices, keep=keep), tag))
+                if len(waiting) > depth:
+                    yield self._next(waiting)
+            while waiting:
+                yield self._next(waiting)
+        finally:  # also when the caller stops early, is interrupted, or forgets the iterator
+            for reading, _ in waiting:
+                reading.cancel()
+
+    def _next(self, waiting: deque[tuple[Reading, T]]) -> tuple[Stored, T]:
+        reading, tag = waiting[0]
+        batch = reading.result().to(self.device)
+        waiting.popleft()
+        return batch, tag
+
+    def _on_device(self) -> Stored:
+        """All images; decoded at the first call."""
+        if self._all is None:
+            n = len(self.store.tree.paths)
+            images = Stored.empty(n, self.store.size, device=self.device)
+            blocks = ((block, block) for block in torch.split(torch.arange(n), FILL_BLOCK))
+            for batch, block in self._decode_ahead(blocks, 8, keep=False):
+                begin, end = int(block[0]), int(block[-1]) + 1
+                images.pixels[begin:end] = batch.pixels
+                images.aspects[begin:end] = batch.aspects
+            self._all = images
+            self.store.forget()
+        return self._all

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from sandmask._online import hub_if_reachable
 from sandmask.datasets._base import DatasetEntry
-from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._table import Listed, Row
-from sandmask.datasets.image_folder import SAMPLED_BYTES, SAMPLED_FILES, recordable
+from sandmask.datasets._tree import Listed, Row
+from sandmask.datasets.image_sets import SAMPLED_BYTES, SAMPLED_FILES, own_entry
 from sandmask.errors import SandmaskError
 from sandmask.registry import closest
 
@@ -48,9 +47,6 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     :param options: names of the columns `image`, `label` and `domain`; `split`, if there are several, as in
         "train+test"; `config`, if there are several.
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise SandmaskError(f"{source} has no option {name!r}. {closest(name, list(OPTIONS))}")
     if find_spec("datasets") is None:
         raise SandmaskError(f"{source} needs the package `datasets`: install sandmask[huggingface].")
     name = source.removeprefix(PREFIX)
@@ -58,46 +54,28 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     image, label, domain = (_column(source, rows, what, options.get(what, what)) for what in COLUMNS)
     classes, labels = _names(source, rows, label)
     domains, origins = _names(source, rows, domain)
-    images = HubImages.of(source, rows, image)
+    images = _images(source, rows, image)
     listed = Listed(list(map(Row, images, labels, origins)), images)
-    stem = recordable(name.rstrip("/").rpartition("/")[2].removesuffix(".parquet")) or "images"
-    return ImageSet(
-        name=f"{stem}-{_rows_id(images, labels, origins)}",
-        folder=stem,
-        environments=domains,
-        domains=domains,
+    return own_entry(
+        name.rstrip("/").rpartition("/")[2].removesuffix(".parquet"),
+        _rows_id(listed.rows, images),
+        domains,
         description="A Hugging Face dataset",
         classes=classes,
         root=Path(f"{PREFIX}{name}"),
         table=lambda _: listed,
-    ).entry()
+    )
 
 
 @dataclass(frozen=True)
 class HubImages(Mapping[str, bytes]):
-    """The encoded images of a dataset by the names of their rows. The rows stay on the disk until they are read."""
+    """The encoded images by the names of their rows, such as "row 7". They stay on the disk until they are read."""
 
     rows: "Rows"
     column: str
 
-    @classmethod
-    def of(cls, text: str, rows: "Rows", column: str) -> "HubImages":
-        """The images in a column, which may also hold bytes or paths."""
-        from datasets import Image
-
-        try:
-            return cls(rows.select_columns(column).cast_column(column, Image(decode=False)), column)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            kind = rows.features[column]
-            raise SandmaskError(f"{text}: the column {column!r} does not hold images. It holds {kind}.") from error
-
-    @staticmethod
-    def key(number: int) -> str:
-        """The name of a row."""
-        return f"row {number}"
-
-    def __getitem__(self, key: str) -> bytes:
-        found: dict[str, Any] | None = self.rows[int(key.removeprefix("row "))][self.column]
+    def __getitem__(self, name: str) -> bytes:
+        found: dict[str, Any] | None = self.rows[int(name.removeprefix("row "))][self.column]
         if found is None:
             return b""  # which cannot be decoded, and is reported so
         if found["bytes"] is None:
@@ -106,10 +84,21 @@ class HubImages(Mapping[str, bytes]):
         return content
 
     def __iter__(self) -> Iterator[str]:
-        return map(self.key, range(len(self.rows)))
+        return (f"row {number}" for number in range(len(self.rows)))
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def _images(text: str, rows: "Rows", column: str) -> HubImages:
+    """The images in a column, which may also hold bytes or paths."""
+    from datasets import Image
+
+    try:
+        return HubImages(rows.select_columns(column).cast_column(column, Image(decode=False)), column)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        kind = rows.features[column]
+        raise SandmaskError(f"{text}: the column {column!r} does not hold images. It holds {kind}.") from error
 
 
 def _load(source: str, split: str | None, config: str | None) -> "Rows":
@@ -197,11 +186,11 @@ def _names(text: str, rows: "Rows", column: str) -> tuple[tuple[str, ...], list[
     return tuple(text_of[value] for value in there), [text_of[value] for value in values]
 
 
-def _rows_id(images: HubImages, labels: Sequence[str], domains: Sequence[str]) -> str:
+def _rows_id(rows: Sequence[Row], images: HubImages) -> str:
     """A hash of the classes and domains of all rows, and of the images of some."""
     total = hashlib.sha256()
-    for pair in zip(labels, domains, strict=True):
-        total.update("".join(f"{name}\0" for name in pair).encode(errors="surrogateescape"))
-    for number in range(0, len(images), max(1, len(images) // SAMPLED_FILES)):
-        total.update(images[images.key(number)][:SAMPLED_BYTES])
+    for row in rows:
+        total.update(f"{row.label}\0{row.domain}\0".encode(errors="surrogateescape"))
+    for row in rows[:: max(1, len(rows) // SAMPLED_FILES)]:
+        total.update(images[row.path][:SAMPLED_BYTES])
     return total.hexdigest()[:8]

@@ -7,20 +7,27 @@
 The column `split` is optional. Other column names follow the file's name: `scans.csv:class=diagnosis:domain=site`.
 """
 
+import csv
+import itertools
 import os
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from sandmask.datasets._base import DatasetEntry
-from sandmask.datasets._image_set import ImageSet
 from sandmask.datasets._scan import LeftOut
-from sandmask.datasets._table import IN, OUT, RANDOM, SUFFIXES, Listed, Row, Table
-from sandmask.datasets.image_folder import content_id, recordable
+from sandmask.datasets._tree import IN, OUT, RANDOM, Listed, Row
+from sandmask.datasets.image_sets import content_id, own_entry
 from sandmask.errors import SandmaskError
-from sandmask.registry import closest
 
+if TYPE_CHECKING:
+    from _csv import Reader
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
 COLUMNS = ("path", "class", "domain", "split")
 OPTIONS = (*COLUMNS, "root")
 SPLITS = {"": RANDOM, "train": IN, "in": IN, "val": OUT, "valid": OUT, "validation": OUT, "out": OUT}
@@ -28,6 +35,99 @@ SPLIT_NAMES = {RANDOM: "empty", IN: "train", OUT: "val"}
 NEEDED = "A manifest has a row for each image, with the columns path, class and domain."
 
 Said = tuple[str, str, int]  # of an image: class, domain and split
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table on the disk. What cannot be read raises an error that names the file, and the row where there is one."""
+
+    file: Path
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether it is a Parquet file rather than text."""
+        return self.file.suffix.lower() == ".parquet"
+
+    def columns(self) -> list[str]:
+        """The names of the columns; an error if two have the same, because it is not known which one is meant."""
+        with _explained(self.file):
+            names = self._header()
+        if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+            raise SandmaskError(f"{self.file} has several columns {repeated[0]!r}. Rename all but one.")
+        return names
+
+    def _header(self) -> list[str]:
+        if self.is_parquet:
+            import pyarrow.parquet as pq
+
+            with self.file.open("rb") as file:  # Arrow takes paths in UTF-8 only
+                return list(pq.read_schema(file).names)
+        with self._lines() as lines:
+            return _names(_csv(lines))
+
+    def need(self, columns: Sequence[str]) -> None:
+        """Refuse a file that is missing, or that lacks one of these columns."""
+        if not self.file.is_file():
+            raise SandmaskError(f"There is no file {self.file}.")
+        there = self.columns()
+        if missing := [name for name in columns if name not in there]:
+            raise SandmaskError(f"{self.file} has no column {missing[0]!r}. Its columns: {', '.join(there)}.")
+
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+        """The cells of these columns row by row, and the row's number: in a CSV file its line, else counted from 1."""
+        with _explained(self.file):
+            yield from self._parquet_rows(columns) if self.is_parquet else self._csv_rows(columns)
+
+    def error(self, row: int, what: str) -> SandmaskError:
+        """What is wrong with a row."""
+        return SandmaskError(f"{self.file}, row {row}: {what}.")
+
+    def _parquet_rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+        import pyarrow.parquet as pq
+
+        with self.file.open("rb") as file:
+            content = pq.read_table(file, columns=list(columns)).to_pydict()
+        cells = zip(*(content[column] for column in columns), strict=True)
+        for number, values in enumerate(cells, start=1):
+            yield number, ["" if value is None else str(value).strip() for value in values]
+
+    def _csv_rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+        with self._lines() as lines:
+            reader = _csv(lines)
+            header = _names(reader)
+            places = [header.index(column) for column in columns]
+            for cells in reader:
+                if len(cells) not in (0, len(header)):
+                    raise self.error(reader.line_num, f"{len(cells)} cells, and the header has {len(header)}")
+                if cells:
+                    yield reader.line_num, [cells[place].strip() for place in places]
+
+    def _lines(self) -> TextIO:
+        return self.file.open(encoding="utf-8-sig", newline="")
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    """Explain errors of a damaged file in one line."""
+    try:
+        yield
+    except SandmaskError:
+        raise
+    except UnicodeDecodeError as error:
+        raise SandmaskError(f"{file} is not UTF-8 text. Save it as UTF-8.") from error
+    except (OSError, ValueError, csv.Error) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SandmaskError(f"{file} cannot be read as {file.suffix[1:].lower()}: {reason}") from error
+
+
+def _csv(lines: TextIO) -> "Reader":
+    """A reader with the separator that the first line has most of."""
+    first = next(lines, "")
+    return csv.reader(itertools.chain([first], lines), delimiter=max(",;\t", key=first.count), strict=True)
+
+
+def _names(reader: "Reader") -> list[str]:
+    return [name.strip() for name in next(reader, [])]
 
 
 def recognizes(source: str) -> bool:
@@ -60,15 +160,8 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     said = "".join(f"{unicodedata.normalize('NFC', str(part))}\0" for row in rows for part in row)
     number = content_id(root, [row.path for row in rows], said.encode(errors="surrogateescape"))
     domains = tuple(sorted({row.domain for row in rows}))
-    return ImageSet(
-        name=f"{recordable(file.stem)}-{number}",
-        folder=root.name,
-        environments=domains,
-        domains=domains,
-        description="A manifest of images",
-        root=root,
-        table=lambda _: Listed(rows, left_out=left_out),
-    ).entry()
+    listed = Listed(rows, left_out=left_out)
+    return own_entry(file.stem, number, domains, description="A manifest of images", root=root, table=lambda _: listed)
 
 
 def listed_files(file: Path) -> list[Path]:
@@ -84,30 +177,27 @@ class _Manifest:
     table: Table
     names: dict[str, str]  # of the columns
     root: Path  # paths are relative to it
-    first: dict[str, tuple[int, Said]] = field(default_factory=dict)  # of each real file: where it was listed first
 
     @classmethod
     def of(cls, file: Path, options: Mapping[str, str]) -> "_Manifest":
-        given = dict(options)
-        for name in given:
-            if name not in OPTIONS:
-                raise SandmaskError(f"{file.name} has no option {name!r}. {closest(name, list(OPTIONS))}")
-        if not file.expanduser().is_file():
+        file = file.expanduser()
+        if not file.is_file():
             raise SandmaskError(f"There is no file {file}. {NEEDED}")
-        root = file.expanduser().parent / given.pop("root", "")
-        return cls(Table(file.expanduser()), {name: given.get(name, name) for name in COLUMNS}, root)
+        names = {name: options.get(name, name) for name in COLUMNS}
+        return cls(Table(file), names, file.parent / options.get("root", ""))
 
     def images(self) -> tuple[dict[Path, Said], tuple[LeftOut, ...]]:
         """What the rows say of each file, checked, and the rows that repeat one."""
         found: dict[Path, Said] = {}
         repeated: list[LeftOut] = []
+        first: dict[str, tuple[int, Said]] = {}  # by real path: the row that lists it first
         for number, (path, *cells) in self.table.rows(self._columns()):
             file, said = self.located(number, path), self._said(number, *cells)
             if not file.is_file():
                 hint = "; write / instead of \\" if "\\" in path and os.sep != "\\" else ""
                 what = "is not a file" if file.exists() else "does not exist"
                 raise self.table.error(number, f"{file} {what}{hint}")
-            earlier, said_there = self.first.setdefault(os.path.realpath(file), (number, said))
+            earlier, said_there = first.setdefault(os.path.realpath(file), (number, said))
             if said_there != said:
                 raise self.table.error(number, f"{path} is in row {earlier} with another class, domain or split")
             if earlier == number:
@@ -147,7 +237,7 @@ class _Manifest:
                 f"{self.names['split']} should be train, val or empty, and is {split!r}; a held-out domain is tested "
                 "on as a whole",
             )
-        # One word, however a program composes its letters.
+        # The same letters may be composed differently.
         label, domain = (unicodedata.normalize("NFC", cell) for cell in (label, domain))
         return label, domain, SPLITS[split.lower()]
 

@@ -148,7 +148,7 @@ def rotate(digits: Tensor, degrees: float) -> Tensor:
     # Where each output pixel comes from, in coordinates that run from -1 to 1 along each side.
     source = torch.tensor([[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]])
     grid = F.affine_grid(source.expand(1, 2, 3), [1, 1, height, width], align_corners=False)
-    # The digits are channels of one picture, so that the grid is worked out once for all.
+    # The digits are channels of one picture, so that the grid is computed once.
     turned = F.grid_sample(digits[None].float(), grid, align_corners=False, padding_mode="zeros")
     return turned[0].round_().clamp_(0, 255).to(torch.uint8).reshape(n, height, width)
 

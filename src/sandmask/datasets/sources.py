@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sandmask.datasets import image_sets, spawrious, wilds
 from sandmask.datasets._base import DATASETS
-from sandmask.datasets._image_set import ImageSet
 from sandmask.datasets._prepare import (
     move_domains,
     move_files,
@@ -42,8 +41,8 @@ class Source:
     folder: str  # in the data folder
     datasets: tuple[str, ...]  # that are made from it
     files: tuple[RemoteFile, ...]
-    prepare: Callable[[Path, Path], str]  # (extracted files, folder to fill) -> what there is to say about it
-    images: ImageSet | None = None
+    prepare: Callable[[Path, Path], str]  # (extracted files, folder to fill) -> a note for the user
+    images: image_sets.ImageSet | None = None
     counts: dict[str, int] = field(default_factory=dict)  # images by domain, where known
 
     def find(self, data_dir: Path) -> Path | None:
@@ -55,7 +54,7 @@ SOURCES: Registry[Source] = Registry("data source")
 
 
 def _add(
-    images: ImageSet,
+    images: image_sets.ImageSet,
     files: dict[str, tuple[str, ...]],
     prepare: Callable[[Path, Path], str] | None = None,
     counts: Sequence[int] = (),
@@ -175,7 +174,7 @@ class Overview:
     classes: int | None
     images: int | None  # where known
     generated: bool
-    path: str | None  # where it lies; None if it is generated or not here
+    path: str | None  # None if it is generated or not on this machine
     expected_at: str | None
 
 

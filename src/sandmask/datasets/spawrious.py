@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandmask.datasets._image_set import ImageSet
 from sandmask.datasets._scan import is_image
-from sandmask.datasets._table import Listed, Row
+from sandmask.datasets._tree import Listed, Row
+from sandmask.datasets.image_sets import ImageSet
 from sandmask.errors import SandmaskError
 
 BREEDS = ("bulldog", "dachshund", "labrador", "corgi")  # in the order of the places

@@ -9,8 +9,9 @@
 
 from pathlib import Path
 
-from sandmask.datasets._image_set import ImageSet
-from sandmask.datasets._table import Listed, Row, Table
+from sandmask.datasets._tree import Listed, Row
+from sandmask.datasets.image_sets import ImageSet
+from sandmask.datasets.manifest import Table
 
 COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
 CLASSES = ("normal", "tumor")

@@ -190,9 +190,8 @@ class Hparam:
 
         Hparam("tau", 1.0, Uniform(0, 1)), Hparam("tau", 1.0, Uniform(0.5, 1), space="domainbed")
 
-    `bounds` are the values that can be set by hand; a search may draw from fewer.
-    `stream` names the random stream of the draw where it is not `name`. A default written as an `int` makes a
-    hyperparameter of whole numbers.
+    `bounds` are the values that can be set by hand; a search may draw from fewer. `stream` names the random stream of
+    the draw where it is not `name`. A default written as an `int` makes a hyperparameter of whole numbers.
     """
 
     name: str

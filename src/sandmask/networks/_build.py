@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ from sandmask.networks._timm import check_input_shape, pretrained_weights, resol
 from sandmask.networks.backbone import Backbone
 from sandmask.networks.featurizer import NETWORKS, Featurizer, NetworkEntry
 from sandmask.networks.own import NetworkReport, OwnNetwork, inspect_module
-from sandmask.networks.small import MLP, MNISTConvNet
 from sandmask.networks.weights import load_weights
 
 PRETRAINED, NO_WEIGHTS = "pretrained", "none"
@@ -85,23 +83,6 @@ def _arguments(entry: NetworkEntry, sizes: Mapping[str, int]) -> dict[str, int]:
             f"The network {entry.name} needs {' and '.join(missing)}. Set them with --hparam NAME=VALUE."
         )
     return {each.name: sizes[each.name] for each in asked if each.name in sizes}
-
-
-def _mlp(input_shape: tuple[int, ...], mlp_width: int, mlp_depth: int) -> Featurizer:
-    return MLP(math.prod(input_shape), mlp_width, mlp_depth)
-
-
-def _convnet(input_shape: tuple[int, ...]) -> Featurizer:
-    check_input_shape("mnist-convnet", input_shape)
-    return MNISTConvNet(input_shape[0])
-
-
-NETWORKS.register(
-    NetworkEntry("mlp", "multi-layer perceptron; width and depth are hyperparameters (default for Spirals)", _mlp)
-)
-NETWORKS.register(
-    NetworkEntry("mnist-convnet", "four convolutions, 128 features (default for the MNIST sets)", _convnet)
-)
 
 
 def _timm_build(name: str, input_shape: tuple[int, ...], sizes: Mapping[str, int], weights: str | Path | None) -> Build:

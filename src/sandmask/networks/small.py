@@ -1,12 +1,14 @@
 """The small networks of the benchmark: the MLP of Spirals and the ConvNet of the MNIST sets."""
 
 import itertools
+import math
 
 from torch import Tensor, nn
 
 from sandmask.functional.conv import conv_block, kernels_suit, pixel_mean
 from sandmask.functional.dense import Dropout, affine, dense
-from sandmask.networks.featurizer import Featurizer
+from sandmask.networks._timm import check_input_shape
+from sandmask.networks.featurizer import NETWORKS, Featurizer, NetworkEntry
 
 
 class MLP(Featurizer):
@@ -66,3 +68,20 @@ class MNISTConvNet(Featurizer):
             own = (convolution.weight, convolution.bias, norm.weight, norm.bias)
             x = conv_block(x, *own, stride=convolution.stride[0], groups=norm.num_groups)
         return pixel_mean(x)
+
+
+def _mlp(input_shape: tuple[int, ...], mlp_width: int, mlp_depth: int) -> Featurizer:
+    return MLP(math.prod(input_shape), mlp_width, mlp_depth)
+
+
+def _convnet(input_shape: tuple[int, ...]) -> Featurizer:
+    check_input_shape("mnist-convnet", input_shape)
+    return MNISTConvNet(input_shape[0])
+
+
+NETWORKS.register(
+    NetworkEntry("mlp", "multi-layer perceptron; width and depth are hyperparameters (default for Spirals)", _mlp)
+)
+NETWORKS.register(
+    NetworkEntry("mnist-convnet", "four convolutions, 128 features (default for the MNIST sets)", _convnet)
+)

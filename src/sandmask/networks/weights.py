@@ -1,9 +1,12 @@
-"""Weights from a file: reading it, and fitting its tensors to a timm model."""
+"""Weights from a file: reading it, fitting its tensors to a timm model, and advice if they do not fit."""
 
+import json
 import pickle
+import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from sandmask.errors import SandmaskError
-from sandmask.networks._timm import layer_names
-from sandmask.networks.recognize import advice, other_namesake
+from sandmask.networks._timm import import_timm, layer_names
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "teacher", "params")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "featurizer.")
 _NOT_NEEDED = "num_batches_tracked"  # a count for running averages, which are constants here
 _CONVERSION_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# Tried in this order if the name of a file says nothing.
+_COMMON = (
+    "resnet50", "resnet18", "resnet34", "resnet101", "resnet152", "resnext50_32x4d", "wide_resnet50_2",
+    "vit_small_patch16_224", "vit_base_patch16_224", "vit_base_patch32_224", "vit_large_patch16_224",
+    "vit_small_patch14_dinov2", "vit_base_patch14_dinov2", "vit_large_patch14_dinov2",
+    "efficientnet_b0", "efficientnet_lite0", "mobilenetv3_large_100", "convnext_tiny", "convnext_base",
+    "swin_tiny_patch4_window7_224", "densenet121", "regnety_016",
+)  # fmt: skip
+_FOLDERS = 4  # folders above a file that may have the name of its model: as deep as in the cache of a hub
 
 StateDict = dict[str, Tensor]
 
@@ -105,14 +116,12 @@ def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, sour
     :param source: what messages call the weights: the path of their file, for instance.
     """
     wanted = model.state_dict()
-    fitted = _adapt(dict(weights), wanted, name, source)
+    fitted = _adapt(weights, wanted, name, source)
     if _misfits(fitted, wanted):
-        converted = _convert(dict(weights), model)
-        if converted is not None:
-            fitted = _adapt(converted, wanted, name, source)
+        fitted = _adapt(_converted(weights, model), wanted, name, source)
     if misfits := _misfits(fitted, wanted):
-        raise SandmaskError(f"{source} does not fit the network {name!r}: {misfits}. {advice(weights, name, source)}")
-    if other := other_namesake(weights, name, source):
+        raise SandmaskError(f"{source} does not fit the network {name!r}: {misfits}. {_advice(weights, name, source)}")
+    if other := _other_namesake(weights, name, source):
         warnings.warn(
             f"{source} is named after the network {other!r} and was loaded into {name!r}. Their tensors have the same "
             f"shapes, but padding or normalization differ: if it was trained as {other!r}, choose --network {other}.",
@@ -121,35 +130,37 @@ def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, sour
     return fitted
 
 
-def _convert(weights: StateDict, model: nn.Module) -> StateDict | None:
-    """Convert weights with other names or image sizes; timm has functions for this for some families of models."""
+def _converted(weights: Mapping[str, Tensor], model: nn.Module) -> StateDict:
+    """Convert other names and image sizes, for which timm has functions for some families of models."""
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if convert is None:
-        return None
-    try:
-        return dict(convert(weights, model))
-    except _CONVERSION_ERRORS:
-        return None  # these are weights of another family
+    with suppress(*_CONVERSION_ERRORS):  # of weights of another family
+        if convert is not None:
+            return dict(convert(dict(weights), model))
+    return dict(weights)
 
 
-def _adapt(weights: StateDict, wanted: StateDict, name: str, source: str) -> StateDict:
+def _adapt(weights: Mapping[str, Tensor], wanted: StateDict, name: str, source: str) -> StateDict:
     """Drop the last layer, and adapt the first convolution to the number of input channels."""
     from timm.models import adapt_input_conv
 
-    last = tuple(f"{layer}." for layer in layer_names(name, "classifier"))
-    weights = {k: v for k, v in weights.items() if not k.startswith(last)}
+    adapted = _without_last_layer(weights, name)
     for key in (f"{layer}.weight" for layer in layer_names(name, "first_conv")):
-        if key not in weights or key not in wanted or weights[key].shape == wanted[key].shape:
+        if key not in adapted or key not in wanted or adapted[key].shape == wanted[key].shape:
             continue
         n_channels = wanted[key].shape[1]
         try:
-            weights[key] = adapt_input_conv(n_channels, weights[key])
+            adapted[key] = adapt_input_conv(n_channels, adapted[key])
         except (NotImplementedError, AssertionError) as error:
             raise SandmaskError(
                 f"{source}: the first layer cannot be adapted to {n_channels} input channels ({error}). "
                 "Use --weights none or another network."
             ) from error
-    return weights
+    return adapted
+
+
+def _without_last_layer(weights: Mapping[str, Tensor], name: str) -> StateDict:
+    last = tuple(f"{layer}." for layer in layer_names(name, "classifier"))
+    return {key: value for key, value in weights.items() if not key.startswith(last)}
 
 
 def _misfits(weights: StateDict, wanted: StateDict) -> str:
@@ -173,3 +184,72 @@ def _misfits(weights: StateDict, wanted: StateDict) -> str:
 def _some(items: list[str], kind: str) -> str:
     more = ", ..." if len(items) > 3 else ""
     return f"{len(items)} tensor{'s' * (len(items) > 1)} {kind} ({', '.join(items[:3])}{more})"
+
+
+def _advice(weights: Mapping[str, Tensor], network: str, source: str) -> str:
+    """Return what to do with weights that do not fit a network: the architectures that they fit, if any is found."""
+    named = _named_by(source)
+    found = next((name for name in (*named, *_COMMON) if import_timm().is_model(name) and _fits(weights, name)), None)
+    fitting = [name for name in _alike(found) if name == found or _fits(weights, name)] if found else []
+    if found is None or network.partition(".")[0] in fitting:
+        return "Give a file for this network, or --weights none."
+    if found not in named and len(fitting) > 1:
+        return (
+            f"It fits the networks {', '.join(map(repr, fitting))}. Their tensors have the same shapes, but they "
+            "compute differently (padding, normalization): choose the one that the file was trained as with --network."
+        )
+    others = ", ".join(repr(name) for name in fitting if name != found)
+    same = f" (Tensors of the same shapes, but other padding or normalization: {others}.)" if others else ""
+    return f"It looks like weights for {found!r}: choose --network {found}, or another file.{same}"
+
+
+def _other_namesake(weights: Mapping[str, Tensor], network: str, source: str) -> str | None:
+    """Return the architecture that a file is named after, if it is not `network` and the weights fit it, too."""
+    own = network.partition(".")[0]
+    named = _named_by(source)
+    if not named or named[0] == own or named[0] not in _alike(own) or not _fits(weights, named[0]):
+        return None
+    return named[0]
+
+
+def _named_by(source: str) -> list[str]:
+    """Architectures in the description of a file, its name and the names of its folders; longer names first."""
+    models = import_timm().list_models() if Path(source).is_file() else []
+    found: dict[str, None] = {}
+    for hint in _hints(Path(source)):
+        words = "_" + re.sub(r"[^a-z0-9]+", "_", hint.lower()) + "_"
+        # resnet50 is not in resnet501, because a digit continues the number; letters may follow.
+        inside = [name for name in models if re.search(rf"_{re.escape(name)}(?![0-9])", words)]
+        found.update(dict.fromkeys(sorted(inside, key=len, reverse=True)))
+    return list(found)
+
+
+def _hints(path: Path) -> Iterator[str]:
+    """Texts that may name the architecture of a file, the most reliable first."""
+    with suppress(OSError, ValueError, AttributeError):  # timm's models on the hub have this file
+        yield str(json.loads((path.parent / "config.json").read_text(encoding="utf-8")).get("architecture", ""))
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
+        with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+            yield from map(str, (file.metadata() or {}).values())
+    yield path.stem
+    yield from (folder.name for folder in list(path.parents)[:_FOLDERS])
+
+
+def _alike(architecture: str) -> list[str]:
+    """The architecture, then those with the same end of the name, such as tf_efficientnet_b0 and efficientnet_b0."""
+    rest = architecture.partition("_")[2]
+    ends = (architecture, f"_{rest}") if "_" in rest else (architecture,)
+    others = [name for name in import_timm().list_models() if f"_{name}".endswith(ends) and name != architecture]
+    return [architecture, *others]
+
+
+def _fits(weights: Mapping[str, Tensor], architecture: str) -> bool:
+    """Whether the names and shapes of the tensors are those of an architecture, without its last layer."""
+    try:
+        with torch.device("meta"):
+            state = import_timm().create_model(architecture).state_dict()
+    except RuntimeError:  # timm cannot build every architecture on the meta device with every torch
+        return False
+    return not _misfits(_without_last_layer(weights, architecture), _without_last_layer(state, architecture))

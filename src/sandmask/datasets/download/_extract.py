@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from sandmask.datasets.download._http import CHUNK, writing
 from sandmask.errors import SandmaskError
 
 CLUTTER = ("__MACOSX", ".DS_Store")
-CHUNK = 1 << 20
 MOST_EXPANSION, ALLOWANCE = 20, 2**30  # images are compressed already: more than that is not a dataset
 RESERVE = 2**28  # bytes of the disk that are left free
 BLOCK = 4096  # bytes of the disk that the smallest file takes
@@ -92,18 +92,13 @@ class _Budget:
 
 
 def _copy(content: IO[bytes], path: Path) -> None:
-    """Write a file; what the disk refuses is not the archive's fault."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("wb")
-    except OSError as error:
-        raise SandmaskError(f"{path} cannot be written ({error.strerror}).") from error
     with file:
         while chunk := content.read(CHUNK):
-            try:
+            with writing(path):
                 file.write(chunk)
-            except OSError as error:
-                raise SandmaskError(f"{path} cannot be written ({error.strerror}).") from error
 
 
 def _zip_files(archive: Path, budget: _Budget) -> Iterator[tuple[str, IO[bytes]]]:

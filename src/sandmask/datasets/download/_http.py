@@ -1,4 +1,4 @@
-"""Fetch a file over HTTP, and resume where a broken connection left off."""
+"""Fetch a file over HTTP or from Google Drive, and resume where a broken connection left off."""
 
 import http.client
 import json
@@ -6,7 +6,8 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ Progress = Callable[[int, int | None], None]  # (bytes so far, bytes in all if k
 CHUNK = 1 << 20
 WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
 MOST_TRIES = 100  # whatever progress they make
+DRIVE_ADDRESS = "https://drive.google.com/uc?id={id}"
 
 
 class MirrorError(Exception):
@@ -31,12 +33,10 @@ class _InterruptedError(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How often to try again without any progress, how long to wait before (doubled each time), and for a
-    reply.
-    """
+    """How often to try again without any progress, and the seconds to wait before that and for a reply."""
 
     tries: int = 4
-    wait: float = 1.0
+    wait: float = 1.0  # doubled each time
     timeout: float = 30.0
 
 
@@ -91,20 +91,20 @@ def _transfer(url: str, part: Path, progress: Progress, timeout: float) -> None:
     offset = _size(part)
     if offset and origin.total == offset:
         return
-    with _open(url, part, offset, origin, timeout) as response:
-        start, origin = _reconcile(url, part, offset, origin, response)
+    with _open(part, offset, origin, timeout) as response:
+        start, origin = _reconcile(part, offset, origin, response)
         _write(part, start, response, origin.total, progress)
     if origin.total is not None and _size(part) != origin.total:
         raise _InterruptedError(f"the connection was cut after {_size(part):,} of {origin.total:,} bytes")
 
 
-def _open(url: str, part: Path, offset: int, origin: _Origin, timeout: float) -> http.client.HTTPResponse:
+def _open(part: Path, offset: int, origin: _Origin, timeout: float) -> http.client.HTTPResponse:
     headers = {"User-Agent": f"sandmask/{__version__}", "Accept-Encoding": "identity"}
     if offset:
         headers["Range"] = f"bytes={offset}-"
         if origin.version:
             headers["If-Range"] = origin.version
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - `fetch` takes http and https only
+    request = urllib.request.Request(origin.url, headers=headers)  # noqa: S310 - `fetch` takes http and https only
     try:
         response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout)  # noqa: S310
     except urllib.error.HTTPError as error:
@@ -120,12 +120,8 @@ def _open(url: str, part: Path, offset: int, origin: _Origin, timeout: float) ->
     return response
 
 
-def _reconcile(
-    url: str, part: Path, offset: int, origin: _Origin, response: http.client.HTTPResponse
-) -> tuple[int, _Origin]:
-    """Where the reply goes in the file, and what the file is. A reply that does not continue it starts it
-    anew.
-    """
+def _reconcile(part: Path, offset: int, origin: _Origin, response: http.client.HTTPResponse) -> tuple[int, _Origin]:
+    """Where the reply goes in the file, and what the file is. A reply that does not continue it starts it anew."""
     etag = response.headers.get("ETag", "")
     version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
     length = response.headers.get("Content-Length")
@@ -135,21 +131,29 @@ def _reconcile(
         if not match or int(match[1]) != offset or (origin.total is not None and total != origin.total):
             discard(part)
             raise _InterruptedError("the server's file has changed, or its answer does not fit")
-        now = _Origin(url, version, total)
         start = offset
     else:
-        now = _Origin(url, version, int(length) if length else None)
+        total = int(length) if length else None
         start = 0
-    _write_origin(part, now)
+    now = _Origin(origin.url, version, total)
+    with replacing(_origin_file(part)) as temporary:
+        temporary.write_text(json.dumps(asdict(now)), encoding="utf-8")
     return start, now
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Errors of the disk, which are not those of a server or an archive, as a message that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise SandmaskError(f"{path} cannot be written ({error.strerror}).") from error
 
 
 def _write(part: Path, start: int, response: http.client.HTTPResponse, total: int | None, progress: Progress) -> None:
     done = start
-    try:
+    with writing(part):
         file = part.open("ab" if start else "wb")
-    except OSError as error:
-        raise SandmaskError(f"{part} cannot be written ({error.strerror}).") from error
     with file:
         progress(done, total)
         while True:
@@ -159,10 +163,8 @@ def _write(part: Path, start: int, response: http.client.HTTPResponse, total: in
                 raise _InterruptedError(f"the connection broke ({error})") from error
             if not chunk:
                 return
-            try:
+            with writing(part):
                 file.write(chunk)
-            except OSError as error:
-                raise SandmaskError(f"{part} cannot be written ({error.strerror}).") from error
             done += len(chunk)
             progress(done, total)
 
@@ -182,15 +184,7 @@ def _read_origin(part: Path) -> _Origin | None:
         return None
 
 
-def _write_origin(part: Path, origin: _Origin) -> None:
-    with replacing(_origin_file(part)) as temporary:
-        temporary.write_text(json.dumps(asdict(origin)), encoding="utf-8")
-
-
-ADDRESS = "https://drive.google.com/uc?id={id}"
-
-
-def fetch_from_drive(file_id: str, part: Path, progress: Progress, address: str = ADDRESS) -> None:
+def fetch_from_drive(file_id: str, part: Path, progress: Progress) -> None:
     """Download to `part`, which appears when it is whole; gdown resumes from a file of its own beside it."""
     try:
         import gdown
@@ -198,7 +192,7 @@ def fetch_from_drive(file_id: str, part: Path, progress: Progress, address: str 
     except ImportError as error:
         raise MirrorError("this needs gdown: install sandmask[vision]") from error
     try:
-        url = address.format(id=file_id)
+        url = DRIVE_ADDRESS.format(id=file_id)
         done = gdown.download(url, str(part), quiet=True, resume=True, use_cookies=False, progress=progress)
     except (OSError, DownloadError) as error:
         raise MirrorError(" ".join(str(error).split())) from error

@@ -182,23 +182,16 @@ def _unpack(file: Obtained, remote: RemoteFile, folder: Path) -> None:
 
 def _by_hand(source: Source, file: RemoteFile, data_dir: Path, reasons: list[str]) -> str:
     """Instructions for the case that no mirror works."""
-    addresses = " or ".join(_web_address(mirror) for mirror in file.mirrors)
+    web = "https://drive.google.com/file/d/"
+    addresses = " or ".join(mirror.replace(DRIVE, web) for mirror in file.mirrors)
+    layout = f"{data_dir / source.folder}/"
     if source.images is not None:
-        inside = source.images.layout or f"<domain>/<class>/ ({', '.join(source.images.domains)})"
-        layout = f"{data_dir / source.folder}/{inside}"
-    else:
-        layout = f"{data_dir / source.folder}/"
+        layout += source.images.layout or f"<domain>/<class>/ ({', '.join(source.images.domains)})"
     return (
         f"{file.name} of {source.name} could not be downloaded ({'; '.join(reasons)}). By hand: "
         f"fetch {addresses}, save it as {data_dir / ARCHIVES / file.name} and run the command again; "
         f"or put the data itself into {layout}."
     )
-
-
-def _web_address(mirror: str) -> str:
-    if mirror.startswith(DRIVE):
-        return f"https://drive.google.com/file/d/{mirror.removeprefix(DRIVE)}"
-    return mirror
 
 
 def _digest(path: Path, algorithm: str) -> str:

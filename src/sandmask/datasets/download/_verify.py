@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -11,23 +10,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sandmask._files import lock, replacing
-from sandmask.datasets._decode import CorruptImageError, decode
+from sandmask.datasets._base import take_inventory
 from sandmask.datasets._images import ImageDataset
-from sandmask.datasets._inventory import take_inventory
 from sandmask.datasets._lookup import load_dataset
-from sandmask.datasets._scan import ImageTree
+from sandmask.datasets._store import ImageStore
+from sandmask.datasets._tree import ImageTree
+from sandmask.datasets.download._http import writing
 from sandmask.datasets.mnist import CONTENT_MD5, read_content
 from sandmask.datasets.sources import Source
 from sandmask.errors import SandmaskError
 
 NAME = "sandmask-data.json"
 LOCK = ".sandmask-data.lock"
+CHECKED_SIZE = 32  # side of the images that are decoded as a check
 
 
 class Ledger:
-    """A JSON file in the data folder: {section: {key: facts}}. Every change is written at once and
-    atomically.
-    """
+    """A JSON file in the data folder: {section: {key: facts}}. Every change is written at once and atomically."""
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / NAME
@@ -62,12 +61,10 @@ class Ledger:
         return content
 
     def _write(self, content: dict[str, dict[str, dict[str, Any]]]) -> None:
-        try:
+        with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as temporary:
                 temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SandmaskError(f"{self.path} cannot be written ({error.strerror}).") from error
 
 
 @contextmanager
@@ -122,9 +119,13 @@ def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verific
             return Verification(source.name, str(path), "wrong", {}, (str(error),))
         ends = zip(tree.domains, tree.bounds, tree.bounds[1:], strict=False)
         counts = {domain: end - begin for domain, begin, end in ends}
-        problems = list(_count_problems(source, counts))
+        problems = [
+            f"{domain} has {found:,} images, and {source.name} has {expected:,} there"
+            for (domain, found), expected in zip(counts.items(), source.counts.values(), strict=False)
+            if found != expected
+        ]
         if contents:
-            problems += _corrupt_images(tree)
+            problems += [str(error) for _, error in ImageStore(tree, CHECKED_SIZE, cache="none").corrupt()]
         for kind in ("listing", "contents") if contents else ("listing",):
             found = _digest(tree, with_contents=kind == "contents")
             _compare(source, kind, found, Ledger(data_dir), problems, notes)
@@ -157,12 +158,6 @@ def _mnist_problems(folder: Path) -> Iterator[str]:
             yield str(error)
 
 
-def _count_problems(source: Source, counts: dict[str, int]) -> Iterator[str]:
-    for (domain, found), expected in zip(counts.items(), source.counts.values(), strict=False):
-        if found != expected:
-            yield f"{domain} has {found:,} images, and {source.name} has {expected:,} there"
-
-
 def _compare(source: Source, kind: str, found: str, ledger: Ledger, problems: list[str], notes: list[str]) -> None:
     """Compare with the record, or record valid data that is seen for the first time."""
     seen = (ledger.get("folders", source.folder) or {}).get(kind)
@@ -179,19 +174,6 @@ def _compare(source: Source, kind: str, found: str, ledger: Ledger, problems: li
             f"{what} are not those that were first seen (if you changed them on purpose, remove the entry "
             f"{source.folder!r} from {ledger.path})"
         )
-
-
-def _corrupt_images(tree: ImageTree) -> list[str]:
-    with ThreadPoolExecutor() as pool:
-        return [why for why in pool.map(_why_corrupt, map(tree.path, range(len(tree.paths)))) if why]
-
-
-def _why_corrupt(path: Path) -> str:
-    try:
-        decode(path)
-    except CorruptImageError as error:
-        return str(error)
-    return ""
 
 
 def _digest(tree: ImageTree, *, with_contents: bool) -> str:

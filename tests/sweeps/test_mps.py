@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandmask.sweeps.executors import shared_gpus, workers_share
-from sandmask.sweeps.executors._mps import CONTROL, LOGS, PIPES
+from sandmask.sweeps.executors._local import MPS_CONTROL, MPS_LOGS, MPS_PIPES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPS is for Linux")
 # As the real one: -d starts a daemon in the folder of the pipes; without, commands are read and need a daemon.
@@ -30,14 +30,14 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file with what the stand-in was asked."""
     for name in ("bin", "default"):
         (tmp_path / name).mkdir()
-    program = tmp_path / "bin" / CONTROL
+    program = tmp_path / "bin" / MPS_CONTROL
     program.write_text(PROGRAM)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("MPS_CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("MPS_DEFAULT", str(tmp_path / "default"))
-    monkeypatch.delenv(PIPES, raising=False)
-    monkeypatch.delenv(LOGS, raising=False)
+    monkeypatch.delenv(MPS_PIPES, raising=False)
+    monkeypatch.delenv(MPS_LOGS, raising=False)
     (tmp_path / "calls").touch()
     return tmp_path / "calls"
 
@@ -45,12 +45,12 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_started_in_a_folder_of_its_own_and_stopped(calls: Path) -> None:
     said: list[str] = []
     with shared_gpus(said.append):
-        folder = Path(os.environ[PIPES])
+        folder = Path(os.environ[MPS_PIPES])
         assert (folder / "control").exists()
-        assert os.environ[LOGS] == str(folder)
+        assert os.environ[MPS_LOGS] == str(folder)
     assert calls.read_text().split() == ["start", "quit"]
     assert not folder.exists()
-    assert PIPES not in os.environ
+    assert MPS_PIPES not in os.environ
     assert said == []
 
 
@@ -58,13 +58,13 @@ def test_it_is_stopped_after_an_interrupt(calls: Path) -> None:
     with pytest.raises(KeyboardInterrupt), shared_gpus():
         raise KeyboardInterrupt
     assert calls.read_text().split() == ["start", "quit"]
-    assert PIPES not in os.environ
+    assert MPS_PIPES not in os.environ
 
 
 def test_a_daemon_that_is_running_is_left_alone(calls: Path, tmp_path: Path) -> None:
     (tmp_path / "default" / "control").touch()
     with shared_gpus():
-        assert PIPES not in os.environ
+        assert MPS_PIPES not in os.environ
     assert calls.read_text().split() == ["get_server_list"]
 
 
@@ -78,7 +78,7 @@ def test_a_daemon_that_does_not_start_is_said_in_one_line(calls: Path, monkeypat
         pass
     first, second = said
     assert first.startswith("MPS could not be started (An instance of this daemon is already running): the workers")
-    assert second.startswith(f"MPS could not be started ({CONTROL} is not installed)")
+    assert second.startswith(f"MPS could not be started ({MPS_CONTROL} is not installed)")
     assert calls.read_text().split() == ["start"]
 
 

@@ -14,7 +14,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, run_sweep, sweep_status
 from sandmask.sweeps import _job as job_module
-from sandmask.sweeps._resume import unfinished_stacks
+from sandmask.sweeps._stacks import unfinished_stacks
 from sandmask.sweeps.executors import InlineExecutor
 from sandmask.training import Stack, Trainer
 

@@ -17,7 +17,7 @@ from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
-from sandmask.sweeps._spec import OPTUNA
+from sandmask.sweeps._spec import LISTS, OPTUNA
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
-
-_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
 
 
 def requested_sweep(
@@ -42,7 +40,7 @@ def requested_sweep(
     :param given: fields of `SweepSpec`; None is what was not mentioned.
     """
     fields: dict[str, Any] = {
-        name: names(value) if name in _LISTS else value for name, value in given.items() if value is not None
+        name: names(value) if name in LISTS else value for name, value in given.items() if value is not None
     }
     stored = folder.asked()
     if config is None and stored is not None:

@@ -5,8 +5,9 @@ import gc
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +22,9 @@ from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, write_archive
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
-from sandmask.sweeps._progress import StackProgress
-from sandmask.sweeps._resume import split_or_remove
 from sandmask.sweeps._search import Pruning
-from sandmask.sweeps._stacks import PlannedStack, equal_parts, stack_id
+from sandmask.sweeps._stacks import equal_parts, split_or_remove, stack_id
+from sandmask.sweeps._status import StackProgress
 from sandmask.training import choose_device, stack_key, train_stack
 from sandmask.training.checkpoint import DamagedFileError
 from sandmask.training.specs import trains_alone
@@ -120,7 +120,7 @@ def run_job(job: Job) -> Outcome:
     load_plugins(options.plugins)
     specs = [RunSpec.from_json(spec) for spec in job.specs]
     ids = [spec.id for spec in specs]
-    stack = PlannedStack(tuple(specs)).id
+    stack = stack_id(specs)
     folder = SweepFolder(Path(options.folder))
     folder.stacks.mkdir(parents=True, exist_ok=True)
 
@@ -175,7 +175,7 @@ class _Training:
     def train(self, specs: Sequence[RunSpec]) -> Outcome:
         options = self.options
         progress = StackProgress(self.folder, self.stack, specs, device=str(self.device), stop=self.stop)
-        progress.start()
+        progress.write("running", done=0)  # fails on a full or read-only disk, before time is spent on training
         dataset = _dataset(self.source, options.data_dir, options.allowances)
         _check_same(self.source, dataset, specs[0])
         waiting, too_large = [tuple(specs)], []
@@ -200,7 +200,8 @@ class _Training:
                 too_large.append(part[0].id)
             else:
                 waiting.insert(0, part)
-        progress.write("done" if not too_large else "memory", done=specs[0].steps, rate=0.0)
+        with suppress(OSError):  # it only informs
+            progress.write("done" if not too_large else "memory", done=specs[0].steps)
         if too_large:
             message = (
                 f"{self.device} has too little memory for a single run of {specs[0].algorithm}; "
@@ -210,23 +211,16 @@ class _Training:
         return Outcome("done", self.stack, archives=self.archives)
 
     def _train(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
-        try:
-            return self._resume(part, dataset, progress)
-        except DamagedFileError:  # its stack starts over; this process holds the lock of these runs
-            self.folder.checkpoint(stack_id(spec.id for spec in part)).unlink(missing_ok=True)
-            return self._resume(part, dataset, progress)
-
-    def _resume(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
-        options, name = self.options, stack_id(spec.id for spec in part)
+        options, name = self.options, stack_id(part)
         checkpoint = self.folder.checkpoint(name)
-        compiled = options.compiled and trains_alone(part[0])
-        return train_stack(
+        train = partial(
+            train_stack,
             part,
             dataset,
             self.device,
             checkpoint,
             weights=options.weights,
-            compiled=compiled,
+            compiled=options.compiled and trains_alone(part[0]),
             fast=options.fast,
             diagnostics=options.diagnostics,
             metrics=options.metrics,
@@ -236,6 +230,11 @@ class _Training:
             on_evaluation=None if options.pruner == "none" else Pruning(self.folder, part, options.pruner),
             checkpoint_seconds=options.checkpoint_seconds,
         )
+        try:
+            return train()
+        except DamagedFileError:  # its stack starts over; this process holds the lock of these runs
+            checkpoint.unlink(missing_ok=True)
+            return train()
 
     def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> list[RunRecord]:
         """Records first, then the checkpoint goes: killed in between, the next run sees that all is done.
@@ -245,13 +244,13 @@ class _Training:
         """
         ended = [run for run in records if run.status != "running"]
         left = [run.spec for run in records if run.status == "running"]
-        name = stack_id(run.spec.id for run in ended)
+        name = stack_id(run.spec for run in ended)
         path = self.folder.records(name)
         write_archive(ended, path)
         if self.options.loggers:
             for run in ended:
                 log_record(run, self.options.loggers)
-        checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
+        checkpoint = self.folder.checkpoint(stack_id(part))
         if left:
             split_or_remove(self.folder, checkpoint, [left])
         checkpoint.unlink(missing_ok=True)
@@ -263,7 +262,7 @@ class _Training:
     def _split(self, part: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
         """Split a stack into smaller ones, with its progress."""
         parts = equal_parts(part, limit)
-        checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
+        checkpoint = self.folder.checkpoint(stack_id(part))
         if checkpoint.exists():
             split_or_remove(self.folder, checkpoint, parts)
         return parts

@@ -19,7 +19,7 @@ from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.selection import SEARCH, mean_over_environments, training_domain
 from sandmask.sweeps._expand import Expansion, search_ranges
-from sandmask.sweeps._folder import SweepFolder
+from sandmask.sweeps._folder import SweepFolder, stamp_of
 from sandmask.sweeps._locks import turn
 from sandmask.sweeps._optuna import DamagedJournalError, make_pruner, make_sampler, open_journal
 from sandmask.sweeps._spec import OPTUNA, SweepSpec
@@ -115,8 +115,7 @@ class Search:
         """The results of finished runs, by study."""
         found: defaultdict[str, list[_Result]] = defaultdict(list)
         for file in sorted(self.folder.path.rglob(f"*{ARCHIVE_SUFFIX}")):
-            stat = file.stat()
-            for result in _results_in(file, (stat.st_mtime_ns, stat.st_size)):
+            for result in _results_in(file, stamp_of(file)):
                 found[study_name(result.spec)].append(result)
         return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sandmask._arguments import checked, paths
+from sandmask.api._sweep_arguments import PathLike
 from sandmask.datasets._scan import SUFFIXES, list_files
 from sandmask.datasets.manifest import listed_files, recognizes
 from sandmask.errors import SandmaskError
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-
+ARRAYS = (".npy", ".npz", ".csv")
 FILES_AT_ONCE = 64
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass
@@ -64,8 +63,9 @@ def predict(
 
     if top < 1:
         raise SandmaskError(f"top should be at least 1. Found {top}.")
-    trained = run if isinstance(run, TrainedRun) else _loaded(run, device)
-    found = predict_files(trained, paths(files), top)
+    if not isinstance(run, TrainedRun):
+        run = load_run(run, choose_device(None if device is None else str(device)))
+    found = predict_files(run, paths(files), top)
     if found.failures:
         raise SandmaskError(" ".join(found.failures))
     rows = [
@@ -77,17 +77,8 @@ def predict(
     return frame.astype({"row": "Int64"})
 
 
-def _loaded(run: PathLike, device: "str | torch.device | None") -> TrainedRun:
-    return load_run(run, choose_device(None if device is None else str(device)))
-
-
 def predict_files(run: TrainedRun, files: Sequence[Path], top: int) -> Predictions:
-    """Classify the files that can be used, and name the others.
-
-    :param run: the trained model.
-    :param files: files and folders.
-    :param top: number of classes for each example.
-    """
+    """Classify the files that can be used, and name the others."""
     found = Predictions()
     for examples in _batches(run, list(_expanded(run, files, found)), found.failures):
         found.examples += _ranked(run, examples, top)
@@ -95,32 +86,25 @@ def predict_files(run: TrainedRun, files: Sequence[Path], top: int) -> Predictio
 
 
 def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Iterator[Path]:
-    """The files, and instead of folders what the model takes of the files in them."""
-    endings = SUFFIXES if run.info.preprocessing.kind == "image" else ARRAYS
+    """The files; instead of a folder, the files in it that the model takes; instead of a manifest, those it lists."""
+    is_image = run.info.preprocessing.kind == "image"
+    endings = SUFFIXES if is_image else ARRAYS
     for path in files:
-        if (listed := _listed(run, path, found)) is not None:
-            yield from listed
-            continue
-        there = list_files(path).files
-        taken = [name for name in there if name.lower().endswith(endings)]
-        if not taken:
-            found.failures.append(f"{path} holds no files of type {', '.join(endings)}.")
-        elif len(taken) < len(there):
-            found.left_out[str(path)] = len(there) - len(taken)
-        yield from (path / name for name in taken)
-
-
-def _listed(run: TrainedRun, path: Path, found: Predictions) -> list[Path] | None:
-    """What to read instead of a file: itself, or the images that a manifest lists; None instead of a folder."""
-    if path.is_dir():
-        return None
-    if run.info.preprocessing.kind == "image" and recognizes(str(path)) and path.is_file():
-        try:
-            return listed_files(path) or [path]
-        except SandmaskError as error:
-            found.failures.append(str(error))
-            return []
-    return [path]
+        if path.is_dir():
+            there = list_files(path).files
+            taken = [name for name in there if name.lower().endswith(endings)]
+            if not taken:
+                found.failures.append(f"{path} holds no files of type {', '.join(endings)}.")
+            elif len(taken) < len(there):
+                found.left_out[str(path)] = len(there) - len(taken)
+            yield from (path / name for name in taken)
+        elif is_image and path.is_file() and recognizes(str(path)):
+            try:
+                yield from listed_files(path) or [path]
+            except SandmaskError as error:
+                found.failures.append(str(error))
+        else:
+            yield path
 
 
 def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Iterator[list["Example"]]:
@@ -132,21 +116,17 @@ def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Ite
         except SandmaskError as error:
             return error
 
-    everything: list[Example] = []
+    at_once = max(1, len(files)) if run.uses_context else FILES_AT_ONCE
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for begin in range(0, len(files), FILES_AT_ONCE):
+        for begin in range(0, len(files), at_once):
             found: list[Example] = []
-            for result in pool.map(read, files[begin : begin + FILES_AT_ONCE]):
+            for result in pool.map(read, files[begin : begin + at_once]):
                 if isinstance(result, SandmaskError):
                     failures.append(str(result))
                 else:
                     found += result
-            if run.uses_context:
-                everything += found
-            elif found:
+            if found:
                 yield found
-    if everything:
-        yield everything
 
 
 def _ranked(run: TrainedRun, examples: "list[Example]", top: int) -> Iterator[dict[str, Any]]:
@@ -158,9 +138,6 @@ def _ranked(run: TrainedRun, examples: "list[Example]", top: int) -> Iterator[di
         ]
         row = {} if example.row is None else {"row": example.row}
         yield {"file": example.file, **row, **ranked[0], "top": ranked}
-
-
-ARRAYS = (".npy", ".npz", ".csv")
 
 
 @dataclass(frozen=True)

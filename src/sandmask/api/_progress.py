@@ -281,13 +281,8 @@ class SweepDisplay:
             say_on(self.screen, text)
 
     def _watch(self) -> None:
-        last = time.monotonic()
-        while not self._ended.wait(LOOK_SECONDS):
-            if self.screen != "lines":
-                self._show()
-            elif time.monotonic() - last > LINE_SECONDS:
-                last = time.monotonic()
-                self._show()
+        while not self._ended.wait(LINE_SECONDS if self.screen == "lines" else LOOK_SECONDS):
+            self._show()
 
     def _show(self) -> None:
         """Show the state of the sweep. The sweep itself reports a damaged file, so the display ignores it."""

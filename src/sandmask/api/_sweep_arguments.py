@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -26,11 +26,40 @@ if TYPE_CHECKING:
     from sandmask.sweeps import Expansion, JobOptions
 
 
+PathLike = str | os.PathLike[str]
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
 
 
+class SweepRequest(TypedDict, total=False):
+    """The arguments that say which runs a sweep has; `sweep` describes each."""
+
+    config: PathLike | None
+    datasets: Names | None
+    algorithms: Names | None
+    test_envs: Names | None
+    n_hparams: int | None
+    n_trials: int | None
+    space: str | None
+    selection: Names | None
+    steps: int | None
+    checkpoint_every: int | None
+    hparams: Mapping[str, str | float] | None
+    network: str | None
+    weights: str | None
+    precision: str | None
+    averages: Names | None
+    metrics: Names | None
+    keep_models: str | None
+    shared_init: bool | None
+    first_stage: PathLike | None
+    seed: int | None
+    search: str | None
+    sampler: str | None
+    pruner: str | None
+
+
 def requested_sweep(
-    folder: SweepFolder, device: str | None = None, *, config: str | os.PathLike[str] | None = None, **given: Any
+    folder: SweepFolder, device: str | None = None, *, config: PathLike | None = None, **given: Any
 ) -> SweepSpec:
     """The sweep that is asked for.
 

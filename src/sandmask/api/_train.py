@@ -12,7 +12,7 @@ from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
 from sandmask.algorithms import ALGORITHMS
 from sandmask.api._progress import ShowProgress, TrainingBar, choose_screen
-from sandmask.api._sweep_arguments import Names, allowances, announce, check_images, names
+from sandmask.api._sweep_arguments import Names, PathLike, allowances, announce, check_images, names
 from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.loggers import Logger, requested_loggers
@@ -27,8 +27,6 @@ from sandmask.training.specs import leak_of
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,6 @@ def test_a_file_that_cannot_be_read_does_not_end_the_display(
             twice.set()
         return status
 
-    with display_module.SweepDisplay(look):
+    with display_module.SweepDisplay(look, "lines"):
         assert twice.wait(60)
     assert "0/12 runs done" in capsys.readouterr().err

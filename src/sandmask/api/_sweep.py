@@ -207,7 +207,7 @@ def sweep(
 
     finished = target.finished()
     check_sources(expansion, options, [run.dataset for run in runs() if run.id not in finished], screen)
-    with sigterm_raises(), SweepDisplay(look, progress) as display:
+    with sigterm_raises(), SweepDisplay(look, screen) as display:
         for note in (*expansion.notes, *crew.notes, *_notes_on_rules(spec, diagnostics=diagnostics)):
             display.say(f"note: {note}")
         before = look()

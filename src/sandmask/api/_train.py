@@ -207,7 +207,7 @@ def train(
             if not folder.finished(spec):
                 check_images(data, screen, keep=True)
         check_alike(ranks, spec, data, diagnostics=diagnostics, metrics=measures)
-        with TrainingBar(spec, folder.path, progress, tells=ranks.first) as bar:
+        with TrainingBar(spec, folder.path, screen, tells=ranks.first) as bar:
             record = folder.train(
                 spec,
                 data,

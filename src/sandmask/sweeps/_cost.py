@@ -42,19 +42,11 @@ class Work:
     parameters: int
 
     def memory(self, runs: int, overhead: float) -> float:
-        """Bytes that a stack takes while it trains, about. Evaluations take as many examples as fit into a fixed room.
-
-        :param runs: runs of the stack.
-        :param overhead: bytes used for a byte that is counted.
-        """
+        """Bytes that a stack takes while it trains, about. Evaluations take as many examples as a fixed room holds."""
         return 4 * overhead * runs * self.numbers + min(_EVALUATION_BYTES, 8 * runs * self.evaluated)
 
     def disk(self, runs: int, models: int) -> float:
-        """Bytes of a stack's records, about, and of so many models of each run.
-
-        :param runs: runs of the stack.
-        :param models: models of each run that are kept.
-        """
+        """Bytes of a stack's records, about, and of so many models of each run."""
         records = self.evaluations * (2 * self.environments * _ACCURACY_BYTES + _METRIC_BYTES)
         return _ARCHIVE_BYTES + runs * (records + 4 * models * self.parameters)
 
@@ -139,7 +131,7 @@ SMALL_STACK, LARGER_STACK = 2, 6
 _STATUS = Path("/proc/self/status")
 
 
-class Sample(Dataset):
+class _Sample(Dataset):
     """A dataset cut down to at most `most` examples of each environment; otherwise the dataset itself."""
 
     def __init__(self, base: Dataset, most: int) -> None:
@@ -155,27 +147,21 @@ class Sample(Dataset):
 
     @property
     def resident(self) -> bool:
-        """Whether the dataset is resident."""
         return self.base.resident
 
     def inputs(self, indices: Tensor) -> Tensor:
-        """The examples with these numbers."""
         return self.base.inputs(self._kept[indices])
 
-    def to(self, device: torch.device) -> "Sample":
-        """The same on `device`."""
-        return Sample(self.base.to(device), self.most)
+    def to(self, device: torch.device) -> "_Sample":
+        return _Sample(self.base.to(device), self.most)
 
     def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
-        """The examples as a training step sees them."""
         return self.base.training_inputs(self._kept[indices], key)
 
     def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:
-        """`inputs` of each element in turn."""
         return self.base.batches((self._kept[some] for some in indices), depth)
 
     def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
-        """`training_inputs` of each (indices, key) in turn."""
         return self.base.training_batches(((self._kept[some], key) for some, key in requests), depth)
 
 
@@ -206,9 +192,9 @@ def calibrate(
     works = {stack_key(spec): work_of(spec, dataset).step for spec in specs}
     ordered = sorted(specs, key=lambda spec: works[stack_key(spec)])
     if trains_alone(specs[0]):
-        sample, sizes = Sample(dataset, FEW_EXAMPLES), [(ordered[0], 1)]
+        sample, sizes = _Sample(dataset, FEW_EXAMPLES), [(ordered[0], 1)]
     else:
-        sample = Sample(dataset, EXAMPLES)
+        sample = _Sample(dataset, EXAMPLES)
         sizes = [(ordered[0], SMALL_STACK), (ordered[len(ordered) // 2], LARGER_STACK)]
     measured = []
     for spec, count in sizes:
@@ -218,7 +204,7 @@ def calibrate(
 
 
 def _measure(
-    specs: Sequence[RunSpec], sample: Sample, device: torch.device, *, fast: bool, weights: str | None
+    specs: Sequence[RunSpec], sample: _Sample, device: torch.device, *, fast: bool, weights: str | None
 ) -> Measured:
     seen: list[tuple[float, int]] = []
     begin = time.monotonic()

@@ -199,12 +199,7 @@ def _hparam_names(sweep: SweepSpec, entry: DatasetEntry, algorithm: str) -> set[
 
 
 def search_ranges(sweep: SweepSpec, dataset: str, algorithm: str) -> dict[str, "BaseDistribution"]:
-    """What a search chooses the hyperparameters of an algorithm from: those that are drawn, and not set by hand.
-
-    :param sweep: the sweep.
-    :param dataset: name of the dataset, or its folder.
-    :param algorithm: name of the algorithm.
-    """
+    """What a search chooses the hyperparameters of an algorithm from: those that are drawn, and not set by hand."""
     space = _space(sweep, dataset_entry(dataset), algorithm)
     found = {row.name: distribution(row) for row in space.rows if row.name not in sweep.hparams}
     ranges = {name: kind for name, kind in found.items() if kind is not None}

@@ -168,15 +168,16 @@ def _checkpoints(folder: SweepFolder, *, idle: bool) -> list[tuple[Path, tuple[s
 
 
 def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Sequence[RunSpec]]) -> None:
-    """Replace the checkpoint of a half-trained stack by one checkpoint per part.
+    """Replace the checkpoint of a half-trained stack, if there is one, by a checkpoint for each part.
 
     A damaged one is removed, and its runs start over. Its runs must be claimed by nobody else.
     """
     targets = [(part, folder.checkpoint(stack_id(part))) for part in parts]
-    if [path for _, path in targets] == [checkpoint]:
+    if [path for _, path in targets] == [checkpoint] or not checkpoint.exists():
         return
-    with suppress(DamagedFileError):
-        split_checkpoint(checkpoint, targets)
+    if targets:
+        with suppress(DamagedFileError):
+            split_checkpoint(checkpoint, targets)
     checkpoint.unlink(missing_ok=True)
 
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from sandmask._arguments import checked, paths
 from sandmask.api._sweep_arguments import PathLike
@@ -20,8 +23,6 @@ from sandmask.training import TrainedRun, choose_device, load_run
 
 if TYPE_CHECKING:
     import pandas as pd
-    from numpy.typing import NDArray
-    from torch import Tensor
 
 ARRAYS = (".npy", ".npz", ".csv")
 FILES_AT_ONCE = 64
@@ -129,7 +130,7 @@ def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Ite
                 yield found
 
 
-def _ranked(run: TrainedRun, examples: "list[Example]", top: int) -> Iterator[dict[str, Any]]:
+def _ranked(run: TrainedRun, examples: list["Example"], top: int) -> Iterator[dict[str, Any]]:
     probabilities = run.predict(torch.stack([example.x for example in examples]))
     values, numbers = probabilities.topk(min(top, len(run.classes)))
     for example, shares, classes in zip(examples, values.tolist(), numbers.tolist(), strict=True):
@@ -146,10 +147,10 @@ class Example:
 
     file: str
     row: int | None  # its place in a file of several
-    x: "Tensor"
+    x: Tensor
 
 
-def read_examples(run: "TrainedRun", path: Path) -> list[Example]:
+def read_examples(run: TrainedRun, path: Path) -> list[Example]:
     """The examples in a file, ready for the run's model; an error that names the file where there are none."""
     if not path.is_file():
         raise SandmaskError(f"There is no file {path}.")
@@ -165,7 +166,7 @@ def read_examples(run: "TrainedRun", path: Path) -> list[Example]:
     return [Example(str(path), None, run.preprocess(path)[0])]
 
 
-def _of_array(run: "TrainedRun", path: Path, name: str, array: "NDArray[Any]") -> Iterator[Example]:
+def _of_array(run: TrainedRun, path: Path, name: str, array: NDArray[Any]) -> Iterator[Example]:
     """The examples in an array: it is one, or it holds one per row."""
     file = f"{path}:{name}" if name else str(path)
     shape = run.input_shape
@@ -183,10 +184,8 @@ def _of_array(run: "TrainedRun", path: Path, name: str, array: "NDArray[Any]") -
         yield Example(file, None if is_one else row, x)
 
 
-def _arrays(path: Path) -> Iterator[tuple[str, "NDArray[Any]"]]:
+def _arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     """The arrays of a file; those of an .npz file have names."""
-    import numpy as np
-
     try:
         if path.suffix.lower() == ".csv":
             yield "", _read_csv(path)
@@ -199,10 +198,8 @@ def _arrays(path: Path) -> Iterator[tuple[str, "NDArray[Any]"]]:
         raise SandmaskError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
 
 
-def _read_csv(path: Path) -> "NDArray[Any]":
+def _read_csv(path: Path) -> NDArray[Any]:
     """Numbers, one example a line; a first line of names is passed over."""
-    import numpy as np
-
     with path.open(encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
     if lines and not any(map(_is_number, lines[0].split(","))):

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.console import Console, Group
@@ -93,9 +91,8 @@ class _Status(ProgressColumn):
 class TrainingBar:
     """Shows a run's steps, loss, accuracies and rate; `update` takes the loop's reports."""
 
-    def __init__(self, spec: "RunSpec", folder: Path, screen: Screen, *, tells: bool = True) -> None:
-        self.spec, self.folder, self.screen = spec, folder, screen
-        self._tells = tells  # whether this process is the one that speaks for the run
+    def __init__(self, spec: "RunSpec", screen: Screen) -> None:
+        self.spec, self.screen = spec, screen
         self.status = ""
         self._first: tuple[float, int] | None = None
         self._last_line = time.monotonic()
@@ -119,13 +116,9 @@ class TrainingBar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
-        if isinstance(error, KeyboardInterrupt) and self._tells and self._is_saved():
-            tell(f"Stopped. The run is saved in {self.folder}. Rerun the same command to continue.")
 
     def update(self, report: "Report") -> None:
         """Show one more report."""
@@ -160,12 +153,6 @@ class TrainingBar:
                 self._text.show(line)
             else:
                 say_on(self.screen, line)
-
-    def _is_saved(self) -> bool:
-        """Whether there is a checkpoint: before the first steps, there is nothing to save."""
-        from sandmask.training.folder import CHECKPOINT
-
-        return (self.folder / CHECKPOINT).exists()
 
     def _rate(self, now: float, done: int) -> str:
         start, first = self._first or (now, done)

@@ -42,7 +42,7 @@ from sandmask.sweeps import (
     sweep_status,
 )
 from sandmask.sweeps._spec import OPTUNA
-from sandmask.sweeps.executors import shared_gpus
+from sandmask.sweeps.executors import ExecutorOptions, shared_gpus
 from sandmask.training.loop import CHECKPOINT_SECONDS
 
 
@@ -172,12 +172,14 @@ def sweep(
         target,
         spec,
         executor=executor,
-        workers=workers,
         device=device,
-        gpus_per_worker=gpus_per_worker,
-        cpus_per_worker=cpus_per_worker,
-        ray_address=ray_address,
         slurm=slurm,
+        options=ExecutorOptions(
+            workers=workers,
+            gpus_per_worker=gpus_per_worker,
+            cpus_per_worker=cpus_per_worker,
+            ray_address=ray_address,
+        ),
     )
     target.accept(spec)
     options = JobOptions(

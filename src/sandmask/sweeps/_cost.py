@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median_high
 
 import torch
 from torch import Tensor
@@ -235,6 +236,5 @@ def _apart(seen: Sequence[tuple[float, int]]) -> tuple[float, float]:
     for (t0, d0), (t1, d1) in pairwise(seen):
         evaluated = (d0 - 1) % EVERY == 0
         (mixed if evaluated else plain).append((t1 - t0, d1 - d0))
-    rates = sorted(seconds / steps for seconds, steps in plain or mixed)
-    step = rates[len(rates) // 2]
+    step = median_high(seconds / steps for seconds, steps in plain or mixed)
     return step, max(0.0, min((seconds - step * steps for seconds, steps in mixed[1:] or mixed), default=0.0))

@@ -110,7 +110,7 @@ class SweepFolder:
 
 
 @cache
-def _finished_runs(file: Path, stamp: tuple[int, int]) -> frozenset[str]:  # noqa: ARG001 - files are replaced
+def _finished_runs(file: Path, stamp: tuple[int, int]) -> frozenset[str]:  # noqa: ARG001 - read again when it changes
     if file.suffix == ".jsonl":
         statuses = {run.spec.id: run.status for run in read_runs(file)}
     else:

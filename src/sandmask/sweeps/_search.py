@@ -75,7 +75,7 @@ def _result(run: RunRecord) -> _Result:
 
 
 @cache
-def _results_in(file: Path, stamp: tuple[int, int]) -> list[_Result]:  # noqa: ARG001 - files are replaced
+def _results_in(file: Path, stamp: tuple[int, int]) -> list[_Result]:  # noqa: ARG001 - read again when it changes
     return [_result(run) for run in read_runs(file) if SEARCH in run.spec.options]
 
 
@@ -204,15 +204,12 @@ class _Study:
 
     @cached_property
     def _study(self) -> "Study":
-        from optuna import create_study
+        from optuna import create_study, load_study
 
-        return create_study(
-            study_name=self.name,
-            storage=self._storage,
-            pruner=make_pruner(self._sweep.pruner, self.likes[0]),
-            direction="maximize",
-            load_if_exists=True,
-        )
+        pruner = make_pruner(self._sweep.pruner, self.likes[0])
+        if self.name in {study.study_name for study in self._storage.get_all_studies()}:
+            return load_study(study_name=self.name, storage=self._storage, pruner=pruner)
+        return create_study(study_name=self.name, storage=self._storage, pruner=pruner, direction="maximize")
 
     def advance(self, results: Mapping[int, _Result], failed: Collection[str]) -> None:
         """Tell results, and ask for as many new runs as should be under way."""

@@ -1,13 +1,17 @@
-"""NVIDIA's Multi-Process Service for workers that share a GPU, with a stand-in for its control program."""
+"""Worker processes on this machine: their semaphores, and NVIDIA's Multi-Process Service (MPS) where they share a GPU.
+
+MPS has a stand-in for its control program. Semaphores are named after their owner, and removed when it was killed.
+"""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from sandmask.sweeps.executors import shared_gpus, workers_share
-from sandmask.sweeps.executors._local import MPS_CONTROL, MPS_LOGS, MPS_PIPES
+from sandmask.sweeps.executors._local import MPS_CONTROL, MPS_LOGS, MPS_PIPES, SEMAPHORES, WorkerExecutor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPS is for Linux")
 # As the real one: -d starts a daemon in the folder of the pipes; without, commands are read and need a daemon.
@@ -87,3 +91,26 @@ def test_workers_that_share_a_gpu() -> None:
     assert workers_share(["cuda:0", "cuda:1"], 3)
     assert not workers_share(["cuda:0", "cuda:1"], 2)
     assert not workers_share(["cpu"], 4)
+
+
+KILLED = """
+import os, signal
+from sandmask.sweeps.executors._local import WorkerExecutor
+executor = WorkerExecutor(2)
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def semaphores(process: int) -> list[Path]:
+    return list(SEMAPHORES.glob(f"sem.sandmask-{process}-*"))
+
+
+@pytest.mark.skipif(not SEMAPHORES.is_dir(), reason="this system keeps semaphores elsewhere")
+def test_semaphores_of_a_killed_process_are_removed_by_the_next() -> None:
+    killed = subprocess.Popen([sys.executable, "-c", KILLED], start_new_session=True)
+    killed.wait()
+    left = semaphores(killed.pid)
+    with WorkerExecutor(1):
+        assert semaphores(os.getpid())
+        assert not semaphores(killed.pid)
+    assert left, "the killed process left nothing behind: this test shows nothing"

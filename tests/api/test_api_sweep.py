@@ -156,6 +156,7 @@ def test_runs_that_cannot_be_trained_are_named(
         ({"executor": "rey"}, "Did you mean 'ray'?"),
         ({"slurm": {"partition": "x"}}, "is for --executor slurm"),
         ({"workers": 0}, "workers should be at least 1"),
+        ({"device": ","}, "Device ',' cannot be used here"),
         ({"progress": "loud"}, "progress should be"),
     ],
 )

@@ -95,12 +95,12 @@ def test_a_narrow_terminal_shows_how_far_a_run_is(tmp_path: Path, monkeypatch: p
 
 
 def test_a_long_evaluation_shows_how_far_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = itertools.count(step=4)
     monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     spec = make_spec(DATASETS["DebugVector"], "ERM", [0], steps=5)
-    with _progress.TrainingBar(spec, tmp_path, "lines") as bar:
+    with _progress.TrainingBar(spec, "lines") as bar:
         for done in (12_000, 24_000, 36_000, 70_000):
             bar.evaluating(done, 70_000)
     lines = capsys.readouterr().err.splitlines()

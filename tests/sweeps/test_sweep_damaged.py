@@ -14,7 +14,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, run_sweep, sweep_status
 from sandmask.sweeps import _job as job_module
-from sandmask.sweeps._resume import unfinished_stacks
+from sandmask.sweeps._stacks import unfinished_stacks
 from sandmask.sweeps.executors import InlineExecutor
 from sandmask.training import Stack, Trainer
 
@@ -126,15 +126,17 @@ def test_a_damaged_progress_file_says_nothing_and_stops_nothing(folder: SweepFol
     folder.accept(sweep)
     expansion = expand(sweep)
     run_sweep(folder, expansion, JobOptions(str(folder.path), device="cpu"), InlineExecutor, lambda _: 100)
-    files = sorted(folder.stacks.glob("*.progress.json"))
-    for other in files[1:]:
+    file, *others = sorted(folder.stacks.glob("*.progress.json"))
+    for other in others:
         other.unlink()
-    expected = sweep_status(folder, expansion.runs).standings
-    content = files[0].read_bytes()
-    assert len(expected) == 1
+    expected = sweep_status(folder, expansion.runs)
+    content = file.read_bytes()
+    assert len(expected.standings) == 1
+    for strange in (b"{", b"[]", b"{}", b"null", b"[" * 100_000, b'{"stack": "damaged"}', b'{"cells": 3}'):
+        (folder.stacks / "damaged.progress.json").write_bytes(strange)
+        assert sweep_status(folder, expansion.runs) == expected
     for place in range(len(content)):
-        files[0].write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        assert sweep_status(folder, expansion.runs).standings in ((), expected)
-    for strange in (b"[]", b"[" * 100_000, b'{"cells": 3}', content.replace(b'"cells": [', b'"cells": [7, ')):
-        files[0].write_bytes(strange)
-        assert sweep_status(folder, expansion.runs).standings == ()
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert sweep_status(folder, expansion.runs).standings in ((), expected.standings)
+    file.write_bytes(content.replace(b'"cells": [', b'"cells": [7, '))
+    assert sweep_status(folder, expansion.runs).standings == ()

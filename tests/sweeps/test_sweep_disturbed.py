@@ -23,8 +23,8 @@ from sandmask.records import RecordWriter, RunRecord, RunSpec
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, SweepStatus, expand, run_sweep, sweep_status
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps import _locks as locks_module
-from sandmask.sweeps._folder import read_json
 from sandmask.sweeps._locks import claim, claims, turn
+from sandmask.sweeps._status import _read_json
 from sandmask.sweeps.executors import InlineExecutor, WorkerExecutor
 from sandmask.training import train_stack
 
@@ -206,7 +206,7 @@ def test_sigterm_to_the_whole_process_group_ends_workers_after_they_have_saved(
     driver = start_program("sweep", "run", str(folder.path), *f"{asked} {small} {options}".split(), stderr=said)
 
     def trained() -> int:
-        return sum((read_json(path) or {}).get("done", 0) > 0 for path in folder.stacks.glob("*.progress.json"))
+        return sum((_read_json(path) or {}).get("done", 0) > 0 for path in folder.stacks.glob("*.progress.json"))
 
     deadline = time.monotonic() + 120
     while trained() < 2:
@@ -235,6 +235,6 @@ def test_a_file_that_cannot_be_read_does_not_end_the_display(
             twice.set()
         return status
 
-    with display_module.SweepDisplay(look):
+    with display_module.SweepDisplay(look, "lines"):
         assert twice.wait(60)
     assert "0/12 runs done" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +32,17 @@ from sandmask.training import Progress, train_stack
 Make = Callable[..., SweepSpec]
 
 
-def go(folder: SweepFolder, sweep: SweepSpec, cap: int = 100, **options: Any) -> SweepResult:
+def go(
+    folder: SweepFolder,
+    sweep: SweepSpec,
+    cap: int = 100,
+    executor: Callable[[], Executor] = InlineExecutor,
+    notice: Callable[[str], None] = print,
+    **options: Any,
+) -> SweepResult:
     folder.accept(sweep)
     job = JobOptions(str(folder.path), device="cpu", **options)
-    return run_sweep(folder, expand(sweep), job, InlineExecutor, lambda _: cap)
+    return run_sweep(folder, expand(sweep), job, executor, lambda _: cap, notice)
 
 
 def same(first: Path, second: Path) -> None:
@@ -214,7 +221,16 @@ def test_a_full_disk_is_a_reason_to_stop_and_not_a_lost_worker(
     assert other == "OSError: [Errno 28] No space left on device"  # of the first stack: this one named no file
 
 
-class Fragile(InlineExecutor):
+class Dead(InlineExecutor):
+    """Loses the worker of every job."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        lost: Future[Any] = Future()
+        lost.set_exception(BrokenProcessPool("killed"))
+        return lost
+
+
+class Fragile(Dead):
     """Loses the worker of every job but each third."""
 
     count = 0
@@ -224,74 +240,33 @@ class Fragile(InlineExecutor):
         if Fragile.count % 3 == 1:
             raise BrokenProcessPool("a worker was lost before")
         if Fragile.count % 3 == 2:
-            lost: Future[Any] = Future()
-            lost.set_exception(BrokenProcessPool("a worker was lost"))
-            return lost
-        return super().submit(fn, *args, **kwargs)
+            return super().submit(fn, *args, **kwargs)
+        return InlineExecutor.submit(self, fn, *args, **kwargs)
 
 
 def test_lost_workers_cost_time_only(folder: SweepFolder, small_sweep: Make) -> None:
-    sweep = small_sweep()
-    folder.accept(sweep)
     notices: list[str] = []
-    options = JobOptions(str(folder.path), device="cpu")
-    result = run_sweep(folder, expand(sweep), options, Fragile, lambda _: 100, notices.append)
+    result = go(folder, small_sweep(), executor=Fragile, notice=notices.append)
     assert (result.done, result.failed) == (12, {})
     assert any("a worker was lost" in notice for notice in notices)
 
 
-def test_losses_in_a_row_are_one_line(folder: SweepFolder, small_sweep: Make) -> None:
-    class Broken(InlineExecutor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            lost: Future[Any] = Future()
-            lost.set_exception(BrokenProcessPool("killed"))
-            return lost
-
-    sweep = small_sweep()
-    folder.accept(sweep)
+def test_workers_that_never_live_are_given_up_and_losses_in_a_row_are_one_line(
+    folder: SweepFolder, small_sweep: Make
+) -> None:
     notices: list[str] = []
-    options = JobOptions(str(folder.path), device="cpu")
-    result = run_sweep(folder, expand(sweep), options, Broken, lambda _: 100, notices.append)
+    result = go(folder, small_sweep(), executor=Dead, notice=notices.append)
     assert len(notices) == 1
-    assert all("workers were lost 21 times in a row" in said for said in result.failed.values())
+    assert (result.done, len(result.failed)) == (0, 12)
+    assert set(result.failed.values()) == {"workers were lost 21 times in a row, at last by BrokenProcessPool: killed"}
 
 
 def test_one_lost_worker_is_one_loss_however_many_stacks_waited(folder: SweepFolder, small_sweep: Make) -> None:
-    class OnceBroken(InlineExecutor):
-        rounds = 0
-
-        def __init__(self) -> None:
-            OnceBroken.rounds += 1
-
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            if OnceBroken.rounds > 1:
-                return super().submit(fn, *args, **kwargs)
-            lost: Future[Any] = Future()
-            lost.set_exception(BrokenProcessPool("killed"))
-            return lost
-
-    sweep = small_sweep(n_hparams=4)
-    folder.accept(sweep)
+    executors = iter([Dead(), InlineExecutor()])
     notices: list[str] = []
-    options = JobOptions(str(folder.path), device="cpu")
-    result = run_sweep(folder, expand(sweep), options, OnceBroken, lambda _: 1, notices.append)
+    result = go(folder, small_sweep(n_hparams=4), 1, executor=lambda: next(executors), notice=notices.append)
     assert (result.done, result.failed) == (24, {})
     assert notices == ["a worker was lost (BrokenProcessPool: killed); scheduled again: 24 runs"]
-
-
-def test_workers_that_never_live_are_given_up(folder: SweepFolder, small_sweep: Make) -> None:
-    class Dead(InlineExecutor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            lost: Future[Any] = Future()
-            lost.set_exception(BrokenProcessPool("no memory to start"))
-            return lost
-
-    sweep = small_sweep()
-    folder.accept(sweep)
-    result = run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), Dead, lambda _: 100)
-    assert result.done == 0
-    assert len(result.failed) == 12
-    assert "no memory to start" in next(iter(result.failed.values()))
 
 
 def test_runs_that_another_process_trains_are_left_to_it(folder: SweepFolder, small_sweep: Make) -> None:
@@ -313,9 +288,7 @@ def test_runs_that_another_process_trains_are_left_to_it(folder: SweepFolder, sm
 def test_what_is_wrong_with_every_stack_is_said_once(folder: SweepFolder, small_sweep: Make, tmp_path: Path) -> None:
     sweep = small_sweep(datasets=("PACS",), network="resnet18", weights="none", hparams={})
     said: list[str] = []
-    folder.accept(sweep)
-    options = JobOptions(str(folder.path), device="cpu", data_dir=str(tmp_path / "nowhere"))
-    result = run_sweep(folder, expand(sweep), options, InlineExecutor, lambda _: 1, said.append)
+    result = go(folder, sweep, 1, notice=said.append, data_dir=str(tmp_path / "nowhere"))
     assert len(result.failed) == len(expand(sweep).runs) > 1
     assert len(said) == 1
     assert "PACS is not in" in said[0]
@@ -365,15 +338,6 @@ def test_a_request_that_lost_its_lines_is_named(folder: SweepFolder, small_sweep
     folder.request.write_bytes(bytes(100))  # as a power cut may leave it
     with pytest.raises(SandmaskError, match=r"is not valid TOML.* finished runs are kept"):
         folder.asked()
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", "null", '{"stack": "damaged"}'])
-def test_damaged_progress_is_no_progress(folder: SweepFolder, small_sweep: Make, content: str) -> None:
-    sweep = small_sweep(algorithms=("SANDMask",), n_hparams=1)
-    go(folder, sweep)
-    expected = sweep_status(folder, expand(sweep).runs)
-    (folder.stacks / "damaged.progress.json").write_text(content)
-    assert sweep_status(folder, expand(sweep).runs) == expected
 
 
 def test_status_says_what_the_tables_will(folder: SweepFolder, small_sweep: Make) -> None:

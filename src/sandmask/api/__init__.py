@@ -12,8 +12,8 @@ with the message that the command prints.
 
 from sandmask.api._predict import predict
 from sandmask.api._soup import soup
-from sandmask.api._sweep import SweepRequest, sweep
-from sandmask.api._sweep_plan import plan_sweep
+from sandmask.api._sweep import plan_sweep, sweep
+from sandmask.api._sweep_arguments import SweepRequest
 from sandmask.api._swept import Sweep
 from sandmask.api._train import Run, train
 

@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from sandmask._arguments import checked, paths
+from sandmask.api._sweep_arguments import PathLike
 from sandmask.datasets._scan import SUFFIXES, list_files
 from sandmask.datasets.manifest import listed_files, recognizes
 from sandmask.errors import SandmaskError
@@ -19,13 +23,9 @@ from sandmask.training import TrainedRun, choose_device, load_run
 
 if TYPE_CHECKING:
     import pandas as pd
-    from numpy.typing import NDArray
-    from torch import Tensor
 
-
+ARRAYS = (".npy", ".npz", ".csv")
 FILES_AT_ONCE = 64
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass
@@ -64,8 +64,9 @@ def predict(
 
     if top < 1:
         raise SandmaskError(f"top should be at least 1. Found {top}.")
-    trained = run if isinstance(run, TrainedRun) else _loaded(run, device)
-    found = predict_files(trained, paths(files), top)
+    if not isinstance(run, TrainedRun):
+        run = load_run(run, choose_device(None if device is None else str(device)))
+    found = predict_files(run, paths(files), top)
     if found.failures:
         raise SandmaskError(" ".join(found.failures))
     rows = [
@@ -77,17 +78,8 @@ def predict(
     return frame.astype({"row": "Int64"})
 
 
-def _loaded(run: PathLike, device: "str | torch.device | None") -> TrainedRun:
-    return load_run(run, choose_device(None if device is None else str(device)))
-
-
 def predict_files(run: TrainedRun, files: Sequence[Path], top: int) -> Predictions:
-    """Classify the files that can be used, and name the others.
-
-    :param run: the trained model.
-    :param files: files and folders.
-    :param top: number of classes for each example.
-    """
+    """Classify the files that can be used, and name the others."""
     found = Predictions()
     for examples in _batches(run, list(_expanded(run, files, found)), found.failures):
         found.examples += _ranked(run, examples, top)
@@ -95,32 +87,25 @@ def predict_files(run: TrainedRun, files: Sequence[Path], top: int) -> Predictio
 
 
 def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Iterator[Path]:
-    """The files, and instead of folders what the model takes of the files in them."""
-    endings = SUFFIXES if run.info.preprocessing.kind == "image" else ARRAYS
+    """The files; instead of a folder, the files in it that the model takes; instead of a manifest, those it lists."""
+    is_image = run.info.preprocessing.kind == "image"
+    endings = SUFFIXES if is_image else ARRAYS
     for path in files:
-        if (listed := _listed(run, path, found)) is not None:
-            yield from listed
-            continue
-        there = list_files(path).files
-        taken = [name for name in there if name.lower().endswith(endings)]
-        if not taken:
-            found.failures.append(f"{path} holds no files of type {', '.join(endings)}.")
-        elif len(taken) < len(there):
-            found.left_out[str(path)] = len(there) - len(taken)
-        yield from (path / name for name in taken)
-
-
-def _listed(run: TrainedRun, path: Path, found: Predictions) -> list[Path] | None:
-    """What to read instead of a file: itself, or the images that a manifest lists; None instead of a folder."""
-    if path.is_dir():
-        return None
-    if run.info.preprocessing.kind == "image" and recognizes(str(path)) and path.is_file():
-        try:
-            return listed_files(path) or [path]
-        except SandmaskError as error:
-            found.failures.append(str(error))
-            return []
-    return [path]
+        if path.is_dir():
+            there = list_files(path).files
+            taken = [name for name in there if name.lower().endswith(endings)]
+            if not taken:
+                found.failures.append(f"{path} holds no files of type {', '.join(endings)}.")
+            elif len(taken) < len(there):
+                found.left_out[str(path)] = len(there) - len(taken)
+            yield from (path / name for name in taken)
+        elif is_image and path.is_file() and recognizes(str(path)):
+            try:
+                yield from listed_files(path) or [path]
+            except SandmaskError as error:
+                found.failures.append(str(error))
+        else:
+            yield path
 
 
 def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Iterator[list["Example"]]:
@@ -132,24 +117,20 @@ def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Ite
         except SandmaskError as error:
             return error
 
-    everything: list[Example] = []
+    at_once = max(1, len(files)) if run.uses_context else FILES_AT_ONCE
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for begin in range(0, len(files), FILES_AT_ONCE):
+        for begin in range(0, len(files), at_once):
             found: list[Example] = []
-            for result in pool.map(read, files[begin : begin + FILES_AT_ONCE]):
+            for result in pool.map(read, files[begin : begin + at_once]):
                 if isinstance(result, SandmaskError):
                     failures.append(str(result))
                 else:
                     found += result
-            if run.uses_context:
-                everything += found
-            elif found:
+            if found:
                 yield found
-    if everything:
-        yield everything
 
 
-def _ranked(run: TrainedRun, examples: "list[Example]", top: int) -> Iterator[dict[str, Any]]:
+def _ranked(run: TrainedRun, examples: list["Example"], top: int) -> Iterator[dict[str, Any]]:
     probabilities = run.predict(torch.stack([example.x for example in examples]))
     values, numbers = probabilities.topk(min(top, len(run.classes)))
     for example, shares, classes in zip(examples, values.tolist(), numbers.tolist(), strict=True):
@@ -160,19 +141,16 @@ def _ranked(run: TrainedRun, examples: "list[Example]", top: int) -> Iterator[di
         yield {"file": example.file, **row, **ranked[0], "top": ranked}
 
 
-ARRAYS = (".npy", ".npz", ".csv")
-
-
 @dataclass(frozen=True)
 class Example:
     """One preprocessed example, and where it is from."""
 
     file: str
     row: int | None  # its place in a file of several
-    x: "Tensor"
+    x: Tensor
 
 
-def read_examples(run: "TrainedRun", path: Path) -> list[Example]:
+def read_examples(run: TrainedRun, path: Path) -> list[Example]:
     """The examples in a file, ready for the run's model; an error that names the file where there are none."""
     if not path.is_file():
         raise SandmaskError(f"There is no file {path}.")
@@ -188,7 +166,7 @@ def read_examples(run: "TrainedRun", path: Path) -> list[Example]:
     return [Example(str(path), None, run.preprocess(path)[0])]
 
 
-def _of_array(run: "TrainedRun", path: Path, name: str, array: "NDArray[Any]") -> Iterator[Example]:
+def _of_array(run: TrainedRun, path: Path, name: str, array: NDArray[Any]) -> Iterator[Example]:
     """The examples in an array: it is one, or it holds one per row."""
     file = f"{path}:{name}" if name else str(path)
     shape = run.input_shape
@@ -206,10 +184,8 @@ def _of_array(run: "TrainedRun", path: Path, name: str, array: "NDArray[Any]") -
         yield Example(file, None if is_one else row, x)
 
 
-def _arrays(path: Path) -> Iterator[tuple[str, "NDArray[Any]"]]:
+def _arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     """The arrays of a file; those of an .npz file have names."""
-    import numpy as np
-
     try:
         if path.suffix.lower() == ".csv":
             yield "", _read_csv(path)
@@ -222,10 +198,8 @@ def _arrays(path: Path) -> Iterator[tuple[str, "NDArray[Any]"]]:
         raise SandmaskError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
 
 
-def _read_csv(path: Path) -> "NDArray[Any]":
+def _read_csv(path: Path) -> NDArray[Any]:
     """Numbers, one example a line; a first line of names is passed over."""
-    import numpy as np
-
     with path.open(encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
     if lines and not any(map(_is_number, lines[0].split(","))):

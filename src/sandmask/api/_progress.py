@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.console import Console, Group
@@ -32,6 +30,7 @@ from sandmask.errors import SandmaskError
 if TYPE_CHECKING:
     from sandmask.records import RunSpec
     from sandmask.sweeps import SweepStatus
+    from sandmask.training import Accuracies
     from sandmask.training import Progress as Report
 
 
@@ -92,41 +91,34 @@ class _Status(ProgressColumn):
 class TrainingBar:
     """Shows a run's steps, loss, accuracies and rate; `update` takes the loop's reports."""
 
-    def __init__(self, spec: "RunSpec", folder: Path, progress: ShowProgress, *, tells: bool = True) -> None:
-        self.spec = spec
-        self.folder = folder
-        self.screen = choose_screen(progress if tells else False)
-        self._tells = tells  # whether this process is the one that speaks for the run
+    def __init__(self, spec: "RunSpec", screen: Screen) -> None:
+        self.spec, self.screen = spec, screen
         self.status = ""
         self._first: tuple[float, int] | None = None
         self._last_line = time.monotonic()
         self._done = 0
         self._evaluation = (0.0, 0)  # when the present one began, and how many examples are done
         self._text = NotebookText()
-        columns = (
-            TextColumn(spec.algorithm),
-            BarColumn(bar_width=10),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            _Status(),
-        )
-        self._bar = (
-            Progress(*columns, console=Console(stderr=True), transient=True) if self.screen == "terminal" else None
-        )
-        self._task = self._bar.add_task("train", total=spec.steps, status="") if self._bar else None
+        self._bar: Progress | None = None
+        if screen == "terminal":
+            columns = (
+                TextColumn(spec.algorithm),
+                BarColumn(bar_width=10),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
+                _Status(),
+            )
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task("train", total=spec.steps, status="")
 
     def __enter__(self) -> Self:
         if self._bar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
-        if isinstance(error, KeyboardInterrupt) and self._tells and self._is_saved():
-            tell(f"Stopped. The run is saved in {self.folder}. Rerun the same command to continue.")
 
     def update(self, report: "Report") -> None:
         """Show one more report."""
@@ -135,7 +127,7 @@ class TrainingBar:
         now = time.monotonic()
         self._first = self._first or (now, report.done)
         if report.accuracies is not None and report.losses is not None:
-            self.status = self._describe(report)
+            self.status = self._describe(report.accuracies, report.losses[0])
         self._done = report.done
         is_last = report.done == report.steps and report.accuracies is not None
         self._show(self.status + self._rate(now, report.done), now, at_once=is_last)
@@ -150,8 +142,8 @@ class TrainingBar:
             self._show(f"evaluating {done:,}/{total:,}", now)
 
     def _show(self, status: str, now: float, *, at_once: bool = False) -> None:
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=self._done, status=status)
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=self._done, status=status)
             return
         seconds = NOTEBOOK_SECONDS if self.screen == "notebook" else LINE_SECONDS
         if at_once or now - self._last_line > seconds:
@@ -162,24 +154,16 @@ class TrainingBar:
             else:
                 say_on(self.screen, line)
 
-    def _is_saved(self) -> bool:
-        """Whether there is a checkpoint: before the first steps, there is nothing to save."""
-        from sandmask.training.folder import CHECKPOINT
-
-        return (self.folder / CHECKPOINT).exists()
-
     def _rate(self, now: float, done: int) -> str:
         start, first = self._first or (now, done)
         return f"  {(done - first) / (now - start):.1f} steps/s" if now > start and done > first else ""
 
-    def _describe(self, report: "Report") -> str:
-        assert report.accuracies is not None
-        assert report.losses is not None
+    def _describe(self, accuracies: "Accuracies", loss: float) -> str:
         held_out = list(self.spec.test_envs)
-        train = [e for e in range(report.accuracies.inside.shape[1]) if e not in held_out]
-        trained = report.accuracies.outside[0, train].mean()
-        unseen = report.accuracies.inside[0, held_out].mean() if held_out else float("nan")
-        return f"loss {report.losses[0]:.3f}  trained {trained:.1%}  held out {unseen:.1%}"
+        train = [e for e in range(accuracies.inside.shape[1]) if e not in held_out]
+        trained = accuracies.outside[0, train].mean()
+        unseen = accuracies.inside[0, held_out].mean() if held_out else float("nan")
+        return f"loss {loss:.3f}  trained {trained:.1%}  held out {unseen:.1%}"
 
 
 LOOK_SECONDS = 1.0
@@ -248,10 +232,10 @@ def bar(share: float, width: int) -> str:
 class SweepDisplay:
     """Looks into a sweep's folder from a thread of its own, and shows what it finds."""
 
-    def __init__(self, look: Callable[[], "SweepStatus"], progress: ShowProgress = "lines") -> None:
-        self._look, self.screen = look, choose_screen(progress)
+    def __init__(self, look: Callable[[], "SweepStatus"], screen: Screen) -> None:
+        self._look, self.screen = look, screen
         self._live: Live | None = None
-        if self.screen == "terminal":
+        if screen == "terminal":
             self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
         self._text = NotebookText()
         self._ended = threading.Event()
@@ -281,13 +265,8 @@ class SweepDisplay:
             say_on(self.screen, text)
 
     def _watch(self) -> None:
-        last = time.monotonic()
-        while not self._ended.wait(LOOK_SECONDS):
-            if self.screen != "lines":
-                self._show()
-            elif time.monotonic() - last > LINE_SECONDS:
-                last = time.monotonic()
-                self._show()
+        while not self._ended.wait(LINE_SECONDS if self.screen == "lines" else LOOK_SECONDS):
+            self._show()
 
     def _show(self) -> None:
         """Show the state of the sweep. The sweep itself reports a damaged file, so the display ignores it."""

@@ -1,19 +1,19 @@
 """`sandmask.soup`: one model out of many runs of a sweep."""
 
-import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandmask._files import replacing
 from sandmask._text import tell
-from sandmask.api._sweep_arguments import Names, allowances, names
+from sandmask.api._sweep_arguments import Names, PathLike, allowances, names
 from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord
-from sandmask.selection import mean_over_environments
 from sandmask.sweeps import ENSEMBLE, SOUPS, Candidates, Soup, candidates, expand, make_soup, parse_soups, why_no_mean
+from sandmask.sweeps._soup import validation_of
 from sandmask.training import WEIGHTS, choose_device, parse_averages
 from sandmask.training.folder import MODEL, RECORDS
 from sandmask.training.model_file import save_model
@@ -21,8 +21,6 @@ from sandmask.training.model_file import save_model
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-
-PathLike = str | os.PathLike[str]
 SHELF = "soups"  # in the sweep's folder
 COLUMNS = (
     *("dataset", "algorithm", "average", "soup", "test_env", "trial_seed", "members", "candidates"),
@@ -76,22 +74,25 @@ def soup(
     if not found:
         raise SandmaskError(f"{folder} holds no models to combine. Train the sweep with --keep-models best, or last.")
     allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
+    place = None if data_dir is None else Path(data_dir)
     sources, where = expand(swept.spec).sources, choose_device(None if device is None else str(device))
-    shelf = Path(folder) / SHELF
+
+    @lru_cache(maxsize=1)  # the cells of a dataset follow each other
+    def load(name: str) -> Dataset:
+        return load_dataset(sources[name], place, **dict.fromkeys(allowed, True))
+
     rows: list[dict[str, Any]] = []
-    notes: dict[str, None] = {}
-    loaded: tuple[str, Dataset] | None = None
+    notes: list[str] = []
     for cell in found:
         possible, refused = _possible(cell, chosen)
         if refused and kinds is not None:
             raise SandmaskError(f"{refused}.")
-        notes |= dict.fromkeys([refused] if refused else [])
-        if possible and (loaded is None or loaded[0] != cell.spec.dataset):
-            place = None if data_dir is None else Path(data_dir)
-            source = sources[cell.spec.dataset]
-            loaded = cell.spec.dataset, load_dataset(source, place, **dict.fromkeys(allowed, True))
-        rows += [_served(cell, make_soup(cell, kind, loaded[1], where), shelf) for kind in possible if loaded]
-    for note in notes:
+        if refused:
+            notes.append(refused)
+        for kind in possible:
+            made = make_soup(cell, kind, load(cell.spec.dataset), where)
+            rows.append(_served(cell, made, Path(folder) / SHELF))
+    for note in dict.fromkeys(notes):
         tell(f"note: {note}.")
     return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))
 
@@ -100,7 +101,8 @@ def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candi
     """The cells of the kinds of weights that were asked for."""
     if of is None:
         return list(found)
-    kinds = {*parse_averages([name for name in of if name != WEIGHTS]), *(name for name in of if name == WEIGHTS)}
+    averages = parse_averages([name for name in of if name != WEIGHTS])
+    kinds = (*averages, WEIGHTS) if WEIGHTS in of else averages
     return [cell for cell in found if cell.members[0].model.kind in kinds]
 
 
@@ -126,7 +128,6 @@ def _served(cell: Candidates, made: Soup, shelf: Path) -> dict[str, Any]:
     if made.state is not None:
         save_model(folder / MODEL, made.stack.algorithm, made.state, spec, "done", made.stack.dataset)
     _write_record(record, folder / RECORDS)
-    validation = mean_over_environments(record.accuracy_out[:, record.train_envs])[0]
     return {
         "dataset": spec.dataset,
         "algorithm": spec.algorithm,
@@ -136,7 +137,7 @@ def _served(cell: Candidates, made: Soup, shelf: Path) -> dict[str, Any]:
         "trial_seed": spec.trial_seed,
         "members": len(made.members),
         "candidates": len(cell.members),
-        "validation": float(validation),
+        "validation": validation_of(record, int(record.steps[0])),
         "held_out": float(record.accuracy_in[0, list(spec.test_envs)].mean()),
         "folder": str(folder),
     }

@@ -1,11 +1,10 @@
-"""`sandmask.sweep`: many runs, from a few words to records and tables."""
+"""`sandmask.sweep`: many runs, from a few words to records and tables. `sandmask.plan_sweep`: what they take."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Unpack, cast
 
 from sandmask._arguments import checked, paths
 from sandmask._signals import sigterm_raises
@@ -14,64 +13,37 @@ from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, he
 from sandmask.api._soup import SHELF
 from sandmask.api._sweep_arguments import (
     Names,
-    Workers,
+    PathLike,
+    SweepRequest,
     allowances,
     check_sources,
     choose_workers,
+    device_list,
     requested_sweep,
 )
-from sandmask.api._swept import Sweep
+from sandmask.api._swept import Sweep, all_runs
 from sandmask.loggers import named_loggers
 from sandmask.plugins import load_plugins
 from sandmask.records import RunSpec
 from sandmask.selection import RULES
 from sandmask.sweeps import (
     Estimator,
-    Expansion,
     JobOptions,
-    Search,
+    Plan,
     SweepFolder,
     SweepResult,
     SweepSpec,
     SweepStatus,
     expand,
+    make_plan,
     open_search,
+    refused_changes,
     run_sweep,
     sweep_status,
 )
 from sandmask.sweeps._spec import OPTUNA
-from sandmask.sweeps.executors import shared_gpus
+from sandmask.sweeps.executors import ExecutorOptions, shared_gpus
 from sandmask.training.loop import CHECKPOINT_SECONDS
-
-PathLike = str | os.PathLike[str]
-
-
-class SweepRequest(TypedDict, total=False):
-    """The arguments that say which runs a sweep has; `sweep` describes each."""
-
-    config: PathLike | None
-    datasets: Names | None
-    algorithms: Names | None
-    test_envs: Names | None
-    n_hparams: int | None
-    n_trials: int | None
-    space: str | None
-    selection: Names | None
-    steps: int | None
-    checkpoint_every: int | None
-    hparams: Mapping[str, str | float] | None
-    network: str | None
-    weights: str | None
-    precision: str | None
-    averages: Names | None
-    metrics: Names | None
-    keep_models: str | None
-    shared_init: bool | None
-    first_stage: PathLike | None
-    seed: int | None
-    search: str | None
-    sampler: str | None
-    pruner: str | None
 
 
 @checked
@@ -189,7 +161,7 @@ def sweep(
     """
     given = locals()
     asked = cast("SweepRequest", {name: given[name] for name in SweepRequest.__annotations__})
-    choose_screen(progress)  # a wrong value is refused before anything is written
+    screen = choose_screen(progress)  # a wrong value is refused before anything is written
     files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
     load_plugins(files)
     loggers = named_loggers(log, tensorboard)
@@ -200,12 +172,14 @@ def sweep(
         target,
         spec,
         executor=executor,
-        workers=workers,
         device=device,
-        gpus_per_worker=gpus_per_worker,
-        cpus_per_worker=cpus_per_worker,
-        ray_address=ray_address,
         slurm=slurm,
+        options=ExecutorOptions(
+            workers=workers,
+            gpus_per_worker=gpus_per_worker,
+            cpus_per_worker=cpus_per_worker,
+            ray_address=ray_address,
+        ),
     )
     target.accept(spec)
     options = JobOptions(
@@ -225,72 +199,42 @@ def sweep(
         keep_models=spec.keep_models,
         pruner=spec.pruner if spec.search == OPTUNA else "none",
     )
-    accepted = _Accepted(Path(folder), target, spec, expansion, crew, options)
-    return accepted.train_missing(max_stack, progress, measure=calibrate, mps=mps)
+    studies = open_search(target, spec, expansion, partial(say_on, screen))
+
+    def runs() -> tuple[RunSpec, ...]:
+        return expansion.runs if studies is None else studies.runs()
+
+    def look() -> SweepStatus:
+        return sweep_status(target, runs())
+
+    finished = target.finished()
+    check_sources(expansion, options, [run.dataset for run in runs() if run.id not in finished], screen)
+    with sigterm_raises(), SweepDisplay(look, screen) as display:
+        for note in (*expansion.notes, *crew.notes, *_notes_on_rules(spec, diagnostics=diagnostics)):
+            display.say(f"note: {note}")
+        before = look()
+        display.say(f"{headline(before)}; records in {Path(folder)}")
+        estimator = Estimator(expansion, options, crew.devices[0], measure=calibrate, notice=display.say)
+        at_once = before.planned - before.done if studies is None else studies.at_a_time
+        cap, arrange = estimator.cap(at_once, crew.count, max_stack), estimator.arrange(crew.count)
+        try:
+            with shared_gpus(display.say) if mps and crew.shares else nullcontext():
+                result = run_sweep(target, expansion, options, crew.executor, cap, display.say, arrange, studies)
+        except KeyboardInterrupt as error:
+            error.add_note(f"stopped; {headline(look())}. Rerun the same command to continue.")
+            display.say(error.__notes__[-1])
+            raise
+    _say_failures(result)
+    if result.done > before.done and (target.path / SHELF).is_dir():
+        tell(f"note: the soups here are of earlier runs. Make them again: sandmask soup {in_shell(Path(folder))}")
+    return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed)
 
 
-class _Accepted:
-    """A sweep that its folder has accepted, ready to be trained."""
-
-    def __init__(
-        self,
-        folder: Path,
-        target: SweepFolder,
-        spec: SweepSpec,
-        expansion: Expansion,
-        workers: Workers,
-        options: JobOptions,
-    ) -> None:
-        self.folder, self.target, self.spec = folder, target, spec
-        self.expansion, self.workers, self.options = expansion, workers, options
-
-    def train_missing(self, max_stack: int | None, progress: ShowProgress, *, measure: bool, mps: bool) -> Sweep:
-        """Train what is missing, and show how far it is."""
-        expansion, workers, options = self.expansion, self.workers, self.options
-        screen = choose_screen(progress)
-        search = open_search(self.target, self.spec, expansion, partial(say_on, screen))
-        finished = self.target.finished()
-        missing = [run.dataset for run in _runs(expansion, search) if run.id not in finished]
-        check_sources(expansion, options, missing, screen)
-
-        def look() -> SweepStatus:
-            return sweep_status(self.target, _runs(expansion, search))
-
-        with sigterm_raises(), SweepDisplay(look, progress) as display:
-            for note in self._notes():
-                display.say(f"note: {note}")
-            before = look()
-            display.say(f"{headline(before)}; records in {self.folder}")
-            estimator = Estimator(expansion, options, workers.devices[0], measure=measure, notice=display.say)
-            at_once = before.planned - before.done if search is None else search.at_a_time
-            cap = estimator.cap(at_once, workers.count, max_stack)
-            sharing = shared_gpus(display.say) if mps and workers.shares else nullcontext()
-            try:
-                with sharing:
-                    arrange = estimator.arrange(workers.count)
-                    result = run_sweep(
-                        self.target, expansion, options, workers.executor, cap, display.say, arrange, search
-                    )
-            except KeyboardInterrupt as error:
-                error.add_note(f"stopped; {headline(look())}. Rerun the same command to continue.")
-                display.say(error.__notes__[-1])
-                raise
-        _say_failures(result)
-        if result.done > before.done and (self.target.path / SHELF).is_dir():
-            tell(f"note: the soups here are of earlier runs. Make them again: sandmask soup {in_shell(self.folder)}")
-        return Sweep(self.folder, self.spec, _runs(expansion, search), result.done - before.done, result.failed)
-
-    def _notes(self) -> list[str]:
-        notes = [*self.expansion.notes, *self.workers.notes]
-        needy = [name for name in self.spec.selection if RULES[name].needs_metrics]
-        if needy and not self.options.diagnostics:
-            notes.append(f"{', '.join(needy)} needs runs that were trained with --diagnostics.")
-        return notes
-
-
-def _runs(expansion: Expansion, search: Search | None) -> tuple[RunSpec, ...]:
-    """All runs of a sweep. Those of a search become known while it runs."""
-    return expansion.runs if search is None else search.runs()
+def _notes_on_rules(spec: SweepSpec, *, diagnostics: bool) -> list[str]:
+    needy = [name for name in spec.selection if RULES[name].needs_metrics]
+    if not needy or diagnostics:
+        return []
+    return [f"{', '.join(needy)} needs runs that were trained with --diagnostics."]
 
 
 def _say_failures(result: SweepResult) -> None:
@@ -299,3 +243,65 @@ def _say_failures(result: SweepResult) -> None:
         tell(f"{counted(count, 'run')} not trained: {printable(reason)}")
     if result.failed:
         tell("Fix this and rerun: finished runs are kept.")
+
+
+@checked
+def plan_sweep(
+    folder: PathLike,
+    *,
+    workers: int | None = None,
+    device: str | None = None,
+    max_stack: int | None = None,
+    calibrate: bool = True,
+    fast: bool = True,
+    data_dir: PathLike | None = None,
+    skip_corrupt: bool = False,
+    allow_missing_classes: bool = False,
+    plugins: PathLike | Iterable[PathLike] = (),
+    progress: ShowProgress = True,
+    **request: Unpack[SweepRequest],
+) -> Plan:
+    """Estimate what a sweep takes: runs, stacks, time, memory and disk. Nothing is written.
+
+        plan = sandmask.plan_sweep("runs/spirals", datasets="Spirals", algorithms=["ERM", "SANDMask"])
+        plan.seconds, plan.memory_bytes, plan.disk_bytes
+        plan.frame()       # stack by stack
+
+    :param folder: the sweep's folder, whose finished runs are not counted.
+    :param workers: stacks that train at a time.
+    :param device: "cpu", "cuda", or several.
+    :param max_stack: runs that train as one program at most.
+    :param calibrate: measure a few steps of each method; without, there is no estimate of the time.
+    :param fast: use CUDA graphs on a GPU.
+    :param data_dir: folder of the datasets.
+    :param skip_corrupt: skip images that cannot be read.
+    :param allow_missing_classes: allow image domains that lack some of the classes.
+    :param plugins: Python files that register algorithms or datasets.
+    :param progress: say what is being measured, in a terminal or a notebook.
+    :param request: the arguments of `sweep` that say which runs there are, from `datasets` to `config`.
+    """
+    screen = choose_screen(progress)
+    load_plugins(paths(plugins))
+    target = SweepFolder(Path(folder))
+    spec = requested_sweep(target, device, **request)
+    expansion = expand(spec)
+    runs = all_runs(target, spec, expansion)
+    stored = target.asked()
+    devices, count = device_list(device, workers)
+    finished = target.finished() if target.path.exists() else set()
+    options = JobOptions(
+        str(folder),
+        data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
+        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
+        weights=spec.weights,
+        fast=fast,
+        keep_models=spec.keep_models,
+    )
+    missing = tuple(run for run in runs if run.id not in finished)
+    estimator = Estimator(
+        expansion, options, devices[0], runs=missing, measure=calibrate, notice=partial(say_on, screen)
+    )
+    cap = estimator.cap(len(missing), count, max_stack)
+    refused = refused_changes(stored, spec) if stored else []
+    notes = (*expansion.notes, *(f"{folder} holds another sweep: {reason}." for reason in refused))
+    return make_plan(runs, finished, estimator, cap, count, notes)

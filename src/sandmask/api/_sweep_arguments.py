@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -17,7 +17,7 @@ from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
-from sandmask.sweeps._spec import OPTUNA
+from sandmask.sweeps._spec import LISTS, OPTUNA
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
@@ -25,14 +25,43 @@ from sandmask.training.precision import sweep_precision
 if TYPE_CHECKING:
     from sandmask.sweeps import Expansion, JobOptions
 
-
+PathLike = str | os.PathLike[str]
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
+MOST_CORES = 8  # workers on a CPU, unless more are asked for: each takes half a gigabyte
+_SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and submitit's
+_GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
-_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
+
+class SweepRequest(TypedDict, total=False):
+    """The arguments that say which runs a sweep has; `sweep` describes each."""
+
+    config: PathLike | None
+    datasets: Names | None
+    algorithms: Names | None
+    test_envs: Names | None
+    n_hparams: int | None
+    n_trials: int | None
+    space: str | None
+    selection: Names | None
+    steps: int | None
+    checkpoint_every: int | None
+    hparams: Mapping[str, str | float] | None
+    network: str | None
+    weights: str | None
+    precision: str | None
+    averages: Names | None
+    metrics: Names | None
+    keep_models: str | None
+    shared_init: bool | None
+    first_stage: PathLike | None
+    seed: int | None
+    search: str | None
+    sampler: str | None
+    pruner: str | None
 
 
 def requested_sweep(
-    folder: SweepFolder, device: str | None = None, *, config: str | os.PathLike[str] | None = None, **given: Any
+    folder: SweepFolder, device: str | None = None, *, config: PathLike | None = None, **given: Any
 ) -> SweepSpec:
     """The sweep that is asked for.
 
@@ -42,7 +71,7 @@ def requested_sweep(
     :param given: fields of `SweepSpec`; None is what was not mentioned.
     """
     fields: dict[str, Any] = {
-        name: names(value) if name in _LISTS else value for name, value in given.items() if value is not None
+        name: names(value) if name in LISTS else value for name, value in given.items() if value is not None
     }
     stored = folder.asked()
     if config is None and stored is not None:
@@ -71,12 +100,6 @@ def names(value: Names) -> tuple[str, ...]:
     return tuple(word for word in words if word)
 
 
-MOST_CORES = 8  # workers on a CPU, unless more are asked for: each takes half a gigabyte
-
-_SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and submitit's
-_GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
-
-
 @dataclass(frozen=True)
 class Workers:
     """The workers of a sweep.
@@ -100,17 +123,14 @@ def choose_workers(
     sweep: SweepSpec,
     *,
     executor: str,
-    workers: int | None,
     device: str | None,
-    gpus_per_worker: float,
-    cpus_per_worker: int,
-    ray_address: str | None,
     slurm: Mapping[str, str | int] | Sequence[str],
+    options: ExecutorOptions,
 ) -> Workers:
-    """The workers that the options of a sweep describe."""
+    """The workers that the arguments of a sweep describe; `options` are those that the executor takes as they are."""
     if world_size() > 1:
         raise SandmaskError("A sweep has workers of its own. Run it without torchrun: see --workers and --device.")
-    devices, count = device_list(device, workers)
+    devices, count = device_list(device, options.workers)
     entry = EXECUTORS[executor]
     parameters = slurm_parameters(slurm)
     if slurm and entry.name != "slurm":
@@ -127,19 +147,17 @@ def choose_workers(
             f"{', '.join(own)}: registered by this program, which worker processes do not import. Training in this "
             "process. To use several, move the registration to a file and name it as a plugin."
         )
-    options = ExecutorOptions(
-        workers=count if local else workers,
+    complete = replace(
+        options,
+        workers=count if local else options.workers,
         devices=devices,
-        gpus_per_worker=gpus_per_worker,
-        cpus_per_worker=cpus_per_worker,
-        ray_address=ray_address,
         log_folder=str(folder.path / "slurm"),
         cluster=str(parameters.pop("cluster", "slurm")),
         slurm=parameters,
     )
     shared = devices[0] if local and len(devices) == 1 else device
     shares = local and workers_share(devices, count)
-    return Workers(devices, count, shared, lambda: entry.build(options), entry.remote, shares, tuple(notes))
+    return Workers(devices, count, shared, lambda: entry.build(complete), entry.remote, shares, tuple(notes))
 
 
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
@@ -150,7 +168,7 @@ def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...
     if workers is not None and workers < 1:
         raise SandmaskError(f"workers should be at least 1. Found {workers}.")
     if device is not None:
-        devices = tuple(word.strip() for word in device.split(",") if word.strip())
+        devices = tuple(word.strip() for word in device.split(",") if word.strip()) or (device,)
         for each in devices:
             choose_device(each)
     else:

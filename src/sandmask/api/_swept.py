@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandmask._text import counted, in_shell
+from sandmask.api._sweep_arguments import PathLike
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
-from sandmask.records import RunRecord, RunSpec, load_records, read_runs, split_averages
+from sandmask.records import RunRecord, RunSpec, load_records, read_runs
 from sandmask.reports import Report, cell_text, report
-from sandmask.selection import mean_over_environments
 from sandmask.sweeps import Expansion, SweepFolder, SweepSpec, SweepStatus, expand, open_search, sweep_status
-from sandmask.training import WEIGHTS, kept_models
+from sandmask.sweeps._soup import models_with_records, validation_of
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
 
 _MODEL_COLUMNS = (
@@ -40,7 +38,7 @@ class Sweep:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: "str | os.PathLike[str]", plugins: Iterable["str | os.PathLike[str]"] = ()) -> "Sweep":
+    def read(cls, folder: PathLike, plugins: Iterable[PathLike] = ()) -> "Sweep":
         """The sweep that a folder holds, which may be under way in another process; nothing is trained.
 
         :param folder: the sweep's folder.
@@ -87,7 +85,6 @@ class Sweep:
         """
         import pandas as pd
 
-        validations = _validations(self.records())
         rows = [
             {
                 "run": model.spec.id,
@@ -98,10 +95,10 @@ class Sweep:
                 "hparams_seed": model.spec.hparams_seed,
                 "average": model.average,
                 "step": model.step,
-                "validation": validations.get((model.spec.id, model.kind, model.step)),
+                "validation": None if record is None else validation_of(record, model.step),
                 "file": str(model.file),
             }
-            for model in kept_models(self.folder)
+            for model, record in models_with_records(self.folder, self.records())
         ]
         return of_averages(pd.DataFrame(rows, columns=list(_MODEL_COLUMNS)))
 
@@ -154,19 +151,3 @@ def of_averages(models: "pd.DataFrame") -> "pd.DataFrame":
     """A frame of models with None for the average of the weights themselves, as `load_run` takes it, and not NaN."""
     averages = models["average"].astype(object)
     return models.assign(average=averages.where(averages.notna(), None))
-
-
-def _validations(runs: Iterable[RunRecord]) -> dict[tuple[str, str, int], float]:
-    """The mean "out" accuracy of the training environments, by run, kind of weights and step."""
-    found = {}
-    for run in runs:
-        for record in split_averages([run]):
-            kind = record.spec.options.get("average", WEIGHTS)
-            values = mean_over_environments(record.accuracy_out[:, record.train_envs])
-            found.update(
-                {
-                    (run.spec.id, kind, step): value
-                    for step, value in zip(record.steps.tolist(), values.tolist(), strict=True)
-                }
-            )
-    return found

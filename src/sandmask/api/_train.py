@@ -12,14 +12,14 @@ from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
 from sandmask.algorithms import ALGORITHMS
 from sandmask.api._progress import ShowProgress, TrainingBar, choose_screen
-from sandmask.api._sweep_arguments import Names, allowances, announce, check_images, names
+from sandmask.api._sweep_arguments import Names, PathLike, allowances, announce, check_images, names
 from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.loggers import Logger, requested_loggers
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, frame, parse_measures
 from sandmask.training import RunFolder, TrainedRun, load_run, make_spec
-from sandmask.training.folder import RECORDS
+from sandmask.training.folder import CHECKPOINT, RECORDS
 from sandmask.training.loop import CHECKPOINT_SECONDS
 from sandmask.training.processes import check_alike, joined, own_device
 from sandmask.training.specs import leak_of
@@ -27,8 +27,6 @@ from sandmask.training.specs import leak_of
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -209,23 +207,28 @@ def train(
             if not folder.finished(spec):
                 check_images(data, screen, keep=True)
         check_alike(ranks, spec, data, diagnostics=diagnostics, metrics=measures)
-        with TrainingBar(spec, folder.path, progress, tells=ranks.first) as bar:
-            record = folder.train(
-                spec,
-                data,
-                own_device(ranks, wanted),
-                weights=weights,
-                compiled=compiled,
-                fast=fast,
-                diagnostics=diagnostics,
-                metrics=measures,
-                loggers=loggers,
-                on_progress=bar.update,
-                evaluating=bar.evaluating,
-                keep_checkpoint=keep_checkpoint,
-                checkpoint_seconds=checkpoint_seconds,
-                ranks=ranks,
-            )
+        try:
+            with TrainingBar(spec, screen) as bar:
+                record = folder.train(
+                    spec,
+                    data,
+                    own_device(ranks, wanted),
+                    weights=weights,
+                    compiled=compiled,
+                    fast=fast,
+                    diagnostics=diagnostics,
+                    metrics=measures,
+                    loggers=loggers,
+                    on_progress=bar.update,
+                    evaluating=bar.evaluating,
+                    keep_checkpoint=keep_checkpoint,
+                    checkpoint_seconds=checkpoint_seconds,
+                    ranks=ranks,
+                )
+        except KeyboardInterrupt:
+            if ranks.first and (folder.path / CHECKPOINT).exists():  # before the first steps, there is nothing to save
+                tell(f"Stopped. The run is saved in {folder.path}. Rerun the same command to continue.")
+            raise
     return Run(folder.path, record)
 
 

@@ -3,11 +3,12 @@
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median_high
 
 import torch
 from torch import Tensor
@@ -20,11 +21,8 @@ from sandmask.training.building import build_algorithm
 from sandmask.training.evaluation import evaluation_steps
 from sandmask.training.specs import trains_alone
 
-MOST = {"cpu": 64, "cuda": 512}  # runs in a stack; beyond these a machine is full
 GUESSED_OVERHEAD = 8.0  # bytes used for a byte that is counted, where nothing was measured
 LEAST_OVERHEAD = 2.0
-SHARE = 0.7  # of the free memory that a stack may have
-COMFORT = 0.25  # of it that needs no measurement
 _ARCHIVE_BYTES = 12_000  # of a record file before it holds anything
 _ACCURACY_BYTES, _METRIC_BYTES = 0.3, 4.0  # of one number, compressed
 _CONVOLVED = 160  # times the pixels: numbers that the MNIST ConvNet keeps of an example, about
@@ -34,15 +32,24 @@ _EVALUATION_BYTES = 4 * 2**30  # more than this the evaluator does not take at o
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one run."""
+    """The work of one run. All runs of a stack have the same."""
 
     step: float  # multiplications of a training step
     evaluation: float  # multiplications of an evaluation
     numbers: float  # that a step keeps in memory: gradients of every environment, activations
+    evaluated: int  # numbers that an evaluation of all examples at once would keep
     evaluations: int
-    examples: int
     environments: int
     parameters: int
+
+    def memory(self, runs: int, overhead: float) -> float:
+        """Bytes that a stack takes while it trains, about. Evaluations take as many examples as a fixed room holds."""
+        return 4 * overhead * runs * self.numbers + min(_EVALUATION_BYTES, 8 * runs * self.evaluated)
+
+    def disk(self, runs: int, models: int) -> float:
+        """Bytes of a stack's records, about, and of so many models of each run."""
+        records = self.evaluations * (2 * self.environments * _ACCURACY_BYTES + _METRIC_BYTES)
+        return _ARCHIVE_BYTES + runs * (records + 4 * models * self.parameters)
 
 
 def work_of(spec: RunSpec, dataset: Dataset) -> Work:
@@ -53,19 +60,27 @@ def work_of(spec: RunSpec, dataset: Dataset) -> Work:
     if len(dataset.input_shape) == 1:
         # Numbers that a network keeps of one example, for the way back.
         kept = dataset.input_shape[0] + spec.hparams.get("mlp_depth", 3) * spec.hparams.get("mlp_width", 256)
-        each = max(network.numel, kept)
+        each, evaluated = max(network.numel, kept), _VECTOR
     else:  # a convolution uses its weights at every place; all networks of one kind are off by the same factor
         pixels = math.prod(dataset.input_shape[1:])
-        kept, each = _CONVOLVED * pixels, network.numel * pixels / 16
+        kept, each, evaluated = _CONVOLVED * pixels, network.numel * pixels / 16, 64 * pixels
     return Work(
         step=n_train * batch * each,
         evaluation=n_examples * each,
         numbers=n_train * (network.numel + batch * kept) + 4 * network.numel,
+        evaluated=n_examples * evaluated,
         evaluations=sum(1 for _ in evaluation_steps(spec.steps, spec.checkpoint_every)),
-        examples=n_examples,
         environments=len(dataset.environments),
         parameters=network.numel,
     )
+
+
+def available_memory(device: torch.device) -> float:
+    """Bytes that are free now, within the limits of a container; infinite where the system does not say."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    free = free_memory()
+    return float("inf") if free is None else float(free)
 
 
 @dataclass(frozen=True)
@@ -79,21 +94,13 @@ class Measured:
     bytes: float
 
 
-def available_memory(device: torch.device) -> float:
-    """Bytes that are free now, within the limits of a container; infinite where the system does not say."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    free = free_memory()
-    return float("inf") if free is None else float(free)
-
-
 @dataclass(frozen=True)
 class CostModel:
     """Seconds of a step and of an evaluation are a + b x work; memory is proportional to the numbers kept."""
 
     step: tuple[float, float]
     evaluation: tuple[float, float]
-    overhead: float = GUESSED_OVERHEAD
+    overhead: float
 
     @classmethod
     def fitted(cls, measured: Sequence[Measured]) -> "CostModel":
@@ -103,11 +110,11 @@ class CostModel:
         used = max(each.bytes / (4 * each.runs * each.work.numbers) for each in measured)
         return cls(_line(steps), _line(evaluations), max(used, LEAST_OVERHEAD))
 
-    def seconds(self, works: Sequence[Work], steps: int) -> float:
+    def seconds(self, work: Work, runs: int, steps: int) -> float:
         """The estimated time of a stack."""
-        step = self.step[0] + self.step[1] * sum(work.step for work in works)
-        evaluation = self.evaluation[0] + self.evaluation[1] * sum(work.evaluation for work in works)
-        return steps * step + works[0].evaluations * evaluation
+        step = self.step[0] + self.step[1] * runs * work.step
+        evaluation = self.evaluation[0] + self.evaluation[1] * runs * work.evaluation
+        return steps * step + work.evaluations * evaluation
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -118,32 +125,6 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return max(0.0, y1 - slope * x1), slope
 
 
-def memory(overhead: float, works: Sequence[Work], dataset: Dataset) -> float:
-    """Bytes that a stack takes while it trains, about. Evaluations take as many examples as fit into a fixed room."""
-    each = _VECTOR if len(dataset.input_shape) == 1 else 64 * math.prod(dataset.input_shape[1:])
-    evaluation = min(_EVALUATION_BYTES, 8 * len(works) * works[0].examples * each)
-    return 4 * overhead * sum(work.numbers for work in works) + evaluation
-
-
-def disk(works: Sequence[Work], models: int = 0) -> float:
-    """Bytes of a stack's records, about, and of so many `models` of each run."""
-    numbers = sum(work.evaluations * (2 * work.environments * _ACCURACY_BYTES + _METRIC_BYTES) for work in works)
-    return _ARCHIVE_BYTES + numbers + 4 * models * sum(work.parameters for work in works)
-
-
-def largest_stack(
-    members: Sequence[RunSpec], dataset: Dataset, device: torch.device, overhead: Callable[[], float]
-) -> int:
-    """How many runs of one key fit into the free memory; `overhead` is asked for only where it is close."""
-    most = min(MOST.get(device.type, MOST["cpu"]), len(members))
-    work, free = work_of(members[0], dataset), available_memory(device)
-    if memory(GUESSED_OVERHEAD, [work] * most, dataset) <= COMFORT * free:
-        return most
-    factor = overhead()
-    room = SHARE * free - memory(0.0, [work] * most, dataset)
-    return max(1, min(most, int(room / (4 * factor * work.numbers))))
-
-
 SECONDS = 2.0  # of steps, at one size
 STEPS, EVERY = 31, 10
 EXAMPLES, FEW_EXAMPLES = 256, 16  # of an environment: of small inputs, of images
@@ -151,7 +132,7 @@ SMALL_STACK, LARGER_STACK = 2, 6
 _STATUS = Path("/proc/self/status")
 
 
-class Sample(Dataset):
+class _Sample(Dataset):
     """A dataset cut down to at most `most` examples of each environment; otherwise the dataset itself."""
 
     def __init__(self, base: Dataset, most: int) -> None:
@@ -167,27 +148,21 @@ class Sample(Dataset):
 
     @property
     def resident(self) -> bool:
-        """Whether the dataset is resident."""
         return self.base.resident
 
     def inputs(self, indices: Tensor) -> Tensor:
-        """The examples with these numbers."""
         return self.base.inputs(self._kept[indices])
 
-    def to(self, device: torch.device) -> "Sample":
-        """The same on `device`."""
-        return Sample(self.base.to(device), self.most)
+    def to(self, device: torch.device) -> "_Sample":
+        return _Sample(self.base.to(device), self.most)
 
     def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
-        """The examples as a training step sees them."""
         return self.base.training_inputs(self._kept[indices], key)
 
     def batches(self, indices: Iterable[Tensor], depth: int = 4) -> Iterator[Tensor]:
-        """`inputs` of each element in turn."""
         return self.base.batches((self._kept[some] for some in indices), depth)
 
     def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
-        """`training_inputs` of each (indices, key) in turn."""
         return self.base.training_batches(((self._kept[some], key) for some, key in requests), depth)
 
 
@@ -212,26 +187,25 @@ class _EnoughError(Exception):
 
 
 def calibrate(
-    specs: Sequence[RunSpec], dataset: Dataset, device: torch.device, *, fast: bool, weights: str | None = None
-) -> list[Measured]:
+    specs: Sequence[RunSpec], dataset: Dataset, device: torch.device, *, fast: bool, weights: str | None
+) -> CostModel:
     """Measure runs of one kind (dataset, algorithm, network): few of the smallest shape, more of a middling one."""
     works = {stack_key(spec): work_of(spec, dataset).step for spec in specs}
     ordered = sorted(specs, key=lambda spec: works[stack_key(spec)])
-    alone = trains_alone(specs[0])
-    sample = Sample(dataset, FEW_EXAMPLES if alone else EXAMPLES)
-    sizes = ((ordered[0], 1),) if alone else ((ordered[0], SMALL_STACK), (ordered[len(ordered) // 2], LARGER_STACK))
-    return [
-        _measure([_copy(spec, k) for k in range(count)], sample, device, fast=fast, weights=weights)
-        for spec, count in sizes
-    ]
-
-
-def _copy(spec: RunSpec, number: int) -> RunSpec:
-    return replace(spec, seed=number, steps=STEPS, checkpoint_every=EVERY)
+    if trains_alone(specs[0]):
+        sample, sizes = _Sample(dataset, FEW_EXAMPLES), [(ordered[0], 1)]
+    else:
+        sample = _Sample(dataset, EXAMPLES)
+        sizes = [(ordered[0], SMALL_STACK), (ordered[len(ordered) // 2], LARGER_STACK)]
+    measured = []
+    for spec, count in sizes:
+        copies = [replace(spec, seed=number, steps=STEPS, checkpoint_every=EVERY) for number in range(count)]
+        measured.append(_measure(copies, sample, device, fast=fast, weights=weights))
+    return CostModel.fitted(measured)
 
 
 def _measure(
-    specs: Sequence[RunSpec], sample: Sample, device: torch.device, *, fast: bool, weights: str | None
+    specs: Sequence[RunSpec], sample: _Sample, device: torch.device, *, fast: bool, weights: str | None
 ) -> Measured:
     seen: list[tuple[float, int]] = []
     begin = time.monotonic()
@@ -262,6 +236,5 @@ def _apart(seen: Sequence[tuple[float, int]]) -> tuple[float, float]:
     for (t0, d0), (t1, d1) in pairwise(seen):
         evaluated = (d0 - 1) % EVERY == 0
         (mixed if evaluated else plain).append((t1 - t0, d1 - d0))
-    rates = sorted(seconds / steps for seconds, steps in plain or mixed)
-    step = rates[len(rates) // 2]
+    step = median_high(seconds / steps for seconds, steps in plain or mixed)
     return step, max(0.0, min((seconds - step * steps for seconds, steps in mixed[1:] or mixed), default=0.0))

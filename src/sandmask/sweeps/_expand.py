@@ -1,20 +1,23 @@
 """From a sweep to its runs."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DatasetEntry, absolute, dataset_entry, resolve_environment
 from sandmask.errors import SandmaskError
-from sandmask.hparams import OPTIONAL, seed_hash, space_for
+from sandmask.hparams import OPTIONAL, Space, seed_hash, space_for
 from sandmask.hparams._shared import LR_DROP_STEPS
-from sandmask.records import RunSpec, parse_measures
+from sandmask.records import RunSpec, parse_measures, read_runs
+from sandmask.records._averages import first_stage
 from sandmask.registry import closest
-from sandmask.selection import RULES, SEARCH
-from sandmask.sweeps._first_stage import FirstStage
+from sandmask.selection import RULES, SEARCH, is_settled
 from sandmask.sweeps._optuna import distribution, rehearse, sampler_name
 from sandmask.sweeps._spec import ALL, OPTUNA, SweepSpec
 from sandmask.training import PRECISIONS, make_spec, parse_averages
@@ -66,32 +69,34 @@ def expand(sweep: SweepSpec) -> Expansion:
     """
     sweep = normalized(sweep)
     entries = {name: dataset_entry(name) for name in sweep.datasets}
-    _check_overrides(sweep, list(entries.values()))
-    _check_size(sweep, list(entries.values()))
-    if sweep.search == OPTUNA:
-        _check_search(sweep)
-    first = None if sweep.first_stage is None else FirstStage(sweep.first_stage)
-    runs: dict[str, RunSpec] = {}
-    notes = []
-    if sweep.search == OPTUNA:
-        notes.append(
-            "Optuna chooses the hyperparameters while runs train; estimates are for random draws, none pruned."
-        )
-    for entry in entries.values():
-        sets = _held_out_sets(sweep, entry)
-        if _needs_pairs(sweep) and not _has_pairs(entry):
-            notes.append(
-                f"{entry.name}: holding out two of its {len(entry.environments)} environments leaves too few "
-                "to train on; no runs for leave-one-domain-out."
-            )
-        for algorithm in sweep.algorithms:
-            for drawn in _draws(sweep, entry, algorithm, sets):
-                spec = first.repeated(drawn) if first is not None else drawn
-                runs[spec.id] = spec
     sources = {entry.name: name for name, entry in entries.items()}
     if len(sources) != len(entries):
         raise SandmaskError("Two of the datasets are the same: they have one name and hold the same images.")
-    return Expansion(tuple(runs.values()), sources, tuple(notes))
+    _check_overrides(sweep, entries.values())
+    sets = {entry.name: _held_out_sets(sweep, entry) for entry in entries.values()}
+    _check_size(sweep, sum(map(len, sets.values())))
+    notes = []
+    if sweep.search == OPTUNA:
+        _check_search(sweep)
+        notes.append(
+            "Optuna chooses the hyperparameters while runs train; estimates are for random draws, none pruned."
+        )
+    if _needs_pairs(sweep):
+        notes += [
+            f"{entry.name}: holding out two of its {len(entry.environments)} environments leaves too few "
+            "to train on; no runs for leave-one-domain-out."
+            for entry in entries.values()
+            if not _has_pairs(entry)
+        ]
+    runs: Iterable[RunSpec] = (
+        run
+        for entry, algorithm in product(entries.values(), sweep.algorithms)
+        for run in _draws(sweep, entry, algorithm, sets[entry.name])
+    )
+    if sweep.first_stage is not None:
+        runs = _repeat_drops(runs, sweep.first_stage)
+    each_once = {run.id: run for run in runs}
+    return Expansion(tuple(each_once.values()), sources, tuple(notes))
 
 
 def _needs_pairs(sweep: SweepSpec) -> bool:
@@ -104,23 +109,15 @@ def _has_pairs(entry: DatasetEntry) -> bool:
 
 def _held_out_sets(sweep: SweepSpec, entry: DatasetEntry) -> list[tuple[int, ...]]:
     """The sets of environments that runs on a dataset hold out."""
-    held_out = test_environments(sweep, entry)
-    pairs = _pairs(held_out, len(entry.environments)) if _needs_pairs(sweep) and _has_pairs(entry) else ()
-    return [*((env,) for env in held_out), *pairs]
+    held_out = _test_environments(sweep, entry)
+    sets: list[tuple[int, ...]] = [(env,) for env in held_out]
+    if _needs_pairs(sweep) and _has_pairs(entry):  # a run with a pair counts for both of its environments
+        pairs = combinations(range(len(entry.environments)), 2)
+        sets += [pair for pair in pairs if not set(pair).isdisjoint(held_out)]
+    return sets
 
 
-def _check_size(sweep: SweepSpec, entries: list[DatasetEntry]) -> None:
-    """Refuse what could not be held in memory, before any run is made."""
-    sets = sum(len(_held_out_sets(sweep, entry)) for entry in entries)
-    runs = sets * len(sweep.algorithms) * sweep.n_hparams * sweep.n_trials
-    if runs > MOST_RUNS:
-        raise SandmaskError(
-            f"The sweep has {runs:,} runs ({sweep.n_hparams:,} draws, {sweep.n_trials:,} trials); a sweep has "
-            f"{MOST_RUNS:,} at most. Ask for fewer draws or trials, or split it over several folders."
-        )
-
-
-def test_environments(sweep: SweepSpec, entry: DatasetEntry) -> list[int]:
+def _test_environments(sweep: SweepSpec, entry: DatasetEntry) -> list[int]:
     """The numbers of the held-out environments on a dataset."""
     if sweep.test_envs == (ALL,):
         return list(range(len(entry.environments)) if entry.report_envs is None else entry.report_envs)
@@ -132,15 +129,8 @@ def test_environments(sweep: SweepSpec, entry: DatasetEntry) -> list[int]:
     return found
 
 
-def _pairs(held_out: list[int], n_envs: int) -> Iterator[tuple[int, int]]:
-    """Each unordered pair with a held-out environment in it, once: both of them use its runs."""
-    for first, second in product(range(n_envs), repeat=2):
-        if first < second and (first in held_out or second in held_out):
-            yield first, second
-
-
 def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence[tuple[int, ...]]) -> Iterator[RunSpec]:
-    own = _space_names(entry, algorithm, sweep.space)
+    own = _hparam_names(sweep, entry, algorithm)
     no_drops = {} if sweep.first_stage is None else dict.fromkeys(LR_DROP_STEPS, 0)
     for trial, draw in product(range(sweep.n_trials), range(sweep.n_hparams)):
         like = make_spec(
@@ -166,37 +156,6 @@ def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence
             yield replace(like, test_envs=test_envs, seed=seed)
 
 
-def search_ranges(sweep: SweepSpec, dataset: str, algorithm: str) -> dict[str, "BaseDistribution"]:
-    """What a search chooses the hyperparameters of an algorithm from: those that are drawn, and not set by hand.
-
-    :param sweep: the sweep.
-    :param dataset: name of the dataset, or its folder.
-    :param algorithm: name of the algorithm.
-    """
-    entry, chosen = dataset_entry(dataset), ALGORITHMS[algorithm]
-    space = space_for(entry.scope, entry.name, chosen.name, chosen.hparams, sweep.space)
-    found = {row.name: distribution(row) for row in space.rows if row.name not in sweep.hparams}
-    ranges = {name: kind for name, kind in found.items() if kind is not None}
-    if not ranges:
-        raise SandmaskError(f"There is nothing to search for {space.title}: every hyperparameter is constant.")
-    return ranges
-
-
-def _check_search(sweep: SweepSpec) -> None:
-    """Refuse what a search cannot do, before anything is written."""
-    if _needs_pairs(sweep):
-        raise SandmaskError(
-            "--search optuna proposes other hyperparameters for every held-out environment, and leave-one-domain-out "
-            "needs the same ones for pairs of them. Leave out one or the other."
-        )
-    if sweep.full_data:
-        raise SandmaskError("--search optuna needs validation accuracies, and runs with full_data=1 have none.")
-    ranges = [
-        search_ranges(sweep, dataset, algorithm) for dataset, algorithm in product(sweep.datasets, sweep.algorithms)
-    ]
-    rehearse(sweep.sampler, ranges[0])
-
-
 def run_seed(
     dataset: str, algorithm: str, test_envs: tuple[int, ...], hparams_seed: int, trial_seed: int, seed: int = 0
 ) -> int:
@@ -213,17 +172,76 @@ def run_seed(
     return seed_hash(*parts, seed) if seed else seed_hash(*parts)
 
 
-def _space_names(entry: DatasetEntry, algorithm: str, space: str) -> list[str]:
+def _repeat_drops(runs: Iterable[RunSpec], folder: str) -> Iterator[RunSpec]:
+    """Runs on all data, with the drops of the learning rate of their first stage in `folder`: see ERM++."""
+    finished = {run.spec.id: run for run in read_runs(Path(folder)) if is_settled(run)}
+    for spec in runs:
+        first = finished.get(first_stage(spec).id)
+        if first is None:
+            raise SandmaskError(
+                f"{folder} lacks a finished run of {spec.algorithm} on {spec.dataset} with held-out environments "
+                f"{list(spec.test_envs)}, draw {spec.hparams_seed}, trial {spec.trial_seed} and the same settings, but "
+                "without full_data. Train it first."
+            )
+        if "lr_drops" not in first.metrics:
+            raise SandmaskError(f"The runs of {folder} do not search the learning rate. Leave out --first-stage.")
+        drops = first.steps[1:][np.diff(first.metrics["lr_drops"]) > 0].tolist()
+        yield replace(spec, hparams={**spec.hparams, **dict(zip(LR_DROP_STEPS, drops, strict=False))})
+
+
+def _space(sweep: SweepSpec, entry: DatasetEntry, algorithm: str) -> Space:
     chosen = ALGORITHMS[algorithm]
-    own = space_for(entry.scope, entry.name, chosen.name, chosen.hparams, space)
-    return [*own, *(row.name for row in OPTIONAL)]
+    return space_for(entry.scope, entry.name, chosen.name, chosen.hparams, sweep.space)
 
 
-def _check_overrides(sweep: SweepSpec, entries: list[DatasetEntry]) -> None:
+def _hparam_names(sweep: SweepSpec, entry: DatasetEntry, algorithm: str) -> set[str]:
+    return {*_space(sweep, entry, algorithm), *(row.name for row in OPTIONAL)}
+
+
+def search_ranges(sweep: SweepSpec, dataset: str, algorithm: str) -> dict[str, "BaseDistribution"]:
+    """What a search chooses the hyperparameters of an algorithm from: those that are drawn, and not set by hand."""
+    space = _space(sweep, dataset_entry(dataset), algorithm)
+    found = {row.name: distribution(row) for row in space.rows if row.name not in sweep.hparams}
+    ranges = {name: kind for name, kind in found.items() if kind is not None}
+    if not ranges:
+        raise SandmaskError(f"There is nothing to search for {space.title}: every hyperparameter is constant.")
+    return ranges
+
+
+def _check_overrides(sweep: SweepSpec, entries: Iterable[DatasetEntry]) -> None:
     """A hyperparameter set by hand has to be one of some algorithm of the sweep."""
-    known = {name for e, a in product(entries, sweep.algorithms) for name in _space_names(e, a, sweep.space)}
+    known = {
+        name
+        for entry, algorithm in product(entries, sweep.algorithms)
+        for name in _hparam_names(sweep, entry, algorithm)
+    }
     for name in sweep.hparams:
         if name not in known:
             raise SandmaskError(
                 f"No algorithm of the sweep has a hyperparameter {name!r}. {closest(name, sorted(known))}"
             )
+
+
+def _check_size(sweep: SweepSpec, sets: int) -> None:
+    """Refuse what could not be held in memory, before any run is made."""
+    runs = sets * len(sweep.algorithms) * sweep.n_hparams * sweep.n_trials
+    if runs > MOST_RUNS:
+        raise SandmaskError(
+            f"The sweep has {runs:,} runs ({sweep.n_hparams:,} draws, {sweep.n_trials:,} trials); a sweep has "
+            f"{MOST_RUNS:,} at most. Ask for fewer draws or trials, or split it over several folders."
+        )
+
+
+def _check_search(sweep: SweepSpec) -> None:
+    """Refuse what a search cannot do, before anything is written."""
+    if _needs_pairs(sweep):
+        raise SandmaskError(
+            "--search optuna proposes other hyperparameters for every held-out environment, and leave-one-domain-out "
+            "needs the same ones for pairs of them. Leave out one or the other."
+        )
+    if sweep.full_data:
+        raise SandmaskError("--search optuna needs validation accuracies, and runs with full_data=1 have none.")
+    ranges = [
+        search_ranges(sweep, dataset, algorithm) for dataset, algorithm in product(sweep.datasets, sweep.algorithms)
+    ]
+    rehearse(sweep.sampler, ranges[0])

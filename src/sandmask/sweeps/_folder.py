@@ -9,24 +9,20 @@ stacks/<id>.lock                    held while a process trains it
 search.journal                      what Optuna has proposed, where it searches
 """
 
-import json
 import os
-import zlib
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-from sandmask._files import replacing
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import dataset_entry
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX, read_statuses
 from sandmask.sweeps._locks import turn
-from sandmask.sweeps._spec import SweepSpec, read_sweep, refused_changes, write_sweep
+from sandmask.sweeps._spec import RESTORE, SweepSpec, read_sweep, refused_changes, write_sweep
 from sandmask.training import MODELS_SUFFIX
-
-_CHECKSUM = "crc32"
 
 
 @dataclass(frozen=True)
@@ -72,10 +68,7 @@ class SweepFolder:
             return None
         fields = read_sweep(self.request, verify=True)
         if missing := [name for name in ("datasets", "algorithms") if name not in fields]:
-            raise SandmaskError(
-                f"{self.request} has no {' and no '.join(missing)}. Restore the file, or remove it and request the "
-                "same sweep again; finished runs are kept."
-            )
+            raise SandmaskError(f"{self.request} has no {' and no '.join(missing)}. {RESTORE}")
         sweep = SweepSpec(**fields)
         try:
             for dataset in sweep.datasets:
@@ -109,49 +102,23 @@ class SweepFolder:
 
     def finished(self) -> set[str]:
         """The ids of all finished runs in any file below the folder."""
-        files = [file for pattern in (f"*{ARCHIVE_SUFFIX}", "*.jsonl") for file in self.path.rglob(pattern)]
-        return {run for file in files for run in _finished_runs(file)}
+        found: set[str] = set()
+        for file in [*self.path.rglob(f"*{ARCHIVE_SUFFIX}"), *self.path.rglob("*.jsonl")]:
+            with suppress(FileNotFoundError):  # removed since it was listed
+                found |= _finished_runs(file, stamp_of(file))
+        return found
 
 
-_known: dict[Path, tuple[tuple[int, int], frozenset[str]]] = {}  # files do not change, they are replaced
-
-
-def _finished_runs(file: Path) -> frozenset[str]:
-    try:
-        stat = file.stat()
-        stamp = (stat.st_mtime_ns, stat.st_size)
-        if _known.get(file, (None,))[0] != stamp:
-            _known[file] = (stamp, frozenset(_read_finished(file)))
-    except FileNotFoundError:  # removed since it was listed
-        return frozenset()
-    return _known[file][1]
-
-
-def _read_finished(file: Path) -> list[str]:
+@cache
+def _finished_runs(file: Path, stamp: tuple[int, int]) -> frozenset[str]:  # noqa: ARG001 - read again when it changes
     if file.suffix == ".jsonl":
         statuses = {run.spec.id: run.status for run in read_runs(file)}
     else:
         statuses = read_statuses(file)
-    return [run for run, status in statuses.items() if status != "running"]
+    return frozenset(run for run, status in statuses.items() if status != "running")
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON object with a checksum; the file appears whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps({**value, _CHECKSUM: _checksum(value)}), encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a file of `write_json`; None if it does not exist, is damaged or cannot be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            return None
-        checksum = value.pop(_CHECKSUM, None)  # files of earlier versions have none
-        return value if checksum in (None, _checksum(value)) else None
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _checksum(value: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(value).encode())
+def stamp_of(file: Path) -> tuple[int, int]:
+    """When a file was written and its size: what was read from it holds as long as they are the same."""
+    stat = file.stat()
+    return stat.st_mtime_ns, stat.st_size

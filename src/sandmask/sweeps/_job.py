@@ -5,8 +5,9 @@ import gc
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +22,9 @@ from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, write_archive
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
-from sandmask.sweeps._progress import StackProgress
-from sandmask.sweeps._resume import split_or_remove
 from sandmask.sweeps._search import Pruning
-from sandmask.sweeps._stacks import PlannedStack, equal_parts, stack_id
+from sandmask.sweeps._stacks import equal_parts, split_or_remove, stack_id
+from sandmask.sweeps._status import StackProgress
 from sandmask.training import choose_device, stack_key, train_stack
 from sandmask.training.checkpoint import DamagedFileError
 from sandmask.training.specs import trains_alone
@@ -120,7 +120,7 @@ def run_job(job: Job) -> Outcome:
     load_plugins(options.plugins)
     specs = [RunSpec.from_json(spec) for spec in job.specs]
     ids = [spec.id for spec in specs]
-    stack = PlannedStack(tuple(specs)).id
+    stack = stack_id(specs)
     folder = SweepFolder(Path(options.folder))
     folder.stacks.mkdir(parents=True, exist_ok=True)
 
@@ -136,7 +136,7 @@ def run_job(job: Job) -> Outcome:
             if not mine or folder.finished() & set(ids):
                 return Outcome("taken", stack)
             try:
-                return _Training(job, folder, stack, asked_to_stop).train(specs)
+                return _Training(job, specs, folder, asked_to_stop).run()
             except KeyboardInterrupt:
                 if not asked_to_stop():
                     raise
@@ -167,77 +167,78 @@ def _explained(error: Exception, log: Path) -> str:
 class _Training:
     """A job at work: the stack as a whole, or in parts where memory does not hold it."""
 
-    def __init__(self, job: Job, folder: SweepFolder, stack: str, stop: Callable[[], bool]) -> None:
-        self.options, self.folder, self.stack, self.source, self.stop = job.options, folder, stack, job.source, stop
+    def __init__(self, job: Job, specs: Sequence[RunSpec], folder: SweepFolder, stop: Callable[[], bool]) -> None:
+        self.options, self.specs, self.folder, self.stack = job.options, specs, folder, stack_id(specs)
         self.device = choose_device(job.options.device or _worker.get("device"))
+        self.progress = StackProgress(folder, self.stack, specs, device=str(self.device), stop=stop)
+        self.progress.write("running", done=0)  # fails on a full or read-only disk, before time is spent on training
+        self.dataset = _dataset(job.source, job.options.data_dir, job.options.allowances)
+        _check_same(job.source, self.dataset, specs[0])
         self.archives: dict[str, bytes] = {}
 
-    def train(self, specs: Sequence[RunSpec]) -> Outcome:
-        options = self.options
-        progress = StackProgress(self.folder, self.stack, specs, device=str(self.device), stop=self.stop)
-        progress.start()
-        dataset = _dataset(self.source, options.data_dir, options.allowances)
-        _check_same(self.source, dataset, specs[0])
-        waiting, too_large = [tuple(specs)], []
-        while waiting:
-            part = waiting.pop(0)
-            limit = _limits.get(stack_key(part[0]), len(part))
-            if len(part) > limit:
-                waiting[:0] = self._split(part, limit)
-                continue
-            try:
-                records = self._train(part, dataset, progress)
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                records = []  # and go on below, where the error's traceback holds no tensors any more
-            if records:
-                progress.finish(self._keep(part, records))
-                continue
-            self._free()
-            _limits[stack_key(part[0])] = max(1, len(part) // 2)
-            if len(part) == 1:
-                too_large.append(part[0].id)
-            else:
-                waiting.insert(0, part)
-        progress.write("done" if not too_large else "memory", done=specs[0].steps, rate=0.0)
-        if too_large:
-            message = (
-                f"{self.device} has too little memory for a single run of {specs[0].algorithm}; "
-                "try a smaller --hparam batch_size=..., or another --device"
-            )
-            return Outcome("memory", self.stack, tuple(too_large), message, self.archives)
-        return Outcome("done", self.stack, archives=self.archives)
+    def run(self) -> Outcome:
+        first = self.specs[0]
+        too_large = self._train_all(self.specs)
+        with suppress(OSError):  # it only informs
+            self.progress.write("memory" if too_large else "done", done=first.steps)
+        if not too_large:
+            return Outcome("done", self.stack, archives=self.archives)
+        message = (
+            f"{self.device} has too little memory for a single run of {first.algorithm}; "
+            "try a smaller --hparam batch_size=..., or another --device"
+        )
+        return Outcome("memory", self.stack, tuple(too_large), message, self.archives)
 
-    def _train(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
+    def _train_all(self, part: Sequence[RunSpec]) -> list[str]:
+        """Train runs, in smaller parts where memory is short. Return the ids of those that do not fit even alone."""
+        key = stack_key(part[0])
+        limit = _limits.get(key, len(part))
+        if len(part) > limit:
+            parts = equal_parts(part, limit)
+            split_or_remove(self.folder, self.folder.checkpoint(stack_id(part)), parts)
+            return [run for each in parts for run in self._train_all(each)]
         try:
-            return self._resume(part, dataset, progress)
-        except DamagedFileError:  # its stack starts over; this process holds the lock of these runs
-            self.folder.checkpoint(stack_id(spec.id for spec in part)).unlink(missing_ok=True)
-            return self._resume(part, dataset, progress)
+            records = self._train(part)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            records = []  # and go on below, where the error's traceback holds no tensors any more
+        if records:
+            self._keep(part, records)
+            return []
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        _limits[key] = max(1, len(part) // 2)
+        return [part[0].id] if len(part) == 1 else self._train_all(part)
 
-    def _resume(self, part: Sequence[RunSpec], dataset: Dataset, progress: StackProgress) -> list[RunRecord]:
-        options, name = self.options, stack_id(spec.id for spec in part)
+    def _train(self, part: Sequence[RunSpec]) -> list[RunRecord]:
+        options, name = self.options, stack_id(part)
         checkpoint = self.folder.checkpoint(name)
-        compiled = options.compiled and trains_alone(part[0])
-        return train_stack(
+        train = partial(
+            train_stack,
             part,
-            dataset,
+            self.dataset,
             self.device,
             checkpoint,
             weights=options.weights,
-            compiled=compiled,
+            compiled=options.compiled and trains_alone(part[0]),
             fast=options.fast,
             diagnostics=options.diagnostics,
             metrics=options.metrics,
             keep=options.keep_models,
             models=self.folder.models(name),
-            on_progress=progress.follow(part),
+            on_progress=self.progress.follow(part),
             on_evaluation=None if options.pruner == "none" else Pruning(self.folder, part, options.pruner),
             checkpoint_seconds=options.checkpoint_seconds,
         )
+        try:
+            return train()
+        except DamagedFileError:  # its stack starts over; this process holds the lock of these runs
+            checkpoint.unlink(missing_ok=True)
+            return train()
 
-    def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> list[RunRecord]:
+    def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:
         """Records first, then the checkpoint goes: killed in between, the next run sees that all is done.
 
         Models are there before: killed in between, they are written again. Where a search has stopped the stack, the
@@ -245,34 +246,17 @@ class _Training:
         """
         ended = [run for run in records if run.status != "running"]
         left = [run.spec for run in records if run.status == "running"]
-        name = stack_id(run.spec.id for run in ended)
+        name = stack_id(run.spec for run in ended)
         path = self.folder.records(name)
         write_archive(ended, path)
         if self.options.loggers:
             for run in ended:
                 log_record(run, self.options.loggers)
-        checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
-        if left:
-            split_or_remove(self.folder, checkpoint, [left])
-        checkpoint.unlink(missing_ok=True)
+        split_or_remove(self.folder, self.folder.checkpoint(stack_id(part)), [left] if left else [])
         if self.options.carry:
             files = [path, self.folder.models(name)]
             self.archives |= {file.name: file.read_bytes() for file in files if file.exists()}
-        return ended
-
-    def _split(self, part: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
-        """Split a stack into smaller ones, with its progress."""
-        parts = equal_parts(part, limit)
-        checkpoint = self.folder.checkpoint(stack_id(spec.id for spec in part))
-        if checkpoint.exists():
-            split_or_remove(self.folder, checkpoint, parts)
-        return parts
-
-    @staticmethod
-    def _free() -> None:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        self.progress.finish(ended)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -41,17 +41,16 @@ def claim(folder: Path, stack: str, run_ids: Sequence[str]) -> Iterator[bool]:
     path = folder / f"{stack}{_SUFFIX}"
     with turn(folder):
         file = None if claimed(folder) & set(run_ids) else _taken(path, run_ids)
-    try:
-        yield file is not None
-    finally:
-        if file is not None:
-            try:
-                # The lock must not outlive the claim where the disk has become read-only: its process would wait for
-                # itself. A lock file that stays is free, and the next holder takes it.
-                with suppress(OSError), turn(folder):
-                    path.unlink(missing_ok=True)
-            finally:
-                file.close()
+    if file is None:
+        yield False
+        return
+    with file:  # closing it releases the lock
+        try:
+            yield True
+        finally:
+            # Where the disk has become read-only, the lock file stays. It is free then, and the next holder takes it.
+            with suppress(OSError), turn(folder):
+                path.unlink(missing_ok=True)
 
 
 def _taken(path: Path, run_ids: Sequence[str]) -> FileIO | None:

@@ -55,12 +55,7 @@ def _samplers() -> dict[str, Callable[..., "BaseSampler"]]:
 
 
 def make_sampler(name: str, seed: int, number: int) -> "BaseSampler":
-    """The sampler for one proposal, a function of its number: an interrupted search goes on as if it had not been.
-
-    :param name: name of the sampler.
-    :param seed: seed of the study.
-    :param number: number of the proposal.
-    """
+    """The sampler for one proposal, a function of its number: an interrupted search goes on as if it had not been."""
     build = _samplers()[name]
     # Points of a quasi-Monte-Carlo sequence share a seed. With other samplers, the same seed is the same proposal.
     options = {"seed": seed if name == "qmc" else seed_hash(seed, number), "constant_liar": True}
@@ -73,11 +68,7 @@ def make_sampler(name: str, seed: int, number: int) -> "BaseSampler":
 
 
 def rehearse(sampler: str, ranges: "dict[str, BaseDistribution]") -> None:
-    """Make a few proposals in memory. A sampler that cannot is an error, before anything is written.
-
-    :param sampler: name of the sampler.
-    :param ranges: what is searched.
-    """
+    """Make a few proposals in memory. A sampler that cannot is an error, before anything is written."""
     from optuna import create_study
 
     try:
@@ -91,11 +82,7 @@ def rehearse(sampler: str, ranges: "dict[str, BaseDistribution]") -> None:
 
 
 def make_pruner(name: str, spec: RunSpec) -> "BasePruner":
-    """The pruner of runs like this one.
-
-    :param name: one of `PRUNERS`.
-    :param spec: spec of a run.
-    """
+    """The pruner of runs like this one."""
     from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 
     if name == "median":
@@ -107,10 +94,7 @@ def make_pruner(name: str, spec: RunSpec) -> "BasePruner":
 
 
 def distribution(hparam: Hparam) -> "BaseDistribution | None":
-    """What Optuna searches a hyperparameter in; None for one that is constant.
-
-    :param hparam: the hyperparameter.
-    """
+    """What Optuna searches a hyperparameter in; None for one that is constant."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     draw = hparam.draw
@@ -166,8 +150,6 @@ def open_journal(path: Path) -> "JournalStorage":
     """The studies in a journal file, which is created if it is not there.
 
     A last line that was cut short by a kill is removed: what is appended to it would be lost.
-
-    :param path: the file.
     """
     require()
     from optuna.storages import JournalStorage

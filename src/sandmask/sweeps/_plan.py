@@ -11,7 +11,7 @@ from sandmask._text import counted
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, averages_of
-from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, calibrate, disk, largest_stack, memory, work_of
+from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, available_memory, calibrate, work_of
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._job import JobOptions
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, balanced, group
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Kind = tuple[str, str, str, str]
 GPU_RUNS = 16  # of a small network, that fill a GPU about
+MOST = {"cpu": 64, "cuda": 512}  # runs in a stack; beyond these a machine is full
+SHARE = 0.7  # of the free memory that a stack may have
+COMFORT = 0.25  # of it that needs no measurement
 
 
 def _kind(spec: RunSpec) -> Kind:
@@ -68,23 +71,20 @@ class Estimator:
         for run in expansion.runs if runs is None else runs:
             self._runs[_kind(run)].append(run)
         allowed = dict.fromkeys(options.allowances, True)
-        self._load = cache(lambda name: load_dataset(expansion.sources[name], options.data_dir, **allowed))
+        self.dataset: Callable[[str], Dataset] = cache(
+            lambda name: load_dataset(expansion.sources[name], options.data_dir, **allowed)
+        )
         self._models: dict[Kind, CostModel] = {}
         self._works: dict[tuple[object, ...], Work] = {}
-
-    def dataset(self, name: str) -> Dataset:
-        """A dataset of the sweep, loaded once."""
-        return self._load(name)
 
     def model(self, spec: RunSpec) -> CostModel | None:
         """The costs of runs like this one; None where measuring is not wanted."""
         kind = _kind(spec)
         if self.measure and kind not in self._models:
             self._notice(f"measuring a few steps of {spec.algorithm} on {spec.dataset}")
-            dataset = self.dataset(spec.dataset)
             fast, weights = self.options.fast, self.options.weights
-            measured = calibrate(self._runs[kind], dataset, self.device, fast=fast, weights=weights)
-            self._models[kind] = CostModel.fitted(measured)
+            dataset = self.dataset(spec.dataset)
+            self._models[kind] = calibrate(self._runs[kind], dataset, self.device, fast=fast, weights=weights)
         return self._models.get(kind)
 
     def cap(self, missing: int, workers: int = 1, most: int | None = None) -> Cap:
@@ -97,15 +97,18 @@ class Estimator:
         """
         if most is not None and most < 1:
             raise SandmaskError(f"max_stack should be at least 1. Found {most}.")
-        fair = -(-missing // workers) if workers > 1 else missing
+        fair = -(-missing // workers)
         most = max(1, fair if most is None else min(fair, most))
+        return lambda members: min(self._fitting(members), most)
 
-        def limit(members: Sequence[RunSpec]) -> int:
-            spec = members[0]
-            fits = largest_stack(members, self.dataset(spec.dataset), self.device, lambda: self._overhead(spec))
-            return min(fits, most)
-
-        return limit
+    def _fitting(self, members: Sequence[RunSpec]) -> int:
+        """How many runs of one key fit into the free memory. Their overhead is measured only where it is close."""
+        most = min(MOST.get(self.device.type, MOST["cpu"]), len(members))
+        work, free = self._work(members[0]), available_memory(self.device)
+        if work.memory(most, GUESSED_OVERHEAD) <= COMFORT * free:
+            return most
+        room = SHARE * free - work.memory(most, 0.0)
+        return max(1, min(most, int(room / (4 * self._overhead(members[0]) * work.numbers))))
 
     def arrange(self, workers: int) -> Arrange:
         """Return the function that puts stacks into the order of training.
@@ -131,15 +134,14 @@ class Estimator:
 
     def estimate(self, stack: PlannedStack) -> StackEstimate:
         """Estimate a stack."""
-        first = stack.specs[0]
-        dataset = self.dataset(first.dataset)
-        works = [self._work(first)] * len(stack.specs)
-        model = self.model(first)
+        first, runs = stack.specs[0], len(stack.specs)
+        work, model = self._work(first), self.model(first)
+        models = 0 if self.options.keep_models == "none" else 1 + len(averages_of(first.options))
         return StackEstimate(
             stack=stack,
-            seconds=None if model is None else model.seconds(works, first.steps),
-            memory_bytes=memory(self._overhead(first), works, dataset),
-            disk_bytes=disk(works, 0 if self.options.keep_models == "none" else 1 + len(averages_of(first.options))),
+            seconds=None if model is None else model.seconds(work, runs, first.steps),
+            memory_bytes=work.memory(runs, self._overhead(first)),
+            disk_bytes=work.disk(runs, models),
         )
 
 

@@ -2,9 +2,9 @@
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from sandmask._files import replacing
@@ -16,9 +16,8 @@ from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
 from sandmask.sweeps._locks import claimed, turn
-from sandmask.sweeps._resume import remove_leftovers, unfinished_stacks
 from sandmask.sweeps._search import Search
-from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, group
+from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, group, remove_leftovers, unfinished_stacks
 
 POLL_SECONDS = 0.3
 LOSSES = 20  # of workers in a row, without a run finished in between, before stacks are given up
@@ -56,26 +55,25 @@ def run_sweep(
     :param arrange: puts stacks into the order of training: see `Estimator.arrange`.
     :param search: proposes the runs, in place of those of `expansion`.
     """
+    options = replace(options, session=options.session or uuid.uuid4().hex[:12])
     return _Driver(folder, expansion, options, executor, cap, notice, arrange, search).run()
 
 
+@dataclass
 class _Driver:
-    def __init__(
-        self,
-        folder: SweepFolder,
-        expansion: Expansion,
-        options: JobOptions,
-        executor: Callable[[], Executor],
-        cap: Cap,
-        notice: Callable[[str], None],
-        arrange: Arrange,
-        search: Search | None,
-    ) -> None:
-        self.folder, self.expansion, self.cap, self.notice, self.arrange = folder, expansion, cap, notice, arrange
-        self.options = replace(options, session=options.session or uuid.uuid4().hex[:12])
-        self.executor, self.search = executor, search
-        self.result = SweepResult()
-        self.losses, self.done_at_loss = 0, -1
+    """The arguments of `run_sweep`, and what has happened so far."""
+
+    folder: SweepFolder
+    expansion: Expansion
+    options: JobOptions
+    executor: Callable[[], Executor]
+    cap: Cap
+    notice: Callable[[str], None]
+    arrange: Arrange
+    search: Search | None
+    result: SweepResult = field(default_factory=SweepResult)
+    losses: int = 0
+    done_at_loss: int = -1
 
     def run(self) -> SweepResult:
         self.folder.stacks.mkdir(parents=True, exist_ok=True)
@@ -113,9 +111,7 @@ class _Driver:
 
     def _round(self, stacks: Sequence[PlannedStack]) -> None:
         """Submit stacks once; unfinished ones are planned again. A search adds stacks while others train."""
-        executor = self.executor()
-        clean = False
-        try:
+        with self._open_executor() as executor:
             futures: dict[Future[Outcome], PlannedStack] = {}
             self._submit(executor, stacks, futures)
             broken: list[PlannedStack] = []
@@ -135,19 +131,26 @@ class _Driver:
                     self._refill(executor, futures)
             if broken:  # one worker died, and the executor gave up all that was waiting for it
                 self._lost(broken, death)
-            clean = True
-        finally:
-            stop = stop_file(self.folder, self.options.session)
+
+    @contextmanager
+    def _open_executor(self) -> Iterator[Executor]:
+        """The executor, shut down at the end. After an interrupt or an error, its jobs are asked to save and stop."""
+        executor = self.executor()
+        stop = stop_file(self.folder, self.options.session)
+        failed = False
+        try:
+            yield executor
+        except BaseException:
+            failed = True
+            with suppress(OSError):  # a full disk must not hide the first error
+                stop.touch()
+            raise
+        finally:  # also at a second interrupt
             try:
-                if not clean:  # interrupted, or worse: ask the jobs to save and stop
-                    with suppress(OSError):  # a full disk must not hide the first error
-                        stop.touch()
-            finally:  # also at a second interrupt
-                try:
-                    executor.shutdown(wait=True, cancel_futures=not clean)
-                finally:
-                    with suppress(OSError):
-                        stop.unlink(missing_ok=True)
+                executor.shutdown(wait=True, cancel_futures=failed)
+            finally:
+                with suppress(OSError):
+                    stop.unlink(missing_ok=True)
 
     def _submit(
         self, executor: Executor, stacks: Sequence[PlannedStack], futures: dict[Future[Outcome], PlannedStack]

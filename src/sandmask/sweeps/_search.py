@@ -19,7 +19,7 @@ from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.selection import SEARCH, mean_over_environments, training_domain
 from sandmask.sweeps._expand import Expansion, search_ranges
-from sandmask.sweeps._folder import SweepFolder
+from sandmask.sweeps._folder import SweepFolder, stamp_of
 from sandmask.sweeps._locks import turn
 from sandmask.sweeps._optuna import DamagedJournalError, make_pruner, make_sampler, open_journal
 from sandmask.sweeps._spec import OPTUNA, SweepSpec
@@ -75,7 +75,7 @@ def _result(run: RunRecord) -> _Result:
 
 
 @cache
-def _results_in(file: Path, stamp: tuple[int, int]) -> list[_Result]:  # noqa: ARG001 - files are replaced
+def _results_in(file: Path, stamp: tuple[int, int]) -> list[_Result]:  # noqa: ARG001 - read again when it changes
     return [_result(run) for run in read_runs(file) if SEARCH in run.spec.options]
 
 
@@ -111,24 +111,23 @@ class Search:
         """The number of runs that are under way at a time."""
         return sum(study.batch for study in self._studies.values())
 
-    def _results(self) -> dict[str, list[_Result]]:
-        """The results of finished runs, by study."""
+    def _results(self) -> dict[str, dict[int, _Result]]:
+        """The results of finished runs, by study and number."""
         found: defaultdict[str, list[_Result]] = defaultdict(list)
         for file in sorted(self.folder.path.rglob(f"*{ARCHIVE_SUFFIX}")):
-            stat = file.stat()
-            for result in _results_in(file, (stat.st_mtime_ns, stat.st_size)):
+            for result in _results_in(file, stamp_of(file)):
                 found[study_name(result.spec)].append(result)
-        return found
+        return {name: study.own(found[name]) for name, study in self._studies.items()}
 
     def runs(self) -> tuple[RunSpec, ...]:
         """Every run of the sweep: those that were proposed, and stand-ins for the others. Nothing is written."""
         results = self._results()
         known = {study.study_name for study in self._storage.get_all_studies()}
-        return tuple(
-            run
-            for name, study in self._studies.items()
-            for run in study.all_runs(study.trials() if name in known else [], study.own(results[name]))
-        )
+        found: list[RunSpec] = []
+        for name, study in self._studies.items():
+            proposed = study.proposed(study.trials() if name in known else [], results[name])
+            found += [proposed.get(number, like) for number, like in enumerate(study.likes)]
+        return tuple(found)
 
     def propose(self, failed: Collection[str] = ()) -> list[RunSpec]:
         """Tell the studies what has finished, and ask them for new runs. Return all runs proposed so far.
@@ -137,13 +136,11 @@ class Search:
         """
         with turn(self.folder.path):  # two programs must not ask for the same number
             results = self._results()
+            found: list[RunSpec] = []
             for name, study in self._studies.items():
-                study.advance(study.own(results[name]), failed)
-            return [
-                run
-                for name, study in self._studies.items()
-                for run in study.proposed(study.trials(), study.own(results[name])).values()
-            ]
+                study.advance(results[name], failed)
+                found += study.proposed(study.trials(), results[name]).values()
+            return found
 
 
 def open_search(
@@ -178,7 +175,7 @@ class _Study:
         likes: Sequence[RunSpec],
         ranges: Mapping[str, "BaseDistribution"],
     ) -> None:
-        self._storage, self._sweep, self._likes, self._ranges = storage, sweep, likes, dict(ranges)
+        self._storage, self._sweep, self.likes, self._ranges = storage, sweep, likes, dict(ranges)
         self.name = study_name(likes[0])
         self.batch = -(-len(likes) // GENERATIONS)
 
@@ -188,12 +185,12 @@ class _Study:
         return {
             number: result
             for number, result in sorted(found.items())
-            if number < len(self._likes) and self._filled(number, result.spec.hparams) == result.spec
+            if number < len(self.likes) and self._filled(number, result.spec.hparams) == result.spec
         }
 
     def _filled(self, number: int, values: Mapping[str, float]) -> RunSpec:
         """The run of a number with these values of what is searched."""
-        like = self._likes[number]
+        like = self.likes[number]
         return replace(like, hparams={**like.hparams, **{k: v for k, v in values.items() if k in self._ranges}})
 
     def trials(self) -> list["FrozenTrial"]:
@@ -205,16 +202,11 @@ class _Study:
         asked = {trial.number: self._filled(trial.number, trial.params) for trial in trials if not _is_waiting(trial)}
         return {**asked, **{number: result.spec for number, result in results.items()}}
 
-    def all_runs(self, trials: Iterable["FrozenTrial"], results: Mapping[int, _Result]) -> list[RunSpec]:
-        """The runs that were proposed, and stand-ins for the others."""
-        proposed = self.proposed(trials, results)
-        return [proposed.get(number, like) for number, like in enumerate(self._likes)]
-
     @cached_property
     def _study(self) -> "Study":
         from optuna import create_study, load_study
 
-        pruner = make_pruner(self._sweep.pruner, self._likes[0])
+        pruner = make_pruner(self._sweep.pruner, self.likes[0])
         if self.name in {study.study_name for study in self._storage.get_all_studies()}:
             return load_study(study_name=self.name, storage=self._storage, pruner=pruner)
         return create_study(study_name=self.name, storage=self._storage, pruner=pruner, direction="maximize")
@@ -232,7 +224,7 @@ class _Study:
         running = [trial.number for trial in trials if trial.state == TrialState.RUNNING]
         under_way = sum(specs[number].id not in failed for number in running)
         asked = sum(not _is_waiting(trial) for trial in trials)
-        for number in range(asked, min(len(self._likes), asked + self.batch - under_way)):
+        for number in range(asked, min(len(self.likes), asked + self.batch - under_way)):
             study.sampler = make_sampler(self._sweep.sampler, seed_hash(self.name, self._sweep.seed), number)
             study.ask(self._ranges)
 
@@ -263,7 +255,7 @@ class _Study:
 
     def _defaults(self) -> dict[str, float]:
         """The defaults, number 0 of random draws too, that are within the ranges."""
-        values = self._likes[0].hparams
+        values = self.likes[0].hparams
         return {name: values[name] for name, kind in self._ranges.items() if _contains(kind, values[name])}
 
 

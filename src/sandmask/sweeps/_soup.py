@@ -27,7 +27,6 @@ from sandmask.registry import closest
 from sandmask.selection import mean_over_environments
 from sandmask.training import KeptModel, Stack, StackModels, kept_models
 from sandmask.training.building import build_algorithm
-from sandmask.training.evaluation import Tally
 from sandmask.training.history import History
 from sandmask.training.precision import temporary_precision
 from sandmask.training.specs import INIT, SHAPE_HPARAMS, SHARED
@@ -78,19 +77,32 @@ def candidates(folder: Path, runs: Iterable[RunRecord]) -> list[Candidates]:
     :param folder: the sweep's folder.
     :param runs: records of the runs.
     """
-    records = {record.spec.id: record for run in runs for record in split_averages([run])}
     found: defaultdict[tuple[object, ...], list[Member]] = defaultdict(list)
-    for model in kept_models(folder):
-        record = records.get(model.shown_id)
-        if record is None or model.step not in record.steps or not record.train_envs:
+    for model, record in models_with_records(folder, runs):
+        if record is None or not record.train_envs:
             continue
-        row = int(np.searchsorted(record.steps, model.step))
-        validation = float(mean_over_environments(record.accuracy_out[:, record.train_envs])[row])
         spec = model.spec
         key = (spec.dataset, spec.algorithm, spec.network, spec.test_envs, spec.trial_seed, model.kind)
-        found[key].append(Member(model, validation, tuple(recorded_measures([record]))))
+        found[key].append(Member(model, validation_of(record, model.step), tuple(recorded_measures([record]))))
     ordered = (sorted(some, key=lambda m: (-m.validation, m.model.spec.hparams_seed)) for some in found.values())
     return [Candidates(tuple(members)) for members in ordered]
+
+
+def models_with_records(folder: Path, runs: Iterable[RunRecord]) -> list[tuple[KeptModel, RunRecord | None]]:
+    """The kept models of a sweep, each with the record that has an evaluation of it, if there is one."""
+    records = {record.spec.id: record for record in split_averages(runs)}
+    found = []
+    for model in kept_models(folder):
+        record = records.get(model.shown_id)
+        is_evaluated = record is not None and model.step in record.steps
+        found.append((model, record if is_evaluated else None))
+    return found
+
+
+def validation_of(record: RunRecord, step: int) -> float:
+    """The mean "out" accuracy over the training environments at an evaluated step."""
+    row = int(np.searchsorted(record.steps, step))
+    return float(mean_over_environments(record.accuracy_out[:, record.train_envs])[row])
 
 
 def why_no_mean(cell: Candidates) -> str | None:
@@ -127,29 +139,24 @@ def make_soup(cell: Candidates, kind: str, dataset: Dataset, device: torch.devic
     :param device: where to evaluate.
     """
     spec = _soup_spec(cell, kind)
-    with temporary_precision(spec.precision):
-        return _make(cell, spec, dataset, device)
-
-
-def _make(cell: Candidates, spec: RunSpec, dataset: Dataset, device: torch.device) -> Soup:
-    kind = spec.options["soup"]
     metrics = [name for name in cell.members[0].metrics if all(name in one.metrics for one in cell.members)]
-    stack = Stack([spec], dataset, device, weights="none", metrics=metrics)
-    kitchen = _Kitchen(stack)
-    if kind == ENSEMBLE:
-        chosen, state = list(cell.members), None
-        tally = kitchen.tally([kitchen.model(member) for member in chosen])
-    else:
-        chosen = list(cell.members) if kind == UNIFORM else kitchen.greedy(cell.members)
-        state = kitchen.mean(chosen)
-        tally = kitchen.tally([(stack.algorithm, state)])
+    with temporary_precision(spec.precision):
+        stack = Stack([spec], dataset, device, weights="none", metrics=metrics)
+        combiner = _Combiner(stack)
+        if kind == ENSEMBLE:
+            chosen, state = list(cell.members), None
+            record = combiner.record([combiner.model(member) for member in chosen])
+        else:
+            chosen = list(cell.members) if kind == UNIFORM else combiner.greedy(cell.members)
+            state = combiner.mean(chosen)
+            record = combiner.record([(stack.algorithm, state)])
     members = tuple(member.model for member in chosen)
     final = replace(
         spec,
         hparams={**spec.hparams, "members": float(len(members))},
         seed=seed_hash(*(model.shown_id for model in members)),
     )
-    return Soup(replace(kitchen.record(tally), spec=final), members, stack, state)
+    return Soup(replace(record, spec=final), members, stack, state)
 
 
 def _soup_spec(cell: Candidates, kind: str) -> RunSpec:
@@ -168,7 +175,7 @@ def _models(file: Path, stamp: int) -> StackModels:  # noqa: ARG001 - a file tha
     return StackModels(file)
 
 
-class _Kitchen:
+class _Combiner:
     """Means and evaluations of models of one cell."""
 
     def __init__(self, stack: Stack) -> None:
@@ -207,24 +214,21 @@ class _Kitchen:
         return chosen
 
     def _validation(self, members: Sequence[Member]) -> float:
-        record = self.record(self.tally([(self.stack.algorithm, self.mean(members))]))
-        return float(mean_over_environments(record.accuracy_out[:, record.train_envs])[0])
+        record = self.record([(self.stack.algorithm, self.mean(members))])
+        return validation_of(record, int(record.steps[0]))
 
     @torch.no_grad()
-    def tally(self, models: Sequence[Model]) -> Tally:
-        """What the mean of the logits of these models achieves."""
+    def record(self, models: Sequence[Model]) -> RunRecord:
+        """What the mean of the logits of these models achieves, as a record with one evaluation, at the last step."""
         evaluator, in_context = self.stack.evaluator, self.stack.algorithm.uses_context
 
         def predict(x: Tensor) -> Tensor:
             x = x[0] if in_context else x  # there is one run
             return torch.stack([algorithm.predict(state, x) for algorithm, state in models]).mean(0, keepdim=True)
 
-        return evaluator.in_context(predict) if in_context else evaluator.alone(predict)
-
-    def record(self, tally: Tally) -> RunRecord:
-        """A record with one evaluation, at the last step."""
+        tally = evaluator.in_context(predict) if in_context else evaluator.alone(predict)
         history, step = History(self.stack), self.stack.specs[0].steps - 1
-        now = {"validation_loss": self.stack.evaluator.validation_loss(tally), **tally.measured}
+        now = {"validation_loss": evaluator.validation_loss(tally), **tally.measured}
         history.write(step, tally.right, {}, now)
         whole = history.records(step + 1, torch.full((1,), -1), {})[0]
         last = slice(len(whole.steps) - 1, None)

@@ -4,9 +4,9 @@ import json
 import tomllib
 import zlib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sandmask._files import replacing
 from sandmask.errors import SandmaskError
@@ -16,15 +16,13 @@ from sandmask.registry import closest
 from sandmask.training import KEPT
 
 ALL = "all"
-_GROWING_LISTS = ("datasets", "algorithms", "selection")
+_GROWING_LISTS = ("datasets", "algorithms", "test_envs", "selection")
 _GROWING_NUMBERS = ("n_hparams", "n_trials")
 _CHECKSUM = "# crc32 = "  # at the top, so that a file that was cut short still has it
-_LISTS = ("datasets", "algorithms", "test_envs", "selection", "averages", "metrics")
-_COUNTS = ("n_hparams", "n_trials", "steps", "checkpoint_every", "seed")
-_SWITCHES = ("shared_init",)
 # Written where they say something: older versions lack them.
 _UNUSUAL = ("metrics", "keep_models", "shared_init", "search", "sampler", "pruner")
-_WORDS = ("space", "network", "weights", "precision", "keep_models", "first_stage", "search", "sampler", "pruner")
+_KINDS = {bool: "true or false", int: "a whole number", str: "a text in quotes"}
+RESTORE = "Restore the file, or remove it and request the same sweep again; finished runs are kept."
 OPTUNA = "optuna"
 SEARCHES = ("none", OPTUNA)
 PRUNERS = ("median", "hyperband", "none")
@@ -68,7 +66,7 @@ class SweepSpec:
     pruner: str = "median"
 
     def __post_init__(self) -> None:
-        for name in ("datasets", "algorithms", "test_envs", "selection"):
+        for name in _GROWING_LISTS:
             values = getattr(self, name)
             if not values:
                 raise SandmaskError(f"A sweep needs at least one entry in {name}. Found none.")
@@ -96,6 +94,10 @@ class SweepSpec:
             raise SandmaskError("--sampler and --pruner are for --search optuna.")
 
 
+_FIELDS = {each.name: each for each in fields(SweepSpec)}
+LISTS = tuple(name for name, each in _FIELDS.items() if each.type == tuple[str, ...])
+
+
 def refused_changes(old: SweepSpec, new: SweepSpec) -> list[str]:
     """Return the reasons why a folder that holds `old` cannot be extended to `new`.
 
@@ -107,7 +109,7 @@ def refused_changes(old: SweepSpec, new: SweepSpec) -> list[str]:
     :return: one line per reason; empty if the folder can be extended.
     """
     reasons = []
-    for name in (each.name for each in fields(SweepSpec)):
+    for name in _FIELDS:
         was, asked = getattr(old, name), getattr(new, name)
         if was == asked or _contains(name, was, asked):
             continue
@@ -115,16 +117,15 @@ def refused_changes(old: SweepSpec, new: SweepSpec) -> list[str]:
     return reasons
 
 
-def _contains(name: str, was: object, asked: object) -> bool:
+def _contains(name: str, was: Any, asked: Any) -> bool:
+    """Whether the runs of a sweep are among those that another value of a field asks for."""
     if name in _GROWING_NUMBERS:
-        return isinstance(was, int) and isinstance(asked, int) and asked >= was
+        return bool(was <= asked)
+    if name == "hparams":
+        return _numbers(was) == _numbers(asked)
     if name == "test_envs" and asked == (ALL,):
         return True
-    if name == "hparams" and isinstance(was, Mapping) and isinstance(asked, Mapping):
-        return _numbers(was) == _numbers(asked)
-    if name in (*_GROWING_LISTS, "test_envs") and isinstance(was, tuple) and isinstance(asked, tuple):
-        return ALL not in was and set(was) <= set(asked)
-    return False
+    return name in _GROWING_LISTS and ALL not in was and set(was) <= set(asked)
 
 
 def _numbers(hparams: Mapping[str, str | float]) -> dict[str, str | float]:
@@ -152,6 +153,7 @@ def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
     :param path: TOML file.
     :param verify: compare the content with the checksum in the first line, if there is one.
     """
+    remedy = f" {RESTORE}" if verify else ""
     try:
         text = path.read_bytes().decode("utf-8")
         if verify:
@@ -160,39 +162,31 @@ def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise SandmaskError(f"There is no file {path}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SandmaskError(f"{path} is not valid TOML: {error}.{_remedy(verify)}") from error
+        raise SandmaskError(f"{path} is not valid TOML: {error}.{remedy}") from error
     except RecursionError as error:
-        raise SandmaskError(f"{path} is not valid TOML: its values are nested too deeply.{_remedy(verify)}") from error
-    names = [each.name for each in fields(SweepSpec)]
-    problems = [f"{path}: unknown key {key!r}. {closest(key, names)}" for key in data if key not in names]
-    if problems:
-        raise SandmaskError(" ".join(problems))
+        raise SandmaskError(f"{path} is not valid TOML: its values are nested too deeply.{remedy}") from error
+    unknown = [f"{path}: unknown key {key!r}. {closest(key, list(_FIELDS))}" for key in data if key not in _FIELDS]
+    if unknown:
+        raise SandmaskError(" ".join(unknown))
     return {key: _checked(path, key, value) for key, value in data.items()}
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
-    if key in _LISTS:
+    """A value as the field `key` has it; another type than the field's is an error."""
+    if key in LISTS:
         values = value if isinstance(value, list) else [value]
-        if all(isinstance(each, str | int) and not isinstance(each, bool) for each in values):
+        if all(type(each) in (str, int) for each in values):
             return tuple(str(each) for each in values)
         raise SandmaskError(f"{path}: {key} should be a list of names. Found {value!r}.")
-    if key in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):
-        raise SandmaskError(f"{path}: {key} should be a whole number. Found {value!r}.")
-    if key in _SWITCHES and not isinstance(value, bool):
-        raise SandmaskError(f"{path}: {key} should be true or false. Found {value!r}.")
-    if key in _WORDS and not isinstance(value, str):
-        raise SandmaskError(f"{path}: {key} should be a text in quotes. Found {value!r}.")
-    if key == "hparams" and not (
-        isinstance(value, Mapping) and all(isinstance(each, str | int | float) for each in value.values())
-    ):
+    if key == "hparams":
+        if isinstance(value, dict) and all(isinstance(each, str | int | float) for each in value.values()):
+            return value
         raise SandmaskError(f"{path}: [hparams] should be a table of name = value. Found {value!r}.")
-    return dict(value) if key == "hparams" else value
-
-
-def _remedy(is_own: bool) -> str:
-    """What to do about a damaged file that we wrote."""
-    again = "Restore the file, or remove it and request the same sweep again; finished runs are kept."
-    return f" {again}" if is_own else ""
+    declared = _FIELDS[key].type
+    kind = (get_args(declared) or (declared,))[0]  # of `int | None`, it is int
+    if type(value) is not kind:
+        raise SandmaskError(f"{path}: {key} should be {_KINDS[kind]}. Found {value!r}.")
+    return value
 
 
 def _verify(path: Path, text: str) -> None:
@@ -226,11 +220,11 @@ def to_toml(sweep: SweepSpec) -> str:
     :param sweep: the sweep.
     """
     lines = []
-    for each in fields(SweepSpec):
-        value = getattr(sweep, each.name)
-        is_default = value is None or (each.name in _UNUSUAL and value == each.default)
-        if each.name != "hparams" and not (is_default and each.default is not MISSING):
-            lines.append(f"{each.name} = {_value(value)}")
+    for name, each in _FIELDS.items():
+        value = getattr(sweep, name)
+        left_out = value is None or name == "hparams" or (name in _UNUSUAL and value == each.default)
+        if not left_out:
+            lines.append(f"{name} = {_value(value)}")
     if sweep.hparams:
         lines += ["", "[hparams]", *(f"{_value(name)} = {_value(value)}" for name, value in sweep.hparams.items())]
     return "\n".join([*lines, ""])

@@ -1,17 +1,30 @@
-"""Which runs train together, and in which order. How many at most, the `Cap` says: see `Estimator.cap`."""
+"""Which runs train together, and in which order. How many at most, the `Cap` says: see `Estimator.cap`.
+
+Stacks that an interrupted sweep left half-trained go on first, as their checkpoints have them.
+"""
 
 import hashlib
 import heapq
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
+from sandmask._files import remove_abandoned
 from sandmask.records import RunSpec
-from sandmask.training import stack_key
+from sandmask.sweeps._folder import SweepFolder
+from sandmask.training import split_checkpoint, stack_key
+from sandmask.training.checkpoint import DamagedFileError, load_metadata
 from sandmask.training.specs import trains_alone
 
 Cap = Callable[[Sequence[RunSpec]], int]  # the most runs of these (they share a key) that one program may have
+Arrange = Callable[[Sequence["PlannedStack"]], list["PlannedStack"]]
+SLACK = 1.1  # times the mean time of a worker, that the last one may take
+MOST_CUTS = 256
+STOPPED_SECONDS = 3600.0  # after which a request to stop is forgotten, where its program was killed
 
 
 @dataclass(frozen=True)
@@ -23,12 +36,12 @@ class PlannedStack:
     @property
     def id(self) -> str:
         """A short name, the same on every machine: a hash of the runs' ids in any order."""
-        return stack_id([spec.id for spec in self.specs])
+        return stack_id(self.specs)
 
 
-def stack_id(run_ids: Iterable[str]) -> str:
+def stack_id(specs: Iterable[RunSpec]) -> str:
     """The name of the stack of these runs."""
-    return hashlib.sha256(" ".join(sorted(run_ids)).encode()).hexdigest()[:16]
+    return hashlib.sha256(" ".join(sorted(spec.id for spec in specs)).encode()).hexdigest()[:16]
 
 
 def group(specs: Iterable[RunSpec], cap: Cap) -> list[PlannedStack]:
@@ -67,11 +80,6 @@ def _turn(spec: RunSpec) -> tuple[object, ...]:
         *(len(spec.test_envs), spec.trial_seed, spec.hparams_seed),
         *(spec.dataset, spec.algorithm, spec.test_envs, spec.id),
     )
-
-
-Arrange = Callable[[Sequence[PlannedStack]], list[PlannedStack]]
-SLACK = 1.1  # times the mean time of a worker, that the last one may take
-MOST_CUTS = 256
 
 
 def balanced(
@@ -119,3 +127,65 @@ def _simulate(
         if end > latest:
             latest, last = end, stack
     return free, last
+
+
+def unfinished_stacks(
+    folder: SweepFolder, missing: Sequence[RunSpec], finished: set[str], cap: Cap, *, idle: bool = False
+) -> list[PlannedStack]:
+    """The stacks with checkpoints in the folder and missing runs.
+
+    They go on as they were; in parts where `cap` is smaller now, and without the runs that are finished. A checkpoint
+    that overlaps a larger one (a split was cut short) is removed: the larger one is as far. One that holds other runs
+    is left alone: it is of a stack under way, or was asked for once. Only metadata are read: tensors are checked by the
+    job that resumes. Call it while holding the folder's turn.
+
+    :param idle: no process trains in the folder, so damaged checkpoints are removed.
+    """
+    specs = {run.id: run for run in missing}
+    found: list[PlannedStack] = []
+    taken: set[str] = set()
+    for path, ids in sorted(_checkpoints(folder, idle=idle), key=lambda item: (-len(item[1]), item[1])):
+        if not set(ids) <= (finished | specs.keys()):
+            continue
+        wanted = [specs[run] for run in ids if run in specs and run not in taken]
+        parts = capped(wanted, cap) if wanted else []
+        split_or_remove(folder, path, parts)
+        taken.update(ids)
+        found += [PlannedStack(part) for part in parts]
+    return found
+
+
+def _checkpoints(folder: SweepFolder, *, idle: bool) -> list[tuple[Path, tuple[str, ...]]]:
+    """Each checkpoint and its runs. Damaged ones are removed where the folder is idle: their stacks start over."""
+    found = []
+    for path in folder.stacks.glob("[!.]*.checkpoint.safetensors"):
+        try:
+            found.append((path, tuple(load_metadata(path)["runs"])))
+        except (DamagedFileError, KeyError):
+            if idle:
+                path.unlink(missing_ok=True)
+    return found
+
+
+def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Sequence[RunSpec]]) -> None:
+    """Replace the checkpoint of a half-trained stack, if there is one, by a checkpoint for each part.
+
+    A damaged one is removed, and its runs start over. Its runs must be claimed by nobody else.
+    """
+    targets = [(part, folder.checkpoint(stack_id(part))) for part in parts]
+    if [path for _, path in targets] == [checkpoint] or not checkpoint.exists():
+        return
+    if targets:
+        with suppress(DamagedFileError):
+            split_checkpoint(checkpoint, targets)
+    checkpoint.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: SweepFolder) -> None:
+    """Remove files of killed processes. Call it under the lock, when no process trains."""
+    remove_abandoned(folder.path)
+    for pattern in (".*.tmp", "*.lock", "*.stop"):
+        for path in folder.stacks.glob(pattern):
+            with suppress(FileNotFoundError):  # its program removed it
+                if pattern != "*.stop" or time.time() - path.stat().st_mtime > STOPPED_SECONDS:
+                    path.unlink()

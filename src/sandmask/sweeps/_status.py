@@ -1,15 +1,108 @@
-"""Status of a sweep, read from its folder by any process."""
+"""Progress of stacks, written by the processes that train them, and the status of a sweep that any process reads."""
 
+import json
+import os
+import socket
+import time
+import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from sandmask.records import RunSpec
-from sandmask.sweeps._folder import SweepFolder, read_json
-from sandmask.sweeps._locks import claims, turn
+import numpy as np
 
-_CELL = {"env": int, "trial": int, "draw": int, "value": float, "held_out": float}
+from sandmask._files import replacing
+from sandmask.records import RunRecord, RunSpec
+from sandmask.selection import training_domain
+from sandmask.sweeps._folder import SweepFolder
+from sandmask.sweeps._locks import claims, turn
+from sandmask.training import Accuracies, Progress
+
+WRITE_SECONDS = 1.0
+_CHECKSUM = "crc32"
+
+
+class StackProgress:
+    """Follows a loop, and writes a small file about once a second; `stop` is asked as often.
+
+    The best accuracies are those of training-domain selection, run by run: what a table would be made of now.
+    """
+
+    def __init__(
+        self, folder: SweepFolder, stack: str, specs: Sequence[RunSpec], *, device: str, stop: Callable[[], bool]
+    ) -> None:
+        self.path, self.stop = folder.progress(stack), stop
+        first = specs[0]
+        self.fields: dict[str, Any] = {
+            "stack": stack,
+            "dataset": first.dataset,
+            "algorithm": first.algorithm,
+            "runs": len(specs),
+            "steps": first.steps,
+            "device": device,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        self.cells: dict[str, dict[str, Any]] = {}
+
+    def write(self, state: str, *, done: int, rate: float = 0.0) -> None:
+        """Write the file now."""
+        now = {"state": state, "updated": time.time(), "done": done, "rate": rate, "cells": list(self.cells.values())}
+        _write_json(self.path, {**self.fields, **now})
+
+    def follow(self, specs: Sequence[RunSpec]) -> Callable[[Progress], None]:
+        """What to give a loop that trains these runs of the stack as its `on_progress`."""
+        began: tuple[float, int] | None = None
+        written = 0.0
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal began, written
+            if progress.accuracies is not None:
+                self._see(specs, progress.accuracies)
+            now = time.monotonic()
+            began = began or (now, progress.done)
+            if now - written > WRITE_SECONDS:
+                written = now
+                start, first = began
+                rate = (progress.done - first) * len(specs) / (now - start) if now > start else 0.0
+                with suppress(OSError):  # it only informs
+                    self.write("running", done=progress.done, rate=rate)
+                if self.stop():
+                    raise KeyboardInterrupt
+
+        return on_progress
+
+    def finish(self, records: Sequence[RunRecord]) -> None:
+        """Say what finished runs came to, which is final."""
+        for record in records:
+            if len(record.steps) and len(record.spec.test_envs) == 1:
+                choice = training_domain(record)
+                assert choice is not None
+                held_out = record.accuracy_in[choice.index, record.spec.test_envs[0]]
+                self.cells.pop(record.spec.id, None)
+                self._keep(record.spec, choice.value[0], float(held_out))
+
+    def _see(self, specs: Sequence[RunSpec], accuracies: Accuracies) -> None:
+        """Keep the best mean "out" accuracy over the training environments, and the held-out accuracy with it."""
+        for k, spec in enumerate(specs):
+            trained = np.delete(accuracies.outside[k], spec.test_envs)
+            self._keep(spec, float(trained.mean()), float(accuracies.inside[k, spec.test_envs[0]]))
+
+    def _keep(self, spec: RunSpec, value: float, held_out: float) -> None:
+        if len(spec.test_envs) != 1 or not np.isfinite(value):
+            return
+        known = self.cells.get(spec.id)
+        if known is None or value > known["value"]:
+            self.cells[spec.id] = {
+                "env": spec.test_envs[0],
+                "trial": spec.trial_seed,
+                "draw": spec.hparams_seed,
+                "value": value,
+                "held_out": held_out,
+            }
 
 
 @dataclass(frozen=True)
@@ -76,59 +169,29 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
     :param runs: all runs of the sweep.
     """
     finished = folder.finished()
-    live = _live(folder)
-    progress = _progress(folder)
-    stacks = tuple(_stack_status(each) for each in progress if each["stack"] in live and each["state"] == "running")
+    claimed: set[str] = set()
+    if folder.stacks.is_dir():
+        with turn(folder.stacks):
+            claimed = set(claims(folder.stacks))
+    progress = _read_progress(folder)
+    stacks = tuple(
+        StackStatus(**{each.name: data[each.name] for each in fields(StackStatus)})
+        for data in progress
+        if data["stack"] in claimed and data["state"] == "running"
+    )
     done = [run for run in runs if run.id in finished]
-    under_way = min(sum(stack.runs for stack in stacks), len(runs) - len(done))
     run_steps = sum(run.steps for run in runs)
     steps_done = sum(run.steps for run in done) + sum(stack.runs * stack.done for stack in stacks)
     return SweepStatus(
         planned=len(runs),
         done=len(done),
-        running=under_way,
+        running=min(sum(stack.runs for stack in stacks), len(runs) - len(done)),
         run_steps=run_steps,
         run_steps_done=min(steps_done, run_steps),
         rate=sum(stack.rate for stack in stacks),
         stacks=stacks,
         standings=_standings(progress),
     )
-
-
-def _live(folder: SweepFolder) -> set[str]:
-    """The stacks that a process is at."""
-    if not folder.stacks.is_dir():
-        return set()
-    with turn(folder.stacks):
-        return set(claims(folder.stacks))
-
-
-def _progress(folder: SweepFolder) -> list[dict[str, Any]]:
-    """Read the progress files of stacks; invalid files are ignored."""
-    found = (read_json(path) for path in sorted(folder.stacks.glob("[!.]*.progress.json")))
-    return [each for each in found if each is not None and _is_progress(each)]
-
-
-def _is_progress(data: dict[str, Any]) -> bool:
-    cells = data.get("cells")
-    return (
-        _fits(data, {**{name: each.type for name, each in StackStatus.__dataclass_fields__.items()}, "state": str})
-        and data["steps"] > 0
-        and isinstance(cells, list)
-        and all(isinstance(cell, dict) and _fits(cell, _CELL) for cell in cells)
-    )
-
-
-def _fits(data: dict[str, Any], kinds: Mapping[str, Any]) -> bool:
-    """Whether every name is there with a value of its kind; a whole number is a number too."""
-    return all(
-        isinstance(data.get(name), int | float if kind is float else kind) and data[name] == data[name]
-        for name, kind in kinds.items()
-    )
-
-
-def _stack_status(data: dict[str, Any]) -> StackStatus:
-    return StackStatus(**{name: data[name] for name in StackStatus.__dataclass_fields__})
 
 
 def _standings(progress: Sequence[dict[str, Any]]) -> tuple[Standing, ...]:
@@ -144,3 +207,30 @@ def _standings(progress: Sequence[dict[str, Any]]) -> tuple[Standing, ...]:
         for (dataset, algorithm), cells in sorted(best.items())
         if cells
     )
+
+
+def _read_progress(folder: SweepFolder) -> list[dict[str, Any]]:
+    """The contents of all progress files; damaged ones are left out."""
+    found = map(_read_json, sorted(folder.stacks.glob("[!.]*.progress.json")))
+    return [data for data in found if data is not None]
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object with a checksum; the file appears whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps({**value, _CHECKSUM: _checksum(value)}), encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Read a file of `_write_json`; None if it does not exist, is damaged or cannot be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or value.pop(_CHECKSUM, None) != _checksum(value):
+        return None
+    return value
+
+
+def _checksum(value: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(value).encode())

@@ -6,11 +6,12 @@ with EXECUTORS["local"].build(ExecutorOptions(workers=2)) as executor:
     print(executor.submit(pow, 2, 5).result())
 """
 
-# The order of these imports is the order in which executors are listed.
-# isort: off
-from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
-from sandmask.sweeps.executors._local import InlineExecutor, WorkerExecutor
-from sandmask.sweeps.executors._mps import shared_gpus, workers_share
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from sandmask.registry import Registry
+from sandmask.sweeps.executors._local import InlineExecutor, WorkerExecutor, shared_gpus, workers_share
 from sandmask.sweeps.executors._ray import RayExecutor
 from sandmask.sweeps.executors._slurm import SlurmExecutor
 
@@ -25,3 +26,63 @@ __all__ = [
     "shared_gpus",
     "workers_share",
 ]
+
+
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """Options of executors; each uses those that apply to it.
+
+    `workers` jobs at a time at most (for Ray, None is as many as the cluster has room for). `devices` are dealt to
+    local workers in turn. `gpus_per_worker` may be a fraction: 0.25 puts four workers on a GPU. `slurm` are submitit's
+    parameters by name, such as `slurm_partition`; `cluster` is submitit's too, "local" to try it without a Slurm.
+    """
+
+    workers: int | None = None
+    devices: tuple[str, ...] = ()
+    gpus_per_worker: float = 0.0
+    cpus_per_worker: int = 1
+    ray_address: str | None = None
+    log_folder: str = "slurm"
+    cluster: str = "slurm"
+    slurm: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExecutorEntry:
+    """An executor by name. `remote` ones may run jobs on machines that do not see this one's disk."""
+
+    name: str
+    description: str
+    build: Callable[[ExecutorOptions], Executor]
+    remote: bool = False
+
+
+def _build_local(options: ExecutorOptions) -> Executor:
+    workers = options.workers or 1
+    return InlineExecutor() if workers == 1 else WorkerExecutor(workers, options.devices)
+
+
+def _build_ray(options: ExecutorOptions) -> Executor:
+    return RayExecutor(
+        options.ray_address,
+        gpus=options.gpus_per_worker,
+        cpus=options.cpus_per_worker,
+        workers=options.workers,
+    )
+
+
+def _build_slurm(options: ExecutorOptions) -> Executor:
+    return SlurmExecutor(
+        options.log_folder,
+        gpus=options.gpus_per_worker,
+        cpus=options.cpus_per_worker,
+        workers=options.workers,
+        cluster=options.cluster,
+        parameters=options.slurm,
+    )
+
+
+EXECUTORS: Registry[ExecutorEntry] = Registry("executor")
+EXECUTORS.register(ExecutorEntry("local", "this machine: this process, or several on its cores or GPUs", _build_local))
+EXECUTORS.register(ExecutorEntry("ray", "a Ray cluster, by its address or started here", _build_ray, remote=True))
+EXECUTORS.register(ExecutorEntry("slurm", "a Slurm cluster, through submitit", _build_slurm))

@@ -2,10 +2,13 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,11 +16,13 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from sandmask._files import is_alive
-from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
 SEMAPHORES = Path("/dev/shm")  # noqa: S108 - where Linux keeps them
+MPS_CONTROL = "nvidia-cuda-mps-control"
+MPS_PIPES, MPS_LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+MPS_SECONDS = 30.0  # that the daemon may take to answer
 
 
 class InlineExecutor(Executor):
@@ -126,9 +131,71 @@ def _end_with_parent() -> None:
         os._exit(1)  # nobody is left to give results to; checkpoints are on the disk
 
 
-def _build(options: ExecutorOptions) -> Executor:
-    workers = options.workers or 1
-    return InlineExecutor() if workers == 1 else WorkerExecutor(workers, options.devices)
+def workers_share(devices: Sequence[str], workers: int) -> bool:
+    """Whether several workers are dealt the same GPU.
+
+    :param devices: the devices of the workers, dealt in turn.
+    :param workers: how many there are.
+    """
+    return sys.platform == "linux" and workers > len(devices) and all(each.startswith("cuda") for each in devices)
 
 
-EXECUTORS.register(ExecutorEntry("local", "this machine: this process, or several on its cores or GPUs", _build))
+@contextmanager
+def shared_gpus(notice: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Run NVIDIA's Multi-Process Service (MPS) for processes that are started inside the block, unless it runs already.
+
+    With it, workers that share a GPU compute at the same time. If it cannot be started, they take turns on the GPU.
+
+    :param notice: called with the reason if it cannot be started.
+    """
+    if _call_mps(text="get_server_list\n") is None:  # a daemon answers where workers would look for one
+        yield
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="sandmask-mps-", ignore_cleanup_errors=True) as folder,
+        _mps_folder(folder),
+    ):
+        reason = _call_mps("-d")
+        if reason is not None:
+            notice(f"MPS could not be started ({reason}): the workers take turns on the GPU.")
+        try:
+            yield
+        finally:
+            if reason is None:
+                _call_mps(text="quit\n")  # if this fails, the daemon ends with its last client
+
+
+@contextmanager
+def _mps_folder(folder: str) -> Iterator[None]:
+    """Where the daemon and its clients find each other, for a while; worker processes inherit it."""
+    before = {name: os.environ.get(name) for name in (MPS_PIPES, MPS_LOGS)}
+    os.environ.update(dict.fromkeys(before, folder))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _call_mps(*arguments: str, text: str = "") -> str | None:
+    """Run the control program of MPS, away from this terminal's Ctrl-C. Return why it failed; None if it did not."""
+    if shutil.which(MPS_CONTROL) is None:
+        return f"{MPS_CONTROL} is not installed"
+    try:
+        done = subprocess.run(
+            [MPS_CONTROL, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=MPS_SECONDS,
+            check=False,
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[0]

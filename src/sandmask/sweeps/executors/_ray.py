@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from sandmask.errors import SandmaskError
-from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,15 +101,3 @@ def _own_sigterm() -> Iterator[None]:
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     return fn(*args, **kwargs)
-
-
-def _build(options: ExecutorOptions) -> Executor:
-    return RayExecutor(
-        options.ray_address,
-        gpus=options.gpus_per_worker,
-        cpus=options.cpus_per_worker,
-        workers=options.workers,
-    )
-
-
-EXECUTORS.register(ExecutorEntry("ray", "a Ray cluster, by its address or started here", _build, remote=True))

@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from sandmask._signals import deferred
 from sandmask.errors import SandmaskError
-from sandmask.sweeps.executors._base import EXECUTORS, ExecutorEntry, ExecutorOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -267,17 +266,3 @@ class _Resumable:
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, *args)
-
-
-def _build(options: ExecutorOptions) -> Executor:
-    return SlurmExecutor(
-        options.log_folder,
-        gpus=options.gpus_per_worker,
-        cpus=options.cpus_per_worker,
-        workers=options.workers,
-        cluster=options.cluster,
-        parameters=options.slurm,
-    )
-
-
-EXECUTORS.register(ExecutorEntry("slurm", "a Slurm cluster, through submitit", _build))

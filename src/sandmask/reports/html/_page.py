@@ -1,7 +1,6 @@
 """From runs to a page: its content, its text, and the file."""
 
 import html
-import json
 import os
 import re
 from collections import Counter, defaultdict
@@ -18,8 +17,8 @@ from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, split_averages
 from sandmask.records._reader import refuse_record_name
-from sandmask.reports._data import Report, has_published
-from sandmask.reports._for_programs import to_json
+from sandmask.reports._data import Report, beside_published, has_published
+from sandmask.reports._for_programs import json_content
 from sandmask.reports._report import build_report
 from sandmask.reports._tables import BEST_NOTE
 from sandmask.reports.html._curves import RUNS_PER_CHUNK, choose_detail, chunks, json_blob
@@ -88,9 +87,7 @@ def render_html(
     """
     runs = list(judged_by_first_stage(split_averages(runs)))
     names = list(RULES) if rules is None else list(dict.fromkeys(find_rule(name).name for name in rules))
-    settings: dict[str, Any] = {"baseline": baseline, "draws": draws, "trials": trials, "metrics": metrics}
-    settings["earlier"] = earlier
-    report = build_report(runs, names, against_paper=has_published(), **settings)
+    report = build_report(runs, names, baseline=baseline, draws=draws, trials=trials, metrics=metrics, earlier=earlier)
     if not statistics:
         report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
     of_id = method_names(runs)
@@ -110,11 +107,12 @@ def render_html(
 
 
 def _report_content(report: Report) -> dict[str, Any]:
+    with_paper = beside_published(report) if has_published() else report
     return {
         "version": __version__,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "report": json.loads(to_json(report)),
-        "words": table_words(report),
+        "report": json_content(with_paper),
+        "words": table_words(report, with_paper),
         "rules": {
             rule.name: {"usesTestData": rule.uses_test_data, "needsPairs": rule.needs_pairs}
             for rule in (find_rule(each.rule) for each in report.rules)

@@ -10,17 +10,8 @@ import typer
 
 from sandmask._text import counted, in_shell
 from sandmask.api._progress import duration
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._console import print_table
-from sandmask.cli._options import (
-    AverageOption,
-    HparamOption,
-    MetricsOption,
-    NetworkOption,
-    PluginOption,
-    StepsOption,
-    WeightsOption,
-)
 from sandmask.hparams import parse_overrides
 
 if TYPE_CHECKING:
@@ -72,20 +63,19 @@ def _given(
             autocompletion=_completion.rule,
         ),
     ] = None,
-    steps: StepsOption = None,
+    steps: _options.StepsOption = None,
     checkpoint_every: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Evaluate every N steps. (default: the dataset's protocol)"),
+        int | None, typer.Option(metavar="N", min=1, help="Evaluate every N steps. (default: the dataset's protocol)")
     ] = None,
-    hparam: HparamOption = None,
-    network: NetworkOption = None,
-    weights: WeightsOption = None,
+    hparam: _options.HparamOption = None,
+    network: _options.NetworkOption = None,
+    weights: _options.WeightsOption = None,
     precision: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Compute precision: fp32x3 (default on a GPU), fp32, tf32, bf16 or fp16."),
     ] = None,
-    averages: AverageOption = None,
-    metrics: MetricsOption = None,
+    averages: _options.AverageOption = None,
+    metrics: _options.MetricsOption = None,
     keep_models: Annotated[
         str | None,
         typer.Option(
@@ -127,7 +117,7 @@ def _given(
             autocompletion=_completion.words("median", "hyperband", "none"),
         ),
     ] = None,
-    plugin: PluginOption = None,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """The signature of a request."""
 

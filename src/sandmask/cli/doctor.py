@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import typer
 
 from sandmask._text import counted
+from sandmask.cli import _options
 from sandmask.cli._console import print_json, styled
-from sandmask.cli._options import DataDirOption, JsonOption
 
 Status = Literal["ok", "note", "problem"]
 
@@ -69,11 +69,11 @@ _INDENT = 29  # width of the mark and the name
 
 def doctor(
     runs: Annotated[Path, typer.Option("--runs", help="Folder for runs, to check its disk space.")] = Path("runs"),
-    data_dir: DataDirOption = None,
+    data_dir: _options.DataDirOption = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Also test torch.compile on the CPU, which takes half a minute.")
     ] = False,
-    json: JsonOption = False,
+    json: _options.JsonOption = False,
 ) -> None:
     """Check the installation, devices, extras, executors, data, weights, disk and shell, and suggest fixes.
 

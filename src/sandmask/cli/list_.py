@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import JsonOption, PluginOption
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.registry import Registry, closest
@@ -55,8 +54,8 @@ def list_(
         str | None,
         typer.Option("--search", help="Only names that match, such as '*mask*'. Networks: all of timm."),
     ] = None,
-    json: JsonOption = False,
-    plugin: PluginOption = None,
+    json: _options.JsonOption = False,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """List the available algorithms, datasets, selection rules, metrics or networks.
 

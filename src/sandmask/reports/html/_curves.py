@@ -9,7 +9,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from sandmask._text import printable
 from sandmask.records import MEASURES, RunRecord
 from sandmask.reports._for_programs import finite
-from sandmask.reports.html._tables import Offers
-from sandmask.selection import mean_over_environments
+from sandmask.selection import Selected, mean_over_environments
 
+Offers = Mapping[str, Mapping[int, Selected]]  # what each rule takes of a run, by the run's place in the list
 MISSING = 0xFFFF  # the code of a value that is not there
 
 

@@ -1,5 +1,6 @@
 """The options that describe a sweep, which `plan` and `run` share, and the printed plan."""
 
+import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
@@ -64,9 +65,7 @@ def _given(
         ),
     ] = None,
     steps: _options.StepsOption = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Evaluate every N steps. (default: the dataset's protocol)")
-    ] = None,
+    checkpoint_every: _options.CheckpointEveryOption = None,
     hparam: _options.HparamOption = None,
     network: _options.NetworkOption = None,
     weights: _options.WeightsOption = None,
@@ -128,21 +127,18 @@ def with_request(command: Callable[..., None]) -> Callable[..., None]:
     The request is the arguments of `sandmask.sweep` that say which runs there are, and the plugins.
     """
     options = inspect.signature(_given).parameters
-    own = [each for name, each in inspect.signature(command).parameters.items() if name != "request"]
+    _, folder, *others = inspect.signature(command).parameters.values()
+    parameters = [folder, *options.values(), *others]
 
+    @functools.wraps(command)
     def wrapper(**values: Any) -> None:
         request = {name: values.pop(name) for name in options}
-        hparam, plugins = request.pop("hparam"), request.pop("plugin")
-        command(
-            request={**request, "hparams": parse_overrides(hparam or []) or None, "plugins": plugins or ()}, **values
-        )
+        request["hparams"] = parse_overrides(request.pop("hparam") or []) or None
+        request["plugins"] = request.pop("plugin") or ()
+        command(request, **values)
 
-    folder, *others = own
-    parameters = [folder, *options.values(), *others]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
-    wrapper.__doc__ = command.__doc__
-    wrapper.__name__ = command.__name__
     return wrapper
 
 

@@ -136,10 +136,6 @@ def train(
 
 def _summary(run: "Run") -> dict[str, object]:
     record = run.record
-    accuracy = {
-        name: {"in": row["in"], "out": row["out"], "held_out": row["held_out"]}
-        for name, row in run.accuracy.to_dict("index").items()
-    }
     return {
         "run": run.spec.id,
         "folder": str(run.folder),
@@ -147,7 +143,7 @@ def _summary(run: "Run") -> dict[str, object]:
         "diverged_at": record.diverged_at,
         "spec": run.spec.to_json(),
         "step": int(record.steps[-1]) if len(record.steps) else None,  # None: diverged before the first evaluation
-        "accuracy": accuracy,
+        "accuracy": run.accuracy[["in", "out", "held_out"]].to_dict("index"),
     }
 
 

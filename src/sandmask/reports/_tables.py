@@ -1,6 +1,7 @@
 """From runs to trials, from trials to cells, from cells to tables, and which cell of a column is the best."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -106,9 +107,12 @@ def _trials(
 def _trial(rule: SelectionRule, runs: Sequence[RunRecord], key: GroupKey, draws: Sequence[int]) -> Trial:
     """Apply a rule to one trial's runs of a cell and take stock of what it had to choose from."""
     alone = [run for run in runs if run.spec.test_envs == (key.test_env,)]
+    of_draw: defaultdict[int, list[RunRecord]] = defaultdict(list)
+    for run in alone:
+        of_draw[run.spec.hparams_seed].append(run)
     gaps = []
     for draw in draws:
-        why = _why_missing(rule, [run for run in alone if run.spec.hparams_seed == draw], runs)
+        why = _why_missing(rule, of_draw[draw], runs)
         if why is not None:
             gaps.append(Gap(key.trial_seed, draw, why))
     selected = select(rule, runs, key.test_env)

@@ -1,9 +1,11 @@
-"""Statistics over a rule's tables: paired comparisons with the baseline or with earlier runs, and mean ranks."""
+"""Comparisons with the baseline (paired, and by mean ranks), with earlier runs, and with the paper's numbers."""
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -172,3 +174,24 @@ def _settings(table: Table, method: str) -> dict[str, str]:
         for name, value in settings_of(selected.run.spec).items():
             found[name].add(value)
     return {name: " or ".join(sorted(values)) for name, values in found.items()}
+
+
+GUEST = "sandmask.paper"  # provides published numbers; the library itself has none
+
+
+def has_published() -> bool:
+    """Whether the numbers of the paper are installed."""
+    return find_spec(GUEST) is not None
+
+
+def beside_published(report: Report) -> Report:
+    """The same report with the paper's number in every cell that has one."""
+    if not has_published():
+        raise SandmaskError(f"The paper's numbers are in {GUEST}, which is not installed. Leave out --against-paper.")
+    beside_paper: Callable[[Table, str, str | None], Table] = import_module(f"{GUEST}._printed").beside_paper
+    rules = []
+    for rule in report.rules:
+        tables = {name: beside_paper(table, rule.rule, name) for name, table in rule.datasets.items()}
+        averages = None if rule.averages is None else beside_paper(rule.averages, rule.rule, None)
+        rules.append(replace(rule, datasets=tables, averages=averages))
+    return replace(report, rules=tuple(rules))

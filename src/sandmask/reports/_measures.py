@@ -17,7 +17,7 @@ from sandmask.records import (
     recorded_measures,
 )
 from sandmask.reports._data import Cell, Confusion, MetricReport, Table, Trial
-from sandmask.reports._tables import mean_cell, selections, value_cell
+from sandmask.reports._tables import row_means, selections, value_cell
 
 PER_CLASS, CONFUSION = "per-class", "confusion"
 
@@ -62,11 +62,8 @@ def metric_reports(names: Sequence[str], tables: Mapping[str, Table]) -> tuple[M
 
 def _number_table(name: str, table: Table) -> Table:
     cells = {key: _metric_cell(cell.trials, _values(name, cell.trials)) for key, cell in table.cells.items()}
-    averages = {}
-    for method, average in table.averages.items():
-        assert average.parts is not None
-        row = [cells[method, column] for column in table.columns]
-        averages[method] = mean_cell(row, average.parts.of, average.parts.kind)
+    of = max((average.parts.of for average in table.averages.values() if average.parts is not None), default=0)
+    averages = row_means(table.methods, table.columns, cells, of, "environments")
     lower_is_better = MEASURES[name].lower_is_better
     return replace(table, cells=cells, averages=averages, chances={}, lower_is_better=lower_is_better)
 
@@ -97,10 +94,7 @@ def _class_table(table: Table) -> Table:
         for number, name in enumerate(classes):
             values = [float(one[number]) for one in recalls if one is not None and np.isfinite(one[number])]
             cells[method, name] = _metric_cell(everything, values)
-    averages = {
-        method: mean_cell([cells[method, name] for name in classes], len(classes), "classes")
-        for method in table.methods
-    }
+    averages = row_means(table.methods, classes, cells, len(classes), "classes")
     return Table(table.title, table.methods, classes, cells, averages)
 
 
@@ -131,9 +125,11 @@ def confusions(names: Sequence[str], tables: Mapping[str, Table]) -> tuple[Confu
     found = []
     for dataset, table in tables.items():
         for method in table.methods:
-            selected = selections(table, method).values()
-            tables_of_runs = [(one, confusion_counts(one.run)) for one in selected]
-            counts = [runs[one.index, 0, one.test_env] for one, runs in tables_of_runs if runs is not None]
+            counts = [
+                of_run[selected.index, 0, selected.test_env]
+                for selected in selections(table, method).values()
+                if (of_run := confusion_counts(selected.run)) is not None
+            ]
             if counts:
                 total = np.sum(counts, axis=0).tolist()
                 found.append(Confusion(dataset, method, _classes(table), tuple(map(tuple, total))))

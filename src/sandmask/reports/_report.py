@@ -9,8 +9,8 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages
 from sandmask.records._types import dataset_order
 from sandmask.registry import closest
-from sandmask.reports._comparisons import beside_earlier, compare
-from sandmask.reports._data import Report, RuleReport, beside_published
+from sandmask.reports._comparisons import beside_earlier, beside_published, compare
+from sandmask.reports._data import Report, RuleReport
 from sandmask.reports._measures import confusions, metric_reports, reportable, shown_measures
 from sandmask.reports._tables import Expected, Groups, averages_table, dataset_table, expected_of, is_of, method_order
 from sandmask.selection import ACCURACY, RULES, SelectionRule, by_metric, find_rule, group_runs

@@ -171,10 +171,7 @@ def dataset_table(rule: SelectionRule, groups: Groups, dataset: str, expected: E
         methods=methods,
         columns=tuple(columns),
         cells=cells,
-        averages={
-            method: mean_cell([cells[method, column] for column in columns], len(columns) + len(absent), "environments")
-            for method in methods
-        },
+        averages=row_means(methods, columns, cells, len(columns) + len(absent), "environments"),
         notes=(f"No run holds out {', '.join(absent)} alone.",) if absent else (),
         chances={} if expected.chance is None else dict.fromkeys(columns, expected.chance),
     )
@@ -207,7 +204,7 @@ def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
     )
 
 
-def mean_cell(cells: Sequence[Cell], of: int, kind: str) -> Cell:
+def _mean_cell(cells: Sequence[Cell], of: int, kind: str) -> Cell:
     """The plain average of a row, without an error, as the paper and DomainBed print it: over what there is.
 
     :param of: how many columns of this `kind` a complete average is over.
@@ -223,6 +220,13 @@ def mean_cell(cells: Sequence[Cell], of: int, kind: str) -> Cell:
     )
 
 
+def row_means(
+    methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Cell], of: int, kind: str
+) -> dict[str, Cell]:
+    """The `_mean_cell` of each method's row."""
+    return {method: _mean_cell([cells[method, column] for column in columns], of, kind) for method in methods}
+
+
 def averages_table(tables: Mapping[str, Table]) -> Table:
     """All datasets: methods by datasets."""
     methods = method_order({method for table in tables.values() for method in table.methods})
@@ -234,10 +238,7 @@ def averages_table(tables: Mapping[str, Table]) -> Table:
         methods=methods,
         columns=tuple(tables),
         cells=cells,
-        averages={
-            method: mean_cell([cells[method, dataset] for dataset in tables], len(tables), "datasets")
-            for method in methods
-        },
+        averages=row_means(methods, list(tables), cells, len(tables), "datasets"),
         chances={name: table.chances[table.columns[0]] for name, table in tables.items() if table.chances},
     )
 

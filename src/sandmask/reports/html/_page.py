@@ -21,7 +21,8 @@ from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, split_averages
 from sandmask.records._reader import refuse_record_name
-from sandmask.reports._data import Report, beside_published, has_published
+from sandmask.reports._comparisons import beside_published, has_published
+from sandmask.reports._data import Report
 from sandmask.reports._for_programs import json_content
 from sandmask.reports._grids import named_grids
 from sandmask.reports._report import build_report
@@ -69,12 +70,8 @@ def render_html(
     *,
     title: str = "sandmask report",
     against_paper: bool = False,
-    baseline: str = "ERM",
     statistics: bool = True,
-    draws: int | None = None,
-    trials: int | None = None,
-    metrics: Sequence[str] | None = None,
-    earlier: Sequence[RunRecord] | None = None,
+    **settings: Any,
 ) -> str:
     """Return a self-contained page with all tables and every run's curves.
 
@@ -82,17 +79,12 @@ def render_html(
     :param rules: names of selection rules; all if not given.
     :param title: title of the page.
     :param against_paper: show the paper's numbers at first; the page has a switch.
-    :param baseline: method that the others are compared with.
     :param statistics: include the comparisons with the baseline.
-    :param draws: number of draws in a complete cell; as many as there are if not given.
-    :param trials: number of trials in a complete cell; as many as there are if not given.
-    :param metrics: metrics beyond accuracy to include; the recorded ones that are a number for each environment if
-        not given.
-    :param earlier: records of other runs to compare with.
+    :param settings: other arguments of `build_report`: `baseline`, `draws`, `trials`, `metrics` and `earlier`.
     """
     runs = list(judged_by_first_stage(split_averages(runs)))
     names = list(RULES) if rules is None else list(dict.fromkeys(find_rule(name).name for name in rules))
-    report = build_report(runs, names, baseline=baseline, draws=draws, trials=trials, metrics=metrics, earlier=earlier)
+    report = build_report(runs, names, **settings)
     if not statistics:
         report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
     of_id = method_names(runs)

@@ -58,10 +58,9 @@ def write_html(
 
 
 _SCRIPTS = (
-    "dom", "data", "state", "formats", "scales", "draw", "charts", "ranks", "figure", "table", "controls",
-    "overview", "cells", "tables", "comparisons", "hyperparameters", "regret", "runs", "diagnostics", "run", "main",
+    "dom", "data", "state", "draw", "charts", "figure", "table",
+    "overview", "tables", "comparisons", "hyperparameters", "regret", "runs", "diagnostics", "run", "main",
 )  # fmt: skip
-_STYLES = ("base", "layout", "tables", "figures")
 
 
 def render_html(
@@ -128,7 +127,7 @@ def _fill(title: str, blobs: dict[str, str]) -> str:
     """The template with its parts put in."""
     parts = {
         "title": html.escape(printable(title)),
-        "styles": "\n".join(_asset(f"{name}.css") for name in _STYLES),
+        "styles": _asset("page.css"),
         "scripts": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": "\n".join(
             f'<script type="application/octet-stream" id="data-{name}">{text}</script>' for name, text in blobs.items()

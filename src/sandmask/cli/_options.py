@@ -127,9 +127,3 @@ TensorBoardOption = Annotated[
     Path | None,
     typer.Option("--tensorboard", metavar="DIR", help="Also write losses, accuracies and diagnostics for TensorBoard."),
 ]
-
-
-def listed(values: list[str] | None) -> tuple[str, ...]:
-    """The words of an option that may be repeated, or have several words with commas between."""
-    words = [word.strip() for value in values or () for word in value.split(",")]
-    return tuple(word for word in words if word)

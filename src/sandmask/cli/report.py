@@ -18,7 +18,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs, split_averages
 from sandmask.records._reader import refuse_record_name
 from sandmask.reports import FORMATS, render, run_command
-from sandmask.reports._report import DEFAULT_RULES, MOST, rule_names
+from sandmask.reports._report import DEFAULT_RULES, MOST, names_in, rule_names
 from sandmask.selection import ACCURACY
 
 _MANY = 1000  # runs, from which on it takes long enough to say something
@@ -132,7 +132,7 @@ def report(
         "baseline": baseline,
         "draws": draws,
         "trials": trials,
-        "metrics": None if metrics is None else [name for name in _options.listed(metrics) if name != "none"],
+        "metrics": None if metrics is None else [name for name in names_in(metrics) if name != "none"],
     }
     built = None if tables is None else sandmask.report(directory, names, against=against, **settings)
     if html is not None:

@@ -64,15 +64,21 @@ def report(
         baseline=baseline,
         draws=draws,
         trials=trials,
-        metrics=[metrics] if isinstance(metrics, str) else metrics,
+        metrics=None if metrics is None else names_in(metrics),
         earlier=None if against is None else read_runs(against),
     )
 
 
+def names_in(given: str | Sequence[str]) -> list[str]:
+    """The names in an argument: "a,b", ["a", "b"] and ["a,b"] are the same."""
+    items = [given] if isinstance(given, str) else given
+    words = [word.strip() for item in items for word in item.split(",")]
+    return [word for word in words if word]
+
+
 def rule_names(selection: str | Sequence[str] | None, select_by: str = ACCURACY) -> list[str]:
     """The selection rules that are meant. With a metric, "all" are those that select by accuracy otherwise."""
-    given = [selection] if isinstance(selection, str) else list(selection or DEFAULT_RULES)
-    named = [word.strip() for each in given for word in each.split(",")]
+    named = names_in(selection or ()) or list(DEFAULT_RULES)
     if "all" in named:
         named = [name for name in RULES if select_by == ACCURACY or not RULES[name].needs_metrics]
     return list(dict.fromkeys(by_metric(find_rule(name), select_by).name for name in named))

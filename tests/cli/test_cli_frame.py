@@ -50,7 +50,6 @@ def test_alone_it_greets_with_what_people_do_first() -> None:
 
 
 def test_the_greeting_has_three_things_to_do_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Command, "exists", True)
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[" in _app.greeting()
     monkeypatch.setenv("NO_COLOR", "1")
@@ -59,13 +58,12 @@ def test_the_greeting_has_three_things_to_do_first(monkeypatch: pytest.MonkeyPat
     assert [f"\n {number}  " in text for number in (1, 2, 3, 4)] == [True, True, True, False]
     for words in ("sandmask demo", "sandmask.backward", "sandmask train", "sandmask report", "sandmask doctor"):
         assert words in text
-    monkeypatch.setattr(Command, "exists", False)
-    assert "sandmask train" not in _app.greeting()
 
 
 def test_the_lines_of_the_greeting_can_be_copied() -> None:
     names = {command.name: command for command in COMMANDS if command.exists}
-    lines = [line for _, ways in _app.FIRST for command, line, _ in ways if command in names]
+    lines = [line for _, ways in _app.FIRST for line in ways if line.startswith("sandmask ")]
+    assert lines
     for words in map(str.split, lines):
         names[words[1]].load().make_context(words[1], words[2:], resilient_parsing=False)
 

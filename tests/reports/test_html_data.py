@@ -19,7 +19,7 @@ from sandmask.reports import Grid, build_report, render
 from sandmask.reports._formats import latex, markdown, text
 from sandmask.reports.html import render_html
 from sandmask.reports.html._curves import FULL, MISSING, SUMMARY, choose_detail, codes_blob, kept_points, run_curves
-from sandmask.reports.html._tables import regrets
+from sandmask.reports.html._page import regrets
 from sandmask.selection import RULES
 
 

@@ -79,7 +79,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The curves and the table that a notebook shows."""
-        from sandmask.reports._curve_svg import curves_svg
+        from sandmask.reports.html._curves import curves_svg
 
         table = self.accuracy.to_html(float_format="{:.1%}".format, border=0)
         return f"<p>{html.escape(printable(self._title()))}</p>{curves_svg(self.record)}{table}"

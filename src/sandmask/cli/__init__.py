@@ -1,6 +1,6 @@
 """The command line, one file per subcommand; `main` is the console script.
 
-A subcommand is a line in `_commands.COMMANDS` and a module with a typer function. Only the command that is
+A subcommand is a line in `_app.COMMANDS` and a module with a typer function. Only the command that is
 run gets imported, so that `sandmask --help` answers at once.
 """
 

@@ -130,28 +130,24 @@ def _interrupted(_: int, frame: FrameType | None) -> None:
 
 # A command line that cannot be understood; typer's own class for it has moved between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-_LAST_WORDS = (".", "?", "!")
 
-# The three things people do first: what it is, and lines to copy, each with the command it needs, if any.
+# What people do first: a title, and lines to copy with what each is for.
 FIRST = (
-    ("Try it", (("demo", "sandmask demo", "a few minutes on generated data: a table and a picture"),)),
+    ("Try it", {"sandmask demo": "a few minutes on generated data: a table and a picture"}),
     (
         "Use a mask in your own loop, instead of loss.backward()",
-        ((None, "sandmask.backward(losses, model.named_parameters(), sandmask.SANDMask(tau=0.8))", ""),),
+        {"sandmask.backward(losses, model.named_parameters(), sandmask.SANDMask(tau=0.8))": ""},
     ),
     (
         "Train and compare",
-        (
-            ("train", "sandmask train Spirals ANDMask --test-env 0 --hparam tau=0.5", "one run"),
-            ("sweep", "sandmask sweep run --datasets Spirals --algorithms ERM,ANDMask --test-envs 0", "many"),
-            ("report", "sandmask report runs --html report.html --open", "look"),
-        ),
+        {
+            "sandmask train Spirals ANDMask --test-env 0 --hparam tau=0.5": "one run",
+            "sandmask sweep run --datasets Spirals --algorithms ERM,ANDMask --test-envs 0": "many",
+            "sandmask report runs --html report.html --open": "look",
+        },
     ),
 )
-MORE = (
-    ("sandmask --help", "all commands"),
-    ("sandmask doctor", "check the installation"),
-)
+MORE = {"sandmask --help": "all commands", "sandmask doctor": "check the installation"}
 
 
 class LazyGroup(TyperGroup):
@@ -189,35 +185,34 @@ def _one_line() -> Iterator[None]:
     """Print user errors in one line; bugs keep their traceback."""
     try:
         yield
-    except OtherProcessError:
-        raise typer.Exit(2) from None
-    except SandmaskError as error:
-        _say_error(printable_lines(str(error)))
-        raise typer.Exit(2) from None
-    except _UsageError as error:
-        if said := _explained(error):
-            _say_error(printable(said))
-        raise typer.Exit(2) from None
-    except OSError as error:
-        if error.strerror is None or error.errno == errno.EPIPE:  # whoever read the output has seen enough: typer knows
-            raise
-        where = f"{printable(str(error.filename))}: " if error.filename is not None else _nameless(error)
-        said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
-        _say_error(f"{where}{said}.")
-        raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
         status = exit_status(error)
         _say("\nterminated" if status == TERMINATED else "\ninterrupted")
         raise typer.Exit(status) from None
     except Exception as error:
-        if (failure := plugin_failure(error)) is None:
+        said = _described(error)
+        if said is None:
             raise
-        _say_error(failure)
+        if said:
+            _say(f"error: {said}")
         raise typer.Exit(2) from None
 
 
-def _say_error(text: str) -> None:
-    _say(f"error: {text}")
+def _described(error: Exception) -> str | None:
+    """Describe an error of the user; empty if another process or a help page has done so, None for a bug."""
+    if isinstance(error, OtherProcessError):
+        return ""
+    if isinstance(error, SandmaskError):
+        return printable_lines(str(error))
+    if isinstance(error, _UsageError):
+        return printable(_explained(error))
+    if isinstance(error, OSError):
+        if error.strerror is None or error.errno == errno.EPIPE:  # whoever read the output has seen enough: typer knows
+            return None
+        where = f"{printable(str(error.filename))}: " if error.filename is not None else _nameless(error)
+        said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
+        return f"{where}{said}."
+    return plugin_failure(error)
 
 
 def _say(text: str) -> None:
@@ -241,7 +236,7 @@ def _explained(error: Any) -> str:
     said = _no_such_option(error) or " ".join(error.format_message().split())
     if not said:
         return ""
-    said += "" if said.endswith(_LAST_WORDS) else "."
+    said += "" if said.endswith((".", "?", "!")) else "."
     if error.ctx is None:
         return said
     commands = getattr(error.ctx.command, "commands", {})
@@ -290,20 +285,16 @@ def frame(
 
 
 def greeting() -> str:
-    """The first commands to try, if they are installed."""
-    present = {command.name for command in COMMANDS if command.exists}
-    title = styled("sandmask", bold=True)
-    lines = [f"{title} {__version__}: models that work on domains they have not seen"]
+    """The first commands to try."""
+    lines = [f"{styled('sandmask', bold=True)} {__version__}: models that work on domains they have not seen"]
     for number, (what, ways) in enumerate(FIRST, start=1):
-        shown = [(line, note) for command, line, note in ways if command is None or command in present]
-        if shown:
-            width = max(len(line) for line, _ in shown)
-            lines += ["", f" {styled(str(number), bold=True)}  {what}"]
-            lines += [f"      {_pair(line, note, width)}" for line, note in shown]
-    return "\n".join([*lines, "", *(f" {_pair(*each)}" for each in MORE)])
+        width = max(map(len, ways))
+        lines += ["", f" {styled(str(number), bold=True)}  {what}"]
+        lines += [f"      {_to_copy(line, note, width)}" for line, note in ways.items()]
+    return "\n".join([*lines, "", *(f" {_to_copy(line, note)}" for line, note in MORE.items())])
 
 
-def _pair(line: str, note: str, width: int = 0) -> str:
+def _to_copy(line: str, note: str, width: int = 0) -> str:
     """A line to copy, and what it is for."""
     if not note:
         return styled(line, fg="cyan")

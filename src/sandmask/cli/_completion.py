@@ -17,23 +17,26 @@ from sandmask.plugins import GROUP, VARIABLE
 from sandmask.registry import Registry, parts_of
 
 _PACKAGE = Path(__file__).parents[1]
-# What registers a name: the record (or decorator) that is called, and where ours are.
-_ALGORITHMS = ("algorithms", frozenset({"AlgorithmEntry"}))
-_DATASETS = ("datasets", frozenset({"DatasetEntry", "ImageSet", "Mixture"}))
-_RULES = ("selection", frozenset({"SelectionRule", "selection_rule"}))
+# What registers a name: the package that ours are in, and the records (or decorators) that are called.
+_KINDS = {
+    "algorithm": ("algorithms", {"AlgorithmEntry"}),
+    "dataset": ("datasets", {"DatasetEntry", "ImageSet", "Mixture"}),
+    "selection rule": ("selection", {"SelectionRule", "selection_rule"}),
+}
 
 Complete = Callable[[str], list[str]]
 
 
 @cache
-def registered(folder: str, records: frozenset[str]) -> tuple[str, ...]:
+def registered(kind: str) -> tuple[str, ...]:
     """The names that the files of one of our packages register, and those of the user's plugins."""
+    folder, records = _KINDS[kind]
     plugins = os.environ.get("SANDMASK_PLUGINS", "").split(os.pathsep)
     files = [*(_PACKAGE / folder).glob("*.py"), *(Path(name) for name in plugins if name)]
     return tuple(sorted({name for file in files for name in _names(file, records)}, key=str.lower))
 
 
-def _names(file: Path, records: frozenset[str]) -> Iterator[str]:
+def _names(file: Path, records: set[str]) -> Iterator[str]:
     try:
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text) if any(record in text for record in records) else ast.Module([], [])
@@ -57,9 +60,9 @@ def _among(names: Callable[[], tuple[str, ...]], separators: str = ",") -> Compl
     return complete
 
 
-algorithm = _among(lambda: registered(*_ALGORITHMS), ",+")
-dataset = _among(lambda: registered(*_DATASETS))
-rule = _among(lambda: (*registered(*_RULES), "all"))
+algorithm = _among(lambda: registered("algorithm"), ",+")
+dataset = _among(lambda: registered("dataset"))
+rule = _among(lambda: (*registered("selection rule"), "all"))
 
 
 def words(*choices: str) -> Complete:
@@ -98,7 +101,7 @@ def is_swapped(dataset: str, algorithm: str) -> bool:
 def _catalogue(kind: str) -> Registry[_Name]:
     """A registry's names, read without importing it."""
     catalogue: Registry[_Name] = Registry(kind)
-    for name in registered(*{"dataset": _DATASETS, "algorithm": _ALGORITHMS}[kind]):
+    for name in registered(kind):
         catalogue.register(_Name(name))
     return catalogue
 

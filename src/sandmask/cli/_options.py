@@ -34,37 +34,25 @@ HparamsSeedOption = Annotated[
     int, typer.Option("--hparams-seed", metavar="N", min=0, help="Number of the random draw; 0 means the defaults.")
 ]
 TrialSeedOption = Annotated[
-    int,
-    typer.Option(
-        "--trial-seed",
-        metavar="N",
-        min=0,
-        help="Number of the repetition. Sets draw and data splits.",
-    ),
+    int, typer.Option("--trial-seed", metavar="N", min=0, help="Number of the repetition. Sets draw and data splits.")
 ]
 SeedOption = Annotated[
-    int,
-    typer.Option("--seed", metavar="N", min=0, help="Seed of weights, minibatches and other randomness."),
+    int, typer.Option("--seed", metavar="N", min=0, help="Seed of weights, minibatches and other randomness.")
 ]
 StepsOption = Annotated[
-    int | None,
-    typer.Option("--steps", metavar="N", min=1, help="Training steps. Default: the dataset's protocol."),
+    int | None, typer.Option("--steps", metavar="N", min=1, help="Training steps. Default: the dataset's protocol.")
 ]
 CheckpointEveryOption = Annotated[
     int | None,
     typer.Option(
-        "--checkpoint-every",
-        metavar="N",
-        min=1,
-        help="Evaluate every N steps. Default: the dataset's protocol.",
+        "--checkpoint-every", metavar="N", min=1, help="Evaluate every N steps. Default: the dataset's protocol."
     ),
 ]
 NetworkOption = Annotated[
     str | None, typer.Option("--network", help="mlp, mnist-convnet, your own or a timm name. Default: the dataset's.")
 ]
 WeightsOption = Annotated[
-    str | None,
-    typer.Option("--weights", metavar="FILE|none", help="Pretrained weights of a timm network, or none."),
+    str | None, typer.Option("--weights", metavar="FILE|none", help="Pretrained weights of a timm network, or none.")
 ]
 PrecisionOption = Annotated[
     str,
@@ -96,8 +84,7 @@ MetricsOption = Annotated[
     ),
 ]
 RunOption = Annotated[
-    str | None,
-    typer.Option("--run", metavar="ID", help="The run, if RUN is a sweep; see: sandmask sweep models"),
+    str | None, typer.Option("--run", metavar="ID", help="The run, if RUN is a sweep; see: sandmask sweep models")
 ]
 KindOption = Annotated[
     str | None,
@@ -133,18 +120,10 @@ DiagnosticsOption = Annotated[
 LogOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--log",
-        metavar="LOGGER",
-        help="Also log to tensorboard:DIR, wandb:PROJECT or mlflow:DIR. Repeatable.",
+        "--log", metavar="LOGGER", help="Also log to tensorboard:DIR, wandb:PROJECT or mlflow:DIR. Repeatable."
     ),
 ]
 TensorBoardOption = Annotated[
     Path | None,
     typer.Option("--tensorboard", metavar="DIR", help="Also write losses, accuracies and diagnostics for TensorBoard."),
 ]
-
-
-def listed(values: list[str] | None) -> tuple[str, ...]:
-    """The words of an option that may be repeated, or have several words with commas between."""
-    words = [word.strip() for value in values or () for word in value.split(",")]
-    return tuple(word for word in words if word)

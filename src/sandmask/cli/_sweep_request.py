@@ -1,5 +1,6 @@
 """The options that describe a sweep, which `plan` and `run` share, and the printed plan."""
 
+import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,17 +11,8 @@ import typer
 
 from sandmask._text import counted, in_shell
 from sandmask.api._progress import duration
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._console import print_table
-from sandmask.cli._options import (
-    AverageOption,
-    HparamOption,
-    MetricsOption,
-    NetworkOption,
-    PluginOption,
-    StepsOption,
-    WeightsOption,
-)
 from sandmask.hparams import parse_overrides
 
 if TYPE_CHECKING:
@@ -72,20 +64,17 @@ def _given(
             autocompletion=_completion.rule,
         ),
     ] = None,
-    steps: StepsOption = None,
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Evaluate every N steps. (default: the dataset's protocol)"),
-    ] = None,
-    hparam: HparamOption = None,
-    network: NetworkOption = None,
-    weights: WeightsOption = None,
+    steps: _options.StepsOption = None,
+    checkpoint_every: _options.CheckpointEveryOption = None,
+    hparam: _options.HparamOption = None,
+    network: _options.NetworkOption = None,
+    weights: _options.WeightsOption = None,
     precision: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Compute precision: fp32x3 (default on a GPU), fp32, tf32, bf16 or fp16."),
     ] = None,
-    averages: AverageOption = None,
-    metrics: MetricsOption = None,
+    averages: _options.AverageOption = None,
+    metrics: _options.MetricsOption = None,
     keep_models: Annotated[
         str | None,
         typer.Option(
@@ -127,7 +116,7 @@ def _given(
             autocompletion=_completion.words("median", "hyperband", "none"),
         ),
     ] = None,
-    plugin: PluginOption = None,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """The signature of a request."""
 
@@ -138,21 +127,18 @@ def with_request(command: Callable[..., None]) -> Callable[..., None]:
     The request is the arguments of `sandmask.sweep` that say which runs there are, and the plugins.
     """
     options = inspect.signature(_given).parameters
-    own = [each for name, each in inspect.signature(command).parameters.items() if name != "request"]
+    _, folder, *others = inspect.signature(command).parameters.values()
+    parameters = [folder, *options.values(), *others]
 
+    @functools.wraps(command)
     def wrapper(**values: Any) -> None:
         request = {name: values.pop(name) for name in options}
-        hparam, plugins = request.pop("hparam"), request.pop("plugin")
-        command(
-            request={**request, "hparams": parse_overrides(hparam or []) or None, "plugins": plugins or ()}, **values
-        )
+        request["hparams"] = parse_overrides(request.pop("hparam") or []) or None
+        request["plugins"] = request.pop("plugin") or ()
+        command(request, **values)
 
-    folder, *others = own
-    parameters = [folder, *options.values(), *others]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
-    wrapper.__doc__ = command.__doc__
-    wrapper.__name__ = command.__name__
     return wrapper
 
 

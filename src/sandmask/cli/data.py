@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sandmask._text import printable
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import JsonOption
 
 if TYPE_CHECKING:
     from sandmask.datasets.download import Verification
@@ -28,7 +27,7 @@ DataDir = Annotated[
 
 
 @app.command("list")
-def list_datasets(data_dir: DataDir = None, as_json: JsonOption = False) -> None:
+def list_datasets(data_dir: DataDir = None, as_json: _options.JsonOption = False) -> None:
     """List the datasets and whether they are on this machine."""
     from sandmask.datasets import data_folder
     from sandmask.datasets.sources import overview
@@ -57,7 +56,7 @@ def where(
         str | None, typer.Argument(help="A dataset; without one, the data folder.", autocompletion=_completion.dataset)
     ] = None,
     data_dir: DataDir = None,
-    as_json: JsonOption = False,
+    as_json: _options.JsonOption = False,
 ) -> None:
     """Print where a dataset is, or where to put it."""
     from sandmask.datasets import data_folder
@@ -112,7 +111,7 @@ def verify_datasets(
     ] = None,
     data_dir: DataDir = None,
     contents: Annotated[bool, typer.Option("--contents", help="Also read and decode every image.")] = False,
-    as_json: JsonOption = False,
+    as_json: _options.JsonOption = False,
 ) -> None:
     """Check the domains, classes, counts and checksums of datasets on the disk. Exit status 1 if one is wrong."""
     from sandmask.datasets import data_folder

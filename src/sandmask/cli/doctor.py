@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import typer
 
 from sandmask._text import counted
+from sandmask.cli import _options
 from sandmask.cli._console import print_json, styled
-from sandmask.cli._options import DataDirOption, JsonOption
 
 Status = Literal["ok", "note", "problem"]
 
@@ -69,11 +69,11 @@ _INDENT = 29  # width of the mark and the name
 
 def doctor(
     runs: Annotated[Path, typer.Option("--runs", help="Folder for runs, to check its disk space.")] = Path("runs"),
-    data_dir: DataDirOption = None,
+    data_dir: _options.DataDirOption = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Also test torch.compile on the CPU, which takes half a minute.")
     ] = False,
-    json: JsonOption = False,
+    json: _options.JsonOption = False,
 ) -> None:
     """Check the installation, devices, extras, executors, data, weights, disk and shell, and suggest fixes.
 
@@ -88,18 +88,20 @@ def doctor(
 
     sandmask doctor --json
     """
-    found: dict[str, list[Finding]] = {}
+    found: list[tuple[str, Finding]] = []
     for topic, check in _checks(runs, data_dir, thorough=thorough).items():
         if not json:
             typer.echo(styled(topic, bold=True))
-        found[topic] = list(_shown(check, silent=json))
-    findings = [finding for lines in found.values() for finding in lines]
-    unhealthy = any(finding.status == "problem" for finding in findings)
+        for finding in _findings(check):
+            found.append((topic, finding))
+            if not json:
+                _print(finding)  # as soon as it is known
+    unhealthy = any(finding.status == "problem" for _, finding in found)
     if json:
-        lines = [{"topic": topic, **asdict(finding)} for topic, several in found.items() for finding in several]
+        lines = [{"topic": topic, **asdict(finding)} for topic, finding in found]
         print_json({"healthy": not unhealthy, "findings": lines})
     else:
-        typer.echo(_verdict(findings))
+        typer.echo(_verdict([finding for _, finding in found]))
     if unhealthy:
         raise typer.Exit(1)
 
@@ -170,18 +172,12 @@ def _mps() -> Finding:
     return note("NVIDIA MPS", "is not running: several workers on one GPU would take turns", advice)
 
 
-def _shown(check: Check, *, silent: bool) -> Iterator[Finding]:
-    """The findings of a check, each printed as soon as it is known. A check that fails is a problem, too."""
+def _findings(check: Check) -> Iterator[Finding]:
+    """The findings of a check. A check that fails is a problem, too."""
     try:
-        for finding in check():
-            if not silent:
-                _print(finding)
-            yield finding
+        yield from check()
     except Exception as error:  # noqa: BLE001 - the command is run when things are broken
-        failed = problem("check", f"stopped: {first_line(error)}", "fix the problems above first")
-        if not silent:
-            _print(failed)
-        yield failed
+        yield problem("check", f"stopped: {first_line(error)}", "fix the problems above first")
 
 
 def _print(finding: Finding) -> None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandmask.cli import _options
 from sandmask.cli._console import STANDARD_OUTPUT
-from sandmask.cli._options import KindOption, PluginOption, RunOption
 from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def export(
         str | None, typer.Option("--push", metavar="OWNER/NAME", help="Upload that folder to the Hub.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: make a new repository private.")] = False,
-    run_id: RunOption = None,
-    average: KindOption = None,
-    plugin: PluginOption = None,
+    run_id: _options.RunOption = None,
+    average: _options.KindOption = None,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """Export a trained model for PyTorch without sandmask (torch.export), as ONNX, or for the Hugging Face Hub.
 

@@ -5,17 +5,9 @@ from typing import Annotated
 
 import typer
 
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._completion import check_names, is_swapped
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import (
-    HparamOption,
-    HparamsSeedOption,
-    JsonOption,
-    PluginOption,
-    SpaceOption,
-    TrialSeedOption,
-)
 from sandmask.hparams import DEFAULT_SPACE, Space, parse_overrides, resolve, space_for
 from sandmask.plugins import load_plugins
 
@@ -32,12 +24,12 @@ def hparams(
             autocompletion=_completion.dataset,
         ),
     ],
-    hparams_seed: HparamsSeedOption = 0,
-    trial_seed: TrialSeedOption = 0,
-    space: SpaceOption = DEFAULT_SPACE,
-    hparam: HparamOption = None,
-    json: JsonOption = False,
-    plugin: PluginOption = None,
+    hparams_seed: _options.HparamsSeedOption = 0,
+    trial_seed: _options.TrialSeedOption = 0,
+    space: _options.SpaceOption = DEFAULT_SPACE,
+    hparam: _options.HparamOption = None,
+    json: _options.JsonOption = False,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """Print the hyperparameters of ALGORITHM on DATASET: the values of a seed, the defaults and the ranges.
 
@@ -55,21 +47,17 @@ def hparams(
         algorithm, dataset = dataset, algorithm
         typer.echo(f"note: read as {algorithm} on {dataset}. `sandmask hparams` takes the algorithm first.", err=True)
     check_names(dataset, algorithm, plugin)
+    from sandmask.algorithms import ALGORITHMS  # after the check, which does not need torch
+    from sandmask.datasets import dataset_entry
+
     load_plugins(plugin)
-    found = _find_space(algorithm, dataset, space)
+    method, data = ALGORITHMS[algorithm], dataset_entry(dataset)
+    found = space_for(data.scope, data.name, method.name, method.hparams, space)
     values = resolve(found, hparams_seed, trial_seed, parse_overrides(hparam or []))
     if json:
         print_json(values)
     else:
         _print(found, values)
-
-
-def _find_space(algorithm: str, dataset: str, space: str) -> Space:
-    from sandmask.algorithms import ALGORITHMS
-    from sandmask.datasets import dataset_entry
-
-    method, data = ALGORITHMS[algorithm], dataset_entry(dataset)
-    return space_for(data.scope, data.name, method.name, method.hparams, space)
 
 
 def _print(space: Space, values: Mapping[str, float]) -> None:

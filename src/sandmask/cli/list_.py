@@ -2,15 +2,14 @@
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import typer
 
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import JsonOption, PluginOption
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.registry import Registry, closest
@@ -55,8 +54,8 @@ def list_(
         str | None,
         typer.Option("--search", help="Only names that match, such as '*mask*'. Networks: all of timm."),
     ] = None,
-    json: JsonOption = False,
-    plugin: PluginOption = None,
+    json: _options.JsonOption = False,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """List the available algorithms, datasets, selection rules, metrics or networks.
 
@@ -88,22 +87,18 @@ def list_(
 
 
 def _describe(entry: Any) -> Row:
-    """The fields of a registry's entry that are data; its functions are left out."""
-    assert is_dataclass(entry)
-    plain = {field.name: _plain(getattr(entry, field.name)) for field in fields(entry)}
+    """The fields of a registry's entry that are data; its functions are left out. Hyperparameters go by their names."""
+    row: Row = {}
+    for field in fields(entry):
+        value = getattr(entry, field.name)
+        if isinstance(value, list | tuple):
+            names = [item.name for item in value if hasattr(item, "name")]
+            row[field.name] = list(dict.fromkeys(names)) if names else list(value)
+        elif value is None or isinstance(value, str | int | float):
+            row[field.name] = value
     if hasattr(entry, "kind"):
-        plain["kind"] = entry.kind
-    return {name: value for name, value in plain.items() if value is not Ellipsis}
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON; `...` for functions. Hyperparameters are listed by name."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, list | tuple):
-        named = [item.name for item in value if hasattr(item, "name")]
-        return list(dict.fromkeys(named)) if named else [_plain(item) for item in value]
-    return ...
+        row["kind"] = entry.kind
+    return row
 
 
 def _text(value: Any) -> str:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from sandmask._text import counted, printable
+from sandmask.cli import _options
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import JsonOption, KindOption, PluginOption, RunOption
 
 
 def predict(
@@ -19,11 +19,11 @@ def predict(
         typer.Argument(metavar="FILE", help="Images, arrays (.npy, .npz or .csv), folders of these, or manifests."),
     ],
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Show the K most likely classes.")] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: a GPU if present.")] = None,
-    run_id: RunOption = None,
-    average: KindOption = None,
-    json: JsonOption = False,
-    plugin: PluginOption = None,
+    device: _options.DeviceOption = None,
+    run_id: _options.RunOption = None,
+    average: _options.KindOption = None,
+    json: _options.JsonOption = False,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """Classify files with a trained model. The dataset is not needed.
 

@@ -12,73 +12,17 @@ import typer
 import sandmask
 from sandmask._files import replacing
 from sandmask._text import counted, in_shell, printable
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._console import STANDARD_OUTPUT
-from sandmask.cli._options import JsonOption, listed
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs, split_averages
 from sandmask.records._reader import refuse_record_name
 from sandmask.reports import FORMATS, render, run_command
-from sandmask.reports._report import DEFAULT_RULES, MOST, rule_names
+from sandmask.reports._report import DEFAULT_RULES, MOST, names_in, rule_names
 from sandmask.selection import ACCURACY
 
 _MANY = 1000  # runs, from which on it takes long enough to say something
-
-
-def read_with_patience(directory: Path) -> list[RunRecord]:
-    """The runs below a folder, with a sign of life in a terminal: a large sweep takes a while to read."""
-    from rich.console import Console
-
-    with Console(stderr=True).status(f"Reading {directory}"):
-        return read_runs(directory)
-
-
-def write_page(runs: Sequence[RunRecord], target: Path, rules: Sequence[str] | None, **settings: Any) -> None:
-    """Write the page and say so on standard error, which leaves standard output to tables, or to the page itself."""
-    from sandmask.reports.html import render_html, write_html
-
-    started = time.monotonic()
-    if len(runs) >= _MANY:
-        typer.echo(f"{counted(len(runs), 'run')}: computing tables, packing curves ...", err=True)
-    if target == STANDARD_OUTPUT:
-        typer.echo(render_html(runs, rules, **settings), nl=False)
-        return
-    write_html(runs, target, rules, **settings)
-    size = target.stat().st_size / 1e6
-    took = f"{time.monotonic() - started:.0f} s"
-    typer.echo(f"Wrote {target} ({size:.1f} MB, {counted(len(runs), 'run')}, {took}).", err=True)
-
-
-def open_page(target: Path) -> None:
-    """Show the page in the browser; where there is none, say where the page is."""
-    if not webbrowser.open(target.resolve().as_uri()):
-        typer.echo(f"No browser was found. Open {target.resolve()} in one.", err=True)
-
-
-def check_open(html: Path | None, wanted: bool) -> None:
-    """Whether there is something to open."""
-    if wanted and html in (None, STANDARD_OUTPUT):
-        raise SandmaskError("--open shows the file that --html writes: add --html report.html.")
-
-
-def check_format(name: str | None) -> None:
-    """Whether there is such a format: before a large sweep is read, not after."""
-    if name is not None and name.lower() == "html":
-        raise SandmaskError("The page is not a --format: write it with --html FILE, such as --html report.html.")
-    if name is not None:
-        FORMATS[name]
-
-
-def check_two_files(html: Path | None, tables: Path | None) -> None:
-    """Whether page and tables have a file each: the second would replace the first, or follow it on the screen."""
-    if html is not None and tables is not None and html.resolve() == tables.resolve():
-        raise SandmaskError(f"The page and the tables both go to {html}. Give them a file each: --html and --output.")
-
-
-def page_title(directory: Path) -> str:
-    """The title of the page: the name of the folder or archive."""
-    name = directory.resolve().name
-    return name.removesuffix(".records.parquet").removesuffix(".jsonl") or "sandmask report"
+OWN_IMAGES = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)  # what records call them: by their name and content
 
 
 def report(
@@ -107,7 +51,7 @@ def report(
             autocompletion=_completion.words(*FORMATS),
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: _options.JsonOption = False,
     against_paper: Annotated[
         bool, typer.Option("--against-paper", help="Show the paper's number and the difference in each cell.")
     ] = False,
@@ -176,45 +120,85 @@ def report(
 
     sandmask report runs --format csv --output cells.csv
     """
-    check_open(html, open_browser)
-    if as_json and format_name not in (None, "json"):
-        raise SandmaskError(f"--json and --format {format_name} are two formats. Choose one.")
-    format_name = "json" if as_json else format_name
-    check_format(format_name)
+    format_name = _checked_format(format_name, as_json=as_json)
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
-    check_two_files(html, tables)
-    for target in filter(None, (html, tables)):
-        refuse_record_name(target)
+    _check_files(html, tables, open_browser=open_browser)
     names = rule_names(selection, select_by)
+    if command is not None:
+        _write(f"{_command_of(directory, command)}\n", output or STANDARD_OUTPUT)
+        return
     settings: dict[str, Any] = {
         "against_paper": against_paper,
         "baseline": baseline,
         "draws": draws,
         "trials": trials,
-        "metrics": None if metrics is None else [name for name in listed(metrics) if name != "none"],
+        "metrics": None if metrics is None else [name for name in names_in(metrics) if name != "none"],
     }
-    if command is not None:
-        _put(f"{_command_of(directory, command)}\n", output or STANDARD_OUTPUT)
-        return
     built = None if tables is None else sandmask.report(directory, names, against=against, **settings)
     if html is not None:
-        runs = read_with_patience(directory) if built is None else built.records
-        title = page_title(directory)
+        runs = _read(directory) if built is None else built.records
         on_page = names if selection or select_by != ACCURACY else None
-        settings["earlier"] = None if against is None else read_with_patience(against)
-        write_page(runs, html, on_page, title=title, statistics=statistics, **settings)
-        if open_browser:
-            open_page(html)
+        settings |= {"title": _title(directory), "earlier": None if against is None else _read(against)}
+        _write_page(runs, html, on_page, statistics=statistics, **settings)
+        if open_browser and not webbrowser.open(html.resolve().as_uri()):
+            typer.echo(f"No browser was found. Open {html.resolve()} in one.", err=True)
     if built is not None and tables is not None:
-        _put(render(built, format_name or "text", statistics=statistics), tables)
+        _write(render(built, format_name or "text", statistics=statistics), tables)
 
 
-OWN_IMAGES = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)  # what records call them: by their name and content
+def _checked_format(name: str | None, *, as_json: bool) -> str | None:
+    """The format that is asked for. A mistake is told before a large sweep is read."""
+    if as_json and name not in (None, "json"):
+        raise SandmaskError(f"--json and --format {name} are two formats. Choose one.")
+    if name is not None and name.lower() == "html":
+        raise SandmaskError("The page is not a --format: write it with --html FILE, such as --html report.html.")
+    if as_json:
+        return "json"
+    return None if name is None else FORMATS[name].name
+
+
+def _check_files(html: Path | None, tables: Path | None, *, open_browser: bool) -> None:
+    if open_browser and html in (None, STANDARD_OUTPUT):
+        raise SandmaskError("--open shows the file that --html writes: add --html report.html.")
+    if html is not None and tables is not None and html.resolve() == tables.resolve():
+        raise SandmaskError(f"The page and the tables both go to {html}. Give them a file each: --html and --output.")
+    for target in filter(None, (html, tables)):
+        refuse_record_name(target)
+
+
+def _read(directory: Path) -> list[RunRecord]:
+    """The runs below a folder, with a sign of life in a terminal: a large sweep takes a while to read."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"Reading {directory}"):
+        return read_runs(directory)
+
+
+def _title(directory: Path) -> str:
+    """The title of the page: the name of the folder or archive."""
+    name = directory.resolve().name
+    return name.removesuffix(".records.parquet").removesuffix(".jsonl") or "sandmask report"
+
+
+def _write_page(runs: Sequence[RunRecord], target: Path, rules: Sequence[str] | None, **settings: Any) -> None:
+    """Write the page and say so on standard error, which leaves standard output to tables, or to the page itself."""
+    from sandmask.reports.html import render_html, write_html
+
+    started = time.monotonic()
+    if len(runs) >= _MANY:
+        typer.echo(f"{counted(len(runs), 'run')}: computing tables, packing curves ...", err=True)
+    if target == STANDARD_OUTPUT:
+        typer.echo(render_html(runs, rules, **settings), nl=False)
+        return
+    write_html(runs, target, rules, **settings)
+    size = target.stat().st_size / 1e6
+    took = f"{time.monotonic() - started:.0f} s"
+    typer.echo(f"Wrote {target} ({size:.1f} MB, {counted(len(runs), 'run')}, {took}).", err=True)
 
 
 def _command_of(directory: Path, run: str) -> str:
     """The command of the run whose id begins so."""
-    found = [record for record in split_averages(read_with_patience(directory)) if record.spec.id.startswith(run)]
+    found = [record for record in split_averages(_read(directory)) if record.spec.id.startswith(run)]
     if len(found) != 1:
         raise SandmaskError(
             f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. Give a longer part of the id."
@@ -226,7 +210,7 @@ def _command_of(directory: Path, run: str) -> str:
     return run_command(found[0]) or f"sandmask soup {in_shell(directory)}"
 
 
-def _put(text: str, output: Path) -> None:
+def _write(text: str, output: Path) -> None:
     if output == STANDARD_OUTPUT:
         typer.echo(text, nl=False)
         return

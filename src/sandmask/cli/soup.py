@@ -5,16 +5,8 @@ from typing import Annotated
 import typer
 
 from sandmask._text import counted, in_shell
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import (
-    DataDirOption,
-    DeviceOption,
-    JsonOption,
-    MissingClassesOption,
-    PluginOption,
-    SkipCorruptOption,
-)
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder
 
 
@@ -39,12 +31,12 @@ def soup(
             autocompletion=_completion.words("weights", "sma", "ema", "swad"),
         ),
     ] = None,
-    device: DeviceOption = None,
-    data_dir: DataDirOption = None,
-    skip_corrupt: SkipCorruptOption = False,
-    allow_missing_classes: MissingClassesOption = False,
-    json: JsonOption = False,
-    plugin: PluginOption = None,
+    device: _options.DeviceOption = None,
+    data_dir: _options.DataDirOption = None,
+    skip_corrupt: _options.SkipCorruptOption = False,
+    allow_missing_classes: _options.MissingClassesOption = False,
+    json: _options.JsonOption = False,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """Combine the models of a sweep: for each method, held-out environment and trial, one model of all draws.
 

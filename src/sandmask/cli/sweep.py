@@ -9,21 +9,8 @@ import typer
 import sandmask
 from sandmask._signals import exit_status
 from sandmask._text import counted, in_shell
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import (
-    CheckpointSecondsOption,
-    CompileOption,
-    DataDirOption,
-    DiagnosticsOption,
-    FastOption,
-    JsonOption,
-    LogOption,
-    MissingClassesOption,
-    PluginOption,
-    SkipCorruptOption,
-    TensorBoardOption,
-)
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, plan_json, print_plan, with_request
 
 if TYPE_CHECKING:
@@ -58,11 +45,11 @@ def plan(
     device: Device = None,
     max_stack: MaxStack = None,
     calibrate: Calibrate = True,
-    fast: FastOption = True,
-    data_dir: DataDirOption = None,
-    skip_corrupt: SkipCorruptOption = False,
-    allow_missing_classes: MissingClassesOption = False,
-    json: JsonOption = False,
+    fast: _options.FastOption = True,
+    data_dir: _options.DataDirOption = None,
+    skip_corrupt: _options.SkipCorruptOption = False,
+    allow_missing_classes: _options.MissingClassesOption = False,
+    json: _options.JsonOption = False,
 ) -> None:
     """Estimate runs, stacks, time, memory and disk of a sweep, and count the runs that DIR already has.
 
@@ -115,16 +102,16 @@ def run(
     ] = None,
     max_stack: MaxStack = None,
     calibrate: Calibrate = True,
-    fast: FastOption = True,
-    compiled: CompileOption = False,
-    data_dir: DataDirOption = None,
-    skip_corrupt: SkipCorruptOption = False,
-    allow_missing_classes: MissingClassesOption = False,
-    checkpoint_seconds: CheckpointSecondsOption = 30,
-    diagnostics: DiagnosticsOption = False,
-    tensorboard: TensorBoardOption = None,
-    log: LogOption = None,
-    json: JsonOption = False,
+    fast: _options.FastOption = True,
+    compiled: _options.CompileOption = False,
+    data_dir: _options.DataDirOption = None,
+    skip_corrupt: _options.SkipCorruptOption = False,
+    allow_missing_classes: _options.MissingClassesOption = False,
+    checkpoint_seconds: _options.CheckpointSecondsOption = 30,
+    diagnostics: _options.DiagnosticsOption = False,
+    tensorboard: _options.TensorBoardOption = None,
+    log: _options.LogOption = None,
+    json: _options.JsonOption = False,
 ) -> None:
     """Train the missing runs of a sweep in DIR. Rerun to resume.
 
@@ -177,7 +164,9 @@ def _print(swept: "Sweep", *, json: bool) -> None:
 
 
 @app.command()
-def models(folder: Folder = DEFAULT_FOLDER, json: JsonOption = False, plugin: PluginOption = None) -> None:
+def models(
+    folder: Folder = DEFAULT_FOLDER, json: _options.JsonOption = False, plugin: _options.PluginOption = None
+) -> None:
     """List the models that a sweep kept (--keep-models), for sandmask predict and sandmask export.
 
     [bold]Examples[/bold]
@@ -208,8 +197,8 @@ def _cell(value: object) -> str:
 def status(
     folder: Folder = DEFAULT_FOLDER,
     watch: Annotated[bool, typer.Option("--watch", help="Update until all runs are done, or until Ctrl-C.")] = False,
-    json: JsonOption = False,
-    plugin: PluginOption = None,
+    json: _options.JsonOption = False,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """Show the progress of a sweep, from any terminal.
 

@@ -8,36 +8,9 @@ import typer
 import sandmask
 from sandmask._text import printable, tell
 from sandmask._torchrun import is_first
-from sandmask.cli import _completion
+from sandmask.cli import _completion, _options
 from sandmask.cli._completion import check_names
 from sandmask.cli._console import print_json, print_table
-from sandmask.cli._options import (
-    AverageOption,
-    CheckpointEveryOption,
-    CheckpointSecondsOption,
-    CompileOption,
-    DataDirOption,
-    DeviceOption,
-    DiagnosticsOption,
-    FastOption,
-    HparamOption,
-    HparamsSeedOption,
-    JsonOption,
-    LogOption,
-    MetricsOption,
-    MissingClassesOption,
-    NetworkOption,
-    PluginOption,
-    PrecisionOption,
-    SeedOption,
-    SkipCorruptOption,
-    SpaceOption,
-    StepsOption,
-    TensorBoardOption,
-    TrialSeedOption,
-    WeightsOption,
-    listed,
-)
 from sandmask.hparams import DEFAULT_SPACE, parse_overrides
 
 if TYPE_CHECKING:
@@ -64,40 +37,40 @@ def train(
         list[str],
         typer.Option("--test-env", metavar="E", help="Environment to hold out, as a name or a number. Repeatable."),
     ],
-    steps: StepsOption = None,
-    checkpoint_every: CheckpointEveryOption = None,
-    hparam: HparamOption = None,
-    hparams_seed: HparamsSeedOption = 0,
-    trial_seed: TrialSeedOption = 0,
-    seed: SeedOption = 0,
-    space: SpaceOption = DEFAULT_SPACE,
-    network: NetworkOption = None,
-    weights: WeightsOption = None,
-    precision: PrecisionOption = "fp32",
-    average: AverageOption = None,
-    metrics: MetricsOption = None,
+    steps: _options.StepsOption = None,
+    checkpoint_every: _options.CheckpointEveryOption = None,
+    hparam: _options.HparamOption = None,
+    hparams_seed: _options.HparamsSeedOption = 0,
+    trial_seed: _options.TrialSeedOption = 0,
+    seed: _options.SeedOption = 0,
+    space: _options.SpaceOption = DEFAULT_SPACE,
+    network: _options.NetworkOption = None,
+    weights: _options.WeightsOption = None,
+    precision: _options.PrecisionOption = "fp32",
+    average: _options.AverageOption = None,
+    metrics: _options.MetricsOption = None,
     shared_init: Annotated[
         bool, typer.Option("--shared-init", help="Take the initial weights from the trial instead of the seed.")
     ] = False,
-    compiled: CompileOption = False,
-    fast: FastOption = True,
-    device: DeviceOption = None,
-    data_dir: DataDirOption = None,
-    skip_corrupt: SkipCorruptOption = False,
-    allow_missing_classes: MissingClassesOption = False,
-    checkpoint_seconds: CheckpointSecondsOption = 30,
+    compiled: _options.CompileOption = False,
+    fast: _options.FastOption = True,
+    device: _options.DeviceOption = None,
+    data_dir: _options.DataDirOption = None,
+    skip_corrupt: _options.SkipCorruptOption = False,
+    allow_missing_classes: _options.MissingClassesOption = False,
+    checkpoint_seconds: _options.CheckpointSecondsOption = 30,
     keep_checkpoint: Annotated[
         bool,
         typer.Option(
             "--keep-checkpoint", help="Keep the last checkpoint, so that the run can be given more --steps later."
         ),
     ] = False,
-    diagnostics: DiagnosticsOption = False,
-    tensorboard: TensorBoardOption = None,
-    log: LogOption = None,
+    diagnostics: _options.DiagnosticsOption = False,
+    tensorboard: _options.TensorBoardOption = None,
+    log: _options.LogOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME-ID")] = None,
-    json: JsonOption = False,
-    plugin: PluginOption = None,
+    json: _options.JsonOption = False,
+    plugin: _options.PluginOption = None,
 ) -> None:
     """Train ALGORITHM on DATASET with one or more environments held out, and print the accuracy on each environment.
 
@@ -137,8 +110,8 @@ def train(
         network=network,
         weights=weights,
         precision=precision,
-        averages=listed(average),
-        metrics=listed(metrics),
+        averages=average or (),
+        metrics=metrics or (),
         shared_init=shared_init,
         compiled=compiled,
         fast=fast,
@@ -163,10 +136,6 @@ def train(
 
 def _summary(run: "Run") -> dict[str, object]:
     record = run.record
-    accuracy = {
-        name: {"in": row["in"], "out": row["out"], "held_out": row["held_out"]}
-        for name, row in run.accuracy.to_dict("index").items()
-    }
     return {
         "run": run.spec.id,
         "folder": str(run.folder),
@@ -174,7 +143,7 @@ def _summary(run: "Run") -> dict[str, object]:
         "diverged_at": record.diverged_at,
         "spec": run.spec.to_json(),
         "step": int(record.steps[-1]) if len(record.steps) else None,  # None: diverged before the first evaluation
-        "accuracy": accuracy,
+        "accuracy": run.accuracy[["in", "out", "held_out"]].to_dict("index"),
     }
 
 

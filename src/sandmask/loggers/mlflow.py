@@ -32,19 +32,21 @@ class MlflowLogger:
         from mlflow.entities import Param
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of the tables of a new database
-        folder = Path(target) if target and "://" not in target else None
-        self._client = MlflowClient(tracking_uri=_database(folder) if folder is not None else target or None)
-        experiment = self._experiment(folder)
-        self._run = self._find(experiment, spec)
+        address, artifacts = target or None, None
+        if target and "://" not in target:
+            folder = Path(target)
+            folder.mkdir(parents=True, exist_ok=True)
+            address, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+        self._client = MlflowClient(tracking_uri=address)
+        self._run = self._find(self._experiment(artifacts), spec)
         self._last = self._last_step()
-        params = [Param(_allowed(name), text[:_LONGEST]) for name, text in parameters(spec)]
+        params = [Param(_allowed(name), text[:_LONGEST]) for name, text in _parameters(spec)]
         self._client.log_batch(self._run, params=params)
 
-    def _experiment(self, folder: Path | None) -> str:
+    def _experiment(self, artifacts: str | None) -> str:
         found = self._client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
             return str(found.experiment_id)
-        artifacts = None if folder is None else (folder / "artifacts").as_uri()
         return str(self._client.create_experiment(EXPERIMENT, artifact_location=artifacts))
 
     def _find(self, experiment: str, spec: RunSpec) -> str:
@@ -80,16 +82,8 @@ class MlflowLogger:
         self._client.set_terminated(self._run, _STATUSES[status])
 
 
-def _database(folder: Path) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{folder / 'mlflow.db'}"
-
-
-def parameters(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """Yield the spec as names and texts; hyperparameters go by their own names.
-
-    :param spec: spec of the run.
-    """
+def _parameters(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """The spec as names and texts; hyperparameters go by their own names."""
     for name, value in spec.to_json().items():
         if isinstance(value, dict):
             yield from ((key, str(each)) for key, each in value.items())

@@ -1,67 +1,66 @@
-"""Statistics over a rule's tables: paired comparisons with the baseline or with earlier runs, and mean ranks."""
+"""Comparisons with the baseline (paired, and by mean ranks), with earlier runs, and with the paper's numbers."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.reports._data import Before, Cell, Change, Comparison, MetricReport, Report, RuleReport, Statistics, Table
-from sandmask.reports._tables import Trials, is_of, method_order
-from sandmask.reports.statistics import critical_difference, mean_ranks, paired_comparison
+from sandmask.reports._data import Before, Cell, Change, Comparison, Report, RuleReport, Statistics, Table
+from sandmask.reports._tables import is_of, method_order, selections, trial_accuracies
+from sandmask.reports.statistics import PairedComparison, critical_difference, mean_ranks, paired_comparison
 from sandmask.selection import is_soup, settings_of
 
 ALL = "all"
 _Condition = tuple[str, str, int]  # dataset, environment, trial
-_Scores = dict[str, dict[_Condition, float]]  # of each method
+_Scores = defaultdict[str, dict[_Condition, float]]  # of each method
 
 
-def compare(trials: Mapping[str, Trials], baseline: str) -> Statistics | None:
+def compare(tables: Mapping[str, Table], baseline: str) -> Statistics | None:
     """Compare every method with the baseline on each dataset, and on all together when there are several.
 
     None when there is nothing to compare: no baseline among the methods, or no other method.
     """
-    scores = _scores(trials)
-    methods = method_order(list(scores))
+    methods = method_order({method for table in tables.values() for method in table.methods})
     reference = next((name for name in methods if is_of(name, baseline)), None)
     if reference is None or len(methods) < 2:
         return None
-    scopes = {dataset: [dataset] for dataset in trials}
-    if len(trials) > 1:
-        scopes[ALL if ALL not in trials else f"{ALL} datasets"] = list(trials)
+    scopes = {dataset: {dataset: table} for dataset, table in tables.items()}
+    if len(tables) > 1:
+        scopes[ALL if ALL not in tables else f"{ALL} datasets"] = dict(tables)
     comparisons: list[Comparison] = []
     critical = {}
-    for scope, datasets in scopes.items():
-        within = {
-            method: {key: value for key, value in found.items() if key[0] in datasets}
-            for method, found in scores.items()
-        }
-        present = [method for method in methods if within[method]]
-        ranks, conditions = _ranks(present, within, reference)
+    for scope, some in scopes.items():
+        scores = _scores(some)
+        present = [method for method in methods if scores[method]]
+        ranks, conditions = _ranks(present, scores, reference)
         if len(ranks) > 1 and conditions > 1:
             critical[scope] = critical_difference(len(ranks), conditions)
         for method in present:
-            pairs = sorted(within[method].keys() & within[reference].keys())
-            against = None
-            if method != reference and pairs:
-                against = paired_comparison(
-                    [within[method][key] for key in pairs], [within[reference][key] for key in pairs]
-                )
+            against = None if method == reference else _paired(scores[method], scores[reference])
             comparisons.append(Comparison(scope, method, ranks.get(method), against))
     return Statistics(reference, tuple(comparisons), critical)
 
 
-def _scores(trials: Mapping[str, Trials]) -> _Scores:
+def _paired(values: Mapping[Any, float], others: Mapping[Any, float]) -> PairedComparison | None:
+    """Compare the values that both have; None if there are none."""
+    pairs = sorted(values.keys() & others.keys())
+    return paired_comparison([values[key] for key in pairs], [others[key] for key in pairs]) if pairs else None
+
+
+def _scores(tables: Mapping[str, Table]) -> _Scores:
     """Accuracies in percent, of the conditions in which a rule found something to choose, and that is a number."""
-    scores: _Scores = {}
-    for dataset, tables in trials.items():
-        for (method, environment), found in tables.items():
-            of_method = scores.setdefault(method, {})
-            for trial in found:
-                if trial.selected is not None and math.isfinite(trial.selected.test_accuracy):
-                    key = (dataset, environment, trial.trial_seed)
-                    of_method[key] = 100 * trial.selected.test_accuracy
+    scores: _Scores = defaultdict(dict)
+    for dataset, table in tables.items():
+        for method in table.methods:
+            for (environment, trial), accuracy in trial_accuracies(table, method).items():
+                if math.isfinite(accuracy):
+                    scores[method][dataset, environment, trial] = accuracy
     return scores
 
 
@@ -80,9 +79,9 @@ def _ranks(methods: Sequence[str], scores: _Scores, reference: str) -> tuple[dic
 
 
 def _cell_means(scores: Mapping[_Condition, float]) -> dict[tuple[str, str], float]:
-    cells: dict[tuple[str, str], list[float]] = {}
+    cells: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for (dataset, environment, _), value in sorted(scores.items()):
-        cells.setdefault((dataset, environment), []).append(value)
+        cells[dataset, environment].append(value)
     return {cell: float(np.mean(values)) for cell, values in cells.items()}
 
 
@@ -102,23 +101,20 @@ def beside_earlier(report: Report, earlier: Report) -> Report:
 
 
 def _rule(now: RuleReport, then: RuleReport) -> RuleReport:
-    both = [name for name in now.datasets if name in then.datasets]
     averages = now.averages
     if averages is not None and then.averages is not None:
         averages = _beside(averages, then.averages)
+    of_metric = {metric.metric: metric.datasets for metric in then.metrics}
+    metrics = [
+        replace(metric, datasets=_tables(metric.datasets, of_metric.get(metric.metric, {}))) for metric in now.metrics
+    ]
     return replace(
         now,
         datasets=_tables(now.datasets, then.datasets),
         averages=averages,
-        metrics=tuple(_metrics(now.metrics, then.metrics)),
-        changes=tuple(change for name in both for change in _changes(name, now.datasets[name], then.datasets[name])),
+        metrics=tuple(metrics),
+        changes=tuple(_changes(now.datasets, then.datasets)),
     )
-
-
-def _metrics(now: tuple[MetricReport, ...], then: tuple[MetricReport, ...]) -> Iterator[MetricReport]:
-    earlier = {metric.metric: metric.datasets for metric in then}
-    for metric in now:
-        yield replace(metric, datasets=_tables(metric.datasets, earlier.get(metric.metric, {})))
 
 
 def _tables(now: Mapping[str, Table], then: Mapping[str, Table]) -> dict[str, Table]:
@@ -153,13 +149,13 @@ def _environments(cell: Cell) -> set[int]:
     return {trial.selected.test_env for trial in cell.trials if trial.selected is not None}
 
 
-def _changes(dataset: str, now: Table, then: Table) -> Iterator[Change]:
-    for method in now.methods:
-        after, before = _trials(now, method), _trials(then, method)
-        pairs = sorted(after.keys() & before.keys())
-        if pairs:
-            compared = paired_comparison([after[key] for key in pairs], [before[key] for key in pairs])
-            yield Change(dataset, method, compared, _other_settings(now, then, method))
+def _changes(now: Mapping[str, Table], then: Mapping[str, Table]) -> Iterator[Change]:
+    for dataset in [name for name in now if name in then]:
+        after, before = now[dataset], then[dataset]
+        for method in [name for name in after.methods if name in before.methods]:
+            compared = _paired(trial_accuracies(after, method), trial_accuracies(before, method))
+            if compared is not None:
+                yield Change(dataset, method, compared, _other_settings(after, before, method))
 
 
 def _other_settings(now: Table, then: Table, method: str) -> tuple[str, ...]:
@@ -173,20 +169,29 @@ def _other_settings(now: Table, then: Table, method: str) -> tuple[str, ...]:
 
 
 def _settings(table: Table, method: str) -> dict[str, str]:
-    found: dict[str, set[str]] = {}
-    for column in table.columns:
-        for trial in table.cells[method, column].trials if (method, column) in table.cells else ():
-            if trial.selected is not None:
-                for name, value in settings_of(trial.selected.run.spec).items():
-                    found.setdefault(name, set()).add(value)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for selected in selections(table, method).values():
+        for name, value in settings_of(selected.run.spec).items():
+            found[name].add(value)
     return {name: " or ".join(sorted(values)) for name, values in found.items()}
 
 
-def _trials(table: Table, method: str) -> dict[tuple[str, int], float]:
-    """Accuracies in percent by environment and trial."""
-    return {
-        (column, trial.trial_seed): 100 * trial.selected.test_accuracy
-        for column in table.columns
-        for trial in (table.cells[method, column].trials if (method, column) in table.cells else ())
-        if trial.selected is not None
-    }
+GUEST = "sandmask.paper"  # provides published numbers; the library itself has none
+
+
+def has_published() -> bool:
+    """Whether the numbers of the paper are installed."""
+    return find_spec(GUEST) is not None
+
+
+def beside_published(report: Report) -> Report:
+    """The same report with the paper's number in every cell that has one."""
+    if not has_published():
+        raise SandmaskError(f"The paper's numbers are in {GUEST}, which is not installed. Leave out --against-paper.")
+    beside_paper: Callable[[Table, str, str | None], Table] = import_module(f"{GUEST}._printed").beside_paper
+    rules = []
+    for rule in report.rules:
+        tables = {name: beside_paper(table, rule.rule, name) for name, table in rule.datasets.items()}
+        averages = None if rule.averages is None else beside_paper(rule.averages, rule.rule, None)
+        rules.append(replace(rule, datasets=tables, averages=averages))
+    return replace(report, rules=tuple(rules))

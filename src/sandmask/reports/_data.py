@@ -2,14 +2,11 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import import_module
-from importlib.util import find_spec
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandmask._text import counted
-from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import PairedComparison
 from sandmask.selection import Selected
@@ -249,29 +246,3 @@ class Report:
         from sandmask.reports._grids import grids
 
         return html_tables(grids(self))
-
-
-GUEST = "sandmask.paper"  # provides published numbers; the library itself has none
-BESIDE = "_printed"  # its module with `beside_paper`
-
-
-class _Guest(Protocol):
-    def beside_paper(self, table: Table, rule: str, dataset: str | None) -> Table: ...
-
-
-def has_published() -> bool:
-    """Whether the numbers of the paper are installed."""
-    return find_spec(GUEST) is not None
-
-
-def beside_published(report: Report) -> Report:
-    """The same report with the paper's number in every cell that has one."""
-    if not has_published():
-        raise SandmaskError(f"The paper's numbers are in {GUEST}, which is not installed. Leave out --against-paper.")
-    guest: _Guest = import_module(f"{GUEST}.{BESIDE}")
-    rules = []
-    for rule in report.rules:
-        tables = {name: guest.beside_paper(table, rule.rule, name) for name, table in rule.datasets.items()}
-        averages = None if rule.averages is None else guest.beside_paper(rule.averages, rule.rule, None)
-        rules.append(replace(rule, datasets=tables, averages=averages))
-    return replace(report, rules=tuple(rules))

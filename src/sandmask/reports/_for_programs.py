@@ -50,10 +50,14 @@ def run_command(run: RunRecord | RunSpec, environments: Sequence[str] = ()) -> s
 
 
 def to_json(report: Report) -> str:
-    """The report as indented JSON. Numbers are in percent; `schema` counts up when the layout changes."""
-    content = {"schema": 1, "runs": report.runs, "selections": [_rule(rule) for rule in report.rules]}
-    text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    """The report as indented JSON."""
+    text = json.dumps(finite(json_content(report)), indent=2, ensure_ascii=False, allow_nan=False)
     return "\n".join(map(_escaped, text.split("\n"))) + "\n"
+
+
+def json_content(report: Report) -> dict[str, Any]:
+    """Everything that was computed. Numbers are in percent; `schema` counts up when the layout changes."""
+    return {"schema": 1, "runs": report.runs, "selections": [_rule(rule) for rule in report.rules]}
 
 
 def _escaped(line: str) -> str:
@@ -84,20 +88,19 @@ def _rule(rule: RuleReport) -> dict[str, Any]:
         "notes": list(rule.notes),
     }
     if rule.metrics:
-        content["metrics"] = {metric.metric: _metric(metric) for metric in rule.metrics}
+        content["metrics"] = {
+            metric.metric: {
+                "title": metric.title,
+                "description": metric.description,
+                "datasets": {name: _table(table) for name, table in metric.datasets.items()},
+            }
+            for metric in rule.metrics
+        }
     if rule.changes:
         content["changes"] = [asdict(change) for change in rule.changes]
     if rule.confusions:
         content["confusions"] = [asdict(confusion) for confusion in rule.confusions]
     return content
-
-
-def _metric(metric: MetricReport) -> dict[str, Any]:
-    return {
-        "title": metric.title,
-        "description": metric.description,
-        "datasets": {name: _table(table) for name, table in metric.datasets.items()},
-    }
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -172,7 +175,6 @@ HEADER = (
     *("columns", "expected_columns", "runs", "expected_runs", "diverged_runs"),
     *("paper", "paper_standard_error", "difference_to_paper", "metric", "before", "before_standard_error", "change"),
 )
-_ACCURACY = "accuracy"
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?|-")
 
@@ -185,8 +187,8 @@ def to_csv(report: Report) -> str:
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(HEADER)
-    for *words, cell, metric in _lines(report):
-        writer.writerow([*map(csv_word, words), *_numbers(cell), metric, *_before(cell)])
+    for row in _rows(report):
+        writer.writerow([*map(csv_word, row[:4]), *row[4:]])
     return target.getvalue()
 
 
@@ -194,8 +196,7 @@ def to_frame(report: Report) -> "pd.DataFrame":
     """The same cells as a pandas frame, with names as they are and NaN where there is no number."""
     import pandas as pd
 
-    rows = [(*words, *_numbers(cell), metric, *_before(cell)) for *words, cell, metric in _lines(report)]
-    found = pd.DataFrame(rows, columns=list(HEADER))
+    found = pd.DataFrame(_rows(report), columns=list(HEADER))
     numbers = [name for name in HEADER[4:] if name != "metric"]
     return found.astype(dict.fromkeys(numbers, float))
 
@@ -206,41 +207,42 @@ def csv_word(word: str) -> str:
     return f"'{safe}" if _FORMULA.match(safe) and not _NUMBER.fullmatch(safe) else safe
 
 
-def _lines(report: Report) -> Iterator[tuple[str, str, str, str, Cell, str]]:
+def _rows(report: Report) -> Iterator[tuple[Any, ...]]:
+    """The values of the columns of `HEADER` for each cell."""
     for rule in report.rules:
-        yield from ((rule.rule, *line, _ACCURACY) for line in _cells(rule))
-        for metric in rule.metrics:
-            for dataset, table in metric.datasets.items():
-                for method in table.methods:
-                    cells = [(column, table.cells[method, column]) for column in table.columns]
-                    cells.append((AVERAGE, table.averages[method]))
-                    yield from ((rule.rule, dataset, method, column, cell, metric.metric) for column, cell in cells)
+        for metric, *words, cell in _cells(rule):
+            low, high = cell.interval or (None, None)
+            paper, parts, before = cell.paper, cell.parts, cell.before
+            numbers = (
+                *(cell.mean, cell.error, low, high),
+                *((None, None) if parts is None else (parts.found, parts.of)),
+                *(cell.have, cell.expected, cell.diverged),
+                *((None, None) if paper is None else (paper.mean, paper.error)),
+                cell.difference,
+            )
+            changes = (None, None) if before is None else (before.mean, before.error)
+            yield (rule.rule, *words, *finite(numbers), metric, *changes, cell.change)
 
 
-def _cells(rule: RuleReport) -> Iterator[tuple[str, str, str, Cell]]:
+def _cells(rule: RuleReport) -> Iterator[tuple[str, str, str, str, Cell]]:
+    """Every cell, after its metric, dataset, method and environment."""
     averages = rule.averages
     for dataset, table in rule.datasets.items():
         for method in table.methods:
-            yield from ((dataset, method, column, table.cells[method, column]) for column in table.columns)
+            for column in table.columns:
+                yield "accuracy", dataset, method, column, table.cells[method, column]
             if averages is not None:  # its cells have an error
-                yield dataset, method, AVERAGE, averages.cells[method, dataset]
+                yield "accuracy", dataset, method, AVERAGE, averages.cells[method, dataset]
     if averages is not None and len(averages.columns) > 1:
-        yield from ((AVERAGE, method, AVERAGE, averages.averages[method]) for method in averages.methods)
+        for method in averages.methods:
+            yield "accuracy", AVERAGE, method, AVERAGE, averages.averages[method]
+    for metric in rule.metrics:
+        yield from _metric_cells(metric)
 
 
-def _before(cell: Cell) -> tuple[float | None, ...]:
-    before = cell.before
-    return (None, None, None) if before is None else (before.mean, before.error, cell.change)
-
-
-def _numbers(cell: Cell) -> tuple[float | str | None, ...]:
-    low, high = cell.interval or (None, None)
-    paper, parts = cell.paper, cell.parts
-    numbers = (
-        *(cell.mean, cell.error, low, high),
-        *((None, None) if parts is None else (parts.found, parts.of)),
-        *(cell.have, cell.expected, cell.diverged),
-        *((None, None) if paper is None else (paper.mean, paper.error)),
-        cell.difference,
-    )
-    return tuple(number if number is None or math.isfinite(number) else None for number in numbers)
+def _metric_cells(metric: MetricReport) -> Iterator[tuple[str, str, str, str, Cell]]:
+    for dataset, table in metric.datasets.items():
+        for method in table.methods:
+            for column in table.columns:
+                yield metric.metric, dataset, method, column, table.cells[method, column]
+            yield metric.metric, dataset, method, AVERAGE, table.averages[method]

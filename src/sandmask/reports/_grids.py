@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sandmask._text import printable
@@ -35,74 +35,73 @@ def grids(report: Report, *, statistics: bool = True) -> list[Grid]:
     :param report: the report.
     :param statistics: include the comparisons with the baseline.
     """
-    return [printable_grid(grid) for rule in report.rules for grid in _rule_grids(rule, statistics)]
+    return [grid for rule in report.rules for _, grid in named_grids(rule, statistics=statistics)]
 
 
-def printable_grid(grid: Grid) -> Grid:
-    """The same table with control characters escaped, because names come from files."""
+def named_grids(rule: RuleReport, *, statistics: bool = True) -> Iterator[tuple[str, Grid]]:
+    """The tables of one rule, each with a name.
+
+    Names are `dataset:PACS`, `averages`, `metric:f1:PACS`, `confusion:ERM:PACS`, `changes`, `statistics` and `notes`.
+    """
+    for name, table in rule.datasets.items():
+        yield f"dataset:{name}", _table_grid(table, rule, list(_table_notes(table)))
+    if rule.averages is not None:
+        is_diverged = any(cell.diverged for cell in rule.averages.cells.values())
+        notes = ["† with runs that diverged; see the dataset's table."] if is_diverged else []
+        yield "averages", _table_grid(rule.averages, rule, notes)
+    for metric in rule.metrics:
+        note = f"{metric.title}: {metric.description}."  # what is missing is told below the table of accuracies
+        for name, table in metric.datasets.items():
+            title = f"{table.title}, {metric.title}"
+            yield f"metric:{metric.metric}:{name}", _grid(title, rule, _header(table), _rows(table), [note])
+    for confusion in rule.confusions:
+        yield f"confusion:{confusion.method}:{confusion.dataset}", _confusion_grid(confusion, rule)
+    if rule.changes:
+        yield "changes", _changes_grid(rule.changes, rule)
+    if rule.statistics is not None and statistics:
+        yield "statistics", _statistics_grid(rule.statistics, rule)
+    if rule.notes:
+        yield "notes", _grid("Not reported", rule, (), (), rule.notes)
+
+
+def _grid(
+    title: str, rule: RuleReport, header: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str]
+) -> Grid:
+    """A table under a rule, with control characters escaped, because names come from files."""
     return Grid(
-        printable(grid.title),
-        tuple(map(printable, grid.header)),
-        tuple(tuple(map(printable, row)) for row in grid.rows),
-        tuple(map(printable, grid.notes)),
+        printable(f"{title}, model selection: {rule.rule}"),
+        tuple(map(printable, header)),
+        tuple(tuple(map(printable, row)) for row in rows),
+        tuple(map(printable, notes)),
     )
 
 
-def _rule_grids(rule: RuleReport, statistics: bool) -> Iterator[Grid]:
-    suffix = f"model selection: {rule.rule}"
-    for table in rule.datasets.values():
-        yield table_grid(table, f"{table.title}, {suffix}", "environment")
-    if rule.averages is not None:
-        yield table_grid(rule.averages, f"{rule.averages.title}, {suffix}", "dataset")
-    for metric in rule.metrics:
-        note = f"{metric.title}: {metric.description}."  # what is missing is told below the table of accuracies
-        for table in metric.datasets.values():
-            yield Grid(f"{table.title}, {metric.title}, {suffix}", _header(table), _rows(table), (note,))
-    yield from (_confusion_grid(each, suffix) for each in rule.confusions)
-    if rule.changes:
-        yield _changes_grid(rule.changes, suffix)
-    if rule.statistics is not None and statistics:
-        yield _statistics_grid(rule.statistics, suffix)
-    if rule.notes:
-        yield Grid(f"Not reported, {suffix}", (), (), rule.notes)
-
-
-def _confusion_grid(confusion: Confusion, suffix: str) -> Grid:
+def _confusion_grid(confusion: Confusion, rule: RuleReport) -> Grid:
     rows = []
     for name, counts in zip(confusion.classes, confusion.counts, strict=True):
         total = sum(counts)
         shares = (f"{100 * count / total:.1f}" if total else NOT_RUN for count in counts)
         rows.append((name, *shares, str(total)))
     note = "Rows are true classes, columns predicted ones, in percent of the row; last, the number of examples."
-    title = f"{confusion.dataset}, Confusion of {confusion.method}, {suffix}"
-    return Grid(title, ("Class", *confusion.classes, "Examples"), tuple(rows), (note,))
+    title = f"{confusion.dataset}, Confusion of {confusion.method}"
+    return _grid(title, rule, ("Class", *confusion.classes, "Examples"), rows, [note])
 
 
 def _header(table: Table) -> tuple[str, ...]:
     return ("Algorithm", *table.columns, "Avg")
 
 
-def _rows(table: Table) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        (
-            method,
-            *(cell_text(table.cells[method, column]) for column in table.columns),
-            cell_text(table.averages[method]),
-        )
-        for method in table.methods
-    )
+def _rows(table: Table) -> Iterator[tuple[str, ...]]:
+    for method in table.methods:
+        cells = [*(table.cells[method, column] for column in table.columns), table.averages[method]]
+        yield (method, *map(cell_text, cells))
 
 
-def table_grid(table: Table, title: str, kind: str) -> Grid:
-    """A table in words; `kind` says what its columns are."""
+def _table_grid(table: Table, rule: RuleReport, remarks: Sequence[str]) -> Grid:
     notes = list(table.notes)
     if any(cell.paper is not None for cell in (*table.cells.values(), *table.averages.values())):
         notes.append("[the paper's number, ours minus the paper's before rounding]")
-    if kind == "environment":  # the averages table would only repeat them
-        notes += _table_notes(table)
-    elif any(cell.diverged for cell in table.cells.values()):
-        notes.append("† with runs that diverged; see the dataset's table.")
-    return Grid(title, _header(table), _rows(table), tuple(notes))
+    return _grid(table.title, rule, _header(table), _rows(table), [*notes, *remarks])
 
 
 def cell_text(cell: Cell) -> str:
@@ -125,9 +124,8 @@ def cell_text(cell: Cell) -> str:
         change = "" if cell.change is None else f", {_signed(cell.change)}"
         text += f" [was {cell.before.mean:.1f}{change}]"
     if cell.paper is not None:
-        text += (
-            f" [{cell.paper.mean_digits}" + ("" if cell.difference is None else f", {_signed(cell.difference)}") + "]"
-        )
+        difference = "" if cell.difference is None else f", {_signed(cell.difference)}"
+        text += f" [{cell.paper.mean_digits}{difference}]"
     return text
 
 
@@ -156,9 +154,7 @@ def _table_notes(table: Table) -> Iterator[str]:
 
 
 def _columns_text(names: Sequence[str], of: int) -> str:
-    if len(names) == of > _LISTED_GAPS:
-        return f"all {of} columns"
-    return ", ".join(names[:_LISTED_GAPS]) + (f" and {len(names) - _LISTED_GAPS} more" * (len(names) > _LISTED_GAPS))
+    return f"all {of} columns" if len(names) == of > _LISTED_GAPS else _listed(names, ", ", " and")
 
 
 def _cell_notes(cell: Cell) -> Iterator[tuple[str, str]]:
@@ -177,37 +173,34 @@ def _gap_text(gap: Gap) -> str:
     return f"{place} ({gap.why})" if gap.why else place
 
 
-def _listed(items: Sequence[str]) -> str:
-    shown = "; ".join(items[:_LISTED_GAPS])
-    return shown if len(items) <= _LISTED_GAPS else f"{shown}; and {len(items) - _LISTED_GAPS} more"
+def _listed(items: Sequence[str], separator: str = "; ", last: str = "; and") -> str:
+    more = len(items) - _LISTED_GAPS
+    return separator.join(items[:_LISTED_GAPS]) + (f"{last} {more} more" if more > 0 else "")
 
 
-def _changes_grid(changes: Sequence[Change], suffix: str) -> Grid:
-    rows = tuple((each.dataset, each.method, *_compared(each.compared)) for each in changes)
+def _changes_grid(changes: Sequence[Change], rule: RuleReport) -> Grid:
+    rows = [(each.dataset, each.method, *_compared(each.compared)) for each in changes]
     note = "Now minus before, in percent over the (environment, trial) pairs that both have; otherwise as below."
     others = [f"{each.dataset}, {each.method}: {'; '.join(each.settings)}." for each in changes if each.settings]
-    return Grid(f"Compared with before, {suffix}", ("Dataset", "Algorithm", *_COMPARED), rows, (note, *others))
+    return _grid("Compared with before", rule, ("Dataset", "Algorithm", *_COMPARED), rows, [note, *others])
 
 
-def _compared(against: PairedComparison) -> tuple[str, ...]:
+def _compared(against: PairedComparison | None) -> tuple[str, ...]:
+    if against is None:
+        return (NOT_RUN,) * len(_COMPARED)
     interval = NOT_RUN if against.interval is None else " to ".join(map(_signed, against.interval))
     p_value = "<0.001" if against.p_value < 0.001 else f"{against.p_value:.3f}"
     return (_signed(against.difference), interval, p_value, str(against.pairs))
 
 
-def _statistics_grid(statistics: Statistics, suffix: str) -> Grid:
-    rows: list[tuple[str, ...]] = []
+def _statistics_grid(statistics: Statistics, rule: RuleReport) -> Grid:
+    rows = []
     for item in statistics.comparisons:
         rank = NOT_RUN if item.mean_rank is None else f"{item.mean_rank:.2f}"
-        against = item.against_baseline
-        if against is None:
-            rows.append((item.scope, item.method, rank, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN))
-            continue
-        rows.append((item.scope, item.method, rank, *_compared(against)))
-    notes = [_STATISTICS_NOTE]
-    notes += [
+        rows.append((item.scope, item.method, rank, *_compared(item.against_baseline)))
+    critical = [
         f"{scope}: mean ranks closer than {value:.2f} are not significantly different (Nemenyi, 0.05)."
         for scope, value in statistics.critical_differences.items()
     ]
     header = ("Dataset", "Algorithm", "Mean rank", *_COMPARED)
-    return Grid(f"Compared with {statistics.baseline}, {suffix}", header, tuple(rows), tuple(notes))
+    return _grid(f"Compared with {statistics.baseline}", rule, header, rows, [_STATISTICS_NOTE, *critical])

@@ -17,9 +17,7 @@ from sandmask.records import (
     recorded_measures,
 )
 from sandmask.reports._data import Cell, Confusion, MetricReport, Table, Trial
-from sandmask.reports._tables import Trials, column_mean, dataset_table, held_out, method_order, value_cell
-from sandmask.reports._trials import Expected
-from sandmask.selection import Selected
+from sandmask.reports._tables import row_means, selections, value_cell
 
 PER_CLASS, CONFUSION = "per-class", "confusion"
 
@@ -43,55 +41,66 @@ def reportable(runs: Sequence[RunRecord]) -> set[str]:
     return found | {PER_CLASS} if CONFUSION in found else found
 
 
-def metric_reports(
-    names: Sequence[str], expected: Mapping[str, Expected], trials: Mapping[str, Trials]
-) -> tuple[MetricReport, ...]:
-    """A table for each dataset of each metric that is a number, and of accuracy on each class."""
-    found = []
+def metric_reports(names: Sequence[str], tables: Mapping[str, Table]) -> tuple[MetricReport, ...]:
+    """A table for each dataset of each metric that is a number, and of accuracy on each class.
+
+    `tables` are those of accuracy, which have the selected checkpoints.
+    """
+    reports = []
     for name in names:
         if name == CONFUSION:
             continue
-        make = _class_table if name == PER_CLASS else lambda d, e, t, name=name: _number_table(name, d, e, t)
-        tables = {dataset: make(dataset, expected[dataset], trials[dataset]) for dataset in trials}
-        present = {dataset: table for dataset, table in tables.items() if table is not None}
-        if present:
-            found.append(MetricReport(name, MEASURES[name].title, MEASURES[name].description, present))
-    return tuple(found)
+        found = {}
+        for dataset, table in tables.items():
+            made = _class_table(table) if name == PER_CLASS else _number_table(name, table)
+            if any(cell.mean is not None for cell in made.cells.values()):
+                found[dataset] = made
+        if found:
+            reports.append(MetricReport(name, MEASURES[name].title, MEASURES[name].description, found))
+    return tuple(reports)
 
 
-def _number_table(name: str, dataset: str, expected: Expected, trials: Trials) -> Table | None:
-    def value(selected: Selected) -> float | None:
+def _number_table(name: str, table: Table) -> Table:
+    cells = {key: _metric_cell(cell.trials, _values(name, cell.trials)) for key, cell in table.cells.items()}
+    of = max((average.parts.of for average in table.averages.values() if average.parts is not None), default=0)
+    averages = row_means(table.methods, table.columns, cells, of, "environments")
+    lower_is_better = MEASURES[name].lower_is_better
+    return replace(table, cells=cells, averages=averages, chances={}, lower_is_better=lower_is_better)
+
+
+def _metric_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
+    """A cell of a metric; without any value, it is as if nothing had been run."""
+    return value_cell(trials, values) if values else Cell(mean=None)
+
+
+def _values(name: str, trials: Sequence[Trial]) -> list[float]:
+    """The metric on the held-out environment at the selected checkpoints."""
+    found = []
+    for selected in (trial.selected for trial in trials if trial.selected is not None):
         values = measured(selected.run, name, "in")
-        return None if values is None else float(values[selected.index, selected.test_env])
-
-    table = dataset_table(dataset, expected, trials, value=value)
-    if all(cell.mean is None for cell in table.cells.values()):
-        return None
-    return replace(table, lower_is_better=MEASURES[name].lower_is_better)
+        if values is not None:
+            found.append(float(values[selected.index, selected.test_env]))
+    return found
 
 
-def _class_table(dataset: str, expected: Expected, trials: Trials) -> Table | None:
+def _class_table(table: Table) -> Table:
     """Methods by classes. A trial's accuracy on a class is the mean over the held-out environments that have it."""
-    columns = held_out(expected.environments, trials)
-    methods = method_order(list({method for method, _ in trials}))
-    classes = _classes(trials)
+    classes = _classes(table)
     cells: dict[tuple[str, str], Cell] = {}
-    for method in methods:
-        same_trial = list(zip(*(trials[method, column] for column in columns), strict=True))
+    for method in table.methods:
+        same_trial = list(zip(*(table.cells[method, column].trials for column in table.columns), strict=True))
         recalls = [_mean_recalls(found) for found in same_trial]
         everything = [trial for found in same_trial for trial in found]
         for number, name in enumerate(classes):
             values = [float(one[number]) for one in recalls if one is not None and np.isfinite(one[number])]
-            cells[method, name] = value_cell(everything, values)
-    if all(cell.mean is None for cell in cells.values()):
-        return None
-    averages = {method: column_mean([cells[method, name] for name in classes], "classes") for method in methods}
-    return Table(dataset, methods, classes, cells, averages)
+            cells[method, name] = _metric_cell(everything, values)
+    averages = row_means(table.methods, classes, cells, len(classes), "classes")
+    return Table(table.title, table.methods, classes, cells, averages)
 
 
-def _classes(trials: Trials) -> tuple[str, ...]:
-    selected = (trial.selected for found in trials.values() for trial in found)
-    return max((one.run.classes for one in selected if one is not None), key=len, default=())
+def _classes(table: Table) -> tuple[str, ...]:
+    selected = (one for method in table.methods for one in selections(table, method).values())
+    return max((one.run.classes for one in selected), key=len, default=())
 
 
 def _mean_recalls(trials: Sequence[Trial]) -> NDArray[np.float64] | None:
@@ -109,20 +118,19 @@ def _mean_recalls(trials: Sequence[Trial]) -> NDArray[np.float64] | None:
     return np.where(present.any(0), total / np.maximum(present.sum(0), 1), np.nan)
 
 
-def confusions(names: Sequence[str], trials: Mapping[str, Trials]) -> tuple[Confusion, ...]:
+def confusions(names: Sequence[str], tables: Mapping[str, Table]) -> tuple[Confusion, ...]:
     """The confusion matrix of each method on each dataset, summed over held-out environments and trials."""
     if CONFUSION not in names:
         return ()
     found = []
-    for dataset, tables in trials.items():
-        for method in method_order(list({method for method, _ in tables})):
-            total: NDArray[np.int64] | None = None
-            selected = [t.selected for (name, _), some in tables.items() if name == method for t in some if t.selected]
-            for one in selected:
-                counts = confusion_counts(one.run)
-                if counts is not None:
-                    here = counts[one.index, 0, one.test_env]
-                    total = here if total is None else total + here
-            if total is not None:
-                found.append(Confusion(dataset, method, _classes(tables), tuple(map(tuple, total.tolist()))))
+    for dataset, table in tables.items():
+        for method in table.methods:
+            counts = [
+                of_run[selected.index, 0, selected.test_env]
+                for selected in selections(table, method).values()
+                if (of_run := confusion_counts(selected.run)) is not None
+            ]
+            if counts:
+                total = np.sum(counts, axis=0).tolist()
+                found.append(Confusion(dataset, method, _classes(table), tuple(map(tuple, total))))
     return tuple(found)

@@ -2,31 +2,21 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sandmask._arguments import checked
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages
 from sandmask.records._types import dataset_order
 from sandmask.registry import closest
-from sandmask.reports._comparisons import beside_earlier, compare
-from sandmask.reports._data import Report, RuleReport, Trial, beside_published
+from sandmask.reports._comparisons import beside_earlier, beside_published, compare
+from sandmask.reports._data import Report, RuleReport
 from sandmask.reports._measures import confusions, metric_reports, reportable, shown_measures
-from sandmask.reports._tables import averages_table, dataset_table, is_of, method_order
-from sandmask.reports._trials import Expected, expected_of, settle_trial
-from sandmask.selection import (
-    ACCURACY,
-    RULES,
-    GroupKey,
-    SelectionRule,
-    by_metric,
-    find_rule,
-    group_runs,
-    is_searched,
-    is_soup,
-)
+from sandmask.reports._tables import Expected, Groups, averages_table, dataset_table, expected_of, is_of, method_order
+from sandmask.selection import ACCURACY, RULES, SelectionRule, by_metric, find_rule, group_runs
 
 DEFAULT_RULES = ("training-domain", "oracle")
+BASELINE = "ERM"
 MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on the page
 
 
@@ -36,7 +26,7 @@ def report(
     selection: str | Sequence[str] | None = None,
     *,
     against_paper: bool = False,
-    baseline: str = "ERM",
+    baseline: str = BASELINE,
     draws: int | None = None,
     trials: int | None = None,
     metrics: str | Sequence[str] | None = None,
@@ -74,22 +64,24 @@ def report(
         baseline=baseline,
         draws=draws,
         trials=trials,
-        metrics=[metrics] if isinstance(metrics, str) else metrics,
+        metrics=None if metrics is None else names_in(metrics),
         earlier=None if against is None else read_runs(against),
     )
 
 
+def names_in(given: str | Sequence[str]) -> list[str]:
+    """The names in an argument: "a,b", ["a", "b"] and ["a,b"] are the same."""
+    items = [given] if isinstance(given, str) else given
+    words = [word.strip() for item in items for word in item.split(",")]
+    return [word for word in words if word]
+
+
 def rule_names(selection: str | Sequence[str] | None, select_by: str = ACCURACY) -> list[str]:
     """The selection rules that are meant. With a metric, "all" are those that select by accuracy otherwise."""
-    given = [selection] if isinstance(selection, str) else list(selection or DEFAULT_RULES)
-    named = [word.strip() for each in given for word in each.split(",")]
+    named = names_in(selection or ()) or list(DEFAULT_RULES)
     if "all" in named:
         named = [name for name in RULES if select_by == ACCURACY or not RULES[name].needs_metrics]
     return list(dict.fromkeys(by_metric(find_rule(name), select_by).name for name in named))
-
-
-BASELINE = "ERM"
-_Groups = dict[GroupKey, list[RunRecord]]
 
 
 def build_report(
@@ -119,18 +111,6 @@ def build_report(
     """
     if not runs:
         raise SandmaskError("There are no runs to report. Name a folder that has records in it.")
-    given, runs = runs, list(judged_by_first_stage(split_averages(runs)))
-    chosen = [find_rule(name) for name in rules]
-    of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        of_dataset[run.spec.dataset].append(run)
-    expected = {name: expected_of(of_dataset[name], draws, trials) for name in dataset_order(list(of_dataset))}
-    groups = group_runs(runs)
-    methods = method_order(list({key.method for key in groups}))
-    if baseline != BASELINE and not any(is_of(method, baseline) for method in methods):
-        raise SandmaskError(f"No run is of the baseline {baseline!r}. {closest(baseline, list(methods))}")
-    shown = shown_measures(runs, metrics)
-    reports = [_rule_report(rule, groups, expected, baseline, shown) for rule in chosen]
     settings = {
         "against_paper": against_paper,
         "baseline": baseline,
@@ -139,6 +119,19 @@ def build_report(
         "metrics": metrics,
         "earlier": earlier,
     }
+    given, runs = runs, list(judged_by_first_stage(split_averages(runs)))
+    chosen = [find_rule(name) for name in rules]
+    of_dataset: defaultdict[str, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        of_dataset[run.spec.dataset].append(run)
+    ordered = {name: of_dataset[name] for name in dataset_order(list(of_dataset))}
+    expected = {name: expected_of(some, draws, trials) for name, some in ordered.items()}
+    groups = group_runs(runs)
+    methods = method_order({key.method for key in groups})
+    if baseline != BASELINE and not any(is_of(method, baseline) for method in methods):
+        raise SandmaskError(f"No run is of the baseline {baseline!r}. {closest(baseline, list(methods))}")
+    shown = shown_measures(runs, metrics)
+    reports = [_rule_report(rule, ordered, groups, expected, baseline, shown) for rule in chosen]
     report = Report(len(runs), tuple(reports), given, settings)
     if earlier is not None:
         known = [name for name in shown if name in reportable(earlier)]
@@ -147,64 +140,29 @@ def build_report(
 
 
 def _rule_report(
-    rule: SelectionRule, groups: _Groups, expected: dict[str, Expected], baseline: str, metrics: Sequence[str]
+    rule: SelectionRule,
+    runs: Mapping[str, Sequence[RunRecord]],
+    groups: Groups,
+    expected: Mapping[str, Expected],
+    baseline: str,
+    metrics: Sequence[str],
 ) -> RuleReport:
-    usable, notes = dict(expected), []
-    if rule.needs_pairs:
-        for dataset in expected:
-            if not _has_pairs(groups, dataset):
-                del usable[dataset]
-                notes.append(f"{dataset}: no run holds out two environments, which this rule needs.")
-    for dataset in list(usable):
-        if all(rule.lacks(run) for run in _runs_of(groups, dataset)):
-            del usable[dataset]
-            notes.append(
-                f"{dataset}: no run recorded {' and '.join(rule.needs_metrics)}, which this rule needs: {rule.remedy}."
-            )
-    trials = {dataset: _dataset_trials(rule, groups, dataset, usable[dataset]) for dataset in usable}
-    chances = {dataset: chance for dataset in usable if (chance := _chance(_runs_of(groups, dataset))) is not None}
-    tables = {
-        dataset: dataset_table(dataset, expected, trials[dataset], chances.get(dataset))
-        for dataset, expected in usable.items()
-    }
-    averages = averages_table(usable, trials, chances) if usable else None
+    tables, notes = {}, []
+    for dataset, found in runs.items():
+        if rule.needs_pairs and not any(len(run.spec.test_envs) == 2 for run in found):
+            notes.append(f"{dataset}: no run holds out two environments, which this rule needs.")
+        elif all(rule.lacks(run) for run in found):
+            needed = " and ".join(rule.needs_metrics)
+            notes.append(f"{dataset}: no run recorded {needed}, which this rule needs: {rule.remedy}.")
+        else:
+            tables[dataset] = dataset_table(rule, groups, dataset, expected[dataset])
     return RuleReport(
         rule=rule.name,
         description=rule.description,
         datasets=tables,
-        averages=averages,
-        statistics=compare(trials, baseline),
+        averages=averages_table(tables) if tables else None,
+        statistics=compare(tables, baseline),
         notes=tuple(notes),
-        metrics=metric_reports(metrics, usable, trials),
-        confusions=confusions(metrics, trials),
+        metrics=metric_reports(metrics, tables),
+        confusions=confusions(metrics, tables),
     )
-
-
-def _chance(runs: Sequence[RunRecord]) -> float | None:
-    """The accuracy of guessing, in percent; None where records do not name the classes."""
-    classes = max((len(run.classes) for run in runs), default=0)
-    return 100 / classes if classes else None
-
-
-def _runs_of(groups: _Groups, dataset: str) -> list[RunRecord]:
-    return [run for key, runs in groups.items() if key.dataset == dataset for run in runs]
-
-
-def _has_pairs(groups: _Groups, dataset: str) -> bool:
-    return any(len(run.spec.test_envs) == 2 for run in _runs_of(groups, dataset))
-
-
-def _dataset_trials(
-    rule: SelectionRule, groups: _Groups, dataset: str, expected: Expected
-) -> dict[tuple[str, str], list[Trial]]:
-    methods = sorted({key.method for key in groups if key.dataset == dataset})
-    found = {}
-    for method in methods:
-        draws = expected.proposals if is_searched(method) else expected.draws
-        draws = (0,) if is_soup(method) else draws  # a soup is one for all draws
-        for index, name in enumerate(expected.environments):
-            keys = [GroupKey(dataset, method, index, trial) for trial in expected.trials]
-            found[method, name] = [
-                settle_trial(rule, groups.get(key, []), index, key.trial_seed, draws) for key in keys
-            ]
-    return found

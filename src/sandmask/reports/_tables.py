@@ -1,42 +1,40 @@
-"""From trials to cells, from cells to tables, and which cell of a column is the best."""
+"""From runs to trials, from trials to cells, from cells to tables, and which cell of a column is the best."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sandmask.reports._data import Cell, Parts, Table, Trial
-from sandmask.reports._trials import Expected
+from sandmask._text import printable
+from sandmask.errors import SandmaskError
+from sandmask.records import RunRecord
+from sandmask.records._types import held_out_environments
+from sandmask.reports._data import Cell, Gap, Parts, Table, Trial
 from sandmask.reports.statistics import bootstrap_interval, mean_and_error
-from sandmask.selection import Selected, algorithm_of, is_soup
+from sandmask.selection import (
+    SEARCH,
+    GroupKey,
+    Selected,
+    SelectionRule,
+    algorithm_of,
+    is_searched,
+    is_settled,
+    is_soup,
+    select,
+    siblings,
+)
 
-ENVIRONMENTS = "environments"
 # The order of methods in DomainBed's tables, which papers follow; the masks come last there.
 _CUSTOMARY = (
-    *(
-        "ERM",
-        "IRM",
-        "GroupDRO",
-        "Mixup",
-        "MLDG",
-        "CORAL",
-        "MMD",
-        "DANN",
-        "CDANN",
-        "MTL",
-        "SagNet",
-        "ARM",
-        "VREx",
-        "RSC",
-    ),
-    *("ANDMask", "SANDMask"),
-)
-Trials = Mapping[tuple[str, str], Sequence[Trial]]  # by method and environment
-Value = Callable[[Selected], float | None]  # what a table shows of a selected checkpoint
+    "ERM", "IRM", "GroupDRO", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN", "MTL", "SagNet", "ARM", "VREx", "RSC",
+    "ANDMask", "SANDMask",
+)  # fmt: skip
+Groups = Mapping[GroupKey, Sequence[RunRecord]]
 
 
-def method_order(methods: Sequence[str]) -> tuple[str, ...]:
+def method_order(methods: Iterable[str]) -> tuple[str, ...]:
     """The customary order, then the alphabet; soups and ensembles, which are of many runs, come last."""
     places = {name: place for place, name in enumerate(_CUSTOMARY)}
     return tuple(sorted(methods, key=lambda name: (is_soup(name), places.get(algorithm_of(name), len(places)), name)))
@@ -47,18 +45,158 @@ def is_of(method: str, name: str) -> bool:
     return name in (method, algorithm_of(method))
 
 
-def _cell(trials: Sequence[Trial], accuracies: Sequence[float]) -> Cell:
-    """A cell over trials, from the accuracies to average: its mean is None when there are none."""
-    mean, error = mean_and_error(accuracies) if accuracies else (None, None)
-    if len(accuracies) == 1:
+@dataclass(frozen=True)
+class Expected:
+    """The environments, trials and draws of a dataset's complete cells."""
+
+    environments: tuple[str, ...]
+    reported: tuple[str, ...]  # the environments that a complete table has
+    trials: tuple[int, ...]
+    draws: tuple[int, ...]
+    proposals: tuple[int, ...]  # instead of draws, where a search made them
+    chance: float | None  # the accuracy of guessing, in percent; None where records do not name the classes
+
+
+def expected_of(runs: Sequence[RunRecord], draws: int | None, trials: int | None) -> Expected:
+    """The expected content of a complete sweep; by default, the most that any cell has."""
+    names = runs[0].env_names
+    for run in runs:
+        if run.env_names != names:
+            raise SandmaskError(
+                f"Runs of dataset {run.spec.dataset!r} name different environments: {printable(', '.join(names))} and "
+                f"{printable(', '.join(run.env_names))}. They are not one dataset: report them from separate folders."
+            )
+    seen_trials = sorted({run.spec.trial_seed for run in runs})
+    drawn = [run for run in runs if "soup" not in run.spec.options] or runs
+    seen_draws = sorted({run.spec.hparams_seed for run in drawn if SEARCH not in run.spec.options})
+    proposed = sorted({run.spec.hparams_seed for run in drawn if SEARCH in run.spec.options})
+    classes = max(len(run.classes) for run in runs)
+    return Expected(
+        environments=names,
+        reported=_reported(runs[0].spec.dataset, names),
+        trials=tuple(seen_trials if trials is None else range(trials)),
+        draws=tuple(seen_draws if draws is None else range(draws)),
+        proposals=tuple(proposed if draws is None else range(draws)),
+        chance=100 / classes if classes else None,
+    )
+
+
+def _reported(dataset: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The environments that the benchmark holds out (16 of the 17 of Spirals), or all of another dataset.
+
+    This decides which averages are marked as partial. Columns come from the records.
+    """
+    known = held_out_environments(dataset)
+    return known if known and known == names[: len(known)] else names
+
+
+def _trials(
+    rule: SelectionRule, groups: Groups, dataset: str, expected: Expected
+) -> dict[tuple[str, str], tuple[Trial, ...]]:
+    """The trials of a dataset by method and held-out environment."""
+    found = {}
+    for method in sorted({key.method for key in groups if key.dataset == dataset}):
+        draws = expected.proposals if is_searched(method) else expected.draws
+        draws = (0,) if is_soup(method) else draws  # a soup is one for all draws
+        for env, name in enumerate(expected.environments):
+            keys = [GroupKey(dataset, method, env, trial) for trial in expected.trials]
+            found[method, name] = tuple(_trial(rule, groups.get(key, ()), key, draws) for key in keys)
+    return found
+
+
+def _trial(rule: SelectionRule, runs: Sequence[RunRecord], key: GroupKey, draws: Sequence[int]) -> Trial:
+    """Apply a rule to one trial's runs of a cell and take stock of what it had to choose from."""
+    alone = [run for run in runs if run.spec.test_envs == (key.test_env,)]
+    of_draw: defaultdict[int, list[RunRecord]] = defaultdict(list)
+    for run in alone:
+        of_draw[run.spec.hparams_seed].append(run)
+    gaps = []
+    for draw in draws:
+        why = _why_missing(rule, of_draw[draw], runs)
+        if why is not None:
+            gaps.append(Gap(key.trial_seed, draw, why))
+    selected = select(rule, runs, key.test_env)
+    if selected is None and not gaps and any(run.status == "done" for run in alone):
+        gaps = [Gap(key.trial_seed, draw, "no checkpoint that the rule would take") for draw in draws]
+    considered = [run for run in runs if rule.needs_pairs or len(run.spec.test_envs) == 1]
+    diverged = [
+        f"trial {run.spec.trial_seed} draw {run.spec.hparams_seed} at step {run.diverged_at}"
+        for run in considered
+        if run.status == "diverged"
+    ]
+    return Trial(key.trial_seed, selected, len(draws), tuple(gaps), tuple(diverged))
+
+
+def _why_missing(rule: SelectionRule, drawn: Sequence[RunRecord], runs: Sequence[RunRecord]) -> str | None:
+    """None when a draw's run can be judged; else what keeps the rule from it, or "" for nothing there."""
+    if not drawn:
+        return ""
+    unfinished = [_progress(run) for run in drawn if not is_settled(run)]
+    if unfinished:
+        return unfinished[0]
+    run = drawn[-1]
+    if rule.lacks(run):
+        return f"without {' and '.join(rule.needs_metrics)}"
+    if not rule.needs_pairs:
+        return None
+    pairs = siblings(run, runs)
+    for environment in run.train_envs:
+        found = [pair for pair in pairs if environment in pair.spec.test_envs]
+        if len(found) != 1:
+            number = "no run holds" if not found else f"{len(found)} runs hold"
+            return f"{number} out {run.env_names[environment]} as well"
+        if not is_settled(found[0]):
+            return f"with {run.env_names[environment]} {_progress(found[0])}"
+    return None
+
+
+def _progress(run: RunRecord) -> str:
+    at = int(run.steps[-1]) if len(run.steps) else 0
+    return f"at step {at} of {run.spec.steps}"
+
+
+def dataset_table(rule: SelectionRule, groups: Groups, dataset: str, expected: Expected) -> Table:
+    """One dataset: methods by held-out environments. Environments that no run holds out have no column."""
+    trials = _trials(rule, groups, dataset, expected)
+    methods = method_order({method for method, _ in trials})
+    columns = [name for name in expected.environments if any(_tried(trials[method, name]) for method in methods)]
+    absent = [name for name in expected.reported if name not in columns]
+    cells = {
+        (method, column): value_cell(trials[method, column], _accuracies(trials[method, column]))
+        for method in methods
+        for column in columns
+    }
+    return Table(
+        title=dataset,
+        methods=methods,
+        columns=tuple(columns),
+        cells=cells,
+        averages=row_means(methods, columns, cells, len(columns) + len(absent), "environments"),
+        notes=(f"No run holds out {', '.join(absent)} alone.",) if absent else (),
+        chances={} if expected.chance is None else dict.fromkeys(columns, expected.chance),
+    )
+
+
+def _tried(trials: Sequence[Trial]) -> bool:
+    return any(len(trial.gaps) < trial.expected or any(gap.why for gap in trial.gaps) for trial in trials)
+
+
+def _accuracies(trials: Sequence[Trial]) -> list[float]:
+    return [trial.selected.test_accuracy for trial in trials if trial.selected is not None]
+
+
+def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
+    """A cell over trials, from the values (in 0..1) to average: its mean is None when there are none."""
+    mean, error = mean_and_error(values) if values else (None, None)
+    if len(values) == 1:
         error = None  # one trial says nothing about its spread; DomainBed prints 0.0 there
-    interval = bootstrap_interval(accuracies)
+    interval = bootstrap_interval(values)
     expected = sum(trial.expected for trial in trials)
     return Cell(
         mean=mean,
         error=error,
         interval=None if interval is None else (100 * interval[0], 100 * interval[1]),
-        values=tuple(100 * value for value in accuracies),
+        values=tuple(100 * value for value in values),
         trials=tuple(trials),
         have=expected - sum(len(trial.gaps) for trial in trials),
         expected=expected,
@@ -66,25 +204,7 @@ def _cell(trials: Sequence[Trial], accuracies: Sequence[float]) -> Cell:
     )
 
 
-def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
-    """A cell of a metric; without any value, it is as if nothing had been run."""
-    return _cell(trials, values) if values else Cell(mean=None)
-
-
-def trial_cell(trials: Sequence[Trial], value: Value | None = None) -> Cell:
-    """A cell of a dataset's table: mean and error over the trials that have a value, by default their accuracy."""
-    selected = [trial.selected for trial in trials if trial.selected is not None]
-    if value is None:
-        return _cell(trials, [one.test_accuracy for one in selected])
-    return value_cell(trials, [number for one in selected if (number := value(one)) is not None])
-
-
-def column_mean(cells: Sequence[Cell], kind: str) -> Cell:
-    """The plain average of a row over all of its columns."""
-    return _mean_of(cells, len(cells), kind)
-
-
-def _mean_of(cells: Sequence[Cell], of: int, kind: str) -> Cell:
+def _mean_cell(cells: Sequence[Cell], of: int, kind: str) -> Cell:
     """The plain average of a row, without an error, as the paper and DomainBed print it: over what there is.
 
     :param of: how many columns of this `kind` a complete average is over.
@@ -100,81 +220,58 @@ def _mean_of(cells: Sequence[Cell], of: int, kind: str) -> Cell:
     )
 
 
-def dataset_table(
-    dataset: str, expected: Expected, trials: Trials, chance: float | None = None, value: Value | None = None
-) -> Table:
-    """One dataset: methods by held-out environments. Environments that no run holds out have no column."""
-    methods = method_order(list({method for method, _ in trials}))
-    tried = held_out(expected.environments, trials)
-    absent = [name for name in expected.reported if name not in tried]
-    cells = {(method, column): trial_cell(trials[method, column], value) for method in methods for column in tried}
-    return Table(
-        title=dataset,
-        methods=methods,
-        columns=tuple(tried),
-        cells=cells,
-        averages={
-            method: _mean_of([cells[method, column] for column in tried], len(tried) + len(absent), ENVIRONMENTS)
-            for method in methods
-        },
-        notes=(f"No run holds out {', '.join(absent)} alone.",) if absent else (),
-        chances={} if chance is None else dict.fromkeys(tried, chance),
-    )
+def row_means(
+    methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Cell], of: int, kind: str
+) -> dict[str, Cell]:
+    """The `_mean_cell` of each method's row."""
+    return {method: _mean_cell([cells[method, column] for column in columns], of, kind) for method in methods}
 
 
-def held_out(environments: Sequence[str], trials: Trials) -> list[str]:
-    """The environments that some run holds out, in the dataset's order: the columns of its table."""
-    return [
-        name for name in environments if any(_tried(found) for (_, column), found in trials.items() if column == name)
-    ]
-
-
-def _tried(trials: Sequence[Trial]) -> bool:
-    return any(len(trial.gaps) < trial.expected or any(gap.why for gap in trial.gaps) for trial in trials)
-
-
-def dataset_average(trials: Sequence[Sequence[Trial]], of: int) -> Cell:
-    """A cell of the averages table: each trial's mean over environments, then mean and error over trials.
-
-    `trials` holds the trials of each environment, of which a complete table has `of`. Where some trial lacks an
-    environment, the number is the mean over those that it has, without an error.
-    """
-    everything = [trial for environment in trials for trial in environment]
-    if not everything:
-        return Cell(mean=None)  # a dataset that the method was not trained on
-    if any(trial.selected is None for trial in everything):
-        cells = [trial_cell(environment) for environment in trials]
-        return replace(_mean_of(cells, of, ENVIRONMENTS), trials=tuple(everything))
-    accuracies = [
-        float(np.mean([trial.selected.test_accuracy for trial in same_trial if trial.selected is not None]))
-        for same_trial in zip(*trials, strict=True)
-    ]
-    return replace(_cell(everything, accuracies), parts=Parts(len(trials), of, ENVIRONMENTS))
-
-
-def averages_table(
-    expected: Mapping[str, Expected], trials: Mapping[str, Trials], chances: Mapping[str, float]
-) -> Table:
+def averages_table(tables: Mapping[str, Table]) -> Table:
     """All datasets: methods by datasets."""
-    methods = method_order(list({method for found in trials.values() for method, _ in found}))
-    cells = {}
-    for dataset, found in trials.items():
-        tried = held_out(expected[dataset].environments, found)
-        of = len({*tried, *expected[dataset].reported})
-        for method in methods:
-            rows = [found[method, environment] for environment in tried if (method, environment) in found]
-            cells[method, dataset] = dataset_average(rows, of)
+    methods = method_order({method for table in tables.values() for method in table.methods})
+    cells = {
+        (method, dataset): _dataset_average(table, method) for dataset, table in tables.items() for method in methods
+    }
     return Table(
         title="Averages",
         methods=methods,
-        columns=tuple(trials),
+        columns=tuple(tables),
         cells=cells,
-        averages={
-            method: _mean_of([cells[method, dataset] for dataset in trials], len(trials), "datasets")
-            for method in methods
-        },
-        chances={dataset: chance for dataset, chance in chances.items() if dataset in trials},
+        averages=row_means(methods, list(tables), cells, len(tables), "datasets"),
+        chances={name: table.chances[table.columns[0]] for name, table in tables.items() if table.chances},
     )
+
+
+def _dataset_average(table: Table, method: str) -> Cell:
+    """A cell of the averages table: each trial's mean over environments, then mean and error over trials.
+
+    Where some trial lacks an environment, the number is the mean over those that it has, without an error.
+    """
+    if method not in table.methods or not table.columns:
+        return Cell(mean=None)
+    average = table.averages[method]
+    rows = [table.cells[method, column].trials for column in table.columns]
+    everything = tuple(trial for row in rows for trial in row)
+    if any(trial.selected is None for trial in everything):
+        return replace(average, trials=everything)
+    accuracies = [float(np.mean(_accuracies(same_trial))) for same_trial in zip(*rows, strict=True)]
+    return replace(value_cell(everything, accuracies), parts=average.parts)
+
+
+def selections(table: Table, method: str) -> dict[tuple[str, int], Selected]:
+    """What was selected of a method, by environment and trial."""
+    return {
+        (column, trial.trial_seed): trial.selected
+        for column in table.columns
+        for trial in table.cells[method, column].trials
+        if trial.selected is not None
+    }
+
+
+def trial_accuracies(table: Table, method: str) -> dict[tuple[str, int], float]:
+    """The accuracies of what was selected, in percent, by environment and trial."""
+    return {key: 100 * selected.test_accuracy for key, selected in selections(table, method).items()}
 
 
 BEST_NOTE = (

@@ -10,24 +10,38 @@ Rules are pure functions of records, in a registry:
 A rule of your own is one function of a run: see `selection_rule`.
 """
 
-# The order of these imports is the order in which rules are listed.
-# isort: off
-from sandmask.selection._base import (
+from sandmask.selection._groups import (
+    SEARCH,
+    GroupKey,
+    algorithm_of,
+    candidates,
+    group_runs,
+    is_searched,
+    is_settled,
+    is_soup,
+    method_names,
+    select,
+    settings_of,
+    siblings,
+)
+from sandmask.selection._rules import (
+    ACCURACY,
     RULES,
     Choice,
     Selected,
     SelectionRule,
+    by_metric,
+    common_signal,
+    find_rule,
+    has_common_signal,
+    leave_one_domain_out,
     mean_over_environments,
+    oracle,
     selection_rule,
+    signal_threshold,
+    training_domain,
+    worst_training_domain,
 )
-from sandmask.selection._rules import training_domain
-from sandmask.selection._rules import leave_one_domain_out
-from sandmask.selection._rules import oracle
-from sandmask.selection._rules import worst_training_domain
-from sandmask.selection._rules import common_signal, has_common_signal, signal_threshold
-from sandmask.selection._rules import ACCURACY, by_metric, find_rule
-from sandmask.selection._groups import SEARCH, GroupKey, algorithm_of, group_runs, is_searched, is_soup, method_names
-from sandmask.selection._groups import candidates, is_settled, select, settings_of, siblings
 
 __all__ = [
     "ACCURACY",

@@ -11,7 +11,7 @@ from sandmask._text import counted
 from sandmask.hparams import OPTIONAL
 from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records import RunRecord, RunSpec
-from sandmask.selection._base import Selected, SelectionRule
+from sandmask.selection._rules import Selected, SelectionRule
 
 
 @dataclass(frozen=True, order=True)

@@ -1,16 +1,19 @@
-"""From runs to a page: its content, its text, and the file."""
+"""From runs to a page: the file, its text, and its content: tables, regrets of the rules, and the runs."""
 
 import html
 import json
+import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sandmask._files import replacing
 from sandmask._text import printable
@@ -18,13 +21,15 @@ from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, split_averages
 from sandmask.records._reader import refuse_record_name
-from sandmask.reports._data import Report, has_published
-from sandmask.reports._for_programs import to_json
+from sandmask.reports._comparisons import beside_published, has_published
+from sandmask.reports._data import Report
+from sandmask.reports._for_programs import json_content
+from sandmask.reports._grids import named_grids
 from sandmask.reports._report import build_report
-from sandmask.reports._tables import BEST_NOTE
-from sandmask.reports.html._curves import RUNS_PER_CHUNK, choose_detail, chunks, json_blob
-from sandmask.reports.html._tables import all_offers, regrets, run_columns, table_words
-from sandmask.selection import RULES, find_rule, method_names
+from sandmask.reports._tables import BEST_NOTE, trial_accuracies
+from sandmask.reports.html._curves import RUNS_PER_CHUNK, Offers, choose_detail, chunks, json_blob
+from sandmask.reports.statistics import bootstrap_interval
+from sandmask.selection import RULES, Selected, candidates, find_rule, group_runs, method_names
 
 
 def write_html(
@@ -53,10 +58,9 @@ def write_html(
 
 
 _SCRIPTS = (
-    "dom", "data", "state", "formats", "scales", "draw", "charts", "ranks", "figure", "table", "controls",
-    "overview", "cells", "tables", "comparisons", "hyperparameters", "regret", "runs", "diagnostics", "run", "main",
+    "dom", "data", "state", "draw", "charts", "figure", "table",
+    "overview", "tables", "comparisons", "hyperparameters", "regret", "runs", "diagnostics", "run", "main",
 )  # fmt: skip
-_STYLES = ("base", "layout", "tables", "figures")
 
 
 def render_html(
@@ -65,12 +69,8 @@ def render_html(
     *,
     title: str = "sandmask report",
     against_paper: bool = False,
-    baseline: str = "ERM",
     statistics: bool = True,
-    draws: int | None = None,
-    trials: int | None = None,
-    metrics: Sequence[str] | None = None,
-    earlier: Sequence[RunRecord] | None = None,
+    **settings: Any,
 ) -> str:
     """Return a self-contained page with all tables and every run's curves.
 
@@ -78,19 +78,12 @@ def render_html(
     :param rules: names of selection rules; all if not given.
     :param title: title of the page.
     :param against_paper: show the paper's numbers at first; the page has a switch.
-    :param baseline: method that the others are compared with.
     :param statistics: include the comparisons with the baseline.
-    :param draws: number of draws in a complete cell; as many as there are if not given.
-    :param trials: number of trials in a complete cell; as many as there are if not given.
-    :param metrics: metrics beyond accuracy to include; the recorded ones that are a number for each environment if
-        not given.
-    :param earlier: records of other runs to compare with.
+    :param settings: other arguments of `build_report`: `baseline`, `draws`, `trials`, `metrics` and `earlier`.
     """
     runs = list(judged_by_first_stage(split_averages(runs)))
     names = list(RULES) if rules is None else list(dict.fromkeys(find_rule(name).name for name in rules))
-    settings: dict[str, Any] = {"baseline": baseline, "draws": draws, "trials": trials, "metrics": metrics}
-    settings["earlier"] = earlier
-    report = build_report(runs, names, against_paper=has_published(), **settings)
+    report = build_report(runs, names, **settings)
     if not statistics:
         report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
     of_id = method_names(runs)
@@ -110,11 +103,12 @@ def render_html(
 
 
 def _report_content(report: Report) -> dict[str, Any]:
+    with_paper = beside_published(report) if has_published() else report
     return {
         "version": __version__,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "report": json.loads(to_json(report)),
-        "words": table_words(report),
+        "report": json_content(with_paper),
+        "words": table_words(report, with_paper),
         "rules": {
             rule.name: {"usesTestData": rule.uses_test_data, "needsPairs": rule.needs_pairs}
             for rule in (find_rule(each.rule) for each in report.rules)
@@ -133,16 +127,13 @@ def _fill(title: str, blobs: dict[str, str]) -> str:
     """The template with its parts put in."""
     parts = {
         "title": html.escape(printable(title)),
-        "styles": "\n".join(_asset(f"{name}.css") for name in _STYLES),
+        "styles": _asset("page.css"),
         "scripts": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": "\n".join(
             f'<script type="application/octet-stream" id="data-{name}">{text}</script>' for name, text in blobs.items()
         ),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
-
-
-_SETTINGS = ("steps", "network", "precision", "space")
 
 
 def overview(runs: Sequence[RunRecord], methods: Sequence[str]) -> dict[str, Any]:
@@ -169,5 +160,126 @@ def _dataset(found: Sequence[tuple[RunRecord, str]]) -> dict[str, Any]:
         "methods": len({method for _, method in found}),
         "trials": len({spec.trial_seed for spec in specs}),
         "draws": len({spec.hparams_seed for spec in specs}),
-        **{name: sorted({getattr(spec, name) for spec in specs}) for name in _SETTINGS},
+        "steps": sorted({spec.steps for spec in specs}),
+        "network": sorted({spec.network for spec in specs}),
+        "precision": sorted({spec.precision for spec in specs}),
+        "space": sorted({spec.space for spec in specs}),
     }
+
+
+def table_words(report: Report, with_paper: Report) -> dict[str, dict[str, Any]]:
+    """For each rule, its tables by name: as they are, and under `paper` with the paper's numbers beside ours."""
+    return {
+        rule.rule: {
+            name: {**asdict(grid), "paper": asdict(beside)}
+            for (name, grid), (_, beside) in zip(named_grids(rule), named_grids(rule_with_paper), strict=True)
+        }
+        for rule, rule_with_paper in zip(report.rules, with_paper.rules, strict=True)
+    }
+
+
+ORACLE = "oracle"
+
+
+def regrets(report: Report) -> list[dict[str, Any]]:
+    """For each rule, dataset and method, in percent: the mean over (environment, trial) and of each environment.
+
+    Empty without the oracle among the rules. A regret can be negative: the oracle looks at last checkpoints only.
+    """
+    oracle = {name: table for rule in report.rules if rule.rule == ORACLE for name, table in rule.datasets.items()}
+    found = []
+    for rule in report.rules:
+        if rule.rule == ORACLE:
+            continue
+        for dataset in [name for name in rule.datasets if name in oracle]:
+            for method in rule.datasets[dataset].methods:
+                best = trial_accuracies(oracle[dataset], method)
+                reached = trial_accuracies(rule.datasets[dataset], method)
+                pairs = {key: best[key] - reached[key] for key in reached if key in best}
+                if pairs:
+                    names = {"rule": rule.rule, "dataset": dataset, "method": method}
+                    found.append({**names, **_mean_regret(pairs)})
+    return found
+
+
+def _mean_regret(pairs: Mapping[tuple[str, int], float]) -> dict[str, Any]:
+    values = list(pairs.values())
+    of_environment: defaultdict[str, list[float]] = defaultdict(list)
+    for (environment, _), value in pairs.items():
+        of_environment[environment].append(value)
+    return {
+        "mean": float(np.mean(values)),
+        "interval": bootstrap_interval(values),
+        "pairs": len(values),
+        "environments": {name: float(np.mean(some)) for name, some in of_environment.items()},
+    }
+
+
+def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
+    """The checkpoint that each rule would take of each run, for the runs that it can judge."""
+    place = {id(run): number for number, run in enumerate(runs)}
+    groups = group_runs(runs)
+    return {
+        name: {
+            place[id(offer.run)]: offer
+            for key, group in groups.items()
+            for offer in candidates(find_rule(name), group, key.test_env)
+        }
+        for name in rules
+    }
+
+
+def run_columns(runs: Sequence[RunRecord], methods: Sequence[str], offers: Offers) -> dict[str, Any]:
+    """Specs, statuses, hyperparameters and what each rule makes of each run. Accuracies are in percent.
+
+    `methods` are the runs' methods, one each.
+    """
+    hparams, distinct_hparams = _numbered([json.dumps(run.spec.hparams, sort_keys=True) for run in runs])
+    settings, distinct_settings = _numbered([_settings(run) for run in runs])
+    return {
+        "columns": {
+            "id": [run.spec.id for run in runs],
+            "method": list(methods),
+            "algorithm": [run.spec.algorithm for run in runs],
+            "dataset": [run.spec.dataset for run in runs],
+            "test": [list(run.spec.test_envs) for run in runs],
+            "trial": [run.spec.trial_seed for run in runs],
+            "draw": [run.spec.hparams_seed for run in runs],
+            "seed": [run.spec.seed for run in runs],
+            "status": [run.status for run in runs],
+            "at": [int(run.steps[-1]) if len(run.steps) else None for run in runs],
+            "divergedAt": [run.diverged_at for run in runs],
+            "checkpoints": [len(run.steps) for run in runs],
+            "steps": [run.spec.steps for run in runs],
+            "hparams": hparams,
+            "settings": settings,
+        },
+        "hparams": [json.loads(text) for text in distinct_hparams],
+        "settings": [dict(items) for items in distinct_settings],
+        "offers": {rule: _offer_columns(len(runs), offers[rule]) for rule in offers},
+    }
+
+
+def _numbered(values: Sequence[Any]) -> tuple[list[int], list[Any]]:
+    """The place of each value in the list of distinct values, and that list: repeated values are written once."""
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return [places[value] for value in values], list(places)
+
+
+def _settings(run: RunRecord) -> tuple[tuple[str, str], ...]:
+    named = [(name, str(getattr(run.spec, name))) for name in ("space", "network", "weights", "precision")]
+    options = sorted((name, str(value)) for name, value in run.spec.options.items())
+    return (*named, ("checkpoint every", str(run.spec.checkpoint_every)), *options)
+
+
+def _offer_columns(count: int, found: Mapping[int, Selected]) -> dict[str, list[Any]]:
+    offers = [found.get(place) for place in range(count)]
+    return {
+        "step": [None if offer is None else offer.step for offer in offers],
+        "validation": [None if offer is None else _percent(offer.validation) for offer in offers],
+        "test": [None if offer is None else _percent(offer.test_accuracy) for offer in offers],
+    }
+
+
+def _percent(value: float) -> float | None:
+    return round(100 * value, 4) if math.isfinite(value) else None  # a rule of one's own may value anything

@@ -117,15 +117,6 @@ function differenceFigure(statistics, rows, scope, where) {
 
 function statisticsTable(scope) {
   const grid = data.words[rule()].statistics;
-  const value = (words) => (words === "-" ? null : Number(words.replace("<", "")));
-  const columns = grid.header.map((title, place) => ({ title, numeric: place > 1 }));
-  const rows = grid.rows.filter((row) => scope === "all" || row[0] === scope)
-    .map((row) => row.map((words, place) => ({
-      text: words,
-      value: place === 4 ? (words === "-" ? null : parseFloat(words)) : place > 1 ? value(words) : words,
-    })));
-  return dataTable({
-    name: `statistics-${rule()}`, title: grid.title, columns, rows, notes: grid.notes,
-    files: { grid: (shown) => ({ ...grid, rows: shown.map((row) => row.map((cell) => cell.text)) }) },
-  });
+  const rows = grid.rows.filter((row) => scope === "all" || row[0] === scope);
+  return wordsTable(`statistics-${rule()}`, { ...grid, rows }, 2);
 }

@@ -1,38 +1,23 @@
 // Selection regret: what the oracle reached minus what the rule reached.
 
 function drawRegret(main) {
-  const name = rule();
   const explanation = say(
     "The cost of model selection: the oracle’s accuracy minus the rule’s, on the same held-out domains and trials,",
     "in percent. The oracle looks only at last checkpoints, so a rule that stops early can beat it: a negative regret.",
   );
-  if (!data.rules.oracle) {
-    main.append(section(
-      "Selection regret",
-      explanation,
-      empty("This page was made without the oracle. Make it with ", h("code", null, "--selection all"), "."),
-    ));
-    return;
-  }
+  main.append(section("Selection regret", explanation, regretContent(rule())));
+}
+
+function regretContent(name) {
+  if (!data.rules.oracle)
+    return empty("This page was made without the oracle. Make it with ", h("code", null, "--selection all"), ".");
   if (name === "oracle") {
     const others = Object.keys(data.rules).filter((one) => one !== "oracle");
     const links = others.map((one) => h("li", null, h("a", { href: address("regret", { rule: one }) }, one)));
-    main.append(section(
-      "Selection regret",
-      explanation,
-      empty("The oracle has no regret. Choose another rule: ", h("ul", null, links)),
-    ));
-    return;
+    return empty("The oracle has no regret. Choose another rule: ", h("ul", null, links));
   }
   const entries = data.regrets.filter((one) => one.rule === name);
-  if (!entries.length) {
-    main.append(section(
-      "Selection regret",
-      explanation,
-      empty("No trial has been selected both by the oracle and by this rule."),
-    ));
-    return;
-  }
+  if (!entries.length) return empty("No trial has been selected both by the oracle and by this rule.");
   const datasets = unique(entries.map((one) => one.dataset));
   const place = h("div");
   const redraw = () => place.replaceChildren(regretFigure(entries, choice("dataset", datasets)), regretTable());
@@ -40,8 +25,8 @@ function drawRegret(main) {
     remember({ dataset: value });
     redraw();
   });
-  main.append(section("Selection regret", explanation, datasets.length > 1 ? controls(control) : null, place));
   redraw();
+  return [datasets.length > 1 ? controls(control) : null, place];
 }
 
 const intervalWords = (interval) => (interval ? ` (${interval.map((value) => signed(value)).join(" to ")})` : "");

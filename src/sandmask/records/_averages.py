@@ -47,24 +47,22 @@ def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     :param runs: records of the runs.
     """
     seen: set[str] = set()
-    for run in _each(runs):
-        if run.spec.id not in seen:
-            seen.add(run.spec.id)
-            yield run
-
-
-def _each(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     for run in runs:
         averages = averages_of(run.spec.options)
-        if not averages:
-            yield run
-            continue
-        spec = averaged_spec(run.spec)
-        metrics = {name: values for name, values in run.metrics.items() if not name.startswith(_PREFIX)}
-        tables = {name: counts for name, counts in run.tables.items() if not name.startswith(_PREFIX)}
-        yield replace(run, spec=spec, metrics=metrics, tables=tables)
-        for average in averages:
-            yield _averaged(run, average)
+        records = [_without_averages(run), *(_averaged(run, average) for average in averages)] if averages else [run]
+        for record in records:
+            if record.spec.id not in seen:
+                seen.add(record.spec.id)
+                yield record
+
+
+def _without_averages(run: RunRecord) -> RunRecord:
+    return replace(
+        run,
+        spec=averaged_spec(run.spec),
+        metrics={name: values for name, values in run.metrics.items() if not name.startswith(_PREFIX)},
+        tables={name: counts for name, counts in run.tables.items() if not name.startswith(_PREFIX)},
+    )
 
 
 def averaged_spec(spec: RunSpec, average: str | None = None) -> RunSpec:

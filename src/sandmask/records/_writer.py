@@ -143,9 +143,10 @@ class RecordWriter:
         with ExitStack() as undo, replacing(self.path, durable=True) as temporary:
             replacement = undo.enter_context(FileIO(temporary, "w+"))
             lock(replacement)
-            for raw in self._lines():
-                if not _is_after(json.loads(raw), names, step):
-                    _write_all(replacement, raw)
+            with self.path.open("rb") as lines:
+                for raw in lines:
+                    if not _is_after(json.loads(raw), names, step):
+                        _write_all(replacement, raw)
             undo.pop_all()
         self._file.close()
         self._file = replacement
@@ -184,23 +185,12 @@ class RecordWriter:
             _write_all(self._file, written)
         run.crc, run.has_crc = crc, True
 
-    def _lines(self) -> Iterable[bytes]:
-        with self.path.open("rb") as file:
-            yield from file
-
     def _cut_torn_line(self) -> None:
         """A line is complete when its newline is there: cut what follows the last one."""
-        end = size = self._file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
-            self._file.seek(start)
-            newline = self._file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            self._file.truncate(end)
+        with self.path.open("rb") as file:
+            complete = sum(len(line) for line in file if line.endswith(b"\n"))
+        if complete < self.path.stat().st_size:
+            self._file.truncate(complete)
 
     def _scan(self) -> dict[str, RunState]:
         runs: dict[str, RunState] = {}

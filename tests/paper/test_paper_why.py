@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._select import averages, by_rule, every, thinned, trial_choices, validation
-from sandmask.paper.compact import compact
+from sandmask.paper._select import averages, by_rule, compact, every, thinned, tied, trial_choices, validation
 from sandmask.paper.why import (
     QUESTIONS,
     evaluation_frequency,
@@ -16,7 +15,6 @@ from sandmask.paper.why import (
     pick_tied,
     tau_range,
     tie_breaking,
-    tied,
     why,
 )
 from sandmask.records import RunRecord, read_runs, write_archive

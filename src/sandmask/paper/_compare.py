@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 
 from sandmask.errors import SandmaskError
 from sandmask.paper._printed import AVERAGE, PrintedCell, environments, printed
@@ -39,7 +38,7 @@ class Compared:
     method: str
     ours: Cell
     paper: PrintedCell | None
-    comparable: bool = True  # False if more than the method differs, such as the network
+    comparable: bool  # False if more than the method differs, such as the network
 
     @property
     def joint_error(self) -> float | None:
@@ -114,7 +113,7 @@ def compare(
     if not mine:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
     report = build_report(mine, list(rules), draws=draws, trials=trials)
-    return [replace(cell, comparable=comparable) for rule in report.rules for cell in _rule_cells(rule)]
+    return [cell for rule in report.rules for cell in _rule_cells(rule, comparable)]
 
 
 def _is_in_tables(run: RunRecord) -> bool:
@@ -124,18 +123,18 @@ def _is_in_tables(run: RunRecord) -> bool:
     return not is_known or len(run.spec.test_envs) != 1 or run.spec.test_envs[0] < len(columns)
 
 
-def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
+def _rule_cells(rule: RuleReport, comparable: bool) -> Iterator[Compared]:
     for dataset, table in rule.datasets.items():
         for method in table.methods:
             row = printed_row(method)
             for column in table.columns:
                 paper = printed(rule.rule, dataset, row, column)
-                yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper)
+                yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper, comparable)
             if rule.averages is not None:
                 whole = rule.averages.cells[method, dataset]
                 average = provisional(whole, [table.cells[method, column] for column in table.columns])
                 paper = printed(rule.rule, dataset, row)
-                yield Compared(rule.rule, dataset, AVERAGE, method, average, paper)
+                yield Compared(rule.rule, dataset, AVERAGE, method, average, paper, comparable)
 
 
 def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
@@ -157,9 +156,9 @@ def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
     return replace(average, mean=mean, error=error if len(means) > 1 else None)
 
 
-def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
-    """A row for each cell."""
-    rows = [
+def cell_rows(cells: Sequence[Compared]) -> list[dict[str, object]]:
+    """A row of a data frame for each cell."""
+    return [
         {
             "selection": cell.rule,
             "dataset": cell.dataset,
@@ -178,7 +177,6 @@ def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
         }
         for cell in cells
     ]
-    return pd.DataFrame(rows)
 
 
 def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str]) -> Grid:

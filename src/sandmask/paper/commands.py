@@ -126,7 +126,7 @@ def _add_table(name: str, about: str, records_example: str) -> None:
 
 
 def _tiny_runs(table: str, device: str | None, data_dir: Path | None, *, quiet: bool) -> "list[RunRecord]":
-    from sandmask.paper.quick import TINY, run_tiny
+    from sandmask.paper._train import TINY, run_tiny
     from sandmask.training import choose_device
 
     with _progress(quiet=quiet) as on_progress:
@@ -194,7 +194,7 @@ def compact(
 
     [bold]Example[/bold]: sandmask paper compact runs/spirals --archive results/paper/spirals.records.parquet
     """
-    from sandmask.paper.compact import compact as make
+    from sandmask.paper._select import compact as make
     from sandmask.paper.tables import read_all
     from sandmask.records import write_archive
 

@@ -19,7 +19,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_record
 from sandmask.records._lines import check_schema
 from sandmask.records._measures import SPLITS, table_size
-from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
+from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status, under_prefix
 
 ARCHIVE_SUFFIX = ".records.parquet"
 _VERSION_KEY = b"sandmask.schema"
@@ -219,13 +219,13 @@ def _runs(batch: Any) -> Iterator[RunRecord]:
             steps=shared.setdefault(steps.tobytes(), steps),
             accuracy_in=_accuracies(present, "in", len(names)),
             accuracy_out=_accuracies(present, "out", len(names)),
-            metrics=_with_prefix(_METRIC, present),
+            metrics=under_prefix(_METRIC, present),
             status=words["status"][row],
             diverged_at=words["diverged_at"][row],
             classes=shared.setdefault(classes, classes),
             tables={
                 name: unpack_counts(counts, table_size(name, len(names), len(classes)))
-                for name, counts in _with_prefix(_TABLE, present).items()
+                for name, counts in under_prefix(_TABLE, present).items()
             },
         )
         if words["run"][row] != run.spec.id:
@@ -246,10 +246,6 @@ def _lists(column: Any) -> list[NDArray[Any] | None]:
         values[begin:end] if is_valid else None
         for (begin, end), is_valid in zip(pairwise(offsets), column.is_valid().to_pylist(), strict=True)
     ]
-
-
-def _with_prefix(prefix: str, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): values for name, values in columns.items() if name.startswith(prefix)}
 
 
 def _accuracies(present: dict[str, NDArray[Any]], split: str, environments: int) -> NDArray[np.float64]:

@@ -72,21 +72,19 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
     """Whether the shorter record is the longer one, or what it was at an earlier time."""
     count = len(shorter.steps)
-    if shorter.env_names != longer.env_names:
-        return False
-    if shorter.status != "running" and (shorter.status, shorter.diverged_at, count) != (
+    has_same_end = (shorter.status, shorter.diverged_at, count) == (
         longer.status,
         longer.diverged_at,
         len(longer.steps),
-    ):
-        return False
-    same = (
-        np.array_equal(shorter.steps, longer.steps[:count])
+    )
+    # Metrics may hold a wall-clock time, which two honest runs do not share.
+    return (
+        shorter.env_names == longer.env_names
+        and (shorter.status == "running" or has_same_end)
+        and np.array_equal(shorter.steps, longer.steps[:count])
         and np.array_equal(shorter.accuracy_in, longer.accuracy_in[:count])
         and np.array_equal(shorter.accuracy_out, longer.accuracy_out[:count])
     )
-    # Metrics may hold a wall-clock time, which two honest runs do not share.
-    return bool(same)
 
 
 def read_file(path: Path) -> list[RunRecord]:

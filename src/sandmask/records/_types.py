@@ -2,16 +2,18 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 Status = Literal["running", "done", "diverged", "pruned"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -114,3 +116,8 @@ def dataset_order(names: list[str]) -> list[str]:
     """The benchmark's datasets in its order, then others in alphabetical order."""
     places = {name: place for place, name in enumerate(HELD_OUT)}
     return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+
+
+def under_prefix(prefix: str, found: Mapping[str, T]) -> dict[str, T]:
+    """The entries whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

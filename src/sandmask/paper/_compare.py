@@ -9,7 +9,7 @@ import numpy as np
 from sandmask.errors import SandmaskError
 from sandmask.paper._printed import AVERAGE, PrintedCell, environments, printed
 from sandmask.records import RunRecord
-from sandmask.reports import Cell, Grid, RuleReport, build_report
+from sandmask.reports import Cell, Grid, RuleReport, build_report, cell_text
 from sandmask.reports.statistics import mean_and_error
 from sandmask.selection import algorithm_of
 
@@ -88,15 +88,11 @@ def shown(method: str) -> str:
 
 
 def ours_text(cell: Cell) -> str:
-    """`81.2 ± 0.4`, with the number of runs if some are missing."""
-    if not cell.expected:
-        return "-"
-    progress = f"{cell.have}/{cell.expected} runs"
-    if cell.mean is None:
-        parts = cell.parts
-        return progress if parts is None or parts.complete else f"{parts.found}/{parts.of} environments"
-    text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + ("†" if cell.diverged else "")
-    return text if cell.complete else f"{text} ({progress})"
+    """The text of a cell in reports; without a number, how many of the environments of an average there are."""
+    parts = cell.parts
+    if cell.expected and cell.mean is None and parts is not None and not parts.complete:
+        return f"{parts.found}/{parts.of} environments"
+    return cell_text(replace(cell, parts=None))
 
 
 def compare(

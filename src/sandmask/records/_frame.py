@@ -142,26 +142,25 @@ def _sparse(numbers: NDArray[np.float64], rows: NDArray[np.int64]) -> _Column:
 
 
 def _words(values: Sequence[str | None], rows: NDArray[np.int64]) -> _Column:
-    position = _positions(value for value in values if value is not None)
-    codes = np.array([-1 if value is None else position[value] for value in values], dtype=_code_type(position))
-    return _categories(np.repeat(codes, rows), position)
+    import pandas as pd
+
+    categories = _categories(value for value in values if value is not None)
+    codes = pd.Categorical(values, dtype=categories).codes
+    return pd.Categorical.from_codes(np.repeat(codes, rows), dtype=categories)
 
 
 def _environment_names(runs: Sequence[RunRecord], checkpoints: Iterable[int]) -> _Column:
-    position = _positions(name for names in dict.fromkeys(run.env_names for run in runs) for name in names)
-    codes = (np.array([position[name] for name in run.env_names]) for run in runs)
-    return _categories(_tiled(codes, checkpoints, _code_type(position)), position)
-
-
-def _code_type(position: dict[str, int]) -> Any:
-    return np.min_scalar_type(-max(1, len(position)))
-
-
-def _categories(codes: NDArray[Any], position: dict[str, int]) -> _Column:
     import pandas as pd
 
-    return pd.Categorical.from_codes(codes, categories=pd.Index(list(position), dtype=str), validate=False)
+    datasets = dict.fromkeys(run.env_names for run in runs)
+    categories = _categories(name for names in datasets for name in names)
+    codes = {names: pd.Categorical(names, dtype=categories).codes for names in datasets}
+    return pd.Categorical.from_codes(
+        _tiled((codes[run.env_names] for run in runs), checkpoints, np.int32), dtype=categories
+    )
 
 
-def _positions(names: Iterable[str]) -> dict[str, int]:
-    return {name: index for index, name in enumerate(dict.fromkeys(names))}
+def _categories(words: Iterable[str]) -> "pd.CategoricalDtype":
+    import pandas as pd
+
+    return pd.CategoricalDtype(pd.Index(list(dict.fromkeys(words)), dtype=str))

@@ -145,7 +145,7 @@ def _words(values: Sequence[str | None], rows: NDArray[np.int64]) -> _Column:
     import pandas as pd
 
     categories = _categories(value for value in values if value is not None)
-    codes = pd.Categorical(values, dtype=categories).codes
+    codes = pd.Categorical(np.array(values, dtype=object), dtype=categories).codes
     return pd.Categorical.from_codes(np.repeat(codes, rows), dtype=categories)
 
 

@@ -29,7 +29,7 @@ _LARGEST_SPLIT = 1_000_000  # examples
 _WORDS = ("run", "spec", "env_names", "classes", "status", "diverged_at")
 
 _Key = tuple[str, tuple[str, ...]]
-_Sizes = dict[_Key, tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]]
+_Sizes = NDArray[np.int64] | None
 
 
 def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, metrics: bool = True) -> None:
@@ -52,9 +52,7 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
             check_record(run)
         except ValueError as error:
             raise SandmaskError(f"{target} cannot be written: {error}.") from error
-    names = sorted({name for run in runs for name in run.metrics}) if metrics else []
-    tables = sorted({name for run in runs for name in run.tables}) if metrics else []
-    schema = _schema(runs, names, tables)
+    schema = _schema(runs, metrics)
     sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Durable: whoever sees the file may remove what it was made from. Opened here: Arrow takes paths in UTF-8 only.
@@ -64,11 +62,11 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
         pq.ParquetWriter(file, schema, **_layout(schema)) as writer,
     ):
         for begin in range(0, len(runs), _RUNS_PER_GROUP):
-            rows = [_row(run, sizes, names, tables) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+            rows = [_row(run, sizes[_key(run)]) for run in runs[begin : begin + _RUNS_PER_GROUP]]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def _schema(runs: Sequence[RunRecord], metrics: Sequence[str], tables: Sequence[str]) -> Any:
+def _schema(runs: Sequence[RunRecord], metrics: bool) -> Any:
     import pyarrow as pa
 
     fields: list[tuple[str, Any]] = [
@@ -86,10 +84,12 @@ def _schema(runs: Sequence[RunRecord], metrics: Sequence[str], tables: Sequence[
             (f"{split}_counts", pa.list_(pa.int32())),
             (f"{split}_raw", pa.list_(pa.float64())),
         ]
-    for name in metrics:
-        number = pa.float32() if _is_single(runs, name) else pa.float64()
-        fields.append((f"{_METRIC}{name}", pa.list_(number)))
-    fields += [(f"{_TABLE}{name}", pa.list_(pa.int32())) for name in tables]
+    if metrics:
+        for name in sorted({name for run in runs for name in run.metrics}):
+            number = pa.float32() if _is_single(runs, name) else pa.float64()
+            fields.append((f"{_METRIC}{name}", pa.list_(number)))
+        tables = sorted({name for run in runs for name in run.tables})
+        fields += [(f"{_TABLE}{name}", pa.list_(pa.int32())) for name in tables]
     return pa.schema(fields, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
@@ -126,21 +126,22 @@ def _key(run: RunRecord) -> _Key:
     return run.spec.dataset, run.env_names
 
 
-def _split_sizes(runs: Sequence[RunRecord]) -> _Sizes:
+def _split_sizes(runs: Sequence[RunRecord]) -> dict[_Key, tuple[_Sizes, _Sizes]]:
     """For each dataset, the sizes of its "in" and "out" splits as far as they can be inferred from accuracies."""
     groups: defaultdict[_Key, list[RunRecord]] = defaultdict(list)
     for run in runs:
         groups[_key(run)].append(run)
     return {
-        key: (
-            denominators([run.accuracy_in for run in group]),
-            denominators([run.accuracy_out for run in group]),
-        )
+        key: (denominators([run.accuracy_in for run in group]), denominators([run.accuracy_out for run in group]))
         for key, group in groups.items()
     }
 
 
-def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str], tables: Sequence[str]) -> dict[str, Any]:
+def _row(run: RunRecord, sizes: tuple[_Sizes, _Sizes]) -> dict[str, Any]:
+    """The row of a run. Columns that it lacks become null; those that the schema lacks are left out.
+
+    :param sizes: of the "in" and "out" splits.
+    """
     row: dict[str, Any] = {
         "run": run.spec.id,
         "spec": json.dumps(run.spec.to_json()),
@@ -150,15 +151,15 @@ def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str], tables: Sequence
         "diverged_at": run.diverged_at,
         "steps": run.steps,
     }
-    accuracies = (run.accuracy_in, run.accuracy_out)
-    for split, accuracy, size in zip(SPLITS, accuracies, sizes[_key(run)], strict=True):
-        row[f"{split}_sizes"] = size
-        row[f"{split}_counts"] = None if size is None else pack_counts(np.rint(accuracy * size))
-        row[f"{split}_raw"] = accuracy.ravel() if size is None else None
-    for name in metrics:
-        row[f"{_METRIC}{name}"] = run.metrics.get(name)
-    for name in tables:
-        row[f"{_TABLE}{name}"] = pack_counts(run.tables[name]) if name in run.tables and len(run.steps) else None
+    for split, accuracy, size in zip(SPLITS, (run.accuracy_in, run.accuracy_out), sizes, strict=True):
+        if size is None:
+            row[f"{split}_raw"] = accuracy.ravel()
+        else:
+            row[f"{split}_sizes"] = size
+            row[f"{split}_counts"] = pack_counts(np.rint(accuracy * size))
+    row |= {f"{_METRIC}{name}": curve for name, curve in run.metrics.items()}
+    if len(run.steps):
+        row |= {f"{_TABLE}{name}": pack_counts(table) for name, table in run.tables.items()}
     return row
 
 
@@ -263,7 +264,7 @@ def _accuracies(present: dict[str, NDArray[Any]], split: str, environments: int)
 # Accuracies are stored as what they are, counts over the size of a split: exact, and small.
 
 
-def denominators(runs: list[NDArray[np.float64]]) -> NDArray[np.int64] | None:
+def denominators(runs: list[NDArray[np.float64]]) -> _Sizes:
     """For each environment, the n that makes all accuracies of the [T, environments] tables fractions k / n.
 
     None where there is none up to `_LARGEST_SPLIT`: then the values are not counts over a split.

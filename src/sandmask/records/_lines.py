@@ -8,6 +8,7 @@ there were checksums are read as they are.
 import json
 import math
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ def _evaluate(run: RunState, line: dict[str, Any]) -> None:
     check_accuracies(line["in"], run.environments)
     check_accuracies(line["out"], run.environments)
     check_names("metric", line["metrics"])
-    line["metrics"] = {name: metric_value(value) for name, value in line["metrics"].items()}
+    line["metrics"] = {sys.intern(name): metric_value(value) for name, value in line["metrics"].items()}
     for name, counts in line.setdefault("tables", {}).items():
         check_counts(name, counts, table_size(name, run.environments, run.classes))
     run.last_step = step

@@ -1,4 +1,4 @@
-"""Reading records: a folder of record files and archives, one file, one line."""
+"""Reading records: folders, record files and archives."""
 
 import os
 from dataclasses import replace
@@ -48,12 +48,6 @@ def refuse_record_name(target: Path) -> None:
         raise SandmaskError(f"{target} is named like a file of records, which this would replace. Name another file.")
 
 
-def _read(file: Path) -> list[RunRecord]:
-    if file.suffix == ".parquet":
-        return read_archive(file)
-    return read_file(file)
-
-
 def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tuple[RunRecord, Path]:
     shorter, longer = sorted((first, second), key=lambda item: (len(item[0].steps), item[0].status != "running"))
     if not _begins(shorter[0], longer[0]):
@@ -72,25 +66,23 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
     """Whether the shorter record is the longer one, or what it was at an earlier time."""
     count = len(shorter.steps)
-    has_same_end = (shorter.status, shorter.diverged_at, count) == (
-        longer.status,
-        longer.diverged_at,
-        len(longer.steps),
-    )
+    ended_alike = (shorter.status, shorter.diverged_at) == (longer.status, longer.diverged_at)
     # Metrics may hold a wall-clock time, which two honest runs do not share.
     return (
         shorter.env_names == longer.env_names
-        and (shorter.status == "running" or has_same_end)
+        and (shorter.status == "running" or (ended_alike and count == len(longer.steps)))
         and np.array_equal(shorter.steps, longer.steps[:count])
         and np.array_equal(shorter.accuracy_in, longer.accuracy_in[:count])
         and np.array_equal(shorter.accuracy_out, longer.accuracy_out[:count])
     )
 
 
-def read_file(path: Path) -> list[RunRecord]:
-    """The runs of one record file, in the order they began. A last line without its newline is not read."""
+def _read(file: Path) -> list[RunRecord]:
+    """The runs of an archive, or of a record file in the order they began."""
+    if file.suffix == ".parquet":
+        return read_archive(file)
     lines: dict[str, list[dict[str, Any]]] = {}
-    for line in read_lines(path, {}):
+    for line in read_lines(file, {}):
         lines.setdefault(line["run"], []).append(line)
     return [_record(of_run) for of_run in lines.values()]
 

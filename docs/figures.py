@@ -15,8 +15,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from sandmask._drawing import FAINT, LOOKS, new_figure, style
 from sandmask.masks import ANDMask, Mask, SANDMask
-from sandmask.paper._product import FAINT, LOOKS, new_figure, style
 
 AND, SAND, RELEASED, ERM = (LOOKS[name].color for name in ("ANDMask", "SANDMask", "SANDMask-released", "ERM"))
 ENVIRONMENTS = (2, 3, 5, 16)

@@ -10,7 +10,6 @@ import torch
 
 from sandmask.masks import GradientMoments, SANDMask
 
-pytest.importorskip("sandmask.paper")  # has the style of figures
 DOCS = Path(__file__).parents[1] / "docs"
 SCRIPT = runpy.run_path(str(DOCS / "figures.py"))
 

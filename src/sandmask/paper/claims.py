@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pandas as pd
 
+from sandmask._drawing import LOOKS
 from sandmask.errors import SandmaskError
 from sandmask.paper._compare import RULES, Compared, compare
 from sandmask.paper._printed import AVERAGE
-from sandmask.paper._product import LOOKS, Product
+from sandmask.paper._product import Product
 from sandmask.paper.figure_2 import noise_ceiling, results, summarize
 from sandmask.paper.figure_2_runs import METHODS
 from sandmask.paper.tables import as_protocol, is_untrained

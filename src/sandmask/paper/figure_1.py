@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sandmask._drawing import new_figure, style
 from sandmask.paper._landscape import (
     ENDS,
     REACH,
@@ -27,7 +28,7 @@ from sandmask.paper._landscape import (
     minima,
     sand_masking,
 )
-from sandmask.paper._product import OnProgress, Product, new_figure, silent, style
+from sandmask.paper._product import OnProgress, Product, silent
 from sandmask.reports import Grid
 
 if TYPE_CHECKING:

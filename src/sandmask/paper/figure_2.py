@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import torch
 
+from sandmask._drawing import FAINT, LOOKS, new_figure, style
 from sandmask.datasets.spirals import PUBLISHED, spiral_environment
 from sandmask.errors import SandmaskError
-from sandmask.paper._product import FAINT, LOOKS, Product, new_figure, style
+from sandmask.paper._product import Product
 from sandmask.paper.figure_2_runs import METHODS, MOMENTUM, NOISE, SCALE, TEST_ENV, is_search
 from sandmask.records import RunRecord
 from sandmask.reports import Grid

@@ -12,8 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sandmask._drawing import INK, new_figure, style
 from sandmask.masks import and_weights, sand_weights
-from sandmask.paper._product import INK, Product, new_figure, style
+from sandmask.paper._product import Product
 from sandmask.reports import Grid
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """Averages of a dataset under any rule, also one that is not registered, and runs with fewer checkpoints."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,14 +68,7 @@ def tied(run: RunRecord) -> NDArray[np.int64]:
 
 def thinned(run: RunRecord, kept: NDArray[np.int64] | Sequence[int]) -> RunRecord:
     """A run with some of its checkpoints, by their indices."""
-    rows = np.asarray(kept, dtype=np.int64)
-    return replace(
-        run,
-        steps=run.steps[rows],
-        accuracy_in=run.accuracy_in[rows],
-        accuracy_out=run.accuracy_out[rows],
-        metrics={name: curve[rows] for name, curve in run.metrics.items()},
-    )
+    return run.at(np.asarray(kept, dtype=np.int64))
 
 
 def every(run: RunRecord, steps: int) -> NDArray[np.int64]:

@@ -136,24 +136,15 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
             f"Run {spec.id} ({spec.algorithm} on {spec.dataset}) was trained with full_data=1, and is selected by the "
             "same run without it, which is not among these records. Train that one, and report a folder with both."
         )
-    common, own, its = np.intersect1d(run.steps, first.steps, return_indices=True)
-    outside = run.accuracy_out[own].copy()
-    trained_on = list(run.train_envs)
-    outside[:, trained_on] = first.accuracy_out[its][:, trained_on]
-    metrics = {name: values[own] for name, values in run.metrics.items() if not _validates(name, run)}
-    metrics |= {name: values[its] for name, values in first.metrics.items() if _validates(name, run)}
+    _, own_rows, first_rows = np.intersect1d(run.steps, first.steps, return_indices=True)
+    own, its = run.at(own_rows), first.at(first_rows)
+    outside, trained_on = own.accuracy_out.copy(), list(run.train_envs)
+    outside[:, trained_on] = its.accuracy_out[:, trained_on]
+    metrics = {name: values for name, values in own.metrics.items() if not _validates(name, run)}
+    metrics |= {name: values for name, values in its.metrics.items() if _validates(name, run)}
     # Of a first stage that is not done, nobody knows what it would select.
     ended = run if first.status == "done" else first
-    return replace(
-        run,
-        steps=common,
-        accuracy_in=run.accuracy_in[own],
-        accuracy_out=outside,
-        metrics=metrics,
-        tables={name: counts[own] for name, counts in run.tables.items()},
-        status=ended.status,
-        diverged_at=ended.diverged_at,
-    )
+    return replace(own, accuracy_out=outside, metrics=metrics, status=ended.status, diverged_at=ended.diverged_at)
 
 
 def _validates(metric: str, run: RunRecord) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, Literal, TypeVar
@@ -88,6 +88,20 @@ class RunRecord:
     def train_envs(self) -> tuple[int, ...]:
         """The environments that the run trained on."""
         return tuple(e for e in range(len(self.env_names)) if e not in self.spec.test_envs)
+
+    def at(self, checkpoints: NDArray[Any] | slice) -> "RunRecord":
+        """Return the same run with some of its checkpoints.
+
+        :param checkpoints: their indices, a mask, or a slice.
+        """
+        return replace(
+            self,
+            steps=self.steps[checkpoints],
+            accuracy_in=self.accuracy_in[checkpoints],
+            accuracy_out=self.accuracy_out[checkpoints],
+            metrics={name: curve[checkpoints] for name, curve in self.metrics.items()},
+            tables={name: counts[checkpoints] for name, counts in self.tables.items()},
+        )
 
 
 # By dataset, in the order of tables: the environments that the benchmark holds out. Spirals has one more. The datasets

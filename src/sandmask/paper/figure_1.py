@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from sandmask._drawing import new_figure, style
@@ -84,12 +83,10 @@ def arrows(axes: "Axes", masking: Masking, title: str) -> None:
     _background(axes, masking, title)
     points = grid(_ARROWS)
     down = -masking.update(gradients(points))
-    moving = (down != 0).any(-1)
-    # The arrows are as long as the square root of the update, so that slow ones can be seen, too.
     length = down.norm(dim=-1, keepdim=True)
-    drawn = torch.where(length > 0, down / length.clamp_min(1e-300).sqrt(), torch.zeros_like(down))
-    x, y, u, v = (part[moving].numpy() for part in (points[..., 0], points[..., 1], drawn[..., 0], drawn[..., 1]))
-    axes.quiver(x, y, u, v, color="black", scale=22, width=0.006, headwidth=3.6)
+    moving = (length > 0).squeeze(-1)
+    drawn = down / length.sqrt()  # the square root of the update, so that slow ones can be seen, too
+    axes.quiver(*points[moving].T, *drawn[moving].T, color="black", scale=22, width=0.006, headwidth=3.6)
 
 
 def stream(axes: "Axes", masking: Masking, title: str) -> None:

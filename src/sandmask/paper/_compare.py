@@ -143,9 +143,11 @@ def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
         return unknown
     if average.error is not None or average.complete or not average.expected:
         return average
-    rows = [[trial.selected for trial in same] for same in zip(*(cell.trials for cell in cells), strict=True)]
-    chosen = [[one.test_accuracy for one in row if one is not None] for row in rows]
-    means = [float(np.mean(values)) for values, row in zip(chosen, rows, strict=True) if len(values) == len(row) > 0]
+    means = []
+    for trials in zip(*(cell.trials for cell in cells), strict=True):  # the same one in each environment
+        accuracies = [trial.selected.test_accuracy for trial in trials if trial.selected is not None]
+        if len(accuracies) == len(cells):
+            means.append(float(np.mean(accuracies)))
     if not means:
         return unknown
     mean, error = mean_and_error(means)

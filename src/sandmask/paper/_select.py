@@ -49,9 +49,10 @@ def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, 
         for key, chosen in choices.items():
             if key.method == method and key.test_env < environments:
                 trials.setdefault(key.trial_seed, []).append(chosen.test_accuracy)
-        whole = [float(np.mean(values)) for values in trials.values() if len(values) == environments]
-        mean, error = mean_and_error(whole) if whole else (0.0, None)
-        result[method] = (mean, error if len(whole) > 1 else None) if whole and len(whole) == len(trials) else None
+        result[method] = None
+        if trials and all(len(values) == environments for values in trials.values()):
+            mean, error = mean_and_error([float(np.mean(values)) for values in trials.values()])
+            result[method] = (mean, error if len(trials) > 1 else None)
     return result
 
 

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -235,8 +236,6 @@ def figure_2(
 
     sandmask paper figure-2 --records runs/paper/figure-2.records.parquet
     """
-    from dataclasses import replace
-
     from sandmask.paper.figure_2 import figure_2 as make
     from sandmask.paper.figure_2_runs import FULL, QUICK, train
     from sandmask.paper.tables import read_all

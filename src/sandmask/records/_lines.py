@@ -157,6 +157,7 @@ def read_lines(path: Path, runs: dict[str, RunState]) -> Iterator[dict[str, Any]
 
 
 def _take(raw: bytes, runs: dict[str, RunState]) -> dict[str, Any]:
+    """Decode a line and check it against the state of its run, which it changes."""
     line = _decode(raw)
     kind, run_id = line["kind"], line["run"]
     if kind == "run":

@@ -2,7 +2,6 @@
 
 import os
 import zlib
-from collections.abc import Mapping
 from datetime import timedelta
 
 from sandmask._text import tell
@@ -10,7 +9,7 @@ from sandmask.errors import SandmaskError
 
 _TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = timedelta(seconds=5)  # for an answer of torchrun
-_said: set[str] = set()
+_said: set[str] = set()  # by this process
 
 
 class LostProcessError(SandmaskError):
@@ -21,20 +20,14 @@ class OtherProcessError(SandmaskError):
     """Another process has stopped with an error, which it reports itself."""
 
 
-def world_size(told: Mapping[str, str] = os.environ) -> int:
-    """Return the number of processes that torchrun started, and 1 without it.
-
-    :param told: the environment.
-    """
-    return int(told["WORLD_SIZE"]) if all(name in told for name in _TOLD) else 1
+def world_size() -> int:
+    """Return the number of processes that torchrun started, and 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _TOLD) else 1
 
 
-def is_first(told: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this is the process that prints and writes: the first one, or the only one.
-
-    :param told: the environment.
-    """
-    return world_size(told) == 1 or told["RANK"] == "0"
+def is_first() -> bool:
+    """Return whether this is the process that prints and writes: the first one, or the only one."""
+    return world_size() == 1 or os.environ["RANK"] == "0"
 
 
 def say_once(text: str) -> None:

@@ -69,10 +69,10 @@ def test_without_records_a_table_says_how_to_make_them(item: str, folder: str) -
 def test_quick_makes_a_tiny_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from sandmask.paper import quick
+    from sandmask.paper import _train
 
-    tiny = replace(quick.SPIRALS, algorithms=("ERM",), steps=4, examples=40)
-    monkeypatch.setitem(quick.TINY, "table-3", (tiny,))
+    tiny = replace(_train.SPIRALS, algorithms=("ERM",), steps=4, examples=40)
+    monkeypatch.setitem(_train.TINY, "table-3", (tiny,))
     result = paper("table-3", "--quick", "--device", "cpu", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "tiny sweep" in result.output

@@ -16,7 +16,8 @@ from sandmask.reports import Cell, build_report
 
 def compared(ours: float, ours_error: float | None, paper: str, paper_error: str, have: int = 3) -> Compared:
     cell = Cell(mean=ours, error=ours_error, have=have, expected=3)
-    return Compared("oracle", "X", "0", "ERM", cell, PrintedCell("1", "oracle", "X", "0", "ERM", paper, paper_error))
+    theirs = PrintedCell("1", "oracle", "X", "0", "ERM", paper, paper_error)
+    return Compared("oracle", "X", "0", "ERM", cell, theirs, comparable=True)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._select import averages, by_rule, every, thinned, trial_choices, validation
-from sandmask.paper.compact import compact
+from sandmask.paper._select import averages, by_rule, compact, every, thinned, tied, trial_choices, validation
 from sandmask.paper.why import (
     QUESTIONS,
     evaluation_frequency,
@@ -16,7 +15,6 @@ from sandmask.paper.why import (
     pick_tied,
     tau_range,
     tie_breaking,
-    tied,
     why,
 )
 from sandmask.records import RunRecord, read_runs, write_archive
@@ -83,9 +81,11 @@ def test_averages_are_those_of_the_report(runs: list[RunRecord]) -> None:
 def test_thinning_keeps_multiples_and_the_last() -> None:
     run = replace(made_up_run([[0.1 * k, 0.0] for k in range(8)]), steps=np.arange(8) * 10)
     assert run.steps[every(run, 30)].tolist() == [0, 30, 60, 70]
+    run.tables["confusion"] = np.arange(8)[:, None]
     fewer = thinned(run, every(run, 30))
     assert fewer.accuracy_in[:, 0].tolist() == pytest.approx([0.0, 0.3, 0.6, 0.7])
     assert fewer.metrics["loss"].tolist() == run.metrics["loss"][[0, 3, 6, 7]].tolist()
+    assert fewer.tables["confusion"][:, 0].tolist() == [0, 3, 6, 7]
     assert fewer.spec == run.spec
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from sandmask.datasets import TensorDataset, load_dataset
-from sandmask.paper import quick
+from sandmask.paper import _train as quick
 
 
 def test_examples_are_spread_over_each_environment() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, RunSpec, _archive, read_runs, write_archive
-from sandmask.records._lines import LONGEST_NAME
+from sandmask.records._checks import LONGEST_NAME
 from sandmask.records.testing import made_up_run, made_up_sweep
 
 DAMAGED_COPIES = 150

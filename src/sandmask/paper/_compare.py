@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 
 from sandmask.errors import SandmaskError
 from sandmask.paper._printed import AVERAGE, PrintedCell, environments, printed
 from sandmask.records import RunRecord
-from sandmask.reports import Cell, Grid, RuleReport, build_report
+from sandmask.reports import Cell, Grid, RuleReport, build_report, cell_text
 from sandmask.reports.statistics import mean_and_error
 from sandmask.selection import algorithm_of
 
@@ -39,7 +38,7 @@ class Compared:
     method: str
     ours: Cell
     paper: PrintedCell | None
-    comparable: bool = True  # False if more than the method differs, such as the network
+    comparable: bool  # False if more than the method differs, such as the network
 
     @property
     def joint_error(self) -> float | None:
@@ -89,15 +88,11 @@ def shown(method: str) -> str:
 
 
 def ours_text(cell: Cell) -> str:
-    """`81.2 ± 0.4`, with the number of runs if some are missing."""
-    if not cell.expected:
-        return "-"
-    progress = f"{cell.have}/{cell.expected} runs"
-    if cell.mean is None:
-        parts = cell.parts
-        return progress if parts is None or parts.complete else f"{parts.found}/{parts.of} environments"
-    text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + ("†" if cell.diverged else "")
-    return text if cell.complete else f"{text} ({progress})"
+    """The text of a cell in reports; without a number, how many of the environments of an average there are."""
+    parts = cell.parts
+    if cell.expected and cell.mean is None and parts is not None and not parts.complete:
+        return f"{parts.found}/{parts.of} environments"
+    return cell_text(replace(cell, parts=None))
 
 
 def compare(
@@ -114,7 +109,7 @@ def compare(
     if not mine:
         raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
     report = build_report(mine, list(rules), draws=draws, trials=trials)
-    return [replace(cell, comparable=comparable) for rule in report.rules for cell in _rule_cells(rule)]
+    return [cell for rule in report.rules for cell in _rule_cells(rule, comparable)]
 
 
 def _is_in_tables(run: RunRecord) -> bool:
@@ -124,18 +119,18 @@ def _is_in_tables(run: RunRecord) -> bool:
     return not is_known or len(run.spec.test_envs) != 1 or run.spec.test_envs[0] < len(columns)
 
 
-def _rule_cells(rule: RuleReport) -> Iterator[Compared]:
+def _rule_cells(rule: RuleReport, comparable: bool) -> Iterator[Compared]:
     for dataset, table in rule.datasets.items():
         for method in table.methods:
             row = printed_row(method)
             for column in table.columns:
                 paper = printed(rule.rule, dataset, row, column)
-                yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper)
+                yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper, comparable)
             if rule.averages is not None:
                 whole = rule.averages.cells[method, dataset]
                 average = provisional(whole, [table.cells[method, column] for column in table.columns])
                 paper = printed(rule.rule, dataset, row)
-                yield Compared(rule.rule, dataset, AVERAGE, method, average, paper)
+                yield Compared(rule.rule, dataset, AVERAGE, method, average, paper, comparable)
 
 
 def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
@@ -148,18 +143,20 @@ def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
         return unknown
     if average.error is not None or average.complete or not average.expected:
         return average
-    rows = [[trial.selected for trial in same] for same in zip(*(cell.trials for cell in cells), strict=True)]
-    chosen = [[one.test_accuracy for one in row if one is not None] for row in rows]
-    means = [float(np.mean(values)) for values, row in zip(chosen, rows, strict=True) if len(values) == len(row) > 0]
+    means = []
+    for trials in zip(*(cell.trials for cell in cells), strict=True):  # the same one in each environment
+        accuracies = [trial.selected.test_accuracy for trial in trials if trial.selected is not None]
+        if len(accuracies) == len(cells):
+            means.append(float(np.mean(accuracies)))
     if not means:
         return unknown
     mean, error = mean_and_error(means)
     return replace(average, mean=mean, error=error if len(means) > 1 else None)
 
 
-def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
-    """A row for each cell."""
-    rows = [
+def cell_rows(cells: Sequence[Compared]) -> list[dict[str, object]]:
+    """A row of a data frame for each cell."""
+    return [
         {
             "selection": cell.rule,
             "dataset": cell.dataset,
@@ -178,7 +175,6 @@ def cells_frame(cells: Sequence[Compared]) -> pd.DataFrame:
         }
         for cell in cells
     ]
-    return pd.DataFrame(rows)
 
 
 def averages_grid(cells: Sequence[Compared], title: str, notes: Sequence[str]) -> Grid:

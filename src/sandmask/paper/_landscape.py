@@ -66,31 +66,29 @@ class Masking:
         return self.weights(grads) * grads.mean(0)
 
 
-def _and(grads: Tensor, tau: float) -> Tensor:
-    return and_weights(grads.sign().sum(0), len(grads), tau)
-
-
-def _sand(grads: Tensor, tau: float, sharpness: float | None = None) -> Tensor:
-    """Equations 2 and 3; `sharpness` replaces sign(g) by tanh(sharpness * g)."""
-    signs = grads.sign() if sharpness is None else torch.tanh(sharpness * grads)
-    mean = grads.mean(0)
-    return sand_weights(signs.sum(0), mean, (grads - mean).square().sum(0), len(grads), tau)
-
-
 def and_masking(tau: float) -> Masking:
     """The AND-mask; tau = 0 is plain averaging (ERM)."""
+
+    def weights(grads: Tensor) -> Tensor:
+        return and_weights(grads.sign().sum(0), len(grads), tau)
+
     if tau == 0:
-        return Masking("erm", "Average (ERM)", lambda grads: _and(grads, 0.0))
-    return Masking(f"and-{tau:g}", f"AND-mask, τ = {tau:g}", lambda grads: _and(grads, tau))
+        return Masking("erm", "Average (ERM)", weights)
+    return Masking(f"and-{tau:g}", f"AND-mask, τ = {tau:g}", weights)
 
 
 def sand_masking(tau: float, sharpness: float | None = None) -> Masking:
-    """The SAND-mask of equations 2 and 3, or with a smoothed sign."""
-    name = f"sand-{tau:g}" + ("" if sharpness is None else f"-smooth-{sharpness:g}")
-    smooth = "" if sharpness is None else f", sign → tanh({sharpness:g} g)"
-    return Masking(
-        name, f"SAND-mask, τ = {tau:g}{smooth}", lambda grads: _sand(grads, tau, sharpness), tau >= 0 and not sharpness
-    )
+    """The SAND-mask of equations 2 and 3; `sharpness` replaces sign(g) by tanh(sharpness * g)."""
+
+    def weights(grads: Tensor) -> Tensor:
+        signs = grads.sign() if sharpness is None else torch.tanh(sharpness * grads)
+        mean = grads.mean(0)
+        return sand_weights(signs.sum(0), mean, (grads - mean).square().sum(0), len(grads), tau)
+
+    name, label = f"sand-{tau:g}", f"SAND-mask, τ = {tau:g}"
+    if sharpness is None:
+        return Masking(name, label, weights, as_printed=tau >= 0)
+    return Masking(f"{name}-smooth-{sharpness:g}", f"{label}, sign → tanh({sharpness:g} g)", weights, as_printed=False)
 
 
 def grid(points: int) -> Tensor:

@@ -1,14 +1,22 @@
-"""Averages of a dataset under any rule, also one that is not registered; runs with fewer checkpoints."""
+"""Averages of a dataset under any rule, also one that is not registered, and runs with fewer checkpoints."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sandmask.records import RunRecord
 from sandmask.reports.statistics import mean_and_error
-from sandmask.selection import RULES, GroupKey, Selected, group_runs, is_settled, mean_over_environments, select
+from sandmask.selection import (
+    RULES,
+    GroupKey,
+    Selected,
+    group_runs,
+    is_settled,
+    mean_over_environments,
+    select,
+    siblings,
+)
 
 Pick = Callable[[Sequence[RunRecord], int], Selected | None]  # selects among the runs of a trial, for an environment
 
@@ -41,9 +49,10 @@ def averages(choices: dict[GroupKey, Selected], environments: int) -> dict[str, 
         for key, chosen in choices.items():
             if key.method == method and key.test_env < environments:
                 trials.setdefault(key.trial_seed, []).append(chosen.test_accuracy)
-        whole = [float(np.mean(values)) for values in trials.values() if len(values) == environments]
-        mean, error = mean_and_error(whole) if whole else (0.0, None)
-        result[method] = (mean, error if len(whole) > 1 else None) if whole and len(whole) == len(trials) else None
+        result[method] = None
+        if trials and all(len(values) == environments for values in trials.values()):
+            mean, error = mean_and_error([float(np.mean(values)) for values in trials.values()])
+            result[method] = (mean, error if len(trials) > 1 else None)
     return result
 
 
@@ -52,19 +61,64 @@ def validation(run: RunRecord) -> NDArray[np.float64]:
     return mean_over_environments(run.accuracy_out[:, run.train_envs])
 
 
+def tied(run: RunRecord) -> NDArray[np.int64]:
+    """The indices of the checkpoints that share the highest validation accuracy."""
+    values = validation(run)
+    return np.flatnonzero(values == values.max())
+
+
 def thinned(run: RunRecord, kept: NDArray[np.int64] | Sequence[int]) -> RunRecord:
     """A run with some of its checkpoints, by their indices."""
-    rows = np.asarray(kept, dtype=np.int64)
-    return replace(
-        run,
-        steps=run.steps[rows],
-        accuracy_in=run.accuracy_in[rows],
-        accuracy_out=run.accuracy_out[rows],
-        metrics={name: curve[rows] for name, curve in run.metrics.items()},
-    )
+    return run.at(np.asarray(kept, dtype=np.int64))
 
 
 def every(run: RunRecord, steps: int) -> NDArray[np.int64]:
     """The indices of the checkpoints whose step is a multiple of `steps`, and of the last one."""
     kept = np.flatnonzero(run.steps % steps == 0)
     return np.union1d(kept, [len(run.steps) - 1]) if len(run.steps) else kept
+
+
+def compact(runs: Sequence[RunRecord], interval: int) -> list[RunRecord]:
+    """The same runs, small enough to be kept with the code, without changing a table. Unfinished runs stay whole.
+
+    Each run keeps the checkpoints of every `interval` steps, and all that a rule may select: under training-domain
+    validation the first, last, luckiest and unluckiest of the checkpoints that tie; those of worst-training-domain and
+    leave-one-domain-out (in the runs that it compares, too); and the last one, for the oracle. So tables stay equal,
+    and so do the answers of `why` to intervals that are multiples of it.
+    """
+    pairs = _steps_of_pairs(runs)
+    return [_compacted(run, interval, pairs.get(run.spec.id, set())) if is_settled(run) else run for run in runs]
+
+
+def _compacted(run: RunRecord, interval: int, steps: set[int]) -> RunRecord:
+    if not len(run.steps):
+        return run
+    kept = {*every(run, interval).tolist(), *np.flatnonzero(np.isin(run.steps, list(steps))).tolist()}
+    if run.train_envs:
+        best = tied(run)
+        kept |= {int(best[0]), int(best[-1])}
+        for test_env in run.spec.test_envs:
+            accuracy = run.accuracy_in[best, test_env]
+            kept |= {int(best[accuracy.argmin()]), int(best[accuracy.argmax()])}
+        worst = RULES["worst-training-domain"].choose(run, ())
+        kept |= {worst.index} if worst is not None else set()
+    return thinned(run, sorted(kept))
+
+
+def _steps_of_pairs(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
+    """For each run, by its id, the steps that leave-one-domain-out chooses, in the run itself and in its siblings."""
+    rule = RULES["leave-one-domain-out"]
+    found: dict[str, set[int]] = {}
+    for group in group_runs(runs).values():
+        settled = [run for run in group if is_settled(run) and len(run.steps)]
+        if not any(len(run.spec.test_envs) == 2 for run in settled):
+            continue
+        for run in settled:
+            if len(run.spec.test_envs) != 1:
+                continue
+            others = siblings(run, settled)
+            choice = rule.choose(run, others)
+            if choice is not None:
+                for each in (run, *others):
+                    found.setdefault(each.spec.id, set()).add(int(run.steps[choice.index]))
+    return found

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -126,7 +127,7 @@ def _add_table(name: str, about: str, records_example: str) -> None:
 
 
 def _tiny_runs(table: str, device: str | None, data_dir: Path | None, *, quiet: bool) -> "list[RunRecord]":
-    from sandmask.paper.quick import TINY, run_tiny
+    from sandmask.paper._train import TINY, run_tiny
     from sandmask.training import choose_device
 
     with _progress(quiet=quiet) as on_progress:
@@ -194,7 +195,7 @@ def compact(
 
     [bold]Example[/bold]: sandmask paper compact runs/spirals --archive results/paper/spirals.records.parquet
     """
-    from sandmask.paper.compact import compact as make
+    from sandmask.paper._select import compact as make
     from sandmask.paper.tables import read_all
     from sandmask.records import write_archive
 
@@ -235,8 +236,6 @@ def figure_2(
 
     sandmask paper figure-2 --records runs/paper/figure-2.records.parquet
     """
-    from dataclasses import replace
-
     from sandmask.paper.figure_2 import figure_2 as make
     from sandmask.paper.figure_2_runs import FULL, QUICK, train
     from sandmask.paper.tables import read_all

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from sandmask._drawing import new_figure, style
@@ -35,10 +34,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
+TITLE = "Figure 1: the landscape of two environments"
+MOMENTA = (0.0, 0.9)
+LEARNING_RATE = 0.05
+DRAWN = ("erm", "and-1", "sand-0.5", "sand--0.5", "sand-0-smooth-5", "sand-0.5-smooth-5")
+SHOWN = ("erm", "and-1", "sand-0.5")  # in the paper's panels; every tau in [0, 1) has the same dead zones
 _SURFACE, _ARROWS, _STREAM, _ZONE = 161, 19, 61, 321  # points along each side
 _EXTENT = (-REACH, REACH, -REACH, REACH)
-END_LOOKS = {  # the colour and the label of each of `ENDS`
+END_LOOKS = {  # the colour and the label of each of `ENDS`, in the same order
     "shared": ("#0072B2", "the shared minimum"),
     "spurious": ("#D55E00", "the minimum of A alone"),
     "stopped": ("#bdbdbd", "stopped in a dead zone"),
@@ -80,12 +83,10 @@ def arrows(axes: "Axes", masking: Masking, title: str) -> None:
     _background(axes, masking, title)
     points = grid(_ARROWS)
     down = -masking.update(gradients(points))
-    moving = (down != 0).any(-1)
-    # The arrows are as long as the square root of the update, so that slow ones can be seen, too.
     length = down.norm(dim=-1, keepdim=True)
-    drawn = torch.where(length > 0, down / length.clamp_min(1e-300).sqrt(), torch.zeros_like(down))
-    x, y, u, v = (part[moving].numpy() for part in (points[..., 0], points[..., 1], drawn[..., 0], drawn[..., 1]))
-    axes.quiver(x, y, u, v, color="black", scale=22, width=0.006, headwidth=3.6)
+    moving = (length > 0).squeeze(-1)
+    drawn = down / length.sqrt()  # the square root of the update, so that slow ones can be seen, too
+    axes.quiver(*points[moving].T, *drawn[moving].T, color="black", scale=22, width=0.006, headwidth=3.6)
 
 
 def stream(axes: "Axes", masking: Masking, title: str) -> None:
@@ -100,18 +101,18 @@ def stream(axes: "Axes", masking: Masking, title: str) -> None:
     _frame(axes, title)
 
 
-def ends_map(axes: "Axes", starts: Tensor, kinds: Tensor, title: str) -> None:
+def ends_map(axes: "Axes", kinds: Tensor) -> None:
     """Every start, in the colour of where descent from it ends."""
     from matplotlib.colors import ListedColormap
 
-    side = int(len(starts) ** 0.5)
-    colors = ListedColormap([END_LOOKS[name][0] for name in ENDS])
+    side = int(len(kinds) ** 0.5)
+    colors = ListedColormap([color for color, _ in END_LOOKS.values()])
     axes.imshow(
         kinds.reshape(side, side).numpy(), origin="lower", extent=_EXTENT, cmap=colors, vmin=-0.5, vmax=len(ENDS) - 0.5
     )
     for place, marker in ((1.0, "*"), (-1.0, "o")):  # the shared minimum and that of A alone
         axes.plot(place, place, marker=marker, color="white", markeredgecolor="black", markersize=8)
-    _frame(axes, title)
+    _frame(axes, "")
 
 
 def draw_landscape(erm: Masking, and_mask: Masking, sand: Masking) -> "Figure":
@@ -131,31 +132,23 @@ def draw_landscape(erm: Masking, and_mask: Masking, sand: Masking) -> "Figure":
     return figure
 
 
-def draw_changes(
-    maskings: Sequence[Masking], starts: Tensor, kinds: Mapping[tuple[str, float], Tensor], momenta: Sequence[float]
-) -> "Figure":
+def draw_changes(maskings: Sequence[Masking], kinds: Mapping[tuple[str, float], Tensor]) -> "Figure":
     """A column for each mask: its stream, and where descent ends for each momentum."""
     from matplotlib.patches import Patch
 
     with style():
-        figure = new_figure(1.75 * len(maskings), 1.95 * (1 + len(momenta)) + 0.3)
-        axes = figure.subplots(1 + len(momenta), len(maskings))
+        figure = new_figure(1.75 * len(maskings), 1.95 * (1 + len(MOMENTA)) + 0.3)
+        axes = figure.subplots(1 + len(MOMENTA), len(maskings))
         for column, masking in enumerate(maskings):
             stream(axes[0, column], masking, masking.label.replace(", ", "\n", 1))
-            for row, momentum in enumerate(momenta, 1):
-                ends_map(axes[row, column], starts, kinds[masking.name, momentum], "")
-        for row, momentum in enumerate(momenta, 1):
+            for row, momentum in enumerate(MOMENTA, 1):
+                ends_map(axes[row, column], kinds[masking.name, momentum])
+        for row, momentum in enumerate(MOMENTA, 1):
             axes[row, 0].set_ylabel(f"ends, momentum {momentum:g}")
         axes[0, 0].set_ylabel("stream")
-        handles = [Patch(color=color, label=label) for color, label in map(END_LOOKS.__getitem__, ENDS)]
+        handles = [Patch(color=color, label=label) for color, label in END_LOOKS.values()]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(ENDS))
     return figure
-
-
-TITLE = "Figure 1: the landscape of two environments"
-MOMENTA = (0.0, 0.9)
-LEARNING_RATE = 0.05
-SHOWN_TAU = 0.5  # in the panels of the SAND-mask; every tau in [0, 1) has the same dead zones
 
 
 def maskings() -> tuple[Masking, ...]:
@@ -167,9 +160,6 @@ def maskings() -> tuple[Masking, ...]:
         *(sand_masking(tau) for tau in (-0.1, -0.5, -1.0)),
         *(sand_masking(tau, sharpness) for tau, sharpness in ((0.0, 1.0), (0.0, 5.0), (0.5, 5.0))),
     )
-
-
-DRAWN = ("erm", "and-1", "sand-0.5", "sand--0.5", "sand-0-smooth-5", "sand-0.5-smooth-5")
 
 
 def _ends(starts: Tensor, steps: int, on_progress: OnProgress) -> dict[tuple[str, float], Tensor]:
@@ -193,17 +183,8 @@ def measure(kinds: Mapping[tuple[str, float], Tensor], resolution: int) -> pd.Da
         for momentum in MOMENTA:
             found = kinds[masking.name, momentum]
             counts = {name: int((found == number).sum()) for number, name in enumerate(ENDS)}
-            rows.append(
-                {
-                    "mask": masking.name,
-                    "label": masking.label,
-                    "as_printed": masking.as_printed,
-                    **shares,
-                    "momentum": momentum,
-                    "starts": found.numel(),
-                    **counts,
-                }
-            )
+            row = {"mask": masking.name, "label": masking.label, "as_printed": masking.as_printed, **shares}
+            rows.append({**row, "momentum": momentum, "starts": found.numel(), **counts})
     return pd.DataFrame(rows)
 
 
@@ -232,8 +213,8 @@ def figure_1(*, quick: bool = False, on_progress: OnProgress = silent) -> Produc
     data = measure(kinds, resolution)
     by_name = {masking.name: masking for masking in maskings()}
     figures = {
-        "figure-1": draw_landscape(by_name["erm"], by_name["and-1"], by_name[f"sand-{SHOWN_TAU:g}"]),
-        "figure-1-changes": draw_changes([by_name[name] for name in DRAWN], starts, kinds, MOMENTA),
+        "figure-1": draw_landscape(*(by_name[name] for name in SHOWN)),
+        "figure-1-changes": draw_changes([by_name[name] for name in DRAWN], kinds),
     }
     ends = [
         {"mask": mask, "momentum": momentum, "x": round(float(x), 3), "y": round(float(y), 3), "end": ENDS[int(kind)]}

@@ -44,14 +44,9 @@ PANELS = (
 
 def conditions(run: RunRecord) -> dict[str, float]:
     """Momentum, noise and initial scale of a run."""
-    spec = run.spec
-    return {
-        "momentum": spec.hparams["adam_beta1"],
-        "noise": float(spec.options["noise"]),
-        "init": float(
-            spec.hparams.get("init_scale", spec.options.get("init_scale", 1.0))
-        ),  # an option in older records
-    }
+    hparams, options = run.spec.hparams, run.spec.options
+    scale = hparams.get("init_scale", options.get("init_scale", 1.0))  # an option in older records
+    return {"momentum": hparams["adam_beta1"], "noise": float(options["noise"]), "init": float(scale)}
 
 
 def _outcome(run: RunRecord) -> dict[str, object]:

@@ -1,12 +1,15 @@
 """Tables 1, 2 and 3 and the table of PACS from records, next to the printed numbers."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
-from sandmask.paper._compare import RULES, Compared, averages_grid, cells_frame, compare, environments_grid
+from sandmask.paper._compare import RULES, Compared, averages_grid, cell_rows, compare, environments_grid
 from sandmask.paper._printed import AVERAGE, datasets
 from sandmask.paper._product import Product
 from sandmask.records import RunRecord, read_runs
@@ -70,13 +73,11 @@ def table_product(
     comparable: bool = True,
 ) -> Product:
     """The averages, then the environments of each dataset under each rule, beside the printed numbers."""
-    present = [dataset for dataset in datasets if any(run.spec.dataset == dataset for run in runs)]
-    if not present:
-        raise SandmaskError(f"There are no runs on {' or '.join(datasets)} among these records.")
-    cells = compare(runs, present, rules, draws=draws, trials=trials, comparable=comparable)
+    cells = compare(runs, datasets, rules, draws=draws, trials=trials, comparable=comparable)
     notes = [*notes, _precision_note(runs), *_untrained_notes(cells)]
     grids = [averages_grid(cells, title, notes), *_appendix(cells)]
-    return Product(name, title, data={name: cells_frame(cells)}, grids=tuple(grids), summary=_summary(cells))
+    rows = cell_rows(cells)
+    return Product(name, title, data={name: pd.DataFrame(rows)}, grids=tuple(grids), summary=_summary(rows))
 
 
 def _appendix(cells: Sequence[Compared]) -> list[Grid]:
@@ -90,47 +91,34 @@ def _appendix(cells: Sequence[Compared]) -> list[Grid]:
     ]
 
 
-def _summary(cells: Sequence[Compared]) -> dict[str, object]:
-    averages = [
-        {
-            "selection": cell.rule,
-            "dataset": cell.dataset,
-            "method": cell.method,
-            "ours": cell.ours.mean,
-            "paper": None if cell.paper is None else cell.paper.mean,
-            "verdict": cell.verdict,
-        }
-        for cell in cells
-        if cell.environment == AVERAGE
-    ]
-    verdicts = [cell.verdict for cell in cells if cell.environment != AVERAGE]
-    return {"averages": averages, "cells": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}}
+def _summary(rows: Sequence[dict[str, object]]) -> dict[str, object]:
+    columns = ("selection", "dataset", "method", "ours", "paper", "verdict")
+    averages = [{name: row[name] for name in columns} for row in rows if row["environment"] == AVERAGE]
+    return {"averages": averages, "cells": Counter(row["verdict"] for row in rows if row["environment"] != AVERAGE)}
 
 
 def table_1(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
     """Make Table 1."""
-    return _main_table(runs, "1", "training-domain", "training-domain validation", draws, trials)
+    return _protocol_table("1", "training-domain validation", runs, ["training-domain"], draws, trials)
 
 
 def table_2(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
     """Make Table 2."""
-    return _main_table(runs, "2", "oracle", "test-domain validation (oracle)", draws, trials)
-
-
-def _main_table(
-    runs: Sequence[RunRecord], number: str, rule: str, title: str, draws: int | None, trials: int | None
-) -> Product:
-    """Table 1 or 2: the datasets that the records have, with the paper's network only."""
-    names = datasets(number)
-    mine = [run for name in names for run in as_protocol(runs, name)]
-    title = f"Table {number}: {title}"
-    return table_product(f"table-{number}", title, mine, names, [rule], draws=draws, trials=trials)
+    return _protocol_table("2", "test-domain validation (oracle)", runs, ["oracle"], draws, trials)
 
 
 def table_3(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
     """Make Table 3: Spirals, with the sixteen environments of the appendix."""
-    mine = as_protocol(runs, "Spirals")
-    return table_product("table-3", "Table 3: Spirals", mine, ["Spirals"], RULES, draws=draws, trials=trials)
+    return _protocol_table("3", "Spirals", runs, RULES, draws, trials)
+
+
+def _protocol_table(
+    number: str, title: str, runs: Sequence[RunRecord], rules: Sequence[str], draws: int | None, trials: int | None
+) -> Product:
+    """A table of the datasets that the records have, with the paper's network only."""
+    names = datasets(number)
+    mine = [run for name in names for run in as_protocol(runs, name)]
+    return table_product(f"table-{number}", f"Table {number}: {title}", mine, names, rules, draws=draws, trials=trials)
 
 
 def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: int | None = None) -> Product:

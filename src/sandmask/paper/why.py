@@ -10,24 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._compare import PRINTED_AS, ours_text, printed_row
+from sandmask.paper._compare import PRINTED_AS, printed_row
 from sandmask.paper._printed import environments, printed
 from sandmask.paper._product import Product
-from sandmask.paper._select import Pick, alone, averages, by_rule, every, thinned, trial_choices, validation
+from sandmask.paper._select import Pick, alone, averages, by_rule, every, thinned, tied, trial_choices, validation
 from sandmask.paper.why_spirals import contrary, signatures, spiral_draws, spiral_found
 from sandmask.records import RunRecord
-from sandmask.reports import Cell, Grid
+from sandmask.reports import Cell, Grid, cell_text
 from sandmask.selection import Selected, is_settled
 
 _Column = tuple[str, dict[str, tuple[float, float | None] | None]]
 THRESHOLDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 INTERVALS = (10, 50, 100, 300, 1000)
-
-
-def tied(run: RunRecord) -> NDArray[np.int64]:
-    """The indices of the checkpoints that share the highest validation accuracy."""
-    values = validation(run)
-    return np.flatnonzero(values == values.max())
 
 
 def pick_tied(checkpoint: str, draw: str) -> Pick:
@@ -139,7 +133,7 @@ def _grid(title: str, dataset: str, columns: Sequence[_Column], notes: Sequence[
 
 
 def _words(value: tuple[float, float | None] | None) -> str:
-    return "-" if value is None else ours_text(Cell(mean=value[0], error=value[1], have=1, expected=1))
+    return "-" if value is None else cell_text(Cell(mean=value[0], error=value[1], have=1, expected=1))
 
 
 Question = Callable[[Sequence[RunRecord], str], Grid]

@@ -5,27 +5,31 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
+from itertools import pairwise
+from math import lcm
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sandmask._files import replacing
 from sandmask.errors import SandmaskError
-from sandmask.records._fractions import denominators, pack, pack_counts, unpack, unpack_counts
-from sandmask.records._lines import check_record, check_schema
-from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
+from sandmask.records._checks import check_record
+from sandmask.records._lines import check_schema
+from sandmask.records._measures import SPLITS, table_size
+from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status, under_prefix
 
 ARCHIVE_SUFFIX = ".records.parquet"
 _VERSION_KEY = b"sandmask.schema"
 _METRIC, _TABLE = "metric.", "table."
 _RUNS_PER_GROUP = 512
-_SPLITS = ("in", "out")
+_LARGEST_SPLIT = 1_000_000  # examples
 _WORDS = ("run", "spec", "env_names", "classes", "status", "diverged_at")
 
 _Key = tuple[str, tuple[str, ...]]
-_Sizes = dict[_Key, tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]]
+_Sizes = NDArray[np.int64] | None
 
 
 def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, metrics: bool = True) -> None:
@@ -48,9 +52,7 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
             check_record(run)
         except ValueError as error:
             raise SandmaskError(f"{target} cannot be written: {error}.") from error
-    names = sorted({name for run in runs for name in run.metrics}) if metrics else []
-    tables = sorted({name for run in runs for name in run.tables}) if metrics else []
-    schema = _schema(runs, names, tables)
+    schema = _schema(runs, metrics)
     sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Durable: whoever sees the file may remove what it was made from. Opened here: Arrow takes paths in UTF-8 only.
@@ -60,11 +62,11 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
         pq.ParquetWriter(file, schema, **_layout(schema)) as writer,
     ):
         for begin in range(0, len(runs), _RUNS_PER_GROUP):
-            rows = [_row(run, sizes, names, tables) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+            rows = [_row(run, sizes[_key(run)]) for run in runs[begin : begin + _RUNS_PER_GROUP]]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def _schema(runs: Sequence[RunRecord], metrics: Sequence[str], tables: Sequence[str]) -> Any:
+def _schema(runs: Sequence[RunRecord], metrics: bool) -> Any:
     import pyarrow as pa
 
     fields: list[tuple[str, Any]] = [
@@ -76,16 +78,18 @@ def _schema(runs: Sequence[RunRecord], metrics: Sequence[str], tables: Sequence[
         ("diverged_at", pa.int64()),
         ("steps", pa.list_(pa.int64())),
     ]
-    for split in _SPLITS:
+    for split in SPLITS:
         fields += [
             (f"{split}_sizes", pa.list_(pa.int32())),  # null: the accuracies are no fractions, and stored raw
             (f"{split}_counts", pa.list_(pa.int32())),
             (f"{split}_raw", pa.list_(pa.float64())),
         ]
-    for name in metrics:
-        number = pa.float32() if _is_single(runs, name) else pa.float64()
-        fields.append((f"{_METRIC}{name}", pa.list_(number)))
-    fields += [(f"{_TABLE}{name}", pa.list_(pa.int32())) for name in tables]
+    if metrics:
+        for name in sorted({name for run in runs for name in run.metrics}):
+            number = pa.float32() if _is_single(runs, name) else pa.float64()
+            fields.append((f"{_METRIC}{name}", pa.list_(number)))
+        tables = sorted({name for run in runs for name in run.tables})
+        fields += [(f"{_TABLE}{name}", pa.list_(pa.int32())) for name in tables]
     return pa.schema(fields, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
@@ -122,21 +126,22 @@ def _key(run: RunRecord) -> _Key:
     return run.spec.dataset, run.env_names
 
 
-def _split_sizes(runs: Sequence[RunRecord]) -> _Sizes:
+def _split_sizes(runs: Sequence[RunRecord]) -> dict[_Key, tuple[_Sizes, _Sizes]]:
     """For each dataset, the sizes of its "in" and "out" splits as far as they can be inferred from accuracies."""
     groups: defaultdict[_Key, list[RunRecord]] = defaultdict(list)
     for run in runs:
         groups[_key(run)].append(run)
     return {
-        key: (
-            denominators([run.accuracy_in for run in group]),
-            denominators([run.accuracy_out for run in group]),
-        )
+        key: (denominators([run.accuracy_in for run in group]), denominators([run.accuracy_out for run in group]))
         for key, group in groups.items()
     }
 
 
-def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str], tables: Sequence[str]) -> dict[str, Any]:
+def _row(run: RunRecord, sizes: tuple[_Sizes, _Sizes]) -> dict[str, Any]:
+    """The row of a run. Columns that it lacks become null; those that the schema lacks are left out.
+
+    :param sizes: of the "in" and "out" splits.
+    """
     row: dict[str, Any] = {
         "run": run.spec.id,
         "spec": json.dumps(run.spec.to_json()),
@@ -146,15 +151,15 @@ def _row(run: RunRecord, sizes: _Sizes, metrics: Sequence[str], tables: Sequence
         "diverged_at": run.diverged_at,
         "steps": run.steps,
     }
-    accuracies = (run.accuracy_in, run.accuracy_out)
-    for split, accuracy, size in zip(_SPLITS, accuracies, sizes[_key(run)], strict=True):
-        row[f"{split}_sizes"] = size
-        row[f"{split}_counts"] = None if size is None else pack(accuracy, size)
-        row[f"{split}_raw"] = accuracy.ravel() if size is None else None
-    for name in metrics:
-        row[f"{_METRIC}{name}"] = run.metrics.get(name)
-    for name in tables:
-        row[f"{_TABLE}{name}"] = pack_counts(run.tables[name]) if name in run.tables and len(run.steps) else None
+    for split, accuracy, size in zip(SPLITS, (run.accuracy_in, run.accuracy_out), sizes, strict=True):
+        if size is None:
+            row[f"{split}_raw"] = accuracy.ravel()
+        else:
+            row[f"{split}_sizes"] = size
+            row[f"{split}_counts"] = pack_counts(np.rint(accuracy * size))
+    row |= {f"{_METRIC}{name}": curve for name, curve in run.metrics.items()}
+    if len(run.steps):
+        row |= {f"{_TABLE}{name}": pack_counts(table) for name, table in run.tables.items()}
     return row
 
 
@@ -197,39 +202,31 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _runs(batch: Any) -> Iterator[RunRecord]:
-    """The runs of some rows. What repeats (names, steps) is one object, and curves are views of a few large arrays.
+    """The runs of some rows. What repeats (names, steps) is one object, and metrics are views of a few large arrays.
 
     That is faster than an array for each run, and memory goes back to the system as a whole.
     """
     words = {name: batch.column(name).to_pylist() for name in _WORDS}
-    columns = {name: _Lists(batch.column(name)) for name in batch.schema.names if name not in _WORDS}
-    metrics = {
-        name.removeprefix(_METRIC): column.as_type(np.float64)
-        for name, column in columns.items()
-        if name.startswith(_METRIC)
-    }
-    accuracies = {split: _accuracies(columns, split, words["env_names"]) for split in _SPLITS}
-    tables = {name.removeprefix(_TABLE): column for name, column in columns.items() if name.startswith(_TABLE)}
+    lists = {name: _lists(batch.column(name)) for name in batch.schema.names if name not in _WORDS}
     shared: dict[Any, Any] = {}
     for row in range(batch.num_rows):
+        present = {name: values for name, column in lists.items() if (values := column[row]) is not None}
         names, classes = tuple(words["env_names"][row]), tuple(words["classes"][row])
-        curves = {name: column[row] for name, column in metrics.items()}
-        steps = np.array(columns["steps"][row], dtype=np.int64)
+        steps = np.array(present["steps"], dtype=np.int64)
         steps.flags.writeable = False
         run = RunRecord(
             spec=RunSpec.from_json(json.loads(words["spec"][row])),
             env_names=shared.setdefault(names, names),
             steps=shared.setdefault(steps.tobytes(), steps),
-            accuracy_in=accuracies["in"][row],
-            accuracy_out=accuracies["out"][row],
-            metrics={name: curve for name, curve in curves.items() if curve is not None},
+            accuracy_in=_accuracies(present, "in", len(names)),
+            accuracy_out=_accuracies(present, "out", len(names)),
+            metrics=under_prefix(_METRIC, present),
             status=words["status"][row],
             diverged_at=words["diverged_at"][row],
             classes=shared.setdefault(classes, classes),
             tables={
-                name: unpack_counts(packed, len(steps))
-                for name, column in tables.items()
-                if (packed := column[row]) is not None
+                name: unpack_counts(counts, table_size(name, len(names), len(classes)))
+                for name, counts in under_prefix(_TABLE, present).items()
             },
         )
         if words["run"][row] != run.spec.id:
@@ -238,55 +235,69 @@ def _runs(batch: Any) -> Iterator[RunRecord]:
         yield run
 
 
-class _Lists:
-    """A column of lists of numbers: row after row, without a copy of the numbers.
+def _lists(column: Any) -> list[NDArray[Any] | None]:
+    """The lists of numbers of a column, as views of one array; None where a run has none. Floats are writable doubles.
 
     Through DLPack, since `to_numpy` imports pandas, which takes longer than all the rest.
     """
-
-    def __init__(self, column: Any) -> None:
-        self.values = np.from_dlpack(column.values)
-        self.offsets = np.from_dlpack(column.offsets)
-        self._valid = column.is_valid().to_pylist() if column.null_count else None
-
-    def __getitem__(self, row: int) -> NDArray[Any] | None:
-        if self._valid is not None and not self._valid[row]:
-            return None
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-    def as_type(self, number: Any) -> Self:
-        """The same with all numbers converted, and writable."""
-        self.values = self.values.astype(number)
-        return self
-
-    def as_table(self) -> NDArray[Any] | None:
-        """The rows as one [rows, length] table; None where some are missing, or not as long as others."""
-        lengths = np.diff(self.offsets)
-        if self._valid is not None or not len(lengths) or (lengths != lengths[0]).any():
-            return None
-        return self.values[self.offsets[0] : self.offsets[-1]].reshape(len(lengths), -1)
+    values, offsets = np.from_dlpack(column.values), np.from_dlpack(column.offsets)
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)
+    return [
+        values[begin:end] if is_valid else None
+        for (begin, end), is_valid in zip(pairwise(offsets), column.is_valid().to_pylist(), strict=True)
+    ]
 
 
-def _accuracies(columns: dict[str, _Lists], split: str, env_names: Sequence[Sequence[str]]) -> Sequence[NDArray[Any]]:
-    """The accuracies of each row. Rows alike, as the runs of a stack are, are unpacked together."""
-    sizes, counts = columns[f"{split}_sizes"].as_table(), columns[f"{split}_counts"].as_table()
-    if sizes is not None and counts is not None and len(counts) > 1 and counts.size:
-        widths = {len(names) for names in env_names}
-        if widths == {sizes.shape[1]} and (sizes == sizes[0]).all():
-            return list(unpack(counts.ravel(), _checked_sizes(sizes[0]), len(counts)))
-    return [_accuracy(columns, split, row, len(names)) for row, names in enumerate(env_names)]
-
-
-def _accuracy(columns: dict[str, _Lists], split: str, row: int, environments: int) -> NDArray[np.float64]:
-    sizes, counts = columns[f"{split}_sizes"][row], columns[f"{split}_counts"][row]
-    if sizes is None or counts is None:
-        return np.array(columns[f"{split}_raw"][row], dtype=np.float64).reshape(-1, environments)
+def _accuracies(present: dict[str, NDArray[Any]], split: str, environments: int) -> NDArray[np.float64]:
+    if f"{split}_sizes" not in present:
+        return present[f"{split}_raw"].reshape(-1, environments).copy()
+    sizes, counts = present[f"{split}_sizes"], present[f"{split}_counts"]
     if len(sizes) != environments:
         raise ValueError(f"{len(sizes)} sizes of splits where {environments} environments are named")
-    return unpack(counts, _checked_sizes(sizes))
-
-
-def _checked_sizes(sizes: NDArray[Any]) -> NDArray[np.int64]:
     if not (sizes > 0).all():
         raise ValueError("sizes of splits should be positive")
-    return sizes.astype(np.int64)
+    accuracy: NDArray[np.float64] = unpack_counts(counts, environments) / sizes
+    return accuracy
+
+
+# Accuracies are stored as what they are, counts over the size of a split: exact, and small.
+
+
+def denominators(runs: list[NDArray[np.float64]]) -> _Sizes:
+    """For each environment, the n that makes all accuracies of the [T, environments] tables fractions k / n.
+
+    None where there is none up to `_LARGEST_SPLIT`: then the values are not counts over a split.
+    """
+    found = np.ones(runs[0].shape[1], dtype=np.int64)
+    for accuracy in runs:
+        while True:
+            unexplained = np.argwhere(np.rint(accuracy * found) / found != accuracy)
+            if not len(unexplained):
+                break
+            checkpoint, environment = unexplained[0]
+            part = Fraction(float(accuracy[checkpoint, environment])).limit_denominator(_LARGEST_SPLIT).denominator
+            common = lcm(int(found[environment]), part)
+            # An unchanged denominator would mean that the value is no fraction at all.
+            if common > _LARGEST_SPLIT or common == found[environment]:
+                return None
+            found[environment] = common
+    return found
+
+
+def pack_counts(counts: NDArray[Any]) -> NDArray[np.int32]:
+    """[T, numbers] counts as their changes, number after number.
+
+    Changes are small and many are zero; writing 0, -1, 1, -2, 2, ... as 0, 1, 2, 3, 4, ... leaves the
+    upper bytes empty, which is what compresses.
+    """
+    changes = np.diff(counts.astype(np.int32).T, axis=1, prepend=np.int32(0))
+    folded: NDArray[np.int32] = (changes << 1) ^ (changes >> 31)
+    return folded.ravel()
+
+
+def unpack_counts(packed: NDArray[np.int32], numbers: int) -> NDArray[np.int64]:
+    """The inverse of `pack_counts`."""
+    changes = (packed >> 1) ^ -(packed & 1)
+    counts: NDArray[np.int64] = np.cumsum(changes.reshape(numbers, -1), axis=1, dtype=np.int64)
+    return np.ascontiguousarray(counts.T)

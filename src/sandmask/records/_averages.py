@@ -4,20 +4,18 @@ A run that was trained with `options["averages"] = "sma,ema"` has one record in 
 three: the run itself, and one record each whose spec has `options["average"]`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sandmask.errors import SandmaskError
 from sandmask.hparams._shared import LR_DROP_STEPS
-from sandmask.records._types import RunRecord, RunSpec
+from sandmask.records._measures import SPLITS
+from sandmask.records._types import RunRecord, RunSpec, under_prefix
 
 AVERAGES = ("sma", "ema", "swad")
 _PREFIX = "average/"
-_Number = TypeVar("_Number", np.float64, np.int64)
 
 
 def averages_of(options: dict[str, object]) -> tuple[str, ...]:
@@ -35,7 +33,7 @@ def average_metrics(average: str, n_envs: int) -> list[str]:
     :param average: "sma", "ema" or "swad".
     :param n_envs: number of environments.
     """
-    splits = [f"{split}/{env}" for split in ("in", "out") for env in range(n_envs)]
+    splits = [f"{split}/{env}" for split in SPLITS for env in range(n_envs)]
     return [f"{_PREFIX}{average}/{name}" for name in (*splits, "validation_loss")]
 
 
@@ -47,24 +45,22 @@ def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     :param runs: records of the runs.
     """
     seen: set[str] = set()
-    for run in _each(runs):
-        if run.spec.id not in seen:
-            seen.add(run.spec.id)
-            yield run
-
-
-def _each(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     for run in runs:
         averages = averages_of(run.spec.options)
-        if not averages:
-            yield run
-            continue
-        spec = averaged_spec(run.spec)
-        metrics = {name: values for name, values in run.metrics.items() if not name.startswith(_PREFIX)}
-        tables = {name: counts for name, counts in run.tables.items() if not name.startswith(_PREFIX)}
-        yield replace(run, spec=spec, metrics=metrics, tables=tables)
-        for average in averages:
-            yield _averaged(run, average)
+        records = [_without_averages(run), *(_averaged(run, average) for average in averages)] if averages else [run]
+        for record in records:
+            if record.spec.id not in seen:
+                seen.add(record.spec.id)
+                yield record
+
+
+def _without_averages(run: RunRecord) -> RunRecord:
+    return replace(
+        run,
+        spec=averaged_spec(run.spec),
+        metrics={name: values for name, values in run.metrics.items() if not name.startswith(_PREFIX)},
+        tables={name: counts for name, counts in run.tables.items() if not name.startswith(_PREFIX)},
+    )
 
 
 def averaged_spec(spec: RunSpec, average: str | None = None) -> RunSpec:
@@ -78,14 +74,17 @@ def averaged_spec(spec: RunSpec, average: str | None = None) -> RunSpec:
 
 
 def _averaged(run: RunRecord, average: str) -> RunRecord:
-    n_envs = len(run.env_names)
-    names = average_metrics(average, n_envs)
+    """The record of an average; SWAD has accuracies at the last evaluation only."""
+    prefix = f"{_PREFIX}{average}/"
     missing = np.full(len(run.steps), np.nan)
-    values = np.stack([run.metrics.get(name, missing) for name in names], axis=1)
-    known = np.isfinite(values[:, : 2 * n_envs]).all(axis=1)  # SWAD has accuracies at the last evaluation only
-    values = values[known]
-    accuracies = values[:, : 2 * n_envs]
-    if ((accuracies < 0) | (accuracies > 1)).any():
+    metrics = {"validation_loss": missing, **under_prefix(prefix, run.metrics)}
+    inside, outside = (
+        np.stack([metrics.pop(f"{split}/{env}", missing) for env in range(len(run.env_names))], axis=1)
+        for split in SPLITS
+    )
+    both = np.hstack([inside, outside])
+    known = np.isfinite(both).all(axis=1)
+    if ((both[known] < 0) | (both[known] > 1)).any():
         raise SandmaskError(
             f"Run {run.spec.id}: the accuracies of its average {average!r} should be numbers from 0 to 1, and some are "
             "not. Restore its records from a copy, or train it again."
@@ -94,23 +93,11 @@ def _averaged(run: RunRecord, average: str) -> RunRecord:
         run,
         spec=averaged_spec(run.spec, average),
         steps=run.steps[known],
-        accuracy_in=np.ascontiguousarray(accuracies[:, :n_envs]),
-        accuracy_out=np.ascontiguousarray(accuracies[:, n_envs:]),
-        metrics={"validation_loss": values[:, -1], **_own(run.metrics, average, known, names)},
-        tables=_own(run.tables, average, known, ()),
+        accuracy_in=inside[known],
+        accuracy_out=outside[known],
+        metrics={name: values[known] for name, values in metrics.items()},
+        tables={name: counts[known] for name, counts in under_prefix(prefix, run.tables).items()},
     )
-
-
-def _own(
-    found: Mapping[str, NDArray[_Number]], average: str, known: NDArray[np.bool_], left_out: Collection[str]
-) -> dict[str, NDArray[_Number]]:
-    """What was recorded of an average beyond its accuracies, by the names that a run has for it."""
-    prefix = f"{_PREFIX}{average}/"
-    return {
-        name.removeprefix(prefix): values[known]
-        for name, values in found.items()
-        if name.startswith(prefix) and name not in left_out
-    }
 
 
 FULL_DATA = "full_data"
@@ -149,24 +136,15 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
             f"Run {spec.id} ({spec.algorithm} on {spec.dataset}) was trained with full_data=1, and is selected by the "
             "same run without it, which is not among these records. Train that one, and report a folder with both."
         )
-    common, own, its = np.intersect1d(run.steps, first.steps, return_indices=True)
-    outside = run.accuracy_out[own].copy()
-    trained_on = list(run.train_envs)
-    outside[:, trained_on] = first.accuracy_out[its][:, trained_on]
-    metrics = {name: values[own] for name, values in run.metrics.items() if not _validates(name, run)}
-    metrics |= {name: values[its] for name, values in first.metrics.items() if _validates(name, run)}
+    _, own_rows, first_rows = np.intersect1d(run.steps, first.steps, return_indices=True)
+    own, its = run.at(own_rows), first.at(first_rows)
+    outside, trained_on = own.accuracy_out.copy(), list(run.train_envs)
+    outside[:, trained_on] = its.accuracy_out[:, trained_on]
+    metrics = {name: values for name, values in own.metrics.items() if not _validates(name, run)}
+    metrics |= {name: values for name, values in its.metrics.items() if _validates(name, run)}
     # Of a first stage that is not done, nobody knows what it would select.
     ended = run if first.status == "done" else first
-    return replace(
-        run,
-        steps=common,
-        accuracy_in=run.accuracy_in[own],
-        accuracy_out=outside,
-        metrics=metrics,
-        tables={name: counts[own] for name, counts in run.tables.items()},
-        status=ended.status,
-        diverged_at=ended.diverged_at,
-    )
+    return replace(own, accuracy_out=outside, metrics=metrics, status=ended.status, diverged_at=ended.diverged_at)
 
 
 def _validates(metric: str, run: RunRecord) -> bool:

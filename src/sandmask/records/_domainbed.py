@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.records._lines import check_record
+from sandmask.records._checks import check_record
 from sandmask.records._types import RunRecord, RunSpec, held_out_environments
 
 _ACCURACY = re.compile(r"env\d+_(in|out)_acc")

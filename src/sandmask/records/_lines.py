@@ -8,15 +8,17 @@ there were checksums are read as they are.
 import json
 import math
 import re
+import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, get_args
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
 
 from sandmask.errors import SandmaskError
+from sandmask.records._checks import check_accuracies, check_counts, check_integer, check_names, check_run
 from sandmask.records._measures import table_size
-from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
+from sandmask.records._types import SCHEMA_VERSION, RunSpec, Status
 
 # JSON has no word for these, and a file that other tools can read is worth three strings.
 _NON_FINITE = {"nan", "inf", "-inf"}
@@ -39,7 +41,7 @@ def with_checksum(line: bytes, before: int) -> tuple[bytes, int]:
     return line[:-2] + b',"crc":"%08x"}\n' % crc, crc
 
 
-def checksum(raw: bytes, before: int, *, required: bool) -> tuple[int, bool]:
+def _checksum(raw: bytes, before: int, *, required: bool) -> tuple[int, bool]:
     """The checksum of a line as read, and whether the line states it; a wrong one is a `ValueError`.
 
     :param before: the checksum of the line before, of the same run.
@@ -64,7 +66,7 @@ def _refuse_constant(name: str) -> NoReturn:
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def decode(raw: bytes) -> dict[str, Any]:
+def _decode(raw: bytes) -> dict[str, Any]:
     """The object of a line; a `ValueError` for anything else, also for JSON too deep to read."""
     try:
         line = _decoder.decode(raw.decode())
@@ -124,6 +126,103 @@ def end_line(run_id: str, status: Status, step: int) -> bytes:
     return _encode({"kind": "end", "run": run_id, "status": status, "step": step})
 
 
+@dataclass
+class RunState:
+    """What the lines of a run have said so far, and what its next line has to fit."""
+
+    environments: int
+    classes: int
+    last_step: int | None = None
+    status: Status = "running"
+    crc: int = 0
+    has_crc: bool = False
+
+
+def read_lines(path: Path, runs: dict[str, RunState]) -> Iterator[dict[str, Any]]:
+    """The lines of a record file, decoded and checked. A last line without its newline is not read.
+
+    :param runs: receives the state of each run, by its id.
+    """
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                return  # torn by a kill, or still being written
+            try:
+                line = _take(raw, runs)
+            except SandmaskError as error:
+                raise SandmaskError(f"{path}:{number}: {error}") from error
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+                _refuse(path, number, raw, error)
+            yield line
+
+
+def _take(raw: bytes, runs: dict[str, RunState]) -> dict[str, Any]:
+    """Decode a line and check it against the state of its run, which it changes."""
+    line = _decode(raw)
+    kind, run_id = line["kind"], line["run"]
+    if kind == "run":
+        check_schema(line["schema"])
+        if run_id in runs:
+            raise ValueError(f"run {run_id} begins a second time")
+        runs[run_id] = _begin(line)
+    if run_id not in runs:
+        raise ValueError(f"no line before it begins a run {run_id!r}")
+    run = runs[run_id]
+    run.crc, run.has_crc = _checksum(raw, run.crc, required=run.has_crc or "crc" in line)
+    if kind == "eval":
+        _evaluate(run, line)
+    elif kind == "end":
+        _end(run, line)
+    return line
+
+
+def _begin(line: dict[str, Any]) -> RunState:
+    env_names, classes = line["env_names"], line["classes"]
+    if not isinstance(env_names, list) or not isinstance(classes, list):
+        raise ValueError("env_names and classes should be lists")
+    check_run(line["run"], RunSpec.from_json(line["spec"]), env_names, classes)
+    return RunState(len(env_names), len(classes))
+
+
+def _evaluate(run: RunState, line: dict[str, Any]) -> None:
+    run_id, step = line["run"], line["step"]
+    check_integer("step", step)
+    if run.status != "running":
+        raise ValueError(f"step {step} follows the end of run {run_id}")
+    if run.last_step is not None and step <= run.last_step:
+        raise ValueError(f"step {step} of run {run_id} follows its step {run.last_step}")
+    check_accuracies(line["in"], run.environments)
+    check_accuracies(line["out"], run.environments)
+    check_names("metric", line["metrics"])
+    line["metrics"] = {sys.intern(name): metric_value(value) for name, value in line["metrics"].items()}
+    for name, counts in line.setdefault("tables", {}).items():
+        check_counts(name, counts, table_size(name, run.environments, run.classes))
+    run.last_step = step
+
+
+def _end(run: RunState, line: dict[str, Any]) -> None:
+    if run.status != "running":
+        raise ValueError(f"run {line['run']} ends a second time")
+    if line["status"] not in ("done", "diverged", "pruned"):
+        raise ValueError(f"status {line['status']!r} is not one of 'done', 'diverged' and 'pruned'")
+    check_integer("step", line["step"])
+    run.status = line["status"]
+
+
+def _refuse(path: Path, number: int, raw: bytes, error: Exception) -> NoReturn:
+    if number == 1 and b'"env0_in_acc"' in raw:
+        raise SandmaskError(
+            f"{path} is a DomainBed results file. Bring the sweep in with "
+            "`sandmask import-domainbed DIR --out STORE`, then read STORE."
+        ) from error
+    said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    raise SandmaskError(
+        f"{path}:{number} is not a line of a record file ({said}). "
+        "The file is damaged there: restore it from a copy, or remove the run that this line belongs to and train it "
+        "again."
+    ) from error
+
+
 def metric_value(value: Any) -> float:
     """A metric as it was before it was written."""
     if isinstance(value, str) and value in _NON_FINITE:
@@ -142,128 +241,3 @@ def check_schema(version: Any) -> None:
             f"written by a newer sandmask (schema {version}, this one reads up to {SCHEMA_VERSION}). "
             "Upgrade sandmask to read it."
         )
-
-
-# Checks of records, shared by readers and the writer. They raise `ValueError`.
-
-LONGEST_NAME = 1000  # characters; a longer name is damage, and would take every table with it
-LARGEST_INTEGER = 2**63 - 1
-_WORDS = ("dataset", "algorithm", "space", "network", "weights", "precision")
-_COUNTS = ("steps", "checkpoint_every")
-_SEEDS = ("hparams_seed", "trial_seed", "seed")
-
-
-def check_run(run_id: str, spec: RunSpec, env_names: Sequence[Any], classes: Sequence[Any]) -> None:
-    """Check everything that a run says about itself before its first evaluation."""
-    check_spec(spec)
-    if run_id != spec.id:
-        raise ValueError(f"the id {run_id!r} does not belong to the spec, whose id is {spec.id!r}")
-    check_names("environment", env_names)
-    check_names("class", classes)
-    if len(set(env_names)) != len(env_names):
-        raise ValueError(f"two environments have the same name: {list(env_names)}")
-    if not env_names:
-        raise ValueError("no environment is named")
-    outside = [env for env in spec.test_envs if env >= len(env_names)]
-    if outside:
-        raise ValueError(f"environment {outside[0]} is held out where {len(env_names)} are named")
-
-
-def check_spec(spec: RunSpec) -> None:
-    """Check the types and ranges of a spec's fields: a dataclass takes anything."""
-    check_names("setting", [getattr(spec, name) for name in _WORDS])
-    for name in _COUNTS + _SEEDS:
-        check_integer(name, getattr(spec, name), least=1 if name in _COUNTS else None)
-    for env in spec.test_envs:
-        check_integer("test_envs", env)
-    if len(set(spec.test_envs)) != len(spec.test_envs):
-        raise ValueError(f"test_envs {list(spec.test_envs)} name an environment twice")
-    if not isinstance(spec.hparams, dict) or not isinstance(spec.options, dict):
-        raise ValueError("hparams and options should be objects")
-    check_values("hparams", spec.hparams)
-    check_values("options", spec.options)
-
-
-def check_integer(name: str, value: Any, *, least: int | None = 0) -> None:
-    """Check that a value is an integer that fits 64 bits and is at least `least`."""
-    if type(value) is not int or abs(value) > LARGEST_INTEGER or (least is not None and value < least):
-        raise ValueError(
-            f"{name} should be an integer{'' if least is None else f' of at least {least}'}, not {value!r}"
-        )
-
-
-def check_names(kind: str, names: Iterable[Any]) -> None:
-    """Check that names are words of a reasonable length that can be written down."""
-    for name in names:
-        if not isinstance(name, str):
-            raise ValueError(f"the {kind} name {name!r} is not a string")
-        if len(name) > LONGEST_NAME:
-            raise ValueError(
-                f"the {kind} name {name[:20]!r}... has {len(name):,} characters, and at most {LONGEST_NAME:,} are read"
-            )
-        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise ValueError(f"the {kind} name {name!r} is not valid Unicode")
-
-
-def check_values(kind: str, value: Any) -> None:
-    """Check JSON values of any depth: names as above, and finite numbers."""
-    if isinstance(value, dict):
-        check_names(kind, value)
-        for one in value.values():
-            check_values(kind, one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            check_values(kind, one)
-    elif isinstance(value, str):
-        check_names(kind, [value])
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{kind} hold {value}, which is not a finite number")
-    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise ValueError(f"{kind} hold an integer of more than 64 bits")
-
-
-def check_accuracies(values: Any, environments: int) -> None:
-    """Check one accuracy in 0..1 for each environment."""
-    if not isinstance(values, list) or len(values) != environments:
-        found = len(values) if isinstance(values, list) else repr(values)
-        raise ValueError(f"accuracies of {found} environments where {environments} are named")
-    for value in values:
-        if type(value) not in (float, int) or not 0 <= value <= 1:
-            raise ValueError(f"accuracies should be numbers from 0 to 1, not {value!r}")
-
-
-def check_counts(name: str, values: Any, length: int) -> None:
-    """Check a table as a line has it: a list of so many counts."""
-    if not isinstance(values, list) or len(values) != length:
-        raise ValueError(f"the table {name!r} should be a list of {length} counts")
-    for value in values:
-        check_integer("a count", value)
-
-
-def _check_tables(run: RunRecord) -> None:
-    for name, table in run.tables.items():
-        size = table_size(name, len(run.env_names), len(run.classes))
-        if table.shape != (len(run.steps), size) or (table.size and table.min() < 0):
-            raise ValueError(f"its table {name!r} should have {size} counts at each of {len(run.steps)} steps")
-
-
-def check_record(run: RunRecord) -> None:
-    """Check a whole run at once: its spec and names, its steps, and every accuracy."""
-    try:
-        check_run(run.spec.id, run.spec, run.env_names, run.classes)
-        check_names("metric", run.metrics)
-        shape = (len(run.steps), len(run.env_names))
-        if run.accuracy_in.shape != shape or run.accuracy_out.shape != shape:
-            raise ValueError(f"its accuracies do not have the shape of {shape[0]} steps and {shape[1]} environments")
-        if any(curve.shape != shape[:1] for curve in run.metrics.values()):
-            raise ValueError(f"it has {shape[0]} steps, but a metric has another number of values")
-        _check_tables(run)
-        if len(run.steps) and (run.steps[0] < 0 or (np.diff(run.steps) <= 0).any()):
-            raise ValueError("its steps do not increase")
-        if run.status not in get_args(Status):
-            raise ValueError(f"its status {run.status!r} is not one of {', '.join(get_args(Status))}")
-        for table in (run.accuracy_in, run.accuracy_out):
-            if table.size and not (table.min() >= 0 and table.max() <= 1):  # NaN compares with nothing
-                raise ValueError("its accuracies should be numbers from 0 to 1")
-    except ValueError as error:
-        raise ValueError(f"run {run.spec.id}: {error}") from error

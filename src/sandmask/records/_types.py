@@ -2,16 +2,18 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 Status = Literal["running", "done", "diverged", "pruned"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,20 @@ class RunRecord:
         """The environments that the run trained on."""
         return tuple(e for e in range(len(self.env_names)) if e not in self.spec.test_envs)
 
+    def at(self, checkpoints: NDArray[Any] | slice) -> "RunRecord":
+        """Return the same run with some of its checkpoints.
+
+        :param checkpoints: their indices, a mask, or a slice.
+        """
+        return replace(
+            self,
+            steps=self.steps[checkpoints],
+            accuracy_in=self.accuracy_in[checkpoints],
+            accuracy_out=self.accuracy_out[checkpoints],
+            metrics={name: curve[checkpoints] for name, curve in self.metrics.items()},
+            tables={name: counts[checkpoints] for name, counts in self.tables.items()},
+        )
+
 
 # By dataset, in the order of tables: the environments that the benchmark holds out. Spirals has one more. The datasets
 # say it too, but to ask them takes torch; a test compares the two.
@@ -114,3 +130,8 @@ def dataset_order(names: list[str]) -> list[str]:
     """The benchmark's datasets in its order, then others in alphabetical order."""
     places = {name: place for place, name in enumerate(HELD_OUT)}
     return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+
+
+def under_prefix(prefix: str, found: Mapping[str, T]) -> dict[str, T]:
+    """The entries whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

@@ -5,23 +5,14 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from sandmask._files import lock, naming, replacing, sync
 from sandmask.errors import SandmaskError
-from sandmask.records._lines import (
-    check_names,
-    check_run,
-    checksum,
-    decode,
-    end_line,
-    eval_line,
-    run_line,
-    with_checksum,
-)
+from sandmask.records._checks import check_names, check_run
+from sandmask.records._lines import RunState, end_line, eval_line, read_lines, run_line, with_checksum
 from sandmask.records._types import RunSpec, Status
 
 
@@ -54,17 +45,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_child)
 
 
-@dataclass
-class _Progress:
-    """The last step and status of a run in the file."""
-
-    environments: int
-    last_step: int | None = None
-    status: Status = "running"
-    crc: int = 0
-    has_crc: bool = False
-
-
 class RecordWriter:
     """Appends runs and their evaluations to one file, a line each; several runs may take turns.
 
@@ -93,7 +73,7 @@ class RecordWriter:
                 check_run(spec.id, spec, env_names, classes)
             except ValueError as error:
                 raise SandmaskError(f"{self.path} cannot take run {spec.id}: {error}.") from error
-            run = _Progress(len(env_names))
+            run = RunState(len(env_names), len(classes))
             self._write(run, run_line(spec, env_names, classes))
             self._runs[spec.id] = run
         return spec.id
@@ -163,9 +143,10 @@ class RecordWriter:
         with ExitStack() as undo, replacing(self.path, durable=True) as temporary:
             replacement = undo.enter_context(FileIO(temporary, "w+"))
             lock(replacement)
-            for raw in self._lines():
-                if not _is_after(json.loads(raw), names, step):
-                    _write_all(replacement, raw)
+            with self.path.open("rb") as lines:
+                for raw in lines:
+                    if not _is_after(json.loads(raw), names, step):
+                        _write_all(replacement, raw)
             undo.pop_all()
         self._file.close()
         self._file = replacement
@@ -186,7 +167,7 @@ class RecordWriter:
             self.commit()
         self.close()
 
-    def _running(self, run_id: str) -> _Progress:
+    def _running(self, run_id: str) -> RunState:
         run = self._runs.get(run_id)
         if run is None:
             raise SandmaskError(f"{self.path} has no run {run_id}. Call `start` with its spec first.")
@@ -198,49 +179,23 @@ class RecordWriter:
         run = self._runs[run_id]
         return run.status != "running" or (run.last_step is not None and run.last_step > step)
 
-    def _write(self, run: _Progress, line: bytes) -> None:
+    def _write(self, run: RunState, line: bytes) -> None:
         written, crc = with_checksum(line, run.crc)
         with naming(self.path):
             _write_all(self._file, written)
         run.crc, run.has_crc = crc, True
 
-    def _lines(self) -> Iterable[bytes]:
-        with self.path.open("rb") as file:
-            yield from file
-
     def _cut_torn_line(self) -> None:
         """A line is complete when its newline is there: cut what follows the last one."""
-        end = size = self._file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
-            self._file.seek(start)
-            newline = self._file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            self._file.truncate(end)
+        with self.path.open("rb") as file:
+            complete = sum(len(line) for line in file if line.endswith(b"\n"))
+        if complete < self.path.stat().st_size:
+            self._file.truncate(complete)
 
-    def _scan(self) -> dict[str, _Progress]:
-        runs: dict[str, _Progress] = {}
-        for number, raw in enumerate(self._lines(), start=1):
-            try:
-                line = decode(raw)
-                name, kind = line["run"], line["kind"]
-                if kind == "run":
-                    runs[name] = _Progress(len(line["env_names"]))
-                run = runs[name]
-                run.crc, run.has_crc = checksum(raw, run.crc, required=run.has_crc or "crc" in line)
-                if kind == "eval":
-                    run.last_step = line["step"]
-                elif kind == "end":
-                    run.status = line["status"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise SandmaskError(
-                    f"{self.path}:{number} is not a line of a record file ({error!r}). "
-                    "Move the file away, or repair that line, before writing here."
-                ) from error
+    def _scan(self) -> dict[str, RunState]:
+        runs: dict[str, RunState] = {}
+        for _ in read_lines(self.path, runs):
+            pass
         return runs
 
 

@@ -1,0 +1,132 @@
+"""Checks of specs and records, shared by readers and writers. They raise `ValueError`."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from sandmask.records._measures import table_size
+from sandmask.records._types import RunRecord, RunSpec, Status
+
+LONGEST_NAME = 1000  # characters; a longer name is damage, and would take every table with it
+LARGEST_INTEGER = 2**63 - 1
+_WORDS = ("dataset", "algorithm", "space", "network", "weights", "precision")
+_COUNTS = ("steps", "checkpoint_every")
+_SEEDS = ("hparams_seed", "trial_seed", "seed")
+
+
+def check_run(run_id: str, spec: RunSpec, env_names: Sequence[Any], classes: Sequence[Any]) -> None:
+    """Check everything that a run says about itself before its first evaluation."""
+    check_spec(spec)
+    if run_id != spec.id:
+        raise ValueError(f"the id {run_id!r} does not belong to the spec, whose id is {spec.id!r}")
+    check_names("environment", env_names)
+    check_names("class", classes)
+    if len(set(env_names)) != len(env_names):
+        raise ValueError(f"two environments have the same name: {list(env_names)}")
+    if not env_names:
+        raise ValueError("no environment is named")
+    outside = [env for env in spec.test_envs if env >= len(env_names)]
+    if outside:
+        raise ValueError(f"environment {outside[0]} is held out where {len(env_names)} are named")
+
+
+def check_spec(spec: RunSpec) -> None:
+    """Check the types and ranges of a spec's fields: a dataclass takes anything."""
+    check_names("setting", [getattr(spec, name) for name in _WORDS])
+    for name in _COUNTS + _SEEDS:
+        check_integer(name, getattr(spec, name), least=1 if name in _COUNTS else None)
+    for env in spec.test_envs:
+        check_integer("test_envs", env)
+    if len(set(spec.test_envs)) != len(spec.test_envs):
+        raise ValueError(f"test_envs {list(spec.test_envs)} name an environment twice")
+    if not isinstance(spec.hparams, dict) or not isinstance(spec.options, dict):
+        raise ValueError("hparams and options should be objects")
+    check_values("hparams", spec.hparams)
+    check_values("options", spec.options)
+
+
+def check_integer(name: str, value: Any, *, least: int | None = 0) -> None:
+    """Check that a value is an integer that fits 64 bits and is at least `least`."""
+    if type(value) is not int or abs(value) > LARGEST_INTEGER or (least is not None and value < least):
+        raise ValueError(
+            f"{name} should be an integer{'' if least is None else f' of at least {least}'}, not {value!r}"
+        )
+
+
+def check_names(kind: str, names: Iterable[Any]) -> None:
+    """Check that names are words of a reasonable length that can be written down."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"the {kind} name {name!r} is not a string")
+        if len(name) > LONGEST_NAME:
+            raise ValueError(
+                f"the {kind} name {name[:20]!r}... has {len(name):,} characters, and at most {LONGEST_NAME:,} are read"
+            )
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise ValueError(f"the {kind} name {name!r} is not valid Unicode")
+
+
+def check_values(kind: str, value: Any) -> None:
+    """Check JSON values of any depth: names as above, and finite numbers."""
+    if isinstance(value, dict):
+        check_names(kind, value)
+        for one in value.values():
+            check_values(kind, one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            check_values(kind, one)
+    elif isinstance(value, str):
+        check_names(kind, [value])
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{kind} hold {value}, which is not a finite number")
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ValueError(f"{kind} hold an integer of more than 64 bits")
+
+
+def check_accuracies(values: Any, environments: int) -> None:
+    """Check one accuracy in 0..1 for each environment."""
+    if not isinstance(values, list) or len(values) != environments:
+        found = len(values) if isinstance(values, list) else repr(values)
+        raise ValueError(f"accuracies of {found} environments where {environments} are named")
+    for value in values:
+        if type(value) not in (float, int) or not 0 <= value <= 1:
+            raise ValueError(f"accuracies should be numbers from 0 to 1, not {value!r}")
+
+
+def check_counts(name: str, values: Any, length: int) -> None:
+    """Check a table as a line has it: a list of so many counts."""
+    if not isinstance(values, list) or len(values) != length:
+        raise ValueError(f"the table {name!r} should be a list of {length} counts")
+    for value in values:
+        check_integer("a count", value)
+
+
+def _check_tables(run: RunRecord) -> None:
+    for name, table in run.tables.items():
+        size = table_size(name, len(run.env_names), len(run.classes))
+        if table.shape != (len(run.steps), size) or (table.size and table.min() < 0):
+            raise ValueError(f"its table {name!r} should have {size} counts at each of {len(run.steps)} steps")
+
+
+def check_record(run: RunRecord) -> None:
+    """Check a whole run at once: its spec and names, its steps, and every accuracy."""
+    try:
+        check_run(run.spec.id, run.spec, run.env_names, run.classes)
+        check_names("metric", run.metrics)
+        shape = (len(run.steps), len(run.env_names))
+        if run.accuracy_in.shape != shape or run.accuracy_out.shape != shape:
+            raise ValueError(f"its accuracies do not have the shape of {shape[0]} steps and {shape[1]} environments")
+        if any(curve.shape != shape[:1] for curve in run.metrics.values()):
+            raise ValueError(f"it has {shape[0]} steps, but a metric has another number of values")
+        _check_tables(run)
+        if len(run.steps) and (run.steps[0] < 0 or (np.diff(run.steps) <= 0).any()):
+            raise ValueError("its steps do not increase")
+        if run.status not in get_args(Status):
+            raise ValueError(f"its status {run.status!r} is not one of {', '.join(get_args(Status))}")
+        for table in (run.accuracy_in, run.accuracy_out):
+            if table.size and not (table.min() >= 0 and table.max() <= 1):  # NaN compares with nothing
+                raise ValueError("its accuracies should be numbers from 0 to 1")
+    except ValueError as error:
+        raise ValueError(f"run {run.spec.id}: {error}") from error

@@ -133,28 +133,30 @@ def test_a_product_remembers_its_largest_magnitudes_until_it_is_changed() -> Non
         assert torch.equal(largest_of(found), found.abs().amax((1, 2)))
 
 
-def test_the_next_layer_need_not_look_for_the_largest_magnitudes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n_in", [32, 18], ids=["halves", "a narrow layer in float32"])
+def test_the_next_layer_need_not_look_for_the_largest_magnitudes(monkeypatch: pytest.MonkeyPatch, n_in: int) -> None:
     """Neither forwards nor backwards: only for the inputs, the weights and the gradient of the result."""
-    x, weights, bias = normal(E * B, 32), [normal(48, 32), normal(32, 48)], [normal(48), normal(32)]
+    x = normal(E * B, n_in)
+    params = [normal(48, n_in), normal(48), normal(32, 48), normal(32)]
     looked_at, norm = [], torch.linalg.vector_norm
 
-    def watched(x: Tensor, *args: object, **how: object) -> Tensor:
+    def watched(x: Tensor, order: float, dim: int) -> Tensor:
         looked_at.append(tuple(x.shape))
-        return norm(x, *args, **how)  # type: ignore[arg-type]
+        found: Tensor = norm(x, order, dim=dim)
+        return found
 
-    def network(x: Tensor, *params: Tensor) -> Tensor:
-        return dense.dense(dense.dense(x, *params[:2]), *params[2:])
+    def network(x: Tensor, w: Tensor, b: Tensor, v: Tensor, c: Tensor) -> Tensor:
+        return dense.dense(dense.dense(x, w, b), v, c)
 
-    params = [each.requires_grad_() for pair in zip(weights, bias, strict=True) for each in pair]
     monkeypatch.setattr(dense, "has_kernels", lambda _: True)
     monkeypatch.setattr(torch.linalg, "vector_norm", watched)
+    leaves = [param.requires_grad_() for param in params]
     with temporary_precision("fp32x3"):
-        y = vmap(network)(x, *params)
-        found = torch.autograd.grad(y.square().sum(), params)
-    result = E * B * 32
-    assert looked_at == [(K, E * B * 32), (K, 48 * 32), (K, 32 * 48), (K, result)]
-    exact = [param.detach().double().requires_grad_() for param in params]
-    hidden = torch.baddbmm(exact[1].unsqueeze(1), x.double(), exact[0].mT).relu()
-    wanted = torch.autograd.grad(torch.baddbmm(exact[3].unsqueeze(1), hidden, exact[2].mT).relu().square().sum(), exact)
-    for mine, other in zip(found, wanted, strict=True):
+        found = torch.autograd.grad(vmap(network)(x, *leaves).square().sum(), leaves)
+    first = [(K, E * B * 32), (K, 48 * 32)] if n_in == 32 else []
+    assert looked_at == [*first, (K, 32 * 48), (K, E * B * 32)]
+    w, b, v, c = exact = [param.detach().double().requires_grad_() for param in params]
+    hidden = torch.baddbmm(b.unsqueeze(1), x.double(), w.mT).relu()
+    y = torch.baddbmm(c.unsqueeze(1), hidden, v.mT).relu()
+    for mine, other in zip(found, torch.autograd.grad(y.square().sum(), exact), strict=True):
         torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-3)

@@ -18,7 +18,7 @@ from sandmask.functional import random
 from sandmask.functional.split import Halves, split_products
 
 ALIGNED = 16  # what widths are multiples of inside products on a GPU
-NARROWEST = 16  # sides of a weight matrix from which on products of halves pay
+NARROWEST = 32  # sides of a weight matrix from which on products of halves pay; shorter sums are more exact in float32
 PART = 512  # rows that one program sums parameters' gradients over, where environments do not matter
 
 # Takes over the gradients of the parameters: gets the gradient of x W^T + b [K, N, out], its sums over the rows of each

@@ -13,7 +13,7 @@ from torch import Tensor
 from sandmask.functional.kernels.random import mix
 from sandmask.functional.kernels.split import scale_of
 from sandmask.functional.kernels.tiles import at_most
-from sandmask.functional.split import Halves, largest_of
+from sandmask.functional.split import Halves, largest_of, remember_largest, split_products
 
 BLOCK = 1024
 LARGEST = tl.constexpr(65504.0)  # of float16
@@ -39,9 +39,20 @@ def dropped(value, key, column, rate, site: tl.constexpr):
 
 @triton.jit
 def _activate_kernel(
-    z, bias, rows, rate, numel, width, n_rows, site: tl.constexpr, drops: tl.constexpr, block: tl.constexpr
+    z,
+    bias,
+    rows,
+    rate,
+    largest,
+    numel,
+    width,
+    n_rows,
+    site: tl.constexpr,
+    drops: tl.constexpr,
+    notes: tl.constexpr,
+    block: tl.constexpr,
 ):
-    """z <- relu(dropout(z + bias)), in place."""
+    """z <- relu(dropout(z + bias)), in place; with `notes` also its largest number."""
     run = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * block + tl.arange(0, block)
     inside = place < numel
@@ -57,6 +68,8 @@ def _activate_kernel(
     # Not tl.maximum: NaN has to stay visible.
     value = saturated(tl.where(value < 0, 0.0, value), z.dtype.element_ty)
     tl.store(z + place, value, mask=inside)
+    if notes:
+        tl.atomic_max(largest + run, tl.max(tl.where(inside, value, 0.0), axis=0), sem="relaxed")
 
 
 @triton.jit
@@ -122,8 +135,12 @@ def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, 
     n_runs, n_rows, width = z.shape
     launch: Any = _activate_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
     keys, rates = (z, z) if rows is None or rate is None else (rows.contiguous(), rate.float().contiguous())
-    sizes = (n_rows * width, width, n_rows)
-    launch(z, bias.contiguous(), keys, rates, *sizes, site=site, drops=rows is not None, block=BLOCK)
+    notes = split_products() and z.dtype == torch.float32  # for the next layer
+    largest = torch.zeros(n_runs, device=z.device) if notes else z
+    how = {"site": site, "drops": rows is not None, "notes": notes, "block": BLOCK}
+    launch(z, bias.contiguous(), keys, rates, largest, n_rows * width, width, n_rows, **how)
+    if notes:
+        remember_largest(z, largest)
     return z
 
 

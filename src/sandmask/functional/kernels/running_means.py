@@ -1,4 +1,4 @@
-"""A GPU kernel for means that follow the iterates of K runs. Its twin is `running_means.plain_follow`."""
+"""A GPU kernel for means that follow the iterates of K runs. Its twin is `plain_follow` of `training.averaging`."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
@@ -77,7 +77,7 @@ def _follow_all_kernel(
 
 
 def follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
-    """See `running_means.follow`. Up to three means and two iterates are one pass, which reads the iterates once."""
+    """As `training.averaging.follow`. Up to three means and two iterates are one pass, which reads iterates once."""
     if len(means) > 3:
         return follow(means[:3], iterates, shares[:3]) + follow(means[3:], iterates, shares[3:])
     if len(iterates) > 2:

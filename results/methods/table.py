@@ -38,18 +38,21 @@ def shown_environments(table: Table) -> tuple[str, ...]:
 
 
 def rows(rules: Sequence[RuleReport], dataset: str) -> list[str]:
-    """For each rule the mean over environments and those shown; the best method by the first rule comes first."""
+    """For each rule the mean over environments, and those shown; the best method by the first rule comes first.
+
+    Environments other than the hard one are shown for the first rule only.
+    """
     first = rules[0].datasets[dataset]
-    shown = shown_environments(first)
+    shown = {rule.rule: shown_environments(first) if rule is rules[0] or HARD in first.columns else () for rule in rules}
     means = ["mean"] if len(first.columns) > 1 else []
-    titles = ["method", *(f"{name}{RULES[rule.rule]}" for rule in rules for name in (*means, *shown))]
+    titles = ["method", *(f"{name}{RULES[rule]}" for rule, names in shown.items() for name in (*means, *names))]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for method in sorted(first.methods, key=lambda method: -(first.averages[method].mean or 0.0)):
         cells: list[Cell | None] = []
         for rule in rules:
             assert rule.averages is not None
             cells += [rule.averages.cells.get((method, dataset)) for _ in means]
-            cells += [rule.datasets[dataset].cells.get((method, name)) for name in shown]
+            cells += [rule.datasets[dataset].cells.get((method, name)) for name in shown[rule.rule]]
         lines.append(f"| {method} | {' | '.join(map(number, cells))} |")
     return lines
 

@@ -12,7 +12,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, split_averages
 from sandmask.selection import RULES
 from sandmask.training import Progress, TrainedRun, kept_models, load_run, split_environment, train_stack
-from sandmask.training.stack_models import find_model
+from sandmask.training.keeping import find_model
 
 Specs = Callable[..., RunSpec]
 NAME = "s.models.safetensors"

@@ -13,8 +13,7 @@ from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec
 from sandmask.training import Progress, train_stack
-from sandmask.training.plateau import look, plateau_factor, start_plateau
-from sandmask.training.schedule import lr_factor, scheduled
+from sandmask.training.schedule import lr_factor, plateau_factor, scheduled, start_plateau, step_plateau
 
 Specs = Callable[..., RunSpec]
 STEPS = 40
@@ -92,7 +91,9 @@ def test_the_plateau_is_the_one_of_torch_until_it_stops() -> None:
     plateau, found = start_plateau(3, torch.device("cpu")), []
     for step, loss in enumerate(losses):
         for _ in range(2):  # as after an interruption: a second look at the same evaluation
-            plateau = look(plateau, loss, step, {"lr_patience": patience, "linear_steps": torch.full((3,), 4.0)})
+            plateau = step_plateau(
+                plateau, loss, step, {"lr_patience": patience, "linear_steps": torch.full((3,), 4.0)}
+            )
         found.append(plateau_factor(plateau["drops"]))
     for run in (0, 1):
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

@@ -146,11 +146,11 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     weights, pending = {}, {}
     for e in entries:
         new, old, late = segment[e], average["weights"][e], average["pending"][e]
-        pending[e] = _where(bad, late + column((1.0 / waiting.clamp(min=1.0)), new) * (new - late), late)
+        pending[e] = where(bad, late + column((1.0 / waiting.clamp(min=1.0)), new) * (new - late), late)
         # With a good segment, those that waited count too.
         share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
         joined = column(share[0], old) * old + column(share[1], old) * late + column(share[2], old) * new
-        weights[e] = _where(starts, recent[e].mean(1), _where(good, joined, old))
+        weights[e] = where(starts, recent[e].mean(1), where(good, joined, old))
     return {
         "segment": segment,
         "length": torch.zeros_like(average["length"]),
@@ -170,7 +170,7 @@ def averaged_state(state: State, average: Average) -> State:
     weights = average["weights"]
     if "segments" in average:
         started = average["segments"] > 0
-        weights = {entry: _where(started, mean, average["segment"][entry]) for entry, mean in weights.items()}
+        weights = {entry: where(started, mean, average["segment"][entry]) for entry, mean in weights.items()}
     return {**state, **weights}
 
 
@@ -179,7 +179,8 @@ def column(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
-def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Whole rows of tensors [K, ...], by a condition [K]."""
     return torch.where(column(condition, yes), yes, no)
 
 

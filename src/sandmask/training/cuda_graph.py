@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import Metrics, State
 from sandmask.functional import EnvBatch
+from sandmask.training.averaging import where
 from sandmask.training.stack import Stack
 
 LONGEST = 10  # steps in one graph
@@ -50,10 +51,7 @@ def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
         # Sums start over after an evaluation. That is a function of the step alone, so a resumed run agrees.
         fresh = (done == 0) | ((done - 1) % stack.specs[0].checkpoint_every == 0)
         first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
-        sums = {
-            name: torch.where(fresh.view(-1, *[1] * (new.ndim - 1)), new, carry.sums.get(name, new) + new)
-            for name, new in metrics.items()
-        }
+        sums = {name: where(fresh, new, carry.sums.get(name, new) + new) for name, new in metrics.items()}
         carry = Carry(carry.state, sums, torch.where(first_bad, done, carry.diverged_at))
     return replace(carry, state=state)
 

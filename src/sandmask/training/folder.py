@@ -22,8 +22,7 @@ from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.loggers import Logger, RunLog
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, averages_of, read_runs
 from sandmask.training.averaging import averaged_state
-from sandmask.training.checkpoint import load_checked
-from sandmask.training.checkpoint_edits import extend_checkpoint, is_longer
+from sandmask.training.checkpoint import extend_checkpoint, is_longer, load_checked
 from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model

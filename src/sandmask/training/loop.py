@@ -23,12 +23,11 @@ from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.evaluation import Accuracies, Evaluating, is_evaluation_step
 from sandmask.training.history import History
-from sandmask.training.keeping import Keeper
-from sandmask.training.plateau import look
+from sandmask.training.keeping import Keeper, save_models
 from sandmask.training.precision import stack_settings
 from sandmask.training.processes import AgreedStop, check_equal
+from sandmask.training.schedule import step_plateau
 from sandmask.training.stack import Stack, without_averages
-from sandmask.training.stack_models import save_models
 
 CHECKPOINT_SECONDS = 30.0
 PROGRESS_SECONDS = 0.5  # between calls of `on_progress` for which the host waits for the device
@@ -196,7 +195,7 @@ class Trainer:
             return {}
         of_sma = metrics.get(average_metric("sma"))
         loss = metrics["validation_loss"] if of_sma is None else of_sma[:, -1]
-        plateau = look(plateau, loss.float(), step, self.stack.hparams)
+        plateau = step_plateau(plateau, loss.float(), step, self.stack.hparams)
         self.program.replace_state(plateau=plateau)
         return {"lr_drops": plateau["drops"].clone()}
 

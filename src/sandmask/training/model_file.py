@@ -1,6 +1,6 @@
-"""Model files: weights by name, constants of the networks, and metadata.
+"""Algorithms from specs, and model files: weights by name, constants of the networks, and metadata.
 
-Nothing else is needed to predict: no dataset, and no pretrained weights.
+Nothing but such a file is needed to predict: no dataset, and no pretrained weights.
 """
 
 from dataclasses import asdict, dataclass
@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import Algorithm, State
+from sandmask.algorithms import ALGORITHMS, Algorithm, Problem, State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.functional import AdamState, FlatModule, Params
-from sandmask.networks import Network
+from sandmask.networks import Network, build_featurizer
 from sandmask.records import RunSpec, Status
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
+from sandmask.training.precision import compute_dtype, temporary_precision
 from sandmask.training.preprocessing import Preprocessing
+from sandmask.training.specs import SIZE_HPARAMS
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,23 @@ class ModelInfo:
             step=data.get("step"),
             average=data.get("average"),
         )
+
+
+def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str | None, dropout: bool) -> Algorithm:
+    """The algorithm of a spec, built for a shapes."""
+    sizes = {name: int(spec.hparams[name]) for name in SIZE_HPARAMS if name in spec.hparams}
+    featurizer = build_featurizer(spec.network, shapes.input_shape, sizes, weights)
+    problem = Problem(
+        featurizer=featurizer,
+        n_envs=len(shapes.environments) - len(spec.test_envs),
+        n_classes=len(shapes.classes),
+        input_shape=shapes.input_shape,
+        sizes=sizes,
+        dropout=dropout,
+        dtype=compute_dtype(spec.precision),
+    )
+    with temporary_precision(spec.precision):  # which decides what kernels a network has
+        return ALGORITHMS[spec.algorithm].build(problem)
 
 
 def save_model(path: Path, algorithm: Algorithm, state: State, spec: RunSpec, status: Status, dataset: Dataset) -> None:

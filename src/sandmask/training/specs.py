@@ -5,16 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from sandmask.algorithms import ALGORITHMS
+from sandmask.algorithms import ALGORITHMS, Algorithm, MaskedAlgorithm
 from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
-from sandmask.training.plateau import PATIENCE, repeats
+from sandmask.training.precision import compute_dtype
 from sandmask.training.sampling import holdout_fraction, split_environment
+from sandmask.training.schedule import PATIENCE, repeats
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
 NETWORK_HPARAMS = ("nonlinear_classifier", "last_blocks", "attention_only", "freeze_bn")
@@ -158,6 +160,20 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
                 f"splits, because some are held back for selection. Found {sizes[env]} in "
                 f"{dataset.environments[env]!r} of {dataset.name}."
             )
+
+
+def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
+    """float16 has a small range, which takes scaling; that is done where each environment's gradient is on its own."""
+    if spec.precision == "fp16" and not (spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm)):
+        raise SandmaskError(
+            f"--precision fp16 is for gradient masks on the MLP only. Found {spec.algorithm} with {spec.network}. "
+            "Use tf32, which is as exact, or bf16."
+        )
+    if algorithm.network.embeds and compute_dtype(spec.precision) != torch.float32:
+        raise SandmaskError(
+            f"The network {spec.network} uses its inputs as indices, which --precision {spec.precision} would round. "
+            "Use fp32 or tf32."
+        )
 
 
 def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> None:

@@ -20,29 +20,38 @@ from sandmask.errors import SandmaskError
 from sandmask.functional import EnvBatch, random
 from sandmask.functional.across_processes import AcrossProcesses
 from sandmask.functional.ranks import ALONE, Ranks
+from sandmask.networks import normalization
 from sandmask.records import RunSpec, averages_of
 from sandmask.training.averaging import AT_ONCE, Average, average_metric, averaged_state, start_averages, step_averages
-from sandmask.training.building import build_algorithm, check_precision, choose_differentiator, prepared_for
-from sandmask.training.evaluation import Accuracies, Evaluator, Tally
-from sandmask.training.held_out import HeldOut
-from sandmask.training.plateau import PATIENCE, repeats, start_plateau
+from sandmask.training.evaluation import Accuracies, Evaluator, HeldOut, Tally
+from sandmask.training.model_file import build_algorithm
 from sandmask.training.processes import check_divides
 from sandmask.training.sampling import Sampler
-from sandmask.training.schedule import scheduled
+from sandmask.training.schedule import PATIENCE, repeats, scheduled, start_plateau
 from sandmask.training.specs import (
     SHAPE_HPARAMS,
     check_environments,
     check_measures,
+    check_precision,
     init_seed,
     stack_key,
 )
-from sandmask.training.stack_step import Step, divided_step, looped_step, stacked_step
+from sandmask.training.stack_step import Step, choose_differentiator, divided_step, looped_step, stacked_step
 
 EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
 _BESIDE = ("averages", "plateau")  # entries of the state that algorithms do not know
 _log = logging.getLogger(__name__)
 _INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step are for
+
+
+def _prepared(spec: RunSpec, dataset: Dataset) -> Dataset:
+    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
+    if not isinstance(dataset, ImageDataset):
+        return dataset
+    if not spec.hparams.get("data_augmentation", 1):
+        dataset = dataset.unaugmented()
+    return dataset.normalized_by(*normalization(spec.network))
 
 
 def _scaled(state: State, spec: RunSpec) -> State:
@@ -88,7 +97,7 @@ class Stack:
         self.specs = tuple(specs)
         self.device = device
         self.ranks = ranks
-        self.dataset = prepared_for(specs[0], dataset).to(device)
+        self.dataset = _prepared(specs[0], dataset).to(device)
         rates = ("dropout", "mlp_dropout")
         drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)

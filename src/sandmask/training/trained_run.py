@@ -19,13 +19,20 @@ from sandmask.errors import SandmaskError
 from sandmask.networks.batch_norm import RUNNING
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
-from sandmask.training.building import build_algorithm
 from sandmask.training.checkpoint import save_tree
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
 from sandmask.training.hub import PREFIX, fetch
-from sandmask.training.model_file import ModelInfo, constants_of, load_info, load_state, model_tree, set_constants
+from sandmask.training.keeping import MODELS_SUFFIX, StackModels, find_model
+from sandmask.training.model_file import (
+    ModelInfo,
+    build_algorithm,
+    constants_of,
+    load_info,
+    load_state,
+    model_tree,
+    set_constants,
+)
 from sandmask.training.precision import choose_device, temporary_precision
-from sandmask.training.stack_models import MODELS_SUFFIX, StackModels, find_model
 
 BATCH_SIZE = 256
 
@@ -233,7 +240,6 @@ def _load_kept(path: Path, device: torch.device, run: str | None, average: str |
     models = StackModels(model.file)
     info = models.info(model)
     algorithm = _algorithm_of(info, path, device)
-    info = replace(info, step=model.step, average=model.average)
     return TrainedRun(model.file.parent, info, algorithm, models.state(model, algorithm, device), device, model.file)
 
 

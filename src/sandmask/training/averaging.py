@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels
 from sandmask.algorithms import Hparams, State
@@ -129,7 +130,7 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     The average starts with segment s, the first whose loss is the lowest of `SWAD_CONVERGE` in a row from it on. The
     threshold is (1 + ratio) times the mean of those losses. The average ends with the last segment that is not above
     the threshold before `SWAD_TOLERANCE` in a row are above it. This is the definition of the paper (its Algorithm 1);
-    the released code begins and counts differently.
+    the released code begins and counts differently. A second evaluation of the same iterates changes nothing.
     """
     segment, entries = average["segment"], list(average["segment"])
     recent = {e: torch.cat([average["recent"][e][:, 1:], segment[e].unsqueeze(1)], 1) for e in entries}
@@ -151,7 +152,7 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
         share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
         joined = column(share[0], old) * old + column(share[1], old) * late + column(share[2], old) * new
         weights[e] = where(starts, recent[e].mean(1), where(good, joined, old))
-    return {
+    found = {
         "segment": segment,
         "length": torch.zeros_like(average["length"]),
         "recent": recent,
@@ -163,6 +164,9 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
         "threshold": threshold,
         "ended": torch.where(bad & (waiting >= SWAD_TOLERANCE), 1.0, average["ended"]),
     }
+    is_new = average["length"] > 0  # not where a run was interrupted after this evaluation, and repeats it
+    evaluated: Average = pytree.tree_map(lambda new, old: where(is_new, new, old), found, average)
+    return evaluated
 
 
 def averaged_state(state: State, average: Average) -> State:

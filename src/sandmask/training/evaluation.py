@@ -16,7 +16,7 @@ from sandmask.functional import EnvBatch
 from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.records import RunSpec
 from sandmask.training.measures import Counter
-from sandmask.training.sampling import holdout_fraction, split_environment
+from sandmask.training.sampling import holdout_fraction, split_environment, training_splits
 from sandmask.training.stack_step import looped_step, stacked_step
 
 EXAMPLES, IMAGES = 256, 32  # of each environment that `HeldOut` takes, at most: of small inputs, of `LARGE` ones
@@ -198,11 +198,6 @@ def evaluation_steps(steps: int, every: int) -> Iterator[int]:
         yield steps - 1
 
 
-def is_evaluation_step(step: int, steps: int, every: int) -> bool:
-    """Whether a run is evaluated after this step."""
-    return step % every == 0 or step == steps - 1
-
-
 class HeldOut:
     """Takes the gradient of each training environment's risk on the first examples of its "out" split.
 
@@ -214,7 +209,8 @@ class HeldOut:
         self.dataset = dataset
         self._step = (stacked_step(probe) if stacks else None) or looped_step(probe)
         count = examples_of(dataset, holdout_fraction(specs[0]))
-        self.indices = torch.stack([self._indices(dataset, spec, count) for spec in specs]).to(dataset.labels.device)
+        own = [torch.stack([outside[:count] for _, outside in training_splits(dataset, spec)]) for spec in specs]
+        self.indices = torch.stack(own).to(dataset.labels.device)  # [K, E, count]
         # No more examples at once than a training step has: what fits into memory then fits now.
         self._together = max(1, len(specs) * int(specs[0].hparams["batch_size"]) // count)
 
@@ -225,14 +221,6 @@ class HeldOut:
         if probe is None or not examples_of(dataset, holdout_fraction(specs[0])):
             return None
         return cls(probe, dataset, specs, stacks=stacks)
-
-    @staticmethod
-    def _indices(dataset: Dataset, spec: RunSpec, count: int) -> Tensor:
-        """Indices [E, count] of the examples of a run's training environments."""
-        envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
-        return torch.stack(
-            [split_environment(dataset, env, spec.trial_seed, holdout_fraction(spec))[1][:count] for env in envs]
-        )
 
     def __call__(self, state: State, hparams: Hparams) -> Metrics:
         """The probe's metrics [K]; never waits for the device where the dataset is there."""

@@ -36,7 +36,14 @@ from sandmask.training.specs import (
     init_seed,
     stack_key,
 )
-from sandmask.training.stack_step import Step, choose_differentiator, divided_step, looped_step, stacked_step
+from sandmask.training.stack_step import (
+    Step,
+    choose_differentiator,
+    divided_step,
+    looped_step,
+    run_by_run,
+    stacked_step,
+)
 
 EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
@@ -117,7 +124,9 @@ class Stack:
         self.stacks = network.stacks or (kernels and network.has_kernels and self.algorithm.stacks_by_kernels)
         if self.n_runs > 1 and not self.stacks and network.why_not_stacked:
             _say_why(specs[0].network, network.why_not_stacked)
-        differentiator = choose_differentiator(network, self.n_runs, ranks, stacks=self.stacks, kernels=kernels)
+        differentiator = choose_differentiator(network, self.n_runs, stacks=self.stacks, kernels=kernels)
+        if ranks.size > 1:
+            differentiator = AcrossProcesses(ranks, differentiator)
         problem = replace(self.algorithm.problem, diagnostics=diagnostics)
         self.algorithm.use(problem.with_differentiator(differentiator))
         self.diagnostics = diagnostics
@@ -167,19 +176,8 @@ class Stack:
 
     def lift(self, function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
         """A function of one run as a function of K runs; arguments with dimension None are shared."""
-        if self.n_runs > 1 and self.stacks:
-            return vmap(function, in_dims=in_dims)
-
-        def one(k: int, args: tuple[Any, ...]) -> Any:
-            pairs = zip(args, in_dims, strict=True)
-            return function(*(pytree.tree_map(lambda t: t[k], a) if dim == 0 else a for a, dim in pairs))
-
-        def one_by_one(*args: Any) -> Any:
-            stacked = next(arg for arg, dim in zip(args, in_dims, strict=True) if dim == 0)
-            each = [one(k, args) for k in range(len(pytree.tree_leaves(stacked)[0]))]
-            return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
-
-        return one_by_one
+        stacked = self.n_runs > 1 and self.stacks
+        return vmap(function, in_dims=in_dims) if stacked else run_by_run(function, in_dims)
 
     def feed(self, start: int) -> Generator[EnvBatch, None, None]:
         """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""

@@ -18,7 +18,6 @@ from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, M
 from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional
 from sandmask.functional.across_processes import AcrossProcesses
 from sandmask.functional.differentiate import AT_ONCE_BYTES, detached, moments_of
-from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.functional.tape import MomentTape
 from sandmask.gradients import OnePass, UnsupportedError
 from sandmask.masks import TensorMoments
@@ -33,12 +32,8 @@ Moments = Callable[[Masked, State, EnvBatch, Hparams, Tensor], tuple[TensorMomen
 LARGE_MODEL = 4_000_000
 
 
-def choose_differentiator(
-    network: Network, n_runs: int, ranks: Ranks, *, stacks: bool, kernels: bool
-) -> Differentiator:
+def choose_differentiator(network: Network, n_runs: int, *, stacks: bool, kernels: bool) -> Differentiator:
     """Choose how gradients are computed: together for small models, one after the other for large ones."""
-    if ranks.size > 1:
-        return AcrossProcesses(ranks, choose_differentiator(network, n_runs, ALONE, stacks=stacks, kernels=kernels))
     if network.numel > LARGE_MODEL or not stacks:
         return Autograd()
     if n_runs == 1:
@@ -71,13 +66,24 @@ def looped_step(algorithm: Algorithm) -> Step:
     step = algorithm.step
     if (by_mask := masked(algorithm)) is not None:
         step = partial(_one_pass_step, by_mask)
+    return run_by_run(step, (0, 0, 0, 0))
 
-    def steps(*args: Any) -> tuple[State, Metrics]:
-        each = [step(*pytree.tree_map(lambda t: t[k], args)) for k in range(len(args[-1]))]  # noqa: B023
-        stepped: tuple[State, Metrics] = pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
-        return stepped
 
-    return steps
+def run_by_run(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    """A function of one run as a function of K runs, one after the other: what `vmap` does without stacking.
+
+    Arguments with dimension None are shared; the first one has dimension 0.
+    """
+
+    def one(k: int, args: tuple[Any, ...]) -> Any:
+        pairs = zip(args, in_dims, strict=True)
+        return function(*(pytree.tree_map(lambda t: t[k], arg) if dim == 0 else arg for arg, dim in pairs))
+
+    def of_runs(*args: Any) -> Any:
+        each = [one(k, args) for k in range(len(pytree.tree_leaves(args[0])[0]))]
+        return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+
+    return of_runs
 
 
 def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks: bool) -> Step:

@@ -144,12 +144,12 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     bad = started & ~ended & ~good
     waiting = average["waiting"] + bad
     total = average["segments"] + torch.where(good, average["waiting"] + 1.0, 0.0)
+    # With a good segment, those that waited count too.
+    share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
     weights, pending = {}, {}
     for e in entries:
         new, old, late = segment[e], average["weights"][e], average["pending"][e]
         pending[e] = where(bad, late + column((1.0 / waiting.clamp(min=1.0)), new) * (new - late), late)
-        # With a good segment, those that waited count too.
-        share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
         joined = column(share[0], old) * old + column(share[1], old) * late + column(share[2], old) * new
         weights[e] = where(starts, recent[e].mean(1), where(good, joined, old))
     found = {

@@ -66,7 +66,8 @@ class Program:
         self.stack = stack
         self.carry = carry
         self.done = carry.done  # as far as work was given to the device
-        self.chunk = _chunk(stack.specs[0].checkpoint_every)
+        every = stack.specs[0].checkpoint_every
+        self.chunk = max(n for n in range(1, LONGEST + 1) if every % n == 0)  # fits evenly between two evaluations
         self._seconds = math.inf  # that a step took last, where the host waits for it
         self._captures = fast and stack.device.type == "cuda"
         self._feed: Generator[EnvBatch, None, None] | None = None
@@ -83,15 +84,12 @@ class Program:
             count = self.chunk
             self._replay(lambda: self._several(count), warm_up=lambda: self._several(1))
         else:
-            count = self._in_a_turn(most)
+            if self.stack.takes_turns:  # a few steps, so that an interrupt need not wait for long
+                count = max(1, min(most, int(TURN_SECONDS / self._seconds)))
             start = time.perf_counter()
             self._set(self._several(count))
             self._seconds = (time.perf_counter() - start) / count
         self.done += count
-
-    def _in_a_turn(self, most: int) -> int:
-        """How many steps runs that take turns take in one: a few, so that an interrupt need not wait for long."""
-        return max(1, min(most, int(TURN_SECONDS / self._seconds))) if self.stack.takes_turns else 1
 
     def _may_capture(self) -> bool:
         return self._captures and bool(self.carry.sums)  # the first step, which names the metrics, is eager
@@ -187,12 +185,6 @@ class Program:
             self._feed.close()
 
 
-def _chunk(every: int) -> int:
-    """The number of steps in a graph: as many as fit evenly between two evaluations."""
-    return max(n for n in range(1, LONGEST + 1) if every % n == 0)
-
-
 def _copy(source: Any, target: Any) -> None:
-    pairs = zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True)
-    for new, old in pairs:
+    for new, old in zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True):
         old.copy_(new)

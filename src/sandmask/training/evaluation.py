@@ -68,27 +68,24 @@ class Evaluator:
         self.metrics = tuple(metrics)
         trials = sorted({spec.trial_seed for spec in specs})
         fraction = holdout_fraction(specs[0])  # runs of a stack have the same
-        groups = [self._groups(dataset, trial, fraction) for trial in trials]
-        self._trial_of_run = torch.tensor([trials.index(spec.trial_seed) for spec in specs], device=device)
+        envs = range(len(dataset.environments))
+        groups = [
+            [members for env in envs for members in split_environment(dataset, env, trial, fraction)]
+            for trial in trials
+        ]
+        own = [trials.index(spec.trial_seed) for spec in specs]
+        self._trial_of_run = torch.tensor(own, device=device)
         self._members = [[members.to(device) for members in trial] for trial in groups]
-        self._sizes = np.array([[len(members) for members in groups[trials.index(s.trial_seed)]] for s in specs])
+        self._sizes = np.array([[len(members) for members in groups[trial]] for trial in own])
         self._divisors = torch.from_numpy(np.maximum(self._sizes, 1).astype(np.float64)).to(device)
         self._selects = torch.from_numpy(self._selection_weights(specs)).to(device)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
-        self._belongs = torch.stack([self._membership(trial, len(dataset.labels)) for trial in groups], 1).to(device)
+        belongs = torch.zeros(len(dataset.labels), len(trials), self.shape[1])
+        for trial, of_trial in enumerate(groups):
+            for group, members in enumerate(of_trial):
+                belongs[members, trial, group] = 1.0
+        self._belongs = belongs.to(device)
         self._chunks = _chunks(len(dataset.labels), chunk, ranks, device)
-
-    @staticmethod
-    def _groups(dataset: Dataset, trial: int, fraction: float) -> list[Tensor]:
-        envs = range(len(dataset.environments))
-        return [members for env in envs for members in split_environment(dataset, env, trial, fraction)]
-
-    @staticmethod
-    def _membership(groups: list[Tensor], n_examples: int) -> Tensor:
-        belongs = torch.zeros(n_examples, len(groups))
-        for number, members in enumerate(groups):
-            belongs[members, number] = 1.0
-        return belongs
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,16 +112,11 @@ class Evaluator:
             losses = losses + (loss.double() @ belongs.double()).view(shape)
             done += len(indices)
             self.on_batch(done * self.ranks.size, len(self.dataset.labels))
-        counts, losses = self.ranks.sum(counts), self.ranks.sum(losses)
-        return Tally(self._of_own_trial(counts), self._of_own_trial(losses), counter.values())
+        own = torch.arange(n_runs, device=counts.device), self._trial_of_run
+        return Tally(self.ranks.sum(counts)[own], self.ranks.sum(losses)[own], counter.values())
 
     def _counter(self) -> Counter:
         return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device, self.ranks)
-
-    def _of_own_trial(self, sums: Tensor) -> Tensor:
-        """Select each run's trial from sums [K, trials, G]: [K, G]."""
-        n_groups = self.shape[1]
-        return sums.gather(1, self._trial_of_run.view(-1, 1, 1).expand(-1, 1, n_groups)).squeeze(1)
 
     def in_context(self, predict: Predict, batch_size: int = 64) -> Tally:
         """For methods that look at the whole batch: batches of one environment and one split, as DomainBed's."""
@@ -224,8 +216,8 @@ class HeldOut:
 
     def __call__(self, state: State, hparams: Hparams) -> Metrics:
         """The probe's metrics [K]; never waits for the device where the dataset is there."""
-        runs = torch.split(torch.arange(len(self.indices)), self._together)
-        parts = [self._look(state["params"], hparams, slice(int(some[0]), int(some[-1]) + 1)) for some in runs]
+        starts = range(0, len(self.indices), self._together)
+        parts = [self._look(state["params"], hparams, slice(begin, begin + self._together)) for begin in starts]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _look(self, params: Tensor, hparams: Hparams, runs: slice) -> Metrics:

@@ -23,8 +23,8 @@ from sandmask.functional import AdamState
 from sandmask.records import RunRecord, RunSpec, averaged_spec
 from sandmask.selection import mean_over_environments
 from sandmask.training.averaging import average_metric, averaged_state, where
-from sandmask.training.checkpoint import as_tree, load_checked, load_metadata, save_tree
-from sandmask.training.model_file import ModelInfo, model_tree, set_constants
+from sandmask.training.checkpoint import load_checked, load_metadata, save_tree
+from sandmask.training.model_file import ModelInfo, model_tree, state_of
 from sandmask.training.preprocessing import Preprocessing
 from sandmask.training.stack import Stack, without_averages
 
@@ -67,11 +67,8 @@ class Keeper:
     ) -> None:
         """Take the weights of the runs for which this evaluation is the best so far; waits for the device.
 
-        :param step: the step after which the stack is evaluated.
-        :param state: the present state, with averages.
-        :param outside: "out" accuracies of the weights, [K, environments].
-        :param metrics: the evaluation's metrics, with those of averages.
-        :param ends: the step at which each run diverged; -1 for none.
+        `outside` are the "out" accuracies of the weights, [K, environments], and `metrics` has those of averages.
+        `ends` says at which step each run diverged; -1 for none.
         """
         plain, averages = without_averages(state)
         n_envs = outside.shape[1]
@@ -209,24 +206,15 @@ class StackModels:
 
     def info(self, model: KeptModel) -> ModelInfo:
         """What a model file of its own would say of the model."""
-        return ModelInfo(
-            spec=model.spec,
-            status="done",  # the weights are finite, though the run may have diverged later
-            environments=tuple(self.metadata["environments"]),
-            classes=tuple(self.metadata["classes"]),
-            preprocessing=Preprocessing.from_json(self.metadata["preprocessing"]),
-            step=model.step,
-            average=model.average,
-        )
+        status = "done"  # the weights are finite, though the run may have diverged later
+        own = {"spec": model.spec.to_json(), "status": status, "step": model.step, "average": model.average}
+        return ModelInfo.from_json({**self.metadata, **own})
 
     def state(self, model: KeptModel, algorithm: Algorithm, device: torch.device) -> State:
         """The state to predict with; the algorithm's networks get their constants."""
-        like = model_tree(algorithm, algorithm.init(0))
         own = {f"constants.{name}": leaf for name, leaf in self._below("constants").items()}
         own |= {name: leaf[model.place] for name, leaf in self._below(f"models.{model.kind}").items()}
-        tree = as_tree(self.file, own, like, device)
-        set_constants(algorithm, tree["constants"])
-        return {**tree["extra"], "params": algorithm.network.flatten(tree["params"])}
+        return state_of(self.file, own, algorithm, device)
 
     def _below(self, branch: str) -> dict[str, Tensor]:
         """The tensors of a branch of the file's tree, by their paths from there."""

@@ -3,11 +3,13 @@
 Nothing but such a file is needed to predict: no dataset, and no pretrained weights.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import ALGORITHMS, Algorithm, Problem, State
@@ -16,7 +18,7 @@ from sandmask.errors import SandmaskError
 from sandmask.functional import AdamState, FlatModule, Params
 from sandmask.networks import Network, build_featurizer
 from sandmask.records import RunSpec, Status
-from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
+from sandmask.training.checkpoint import as_tree, load_metadata, save_tree
 from sandmask.training.precision import compute_dtype, temporary_precision
 from sandmask.training.preprocessing import Preprocessing
 from sandmask.training.specs import SIZE_HPARAMS
@@ -93,9 +95,9 @@ def load_info(path: Path) -> ModelInfo:
         ) from error
 
 
-def load_state(path: Path, algorithm: Algorithm, device: torch.device) -> State:
-    """A model file's state, as far as `predict` needs it; the algorithm's networks get their constants back."""
-    tree = load_tree(path, model_tree(algorithm, algorithm.init(0)), device)
+def state_of(path: Path, leaves: Mapping[str, Tensor], algorithm: Algorithm, device: torch.device) -> State:
+    """The state that `predict` needs, from the tensors of a model file; the networks get their constants."""
+    tree = as_tree(path, leaves, model_tree(algorithm, algorithm.init(0)), device)
     set_constants(algorithm, tree["constants"])
     return {**tree["extra"], "params": algorithm.network.flatten(tree["params"])}
 

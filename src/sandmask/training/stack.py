@@ -131,7 +131,11 @@ class Stack:
         self.algorithm.use(problem.with_differentiator(differentiator))
         self.diagnostics = diagnostics
         self._step = self._choose_step()
-        self.hparams = self._stack_hparams()
+        self.hparams = {
+            name: torch.tensor([float(spec.hparams[name]) for spec in specs], device=device)
+            for name in specs[0].hparams
+            if name not in SHAPE_HPARAMS
+        }
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
@@ -157,12 +161,6 @@ class Stack:
         width = int(self.specs[0].hparams.get("mlp_width", self.algorithm.network.n_features))
         of_one = self.sampler.n_envs * self.sampler.batch_size * width
         return min(max(CACHED_ACTIVATIONS // (2 * of_one), 1), self.n_runs)
-
-    def _stack_hparams(self) -> dict[str, Tensor]:
-        names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
-        return {
-            name: torch.tensor([float(spec.hparams[name]) for spec in self.specs], device=self.device) for name in names
-        }
 
     def init(self) -> State:
         """The runs' states before the first step, stacked: every tensor has a leading dimension K."""

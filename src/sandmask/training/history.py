@@ -126,27 +126,28 @@ class History:
         curves = {name: curve.double().cpu().numpy() for name, curve in self._named().items()}
         # SWAD has counts at the last evaluation only; what it has none of is left out with its accuracies.
         tables = {name: curve.nan_to_num(0.0).long().cpu().numpy() for name, curve in self._tables().items()}
-        ends = diverged_at.tolist()
-        steps = np.array(self.steps)
-        dataset = self.stack.dataset
-
-        def status(k: int) -> Status:
-            ended: Status = "done" if done == self.stack.specs[k].steps else "running"
-            return "diverged" if ends[k] >= 0 else "pruned" if k in pruned_at else ended
-
-        def record(k: int) -> RunRecord:
-            kept = steps < (ends[k] if ends[k] >= 0 else pruned_at.get(k, done - 1) + 1)
-            return RunRecord(
-                spec=self.stack.specs[k],
+        steps, dataset = np.array(self.steps), self.stack.dataset
+        records = []
+        for k, (spec, end) in enumerate(zip(self.stack.specs, diverged_at.tolist(), strict=True)):
+            status: Status
+            if end >= 0:
+                status, last = "diverged", end - 1
+            elif k in pruned_at:
+                status, last = "pruned", pruned_at[k]
+            else:
+                status, last = "done" if done == spec.steps else "running", done - 1
+            kept = steps <= last
+            record = RunRecord(
+                spec=spec,
                 env_names=tuple(dataset.environments),
                 steps=steps[kept],
                 accuracy_in=accuracies.inside[kept, k],
                 accuracy_out=accuracies.outside[kept, k],
                 metrics={name: curve[kept, k] for name, curve in curves.items()},
-                status=status(k),
-                diverged_at=ends[k] if ends[k] >= 0 else None,
+                status=status,
+                diverged_at=end if end >= 0 else None,
                 classes=tuple(dataset.classes),
                 tables={name: counts[kept, k] for name, counts in tables.items()},
             )
-
-        return [record(k) for k in range(self.stack.n_runs)]
+            records.append(record)
+        return records

@@ -13,12 +13,13 @@ from torch import Tensor
 from sandmask.algorithms import Algorithm, HeldOutProbe, Hparams, Metrics, State, cross_entropy
 from sandmask.datasets import Dataset
 from sandmask.functional import EnvBatch
-from sandmask.functional.ranks import ALONE, Ranks
+from sandmask.functional.ranks import Ranks
 from sandmask.records import RunSpec
 from sandmask.training.measures import Counter
 from sandmask.training.sampling import holdout_fraction, split_environment, training_splits
 from sandmask.training.stack_step import looped_step, stacked_step
 
+CONTEXT = 64  # examples in a batch for methods that look at the whole batch, as DomainBed's
 EXAMPLES, IMAGES = 256, 32  # of each environment that `HeldOut` takes, at most: of small inputs, of `LARGE` ones
 LARGE = 10_000  # numbers in an example
 
@@ -60,8 +61,8 @@ class Evaluator:
         specs: Sequence[RunSpec],
         device: torch.device,
         chunk: int,
-        metrics: Sequence[str] = (),
-        ranks: Ranks = ALONE,
+        metrics: Sequence[str],
+        ranks: Ranks,
     ) -> None:
         self.dataset = dataset
         self.ranks = ranks
@@ -118,8 +119,8 @@ class Evaluator:
     def _counter(self) -> Counter:
         return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device, self.ranks)
 
-    def in_context(self, predict: Predict, batch_size: int = 64) -> Tally:
-        """For methods that look at the whole batch: batches of one environment and one split, as DomainBed's."""
+    def in_context(self, predict: Predict) -> Tally:
+        """For methods that look at the whole batch: batches of one environment and one split."""
         right = torch.zeros(self.shape, device=self._belongs.device)
         loss = right.double()
         counter = self._counter()
@@ -128,7 +129,7 @@ class Evaluator:
             if group % self.ranks.size != self.ranks.rank:
                 continue
             members = torch.stack([trial[group] for trial in self._members])[self._trial_of_run]  # [K, n]
-            batches = torch.split(members, batch_size, dim=1)
+            batches = torch.split(members, CONTEXT, dim=1)
             scores = [self._score_batch(predict, indices, counter, group) for indices in batches]
             right[:, group], loss[:, group] = (torch.stack(sums).sum(0) for sums in zip(*scores, strict=True))
         return Tally(self.ranks.sum(right), self.ranks.sum(loss), counter.values())

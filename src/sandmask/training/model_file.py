@@ -61,7 +61,7 @@ class ModelInfo:
 
 
 def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str | None, dropout: bool) -> Algorithm:
-    """The algorithm of a spec, built for a shapes."""
+    """The algorithm of a spec, built for the shapes of a dataset or of the one that a model was trained on."""
     sizes = {name: int(spec.hparams[name]) for name in SIZE_HPARAMS if name in spec.hparams}
     featurizer = build_featurizer(spec.network, shapes.input_shape, sizes, weights)
     problem = Problem(

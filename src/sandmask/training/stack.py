@@ -139,12 +139,7 @@ class Stack:
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
-        shape = dataset.input_shape
-        width = max(int(specs[0].hparams.get("mlp_width", 0)), 1024)
-        activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
-        room = EVALUATED_ACTIVATIONS // self.n_runs if device.type != "cpu" else CACHED_ACTIVATIONS
-        examples = room // activations
-        self.evaluator = Evaluator(self.dataset, specs, device, max(examples, 16), metrics, ranks)
+        self.evaluator = Evaluator(self.dataset, specs, device, self._examples_at_a_time(), metrics, ranks)
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
 
     def _choose_step(self) -> Step:
@@ -161,6 +156,14 @@ class Stack:
         width = int(self.specs[0].hparams.get("mlp_width", self.algorithm.network.n_features))
         of_one = self.sampler.n_envs * self.sampler.batch_size * width
         return min(max(CACHED_ACTIVATIONS // (2 * of_one), 1), self.n_runs)
+
+    def _examples_at_a_time(self) -> int:
+        """As many as can be evaluated together: their activations of a layer stay in memory, or in a CPU's cache."""
+        shape = self.dataset.input_shape
+        width = max(int(self.specs[0].hparams.get("mlp_width", 0)), 1024)
+        activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
+        room = EVALUATED_ACTIVATIONS // self.n_runs if self.device.type != "cpu" else CACHED_ACTIVATIONS
+        return max(room // activations, 16)
 
     def init(self) -> State:
         """The runs' states before the first step, stacked: every tensor has a leading dimension K."""

@@ -26,6 +26,7 @@ from sandmask.training.checkpoint import extend_checkpoint, is_longer, load_chec
 from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model
+from sandmask.training.specs import flat_spec
 from sandmask.training.stack import Stack, without_averages
 
 RECORDS, CHECKPOINT, MODEL = "records.jsonl", "checkpoint.safetensors", "model.safetensors"
@@ -189,14 +190,11 @@ class RunFolder:
 
 def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
     """The differences between two specs, with both values."""
-    old, new = there.to_json(), asked.to_json()
-    for name in old:
-        if isinstance(old[name], dict):
-            keys = [key for key in {**old[name], **new[name]} if old[name].get(key) != new[name].get(key)]
-            pairs = [(f"{name} {key}", old[name].get(key, "absent"), new[name].get(key, "absent")) for key in keys]
-        else:
-            pairs = [(name, old[name], new[name])] if old[name] != new[name] else []
-        yield from (f"{what} ({value} there, {other} here)" for what, value, other in pairs)
+    old, new = flat_spec(there), flat_spec(asked)
+    for name in {**old, **new}:
+        value, other = old.get(name, "absent"), new.get(name, "absent")
+        if value != other:
+            yield f"{name} ({value} there, {other} here)"
 
 
 @contextmanager

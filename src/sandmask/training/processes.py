@@ -25,6 +25,7 @@ from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.records import RunSpec
 from sandmask.training.evaluation import Evaluating
 from sandmask.training.precision import choose_device
+from sandmask.training.specs import flat_spec
 
 _PATIENCE = timedelta(minutes=10)  # with a process that does not answer
 # Before a group is destroyed: its threads need the GIL to release tensors, but its destructor waits for them with it.
@@ -103,7 +104,7 @@ def _own_of_many(text: str | None) -> torch.device:
 def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -> None:
     """Refuse processes that were started with other arguments, or that have other data."""
     labels = zlib.crc32(dataset.labels.cpu().numpy().data)
-    mine = {**_flat(spec.to_json()), **options, "data": (dataset.environments, dataset.classes, labels)}
+    mine = {**flat_spec(spec), **options, "data": (dataset.environments, dataset.classes, labels)}
     first, *others = ranks.of_all(mine)
     for rank, other in enumerate(others, start=1):
         if odd := [name for name in {**first, **other} if first.get(name) != other.get(name)]:
@@ -111,14 +112,6 @@ def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -
                 f"Process {rank} trains another run than process 0: they differ in {', '.join(odd)}. Start all "
                 "processes with the same arguments and data; for several runs, use sandmask sweep."
             )
-
-
-def _flat(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec with its hyperparameters and options by name."""
-    return {
-        **{name: value for name, value in spec.items() if not isinstance(value, dict)},
-        **{name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()},
-    }
 
 
 def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled: bool) -> None:

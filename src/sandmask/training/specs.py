@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -186,6 +187,14 @@ def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> Non
                 f"The metric {name!r} of {dataset.name} has {numbers:,} numbers per run, over {MOST_NUMBERS:,}. "
                 "Leave it out, or evaluate less often with --checkpoint-every."
             )
+
+
+def flat_spec(spec: RunSpec) -> dict[str, Any]:
+    """The fields of a spec in one dict; a hyperparameter is named "hparams lr"."""
+    flat: dict[str, Any] = {}
+    for name, value in spec.to_json().items():
+        flat |= {f"{name} {key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def stack_key(spec: RunSpec) -> tuple[object, ...]:

@@ -66,6 +66,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 FILES = ("records.jsonl", "model.safetensors")
 AVERAGED = ("model-ema.safetensors", "model-sma.safetensors")
 
@@ -84,15 +85,13 @@ def test_a_finished_run_with_more_steps_is_the_longer_run_to_the_bit(
     assert sorted(path.name for path in parts.path.iterdir()) == sorted((*FILES, *AVERAGED))
 
 
-def test_so_is_one_that_was_stopped(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.done == 8:
-            raise KeyboardInterrupt
-
+def test_so_is_one_that_was_stopped(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, interrupt_at: Interrupts
+) -> None:
     whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
     whole.train(spec_of(steps=17), dataset, device)
     with pytest.raises(KeyboardInterrupt):
-        parts.train(spec_of(steps=12), dataset, device, on_progress=stop)
+        parts.train(spec_of(steps=12), dataset, device, on_progress=interrupt_at(8))
     parts.train(spec_of(steps=17), dataset, device)
     for file in FILES:
         assert (whole.path / file).read_bytes() == (parts.path / file).read_bytes()

@@ -16,6 +16,7 @@ from sandmask.training import Progress, RunFolder, split_checkpoint, train_stack
 from sandmask.training.checkpoint import load_metadata
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 
 
 def test_records_and_model(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
@@ -35,17 +36,13 @@ def test_same_spec_same_bits(tmp_path: Path, dataset: Dataset, spec_of: Specs, d
 
 @pytest.mark.parametrize("stop_at", range(1, 12))
 def test_interrupted_at_any_step_goes_on_to_the_same_bits(
-    stop_at: int, tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+    stop_at: int, tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, interrupt_at: Interrupts
 ) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.done == stop_at:
-            raise KeyboardInterrupt
-
     spec = spec_of("ANDMask", hparams={"tau": 0.5, "dropout": 0.5})
     whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
     whole.train(spec, dataset, device)
     with pytest.raises(KeyboardInterrupt):
-        parts.train(spec, dataset, device, on_progress=interrupt)
+        parts.train(spec, dataset, device, on_progress=interrupt_at(stop_at))
     parts.train(spec, dataset, device)
     for file in ("records.jsonl", "model.safetensors"):
         assert (whole.path / file).read_bytes() == (parts.path / file).read_bytes()
@@ -93,18 +90,11 @@ def test_ctrl_c_inside_a_step_waits_for_its_end(
 
 
 def test_old_checkpoint_and_newer_records(
-    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, interrupt_at: Interrupts
 ) -> None:
     """Killed after records were written and before the checkpoint was: the lines are made again, not doubled."""
     spec = spec_of()
     folder = RunFolder(tmp_path / "run")
-
-    def interrupt_at(step: int) -> Callable[[Progress], None]:
-        def report(progress: Progress) -> None:
-            if progress.done == step:
-                raise KeyboardInterrupt
-
-        return report
 
     with pytest.raises(KeyboardInterrupt):
         folder.train(spec, dataset, device, on_progress=interrupt_at(2))
@@ -229,14 +219,6 @@ def specs(spec_of: Specs) -> list[RunSpec]:
     return [spec_of("SANDMask", (k % 3,), seed=k, trial_seed=k, hparams=hparams) for k in range(4)]
 
 
-def interrupt_at(step: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        if progress.done == step:
-            raise KeyboardInterrupt
-
-    return report
-
-
 def assert_equal(one: RunRecord, other: RunRecord) -> None:
     assert (one.spec, one.status, one.diverged_at) == (other.spec, other.status, other.diverged_at)
     np.testing.assert_array_equal(one.steps, other.steps)
@@ -249,7 +231,7 @@ def assert_equal(one: RunRecord, other: RunRecord) -> None:
 
 @pytest.mark.parametrize("stop_at", [1, 5, 6, 7, 11, 12])
 def test_interrupted_and_resumed_gives_the_same_records(
-    stop_at: int, specs: list[RunSpec], tmp_path: Path, dataset: Dataset, device: torch.device
+    stop_at: int, specs: list[RunSpec], tmp_path: Path, dataset: Dataset, device: torch.device, interrupt_at: Interrupts
 ) -> None:
     whole = train_stack(specs, dataset, device, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -262,7 +244,7 @@ def test_interrupted_and_resumed_gives_the_same_records(
 
 
 def test_a_checkpoint_splits_into_those_of_some_runs(
-    specs: list[RunSpec], tmp_path: Path, dataset: Dataset, device: torch.device
+    specs: list[RunSpec], tmp_path: Path, dataset: Dataset, device: torch.device, interrupt_at: Interrupts
 ) -> None:
     whole = {run.spec.id: run for run in train_stack(specs, dataset, device, tmp_path / "whole")}
     with pytest.raises(KeyboardInterrupt):

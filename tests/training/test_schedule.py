@@ -16,6 +16,7 @@ from sandmask.training import Progress, train_stack
 from sandmask.training.schedule import lr_factor, plateau_factor, scheduled, start_plateau, step_plateau
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 STEPS = 40
 
 
@@ -108,17 +109,13 @@ def test_the_plateau_is_the_one_of_torch_until_it_stops() -> None:
 
 
 def test_rates_drop_where_the_loss_stays_and_a_resumed_run_is_the_same(
-    spec_of: Specs, dataset: Dataset, tmp_path: Path
+    spec_of: Specs, dataset: Dataset, tmp_path: Path, interrupt_at: Interrupts
 ) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.done == 10:
-            raise KeyboardInterrupt
-
     cpu, how = torch.device("cpu"), {"lr_patience": 1, "lr": 0.0}
     specs = [spec_of(seed=seed, steps=21, checkpoint_every=3, averages=["sma"], hparams=how) for seed in (0, 1)]
     whole = train_stack(specs, dataset, cpu, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train_stack(specs, dataset, cpu, tmp_path / "parts", on_progress=interrupt)
+        train_stack(specs, dataset, cpu, tmp_path / "parts", on_progress=interrupt_at(10))
     parts = train_stack(specs, dataset, cpu, tmp_path / "parts")
     for one, other in zip(whole, parts, strict=True):
         assert one.metrics["lr_drops"].tolist() == other.metrics["lr_drops"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -73,7 +73,8 @@ class Program:
         self._feed: Generator[EnvBatch, None, None] | None = None
         self._batch: EnvBatch | None = None  # where a captured step finds a batch that comes from elsewhere
         self._step: Callable[[], None] | None = None
-        self._evaluate: Callable[[], tuple[Tensor, Metrics]] | None = None
+        self._evaluation: Callable[[], None] | None = None
+        self._evaluated: tuple[Tensor, Metrics]  # the last results; those of a captured evaluation are always here
 
     def advance(self, most: int) -> None:
         """Take up to `most` steps, at least one."""
@@ -136,20 +137,16 @@ class Program:
 
     def evaluate(self) -> tuple[Tensor, Metrics]:
         """Right answers [K, G] and metrics of the present state: see `Stack.evaluate`."""
-        if self._evaluate is None and self._step is not None and self.stack.dataset.resident:
-            found: list[tuple[Tensor, Metrics]] = []  # where a captured evaluation leaves its results
-            replay = self._capture(
-                lambda: found.append(self.stack.evaluate(self.carry.state)),
-                lambda: self.stack.evaluate(self.carry.state),
-            )
-            if replay is not None:
+        if self._evaluation is None and self._captures and self._step is not None and self.stack.dataset.resident:
+            self._evaluation = self._capture(self._evaluate_eagerly, self._evaluate_eagerly)
+        if self._evaluation is None:
+            self._evaluate_eagerly()
+        else:
+            self._evaluation()
+        return self._evaluated
 
-                def evaluate() -> tuple[Tensor, Metrics]:
-                    replay()
-                    return found[0]
-
-                self._evaluate = evaluate
-        return self.stack.evaluate(self.carry.state) if self._evaluate is None else self._evaluate()
+    def _evaluate_eagerly(self) -> None:
+        self._evaluated = self.stack.evaluate(self.carry.state)
 
     def replace_state(self, **entries: Any) -> None:
         """Go on with other values of some entries of the state."""

@@ -14,7 +14,7 @@ from sandmask.functional import dense, random
 from sandmask.functional.dense import Dropout
 from sandmask.functional.kernels import moments, products
 from sandmask.functional.kernels.split import split
-from sandmask.functional.split import Halves, plain_split
+from sandmask.functional.split import joined, plain_split
 from sandmask.masks import gradient_moments
 from sandmask.training.precision import temporary_precision
 
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the inte
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     if shared.INTERPRETED:
         shared.mend_interpreter(monkeypatch)
-
-
-def joined(halves: Halves) -> Tensor:
-    """The numbers [K, ...] that halves stand for, in float64."""
-    high, low = halves.values.double().unbind(1)
-    exponent = torch.frexp(halves.largest).exponent - 15
-    return torch.ldexp(high + low, exponent.view(-1, *[1] * (high.ndim - 1)))
 
 
 def normal(*shape: int, sizes: tuple[float, float] = (1.0, 1.0)) -> Tensor:

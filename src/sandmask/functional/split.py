@@ -44,3 +44,10 @@ def plain_split(x: Tensor) -> Halves:
     scaled = torch.ldexp(x, (15 - torch.frexp(largest).exponent).view(-1, *[1] * (x.ndim - 1)))
     high = scaled.half()
     return Halves(torch.stack([high, (scaled - high).half()], dim=1), largest)
+
+
+def joined(halves: Halves) -> Tensor:
+    """The numbers [K, ...] that halves stand for, in float64."""
+    high, low = halves.values.double().unbind(1)
+    exponent = torch.frexp(halves.largest).exponent - 15
+    return torch.ldexp(high + low, exponent.view(-1, *[1] * (high.ndim - 1)))

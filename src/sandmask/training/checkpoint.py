@@ -101,7 +101,7 @@ def load_checked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with _opened(path) as file:
         metadata, checksum = _description(path, file)
         # Copied, since a tensor inside a file starts anywhere, and CPU kernels round by how their memory is aligned.
-        leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
+        leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is not a dict
     if checksum not in (None, _checksum(metadata, leaves)):
         raise _damaged(path)
     return metadata, leaves

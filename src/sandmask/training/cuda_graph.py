@@ -1,7 +1,7 @@
 """The state of a stack and the program that advances it: eager, or as CUDA graphs.
 
-Small models leave a GPU idle while the host launches kernels, hundreds a step. A captured program is launched at once,
-several steps of it, and computes what the eager one does.
+Small models leave a GPU idle while the host launches kernels, hundreds a step. A captured program launches
+several steps at once, and computes what the eager one does.
 """
 
 import math
@@ -59,7 +59,7 @@ def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
 class Program:
     """Moves a carry on by steps, and evaluates it.
 
-    With `fast`, on a GPU, both are captured; where that fails, a warning says so and the program goes on without.
+    With `fast`, on a GPU, both are captured; where that fails, a warning says so and the program continues without.
     """
 
     def __init__(self, stack: Stack, carry: Carry, *, fast: bool = True) -> None:

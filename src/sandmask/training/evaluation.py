@@ -24,7 +24,7 @@ EXAMPLES, IMAGES = 256, 32  # of each environment that `HeldOut` takes, at most:
 LARGE = 10_000  # numbers in an example
 
 Predict = Callable[[Tensor], Tensor]  # inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
-Evaluating = Callable[[int, int], None]  # told, within an evaluation, how many examples are done, and of how many
+Evaluating = Callable[[int, int], None]  # called within an evaluation with the numbers of examples: done, and in total
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class RunFolder:
         if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
                 with ranks.together():
-                    # What may refuse comes before the first file: a mistake leaves nothing behind.
+                    # All that may raise a user error comes before the first file is written.
                     stack = Stack(
                         [spec],
                         dataset,
@@ -103,13 +103,13 @@ class RunFolder:
         return record
 
     def _is_finished(self, spec: RunSpec) -> bool:
-        """Prepare the folder for a run; whether it holds it already, with models that are not damaged."""
+        """Prepare the folder for a run; return whether it holds the finished run, with models that are not damaged."""
         self._prepare(spec)
         if not self.finished(spec):
             return False
         averages = filter(Path.exists, map(self.average_path, averages_of(spec.options)))
         for model in (self.path / MODEL, *averages):
-            load_checked(model)  # refuses a model that is damaged
+            load_checked(model)  # raises an error for a damaged file
         return True
 
     def _open(self, files: ExitStack, stack: Stack, loggers: Sequence[Logger]) -> "_Lines":
@@ -127,7 +127,8 @@ class RunFolder:
                 trainer.save()
             status = lines.end(trainer)
             states = {self.average_path(name): averaged_state(state, average) for name, average in averages.items()}
-            for path, stacked in {**states, self.path / MODEL: state}.items():  # last the file that says: finished
+            # The file that marks the run as finished is written last.
+            for path, stacked in {**states, self.path / MODEL: state}.items():
                 one: State = pytree.tree_map(lambda t: t[0], stacked)
                 save_model(path, stack.algorithm, one, stack.specs[0], status, stack.dataset)
         except KeyboardInterrupt:
@@ -220,7 +221,7 @@ class _Lines:
         self.log = log
 
     def catch_up(self, trainer: Trainer) -> None:
-        """Make the file agree with the checkpoint: forget what is newer, write what a lost disk buffer took along."""
+        """Make the file agree with the checkpoint: remove newer lines, write those that a crash has lost."""
         self.writer.rewind(self.run, trainer.done - 1)
         for step in trainer.history.steps:
             if step < trainer.done - 1:

@@ -1,8 +1,8 @@
 """The weights of runs that stay when a stack is done, and the file that holds them: `<stack>.models.safetensors`.
 
 Weights are kept at the best evaluation of each run, or at the end. "best" is what training-domain selection takes: the
-highest mean "out" accuracy over the training environments, of ties the first. An average of the weights is kept at its
-own best evaluation; SWAD's, which is one model, at the end.
+highest mean "out" accuracy over the training environments, the first one of ties. An average of the weights is kept at
+its own best evaluation; SWAD's, which is one model, at the end.
 """
 
 from collections.abc import Iterator, Sequence

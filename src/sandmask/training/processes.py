@@ -27,7 +27,7 @@ from sandmask.training.evaluation import Evaluating
 from sandmask.training.precision import choose_device
 from sandmask.training.specs import flat_spec
 
-_PATIENCE = timedelta(minutes=10)  # with a process that does not answer
+_PATIENCE = timedelta(minutes=10)  # how long to wait for a process that does not answer
 # Before a group is destroyed: its threads need the GIL to release tensors, but its destructor waits for them with it.
 _RELEASE_SECONDS = 0.05
 _AGREE_SECONDS = 0.1  # between questions whether a process was told to stop
@@ -39,7 +39,7 @@ _APART = "Run it in one process, without torchrun."
 def joined(device: str | None) -> Iterator[Ranks]:
     """The processes that torchrun started; without it, this process alone.
 
-    A process group that is there already is used.
+    An existing process group is used.
 
     :param device: where they will train, as for `own_device`.
     """
@@ -130,7 +130,7 @@ def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled
 
 
 def check_equal(ranks: Ranks, state: State) -> None:
-    """Refuse to go on if processes have come to different numbers, as with different versions of a library."""
+    """Raise an error if the processes have different parameters, as with different versions of a library."""
     if ranks.size == 1:
         return
     sums = torch.stack([_sum_of_bits(leaf) for leaf in pytree.tree_leaves(state)])
@@ -150,8 +150,8 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 class AgreedStop:
     """Raises `KeyboardInterrupt` between steps, and in all processes at the same moment, once a signal has arrived.
 
-    Signals are held back until then: an interrupt inside of `vmap` would leave torch in a state that it cannot go on
-    from. Several processes ask each other about ten times per second. All have to call it at the same moments.
+    Signals are held back until then: an interrupt inside of `vmap` would leave torch in a state that it cannot
+    continue from. Several processes ask each other about ten times per second. All have to call it at the same moments.
     """
 
     def __init__(self, ranks: Ranks) -> None:

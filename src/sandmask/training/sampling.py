@@ -99,7 +99,7 @@ class _Classes(NamedTuple):
         return cls(starts.gather(-1, order), counts.gather(-1, order), (counts > 0).sum(-1, keepdim=True))
 
     def places(self, keys: Tensor, n_envs: int, batch_size: int) -> Tensor:
-        """Places in the pools, [..., K, E, B]: of a class that there is, then of one of its examples."""
+        """Places in the pools, [..., K, E, B]: draws a class that the pool has, then one of its examples."""
         chosen = random.integers(random.fold(keys, 0), self.present, n_envs, batch_size)
         starts, counts = (each.expand(*keys.shape, -1, -1).gather(-1, chosen) for each in (self.starts, self.counts))
         return starts + random.integers(random.fold(keys, 1), counts, n_envs, batch_size)

@@ -99,7 +99,7 @@ def make_spec(
 
 
 def _check_patience(hparams: Mapping[str, float]) -> None:
-    """A run looks at its validation loss, or repeats the drops of the run that did."""
+    """Check that a run either observes its validation loss or repeats the drops of a run that did."""
     if not hparams.get(PATIENCE) or bool(hparams.get("full_data")) == repeats(hparams):
         return
     if repeats(hparams):
@@ -111,7 +111,7 @@ def _check_patience(hparams: Mapping[str, float]) -> None:
 
 
 def _options(averages: Sequence[str], *, shared_init: bool) -> dict[str, str]:
-    """What a spec says of a run that is not usual; nothing, where all is as it is by default."""
+    """The options of a spec; those with their default value are left out."""
     kept = parse_averages(averages)
     return {**({"averages": ",".join(kept)} if kept else {}), **({INIT: SHARED} if shared_init else {})}
 
@@ -207,7 +207,7 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
         *(spec.dataset, spec.algorithm, spec.network, spec.weights, spec.precision),
         *(spec.steps, spec.checkpoint_every, len(spec.test_envs), spec.options.get("averages")),
         shapes,
-        tuple(sorted(spec.hparams)),  # a number that only some runs have would count for none, or be missing
+        tuple(sorted(spec.hparams)),  # a hyperparameter that only some runs have cannot be stacked
     )
 
 
@@ -225,5 +225,5 @@ def leak_of(spec: RunSpec) -> str | None:
 
 
 def trains_alone(spec: RunSpec) -> bool:
-    """Whether a run is better trained by itself: its network fills the machine, as timm's do, or says so."""
+    """Whether a run is better trained by itself: its network fills the machine, as timm's do, or does not stack."""
     return spec.network not in NETWORKS or not NETWORKS[spec.network].stacks

@@ -69,7 +69,7 @@ def _scaled(state: State, spec: RunSpec) -> State:
 
 @cache
 def _say_why(network: str, reason: str) -> None:
-    """Once a process: why a user's own network is not stacked."""
+    """Log why a user's own network is not stacked, once per process."""
     _log.warning("Runs of the network %s train one after the other: %s.", network, reason)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.records import RunSpec
-from sandmask.training import make_spec
+from sandmask.training import Progress, make_spec
 
 SMALL = {"batch_size": 8, "mlp_width": 16, "lr": 1e-2}
 
@@ -28,3 +28,17 @@ def spec_of() -> Callable[..., RunSpec]:
         return make_spec(DATASETS["DebugVector"], algorithm, test_envs, hparams=hparams, **settings)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def interrupt_at() -> Callable[[int], Callable[[Progress], None]]:
+    """What to do on progress: interrupt the training after this step."""
+
+    def at(step: int) -> Callable[[Progress], None]:
+        def interrupt(progress: Progress) -> None:
+            if progress.done == step:
+                raise KeyboardInterrupt
+
+        return interrupt
+
+    return at

@@ -12,9 +12,10 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, split_averages
 from sandmask.selection import RULES
 from sandmask.training import Progress, TrainedRun, kept_models, load_run, split_environment, train_stack
-from sandmask.training.stack_models import find_model
+from sandmask.training.keeping import find_model
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 NAME = "s.models.safetensors"
 
 
@@ -67,15 +68,19 @@ def test_the_last_model_is_that_of_the_last_step(
 
 @pytest.mark.parametrize("stop_at", [6, 13, 26])
 def test_interrupted_and_resumed_keeps_the_same_file(
-    stop_at: int, specs: list[RunSpec], dataset: Dataset, device: torch.device, tmp_path: Path
+    stop_at: int, specs: list[RunSpec], dataset: Dataset, device: torch.device, tmp_path: Path, interrupt_at: Interrupts
 ) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.done == stop_at:
-            raise KeyboardInterrupt
-
     train_stack(specs, dataset, device, tmp_path / "c", keep="best", models=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train_stack(specs, dataset, device, tmp_path / "d", keep="best", models=tmp_path / "parts", on_progress=stop)
+        train_stack(
+            specs,
+            dataset,
+            device,
+            tmp_path / "d",
+            keep="best",
+            models=tmp_path / "parts",
+            on_progress=interrupt_at(stop_at),
+        )
     assert not (tmp_path / "parts").exists()
     with pytest.raises(SandmaskError, match="other --keep-models"):
         train_stack(specs, dataset, device, tmp_path / "d")

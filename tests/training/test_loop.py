@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from sandmask.algorithms.erm import ERM
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RunSpec
-from sandmask.training import Progress, RunFolder, train_stack
+from sandmask.records import RunRecord, RunSpec
+from sandmask.training import Progress, RunFolder, split_checkpoint, train_stack
 from sandmask.training.checkpoint import load_metadata
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 
 
 def test_records_and_model(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
@@ -35,17 +36,13 @@ def test_same_spec_same_bits(tmp_path: Path, dataset: Dataset, spec_of: Specs, d
 
 @pytest.mark.parametrize("stop_at", range(1, 12))
 def test_interrupted_at_any_step_goes_on_to_the_same_bits(
-    stop_at: int, tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+    stop_at: int, tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, interrupt_at: Interrupts
 ) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.done == stop_at:
-            raise KeyboardInterrupt
-
     spec = spec_of("ANDMask", hparams={"tau": 0.5, "dropout": 0.5})
     whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
     whole.train(spec, dataset, device)
     with pytest.raises(KeyboardInterrupt):
-        parts.train(spec, dataset, device, on_progress=interrupt)
+        parts.train(spec, dataset, device, on_progress=interrupt_at(stop_at))
     parts.train(spec, dataset, device)
     for file in ("records.jsonl", "model.safetensors"):
         assert (whole.path / file).read_bytes() == (parts.path / file).read_bytes()
@@ -93,18 +90,11 @@ def test_ctrl_c_inside_a_step_waits_for_its_end(
 
 
 def test_old_checkpoint_and_newer_records(
-    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, interrupt_at: Interrupts
 ) -> None:
     """Killed after records were written and before the checkpoint was: the lines are made again, not doubled."""
     spec = spec_of()
     folder = RunFolder(tmp_path / "run")
-
-    def interrupt_at(step: int) -> Callable[[Progress], None]:
-        def report(progress: Progress) -> None:
-            if progress.done == step:
-                raise KeyboardInterrupt
-
-        return report
 
     with pytest.raises(KeyboardInterrupt):
         folder.train(spec, dataset, device, on_progress=interrupt_at(2))
@@ -221,3 +211,48 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, dataset: Dataset, spec_of:
     (tmp_path / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(SandmaskError, match=r"checkpoint\.safetensors cannot be read"):
         RunFolder(tmp_path).train(spec_of(), dataset, device)
+
+
+@pytest.fixture
+def specs(spec_of: Specs) -> list[RunSpec]:
+    hparams = {"tau": 0.5, "dropout": 0.1}
+    return [spec_of("SANDMask", (k % 3,), seed=k, trial_seed=k, hparams=hparams) for k in range(4)]
+
+
+def assert_equal(one: RunRecord, other: RunRecord) -> None:
+    assert (one.spec, one.status, one.diverged_at) == (other.spec, other.status, other.diverged_at)
+    np.testing.assert_array_equal(one.steps, other.steps)
+    np.testing.assert_array_equal(one.accuracy_in, other.accuracy_in)
+    np.testing.assert_array_equal(one.accuracy_out, other.accuracy_out)
+    assert one.metrics.keys() == other.metrics.keys()
+    for name, curve in one.metrics.items():
+        np.testing.assert_array_equal(curve, other.metrics[name])
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 6, 7, 11, 12])
+def test_interrupted_and_resumed_gives_the_same_records(
+    stop_at: int, specs: list[RunSpec], tmp_path: Path, dataset: Dataset, device: torch.device, interrupt_at: Interrupts
+) -> None:
+    whole = train_stack(specs, dataset, device, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train_stack(specs, dataset, device, tmp_path / "parts", on_progress=interrupt_at(stop_at))
+    parts = train_stack(specs, dataset, device, tmp_path / "parts")
+    assert [run.status for run in whole] == ["done"] * 4
+    assert whole[0].steps.tolist() == [0, 5, 10, 11]
+    for one, other in zip(whole, parts, strict=True):
+        assert_equal(one, other)
+
+
+def test_a_checkpoint_splits_into_those_of_some_runs(
+    specs: list[RunSpec], tmp_path: Path, dataset: Dataset, device: torch.device, interrupt_at: Interrupts
+) -> None:
+    whole = {run.spec.id: run for run in train_stack(specs, dataset, device, tmp_path / "whole")}
+    with pytest.raises(KeyboardInterrupt):
+        train_stack(specs, dataset, device, tmp_path / "all", on_progress=interrupt_at(8))
+    parts = [([specs[2], specs[0]], tmp_path / "a"), ([specs[1], specs[3]], tmp_path / "b")]
+    split_checkpoint(tmp_path / "all", parts)
+    done: list[int] = []
+    for chosen, path in parts:
+        for run in train_stack(chosen, dataset, device, path, on_progress=lambda progress: done.append(progress.done)):
+            np.testing.assert_array_equal(run.accuracy_in, whole[run.spec.id].accuracy_in)
+    assert min(done) == 9, "work was done again"

@@ -23,9 +23,10 @@ from sandmask.records import (
     split_averages,
     write_archive,
 )
-from sandmask.training import RunFolder, Stack, load_run, split_environment, train_stack
+from sandmask.training import Progress, RunFolder, Stack, load_run, split_environment, train_stack
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 ALL = tuple(MEASURES)
 
 
@@ -107,18 +108,14 @@ def same(one: RunRecord, other: RunRecord) -> bool:
 
 
 def test_stacked_alone_and_resumed_have_the_same_metrics(
-    specs: list[RunSpec], dataset: Dataset, device: torch.device, tmp_path: Path
+    specs: list[RunSpec], dataset: Dataset, device: torch.device, tmp_path: Path, interrupt_at: Interrupts
 ) -> None:
     stacked = train_stack(specs, dataset, device, tmp_path / "all", metrics=ALL)
     assert {"f1/out/2", "average/sma/ece/in/0"} <= stacked[0].metrics.keys()
     assert {"confusion", "average/sma/per-class"} <= stacked[0].tables.keys()
 
-    def stop(progress: object) -> None:
-        if getattr(progress, "done", 0) == 7:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train_stack(specs, dataset, device, tmp_path / "parts", metrics=ALL, on_progress=stop)
+        train_stack(specs, dataset, device, tmp_path / "parts", metrics=ALL, on_progress=interrupt_at(7))
     resumed = train_stack(specs, dataset, device, tmp_path / "parts", metrics=ALL)
     assert all(same(one, other) for one, other in zip(resumed, stacked, strict=True))
     for spec, run in zip(specs, stacked, strict=True):

@@ -13,10 +13,10 @@ from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec
 from sandmask.training import Progress, train_stack
-from sandmask.training.plateau import look, plateau_factor, start_plateau
-from sandmask.training.schedule import lr_factor, scheduled
+from sandmask.training.schedule import lr_factor, plateau_factor, scheduled, start_plateau, step_plateau
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 STEPS = 40
 
 
@@ -92,7 +92,9 @@ def test_the_plateau_is_the_one_of_torch_until_it_stops() -> None:
     plateau, found = start_plateau(3, torch.device("cpu")), []
     for step, loss in enumerate(losses):
         for _ in range(2):  # as after an interruption: a second look at the same evaluation
-            plateau = look(plateau, loss, step, {"lr_patience": patience, "linear_steps": torch.full((3,), 4.0)})
+            plateau = step_plateau(
+                plateau, loss, step, {"lr_patience": patience, "linear_steps": torch.full((3,), 4.0)}
+            )
         found.append(plateau_factor(plateau["drops"]))
     for run in (0, 1):
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
@@ -107,17 +109,13 @@ def test_the_plateau_is_the_one_of_torch_until_it_stops() -> None:
 
 
 def test_rates_drop_where_the_loss_stays_and_a_resumed_run_is_the_same(
-    spec_of: Specs, dataset: Dataset, tmp_path: Path
+    spec_of: Specs, dataset: Dataset, tmp_path: Path, interrupt_at: Interrupts
 ) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.done == 10:
-            raise KeyboardInterrupt
-
     cpu, how = torch.device("cpu"), {"lr_patience": 1, "lr": 0.0}
     specs = [spec_of(seed=seed, steps=21, checkpoint_every=3, averages=["sma"], hparams=how) for seed in (0, 1)]
     whole = train_stack(specs, dataset, cpu, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train_stack(specs, dataset, cpu, tmp_path / "parts", on_progress=interrupt)
+        train_stack(specs, dataset, cpu, tmp_path / "parts", on_progress=interrupt_at(10))
     parts = train_stack(specs, dataset, cpu, tmp_path / "parts")
     for one, other in zip(whole, parts, strict=True):
         assert one.metrics["lr_drops"].tolist() == other.metrics["lr_drops"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

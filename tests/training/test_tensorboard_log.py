@@ -14,6 +14,7 @@ from sandmask.records import RunRecord, RunSpec
 from sandmask.training import Progress, RunFolder
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -45,15 +46,11 @@ def test_a_run_is_written_as_it_trains(spec: RunSpec, dataset: Dataset, device: 
 
 
 def test_a_run_that_was_stopped_is_shown_once(
-    spec: RunSpec, dataset: Dataset, device: torch.device, tmp_path: Path
+    spec: RunSpec, dataset: Dataset, device: torch.device, tmp_path: Path, interrupt_at: Interrupts
 ) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.done == 8:
-            raise KeyboardInterrupt
-
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        folder.train(spec, dataset, device, loggers=[f"tensorboard:{tmp_path / 'board'}"], on_progress=interrupt)
+        folder.train(spec, dataset, device, loggers=[f"tensorboard:{tmp_path / 'board'}"], on_progress=interrupt_at(8))
     assert len(read(tmp_path / "board")["loss"]) == 2
     record = folder.train(spec, dataset, device, loggers=[f"tensorboard:{tmp_path / 'board'}"])
     assert read(tmp_path / "board") == expected(record)

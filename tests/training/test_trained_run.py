@@ -28,6 +28,7 @@ from sandmask.training import (
 from sandmask.training.checkpoint import load_metadata, save_tree
 
 Specs = Callable[..., RunSpec]
+Interrupts = Callable[[int], Callable[[Progress], None]]
 CPU = torch.device("cpu")
 
 
@@ -186,13 +187,9 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
-def test_an_unfinished_run(tmp_path: Path, dataset: Dataset, spec_of: Specs) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.done == 7:
-            raise KeyboardInterrupt
-
+def test_an_unfinished_run(tmp_path: Path, dataset: Dataset, spec_of: Specs, interrupt_at: Interrupts) -> None:
     with pytest.raises(KeyboardInterrupt):
-        RunFolder(tmp_path).train(spec_of(), dataset, CPU, on_progress=interrupt)
+        RunFolder(tmp_path).train(spec_of(), dataset, CPU, on_progress=interrupt_at(7))
     with pytest.raises(SandmaskError, match="not finished: 6 of 12 steps are recorded"):
         load_run(tmp_path)
 

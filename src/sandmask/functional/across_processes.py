@@ -166,7 +166,7 @@ def divided(function: Callable[..., Any], *rows: Tensor | None, dim: int = 0) ->
 
 
 class _Whole(Function):
-    """All rows, of every process's own."""
+    """Gathers the rows of all processes."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, gradient: _Gradient, own: slice, count: int, dim: int) -> Tensor:

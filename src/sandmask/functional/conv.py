@@ -91,7 +91,7 @@ def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
 class _ConvBlock(Function):
     """Of K runs: inside of `vmap` it is called again with the leading dimension.
 
-    Beside the block's result it returns what its backward pass needs; nothing else may look at these.
+    Besides the block's result it returns what its backward pass needs; nothing else may use these.
     """
 
     @staticmethod

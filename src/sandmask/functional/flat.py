@@ -35,9 +35,9 @@ class Slot:
         n_out, n_in, height, width = self.shape
         return piece.view(n_out, height, width, n_in).permute(0, 3, 1, 2)
 
-    def write(self, value: Tensor) -> Tensor:
-        """The inverse: the piece of the vector that holds this value."""
-        return (value.permute(0, 2, 3, 1) if self.channels_last else value).reshape(-1)
+    def write(self, value: Tensor, leading: int = 0) -> Tensor:
+        """The inverse: the piece of the vector that holds this value; `leading` dimensions before its own stay."""
+        return (value.movedim(-3, -1) if self.channels_last else value).flatten(leading)
 
 
 class FlatModule:
@@ -108,11 +108,7 @@ class FlatModule:
 
     def flatten_each(self, named: Mapping[str, Tensor]) -> Tensor:
         """Flat vectors [E, P], in float32, of E values of every parameter: [E, *shape] by name."""
-        values = (named[slot.name] for slot in self.slots)
-        pieces = [
-            (value.permute(0, 1, 3, 4, 2) if slot.channels_last else value).flatten(1)
-            for slot, value in zip(self.slots, values, strict=True)
-        ]
+        pieces = [slot.write(named[slot.name], leading=1) for slot in self.slots]
         return torch.cat([piece.to(torch.promote_types(piece.dtype, torch.float32)) for piece in pieces], dim=1)
 
     def named(self, vector: Tensor) -> Params:

@@ -98,8 +98,3 @@ def linear_pair(x: Tensor, weight: Tensor, bias: Tensor, classifier: Tensor, cla
         return result
     weight, bias = weight.to(classifier.dtype), bias.to(classifier.dtype)
     return head(x, classifier @ weight, F.linear(bias, classifier, classifier_bias))
-
-
-def plain_linear_pair(x: Tensor, weight: Tensor, bias: Tensor, classifier: Tensor, classifier_bias: Tensor) -> Tensor:
-    """The same, one layer after the other."""
-    return F.linear(F.linear(x, weight, bias), classifier, classifier_bias)

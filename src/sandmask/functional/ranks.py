@@ -53,11 +53,11 @@ class Ranks:
         return tensor
 
     def of_first(self, value: Any) -> Any:
-        """What the first process has; others pass anything."""
+        """Return the value of the first process; those of others are ignored."""
         return self.of_all(value if self.first else None)[0]
 
     def of_all(self, value: Any) -> list[Any]:
-        """What every process has, in their order."""
+        """Return the values of all processes, in the order of their ranks."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -92,7 +92,7 @@ class Ranks:
 
 @contextmanager
 def _contact() -> Iterator[None]:
-    """Torch's errors, which differ between backends and versions, in our words."""
+    """Convert torch's errors, which differ between backends and versions, to `LostProcessError`."""
     try:
         yield
     except torch.OutOfMemoryError:

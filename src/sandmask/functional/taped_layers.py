@@ -108,41 +108,28 @@ def taped_head(tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor) -> T
 def taped_linear_pair(tape: "MomentTape", x: Tensor, *params: Tensor) -> Tensor:
     """`linear_pair`."""
     tape.check_rows(x, 2)
-    places = tape.claim(*params)
+    of_weight, of_bias, of_head, of_head_bias = tape.claim(*params)
 
-    def fold(grad: Tensor, products: Tensor, *saved: Tensor) -> None:
-        _fold_pair(tape, places, grad, products, *saved)
+    def fold(grad: Tensor, products: Tensor, weight: Tensor, bias: Tensor, head: Tensor) -> None:
+        """Fold the gradients of W, b, V and c: V^T p_e, V^T s_e, p_e W^T + s_e b^T and s_e.
+
+        Here s_e is the sum of the logits' gradients g_e [B, classes] over rows, and p_e = g_e^T x_e.
+        """
+        sums = by_environment(grad, tape.n_envs).sum(2)
+        tape.fold(of_head_bias, lambda runs: sums[runs])
+        tape.fold(of_bias, lambda runs: sums[runs] @ head[runs])
+        through = torch.bmm(products.flatten(1, 2), weight.mT).view(*sums.shape, -1)
+        through += sums.unsqueeze(-1) * bias[:, None, None]
+        tape.fold(of_head, lambda runs: through[runs])
+        if has_kernels(grad):
+            from sandmask.functional.kernels import moments as moment_kernels
+
+            moment_kernels.outer_moments(head, products, tape.unscale, tape.target(of_weight))
+            return
+        tape.fold(of_weight, lambda runs: scratch_product(head[runs].unsqueeze(1).mT, products[runs]))
 
     y: Tensor = _TapedLinearPair.apply(x, *params, tape.n_envs, fold)  # type: ignore[no-untyped-call]
     return y
-
-
-def _fold_pair(
-    tape: "MomentTape",
-    places: "tuple[Place, ...]",
-    grad: Tensor,
-    products: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    head: Tensor,
-) -> None:
-    """Fold the gradients of W, b, V and c: V^T p_e, V^T s_e, p_e W^T + s_e b^T and s_e.
-
-    Here s_e is the sum of the logits' gradients g_e [B, classes] over rows, and p_e = g_e^T x_e.
-    """
-    of_weight, of_bias, of_head, of_head_bias = places
-    sums = by_environment(grad, tape.n_envs).sum(2)
-    tape.fold(of_head_bias, lambda runs: sums[runs])
-    tape.fold(of_bias, lambda runs: sums[runs] @ head[runs])
-    through = torch.bmm(products.flatten(1, 2), weight.mT).view(*sums.shape, -1)
-    through += sums.unsqueeze(-1) * bias[:, None, None]
-    tape.fold(of_head, lambda runs: through[runs])
-    if has_kernels(grad):
-        from sandmask.functional.kernels import moments as moment_kernels
-
-        moment_kernels.outer_moments(head, products, tape.unscale, tape.target(of_weight))
-        return
-    tape.fold(of_weight, lambda runs: scratch_product(head[runs].unsqueeze(1).mT, products[runs]))
 
 
 class _TapedLinearPair(Function):

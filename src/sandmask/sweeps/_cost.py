@@ -17,8 +17,8 @@ from sandmask._memory import free_memory, read_accounts
 from sandmask.datasets import Dataset
 from sandmask.records import RunSpec
 from sandmask.training import Progress, stack_key, train_stack
-from sandmask.training.building import build_algorithm
 from sandmask.training.evaluation import evaluation_steps
+from sandmask.training.model_file import build_algorithm
 from sandmask.training.specs import trains_alone
 
 GUESSED_OVERHEAD = 8.0  # bytes used for a byte that is counted, where nothing was measured

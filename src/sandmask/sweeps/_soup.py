@@ -26,8 +26,8 @@ from sandmask.records import RunRecord, RunSpec, averaged_spec, recorded_measure
 from sandmask.registry import closest
 from sandmask.selection import mean_over_environments
 from sandmask.training import KeptModel, Stack, StackModels, kept_models
-from sandmask.training.building import build_algorithm
 from sandmask.training.history import History
+from sandmask.training.model_file import build_algorithm
 from sandmask.training.precision import temporary_precision
 from sandmask.training.specs import INIT, SHAPE_HPARAMS, SHARED
 

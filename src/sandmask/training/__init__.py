@@ -8,17 +8,16 @@ record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torc
 """
 
 from sandmask.training.averaging import parse_averages
-from sandmask.training.checkpoint_edits import split_checkpoint
+from sandmask.training.checkpoint import split_checkpoint
 from sandmask.training.evaluation import Accuracies
 from sandmask.training.exporting import Exported, export_run
 from sandmask.training.folder import RunFolder
-from sandmask.training.keeping import KEPT, WEIGHTS
+from sandmask.training.keeping import KEPT, MODELS_SUFFIX, WEIGHTS, KeptModel, StackModels, kept_models
 from sandmask.training.loop import Progress, Trainer, train_stack
 from sandmask.training.precision import PRECISIONS, choose_device, set_precision
 from sandmask.training.sampling import split_environment
 from sandmask.training.specs import make_spec, stack_key
 from sandmask.training.stack import Stack
-from sandmask.training.stack_models import MODELS_SUFFIX, KeptModel, StackModels, kept_models
 from sandmask.training.trained_run import TrainedRun, load_run
 
 __all__ = [

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels
 from sandmask.algorithms import Hparams, State
@@ -129,7 +130,7 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     The average starts with segment s, the first whose loss is the lowest of `SWAD_CONVERGE` in a row from it on. The
     threshold is (1 + ratio) times the mean of those losses. The average ends with the last segment that is not above
     the threshold before `SWAD_TOLERANCE` in a row are above it. This is the definition of the paper (its Algorithm 1);
-    the released code begins and counts differently.
+    the released code begins and counts differently. A second evaluation of the same iterates changes nothing.
     """
     segment, entries = average["segment"], list(average["segment"])
     recent = {e: torch.cat([average["recent"][e][:, 1:], segment[e].unsqueeze(1)], 1) for e in entries}
@@ -143,15 +144,15 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     bad = started & ~ended & ~good
     waiting = average["waiting"] + bad
     total = average["segments"] + torch.where(good, average["waiting"] + 1.0, 0.0)
+    # With a good segment, those that waited count too.
+    share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
     weights, pending = {}, {}
     for e in entries:
         new, old, late = segment[e], average["weights"][e], average["pending"][e]
-        pending[e] = _where(bad, late + column((1.0 / waiting.clamp(min=1.0)), new) * (new - late), late)
-        # With a good segment, those that waited count too.
-        share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
+        pending[e] = where(bad, late + column((1.0 / waiting.clamp(min=1.0)), new) * (new - late), late)
         joined = column(share[0], old) * old + column(share[1], old) * late + column(share[2], old) * new
-        weights[e] = _where(starts, recent[e].mean(1), _where(good, joined, old))
-    return {
+        weights[e] = where(starts, recent[e].mean(1), where(good, joined, old))
+    found = {
         "segment": segment,
         "length": torch.zeros_like(average["length"]),
         "recent": recent,
@@ -163,6 +164,9 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
         "threshold": threshold,
         "ended": torch.where(bad & (waiting >= SWAD_TOLERANCE), 1.0, average["ended"]),
     }
+    is_new = average["length"] > 0  # not where a run was interrupted after this evaluation, and repeats it
+    evaluated: Average = pytree.tree_map(lambda new, old: where(is_new, new, old), found, average)
+    return evaluated
 
 
 def averaged_state(state: State, average: Average) -> State:
@@ -170,7 +174,7 @@ def averaged_state(state: State, average: Average) -> State:
     weights = average["weights"]
     if "segments" in average:
         started = average["segments"] > 0
-        weights = {entry: _where(started, mean, average["segment"][entry]) for entry, mean in weights.items()}
+        weights = {entry: where(started, mean, average["segment"][entry]) for entry, mean in weights.items()}
     return {**state, **weights}
 
 
@@ -179,7 +183,8 @@ def column(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
-def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Whole rows of tensors [K, ...], by a condition [K]."""
     return torch.where(column(condition, yes), yes, no)
 
 

@@ -1,9 +1,13 @@
-"""Trees of tensors on disk: written whole or not at all, read back into the same structure."""
+"""Trees of tensors on disk: written whole or not at all, read back into the same structure.
+
+Checkpoints can be made from others: of the same run with more steps, and of some of a stack's runs.
+"""
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +19,23 @@ from torch.utils import _pytree as pytree
 
 from sandmask._files import replacing
 from sandmask.errors import SandmaskError
+from sandmask.records import RunSpec, averages_of
+from sandmask.training.evaluation import evaluation_steps
+from sandmask.training.schedule import PATIENCE
 
 _CHECKSUM = "crc32"
-
-
-def tree_word(key: Any) -> str:
-    """One step of a path through a tree: the name of a field, the key of a dict or the place in a list."""
-    return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))
+# The values for which a hyperparameter of a learning-rate schedule leaves the rate as it is.
+_CONSTANT = {"lr_final": 1.0, "lr_drop": 1.0, "lr_warmup": 0.0}
 
 
 def _named_leaves(tree: Any) -> dict[str, Tensor]:
+    """The tensors of a tree, by their paths: names of fields, keys of dicts and places in lists."""
+
+    def word(key: Any) -> str:
+        return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))
+
     leaves, _ = pytree.tree_flatten_with_path(tree)
-    return {".".join(map(tree_word, path)): leaf for path, leaf in leaves}
+    return {".".join(map(word, path)): leaf for path, leaf in leaves}
 
 
 def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
@@ -92,7 +101,7 @@ def load_checked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with _opened(path) as file:
         metadata, checksum = _description(path, file)
         # Copied, since a tensor inside a file starts anywhere, and CPU kernels round by how their memory is aligned.
-        leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
+        leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is not a dict
     if checksum not in (None, _checksum(metadata, leaves)):
         raise _damaged(path)
     return metadata, leaves
@@ -100,7 +109,12 @@ def load_checked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def load_tree(path: Path, like: Any, device: torch.device) -> Any:
     """Read a tree of the structure, shapes and dtypes of `like`."""
-    expected, (_, leaves) = _named_leaves(like), load_checked(path)
+    return as_tree(path, load_checked(path)[1], like, device)
+
+
+def as_tree(path: Path, leaves: Mapping[str, Tensor], like: Any, device: torch.device) -> Any:
+    """The same from tensors by name, which were read from this file."""
+    expected = _named_leaves(like)
     if odd := sorted(leaves.keys() ^ expected.keys())[:3]:
         raise SandmaskError(
             f"{path} does not fit this run: entries {', '.join(odd)} differ. Was it made by another version?"
@@ -112,3 +126,67 @@ def load_tree(path: Path, like: Any, device: torch.device) -> Any:
                 f"{path} does not fit this run: {name} is {tuple(leaf.shape)}, expected {tuple(want.shape)}."
             )
     return pytree.tree_unflatten([leaves[name].to(device) for name in expected], pytree.tree_structure(like))
+
+
+def is_longer(spec: RunSpec, than: RunSpec) -> bool:
+    """Whether a run is the other one with more steps."""
+    return spec.steps > than.steps and replace(spec, steps=than.steps) == than
+
+
+def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
+    """Turn the checkpoint of a run into that of the same run with more steps; refuse what would not be the same run.
+
+    A step does not depend on how many steps follow, so the longer run ends as if it had been started as such.
+    """
+    if reason := _depends_on_steps(new):
+        raise SandmaskError(
+            f"The run in {path.parent} has {old.steps} steps. It cannot be given more, because {reason} depends on the "
+            "number of steps. Choose another folder with --out."
+        )
+    if not path.exists():
+        raise SandmaskError(
+            f"The run in {path.parent} is finished after {old.steps} steps, and its checkpoint was not kept, so it "
+            f"cannot continue to {new.steps} steps. Choose another folder with --out. To give runs more steps later, "
+            "train them with --keep-checkpoint."
+        )
+    if load_metadata(path).get("runs") == [new.id]:
+        return  # a call before this one was killed right after this file was written
+    metadata, leaves = load_checked(path)
+    if metadata["runs"] != [old.id]:
+        raise SandmaskError(f"{path} belongs to another run. Choose another folder with --out.")
+    kept = -(-old.steps // old.checkpoint_every)  # evaluations of the old run that the new one has, too
+    total = len(list(evaluation_steps(new.steps, new.checkpoint_every)))
+    for name, leaf in leaves.items():
+        if name.startswith("history."):
+            fill = 0.0 if name == "history.counts" else torch.nan
+            leaves[name] = torch.full((total, *leaf.shape[1:]), fill, dtype=leaf.dtype)
+            leaves[name][:kept] = leaf[:kept]
+    save_tree(path, leaves, {**metadata, "runs": [new.id]})
+
+
+def _depends_on_steps(spec: RunSpec) -> str:
+    """The reason why the first steps of a run depend on their number; "" if they do not."""
+    schedule = [
+        f"{name}={spec.hparams[name]:g}" for name, off in _CONSTANT.items() if spec.hparams.get(name, off) != off
+    ]
+    if schedule:
+        return f"its learning-rate schedule ({', '.join(schedule)})"
+    if spec.hparams.get(PATIENCE, 0):
+        return "the evaluation after the last step, and with it lr_patience,"
+    return "its average swad" if "swad" in averages_of(spec.options) else ""
+
+
+def split_checkpoint(checkpoint: Path, parts: Sequence[tuple[Sequence[RunSpec], Path]]) -> None:
+    """Split the checkpoint of a stack into checkpoints of some of its runs.
+
+    :param checkpoint: checkpoint of the stack.
+    :param parts: runs and the file to write, for each part.
+    """
+    metadata, leaves = load_checked(checkpoint)
+    for specs, path in parts:
+        ids = [spec.id for spec in specs]
+        chosen = torch.tensor([metadata["runs"].index(run) for run in ids])
+        part = {
+            name: leaf.index_select(1 if name.startswith("history.") else 0, chosen) for name, leaf in leaves.items()
+        }
+        save_tree(path, part, {**metadata, "runs": ids})

@@ -1,7 +1,7 @@
 """The state of a stack and the program that advances it: eager, or as CUDA graphs.
 
-Small models leave a GPU idle while the host launches kernels, hundreds a step. A captured program is launched at once,
-several steps of it, and computes what the eager one does.
+Small models leave a GPU idle while the host launches kernels, hundreds a step. A captured program launches
+several steps at once, and computes what the eager one does.
 """
 
 import math
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import Metrics, State
 from sandmask.functional import EnvBatch
+from sandmask.training.averaging import where
 from sandmask.training.stack import Stack
 
 LONGEST = 10  # steps in one graph
@@ -50,10 +51,7 @@ def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
         # Sums start over after an evaluation. That is a function of the step alone, so a resumed run agrees.
         fresh = (done == 0) | ((done - 1) % stack.specs[0].checkpoint_every == 0)
         first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
-        sums = {
-            name: torch.where(fresh.view(-1, *[1] * (new.ndim - 1)), new, carry.sums.get(name, new) + new)
-            for name, new in metrics.items()
-        }
+        sums = {name: where(fresh, new, carry.sums.get(name, new) + new) for name, new in metrics.items()}
         carry = Carry(carry.state, sums, torch.where(first_bad, done, carry.diverged_at))
     return replace(carry, state=state)
 
@@ -61,20 +59,22 @@ def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
 class Program:
     """Moves a carry on by steps, and evaluates it.
 
-    With `fast`, on a GPU, both are captured; where that fails, a warning says so and the program goes on without.
+    With `fast`, on a GPU, both are captured; where that fails, a warning says so and the program continues without.
     """
 
     def __init__(self, stack: Stack, carry: Carry, *, fast: bool = True) -> None:
         self.stack = stack
         self.carry = carry
         self.done = carry.done  # as far as work was given to the device
-        self.chunk = _chunk(stack.specs[0].checkpoint_every)
+        every = stack.specs[0].checkpoint_every
+        self.chunk = max(n for n in range(1, LONGEST + 1) if every % n == 0)  # fits evenly between two evaluations
         self._seconds = math.inf  # that a step took last, where the host waits for it
         self._captures = fast and stack.device.type == "cuda"
         self._feed: Generator[EnvBatch, None, None] | None = None
         self._batch: EnvBatch | None = None  # where a captured step finds a batch that comes from elsewhere
         self._step: Callable[[], None] | None = None
-        self._evaluate: Callable[[], tuple[Tensor, Metrics]] | None = None
+        self._evaluation: Callable[[], None] | None = None
+        self._evaluated: tuple[Tensor, Metrics]  # the last results; those of a captured evaluation are always here
 
     def advance(self, most: int) -> None:
         """Take up to `most` steps, at least one."""
@@ -85,15 +85,12 @@ class Program:
             count = self.chunk
             self._replay(lambda: self._several(count), warm_up=lambda: self._several(1))
         else:
-            count = self._in_a_turn(most)
+            if self.stack.takes_turns:  # a few steps, so that an interrupt need not wait for long
+                count = max(1, min(most, int(TURN_SECONDS / self._seconds)))
             start = time.perf_counter()
             self._set(self._several(count))
             self._seconds = (time.perf_counter() - start) / count
         self.done += count
-
-    def _in_a_turn(self, most: int) -> int:
-        """How many steps runs that take turns take in one: a few, so that an interrupt need not wait for long."""
-        return max(1, min(most, int(TURN_SECONDS / self._seconds))) if self.stack.takes_turns else 1
 
     def _may_capture(self) -> bool:
         return self._captures and bool(self.carry.sums)  # the first step, which names the metrics, is eager
@@ -140,20 +137,16 @@ class Program:
 
     def evaluate(self) -> tuple[Tensor, Metrics]:
         """Right answers [K, G] and metrics of the present state: see `Stack.evaluate`."""
-        if self._evaluate is None and self._step is not None and self.stack.dataset.resident:
-            found: list[tuple[Tensor, Metrics]] = []  # where a captured evaluation leaves its results
-            replay = self._capture(
-                lambda: found.append(self.stack.evaluate(self.carry.state)),
-                lambda: self.stack.evaluate(self.carry.state),
-            )
-            if replay is not None:
+        if self._evaluation is None and self._captures and self._step is not None and self.stack.dataset.resident:
+            self._evaluation = self._capture(self._evaluate_eagerly, self._evaluate_eagerly)
+        if self._evaluation is None:
+            self._evaluate_eagerly()
+        else:
+            self._evaluation()
+        return self._evaluated
 
-                def evaluate() -> tuple[Tensor, Metrics]:
-                    replay()
-                    return found[0]
-
-                self._evaluate = evaluate
-        return self.stack.evaluate(self.carry.state) if self._evaluate is None else self._evaluate()
+    def _evaluate_eagerly(self) -> None:
+        self._evaluated = self.stack.evaluate(self.carry.state)
 
     def replace_state(self, **entries: Any) -> None:
         """Go on with other values of some entries of the state."""
@@ -189,12 +182,6 @@ class Program:
             self._feed.close()
 
 
-def _chunk(every: int) -> int:
-    """The number of steps in a graph: as many as fit evenly between two evaluations."""
-    return max(n for n in range(1, LONGEST + 1) if every % n == 0)
-
-
 def _copy(source: Any, target: Any) -> None:
-    pairs = zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True)
-    for new, old in pairs:
+    for new, old in zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True):
         old.copy_(new)

@@ -1,4 +1,4 @@
-"""Accuracy and loss of K runs on every environment's "in" and "out" split."""
+"""Accuracy and loss of K runs on every environment's "in" and "out" split, and gradients on held-out examples."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -10,15 +10,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sandmask.algorithms import cross_entropy
+from sandmask.algorithms import Algorithm, HeldOutProbe, Hparams, Metrics, State, cross_entropy
 from sandmask.datasets import Dataset
-from sandmask.functional.ranks import ALONE, Ranks
+from sandmask.functional import EnvBatch
+from sandmask.functional.ranks import Ranks
 from sandmask.records import RunSpec
 from sandmask.training.measures import Counter
-from sandmask.training.sampling import holdout_fraction, split_environment
+from sandmask.training.sampling import holdout_fraction, split_environment, training_splits
+from sandmask.training.stack_step import looped_step, stacked_step
+
+CONTEXT = 64  # examples in a batch for methods that look at the whole batch, as DomainBed's
+EXAMPLES, IMAGES = 256, 32  # of each environment that `HeldOut` takes, at most: of small inputs, of `LARGE` ones
+LARGE = 10_000  # numbers in an example
 
 Predict = Callable[[Tensor], Tensor]  # inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
-Evaluating = Callable[[int, int], None]  # told, within an evaluation, how many examples are done, and of how many
+Evaluating = Callable[[int, int], None]  # called within an evaluation with the numbers of examples: done, and in total
 
 
 @dataclass(frozen=True)
@@ -55,35 +61,32 @@ class Evaluator:
         specs: Sequence[RunSpec],
         device: torch.device,
         chunk: int,
-        metrics: Sequence[str] = (),
-        ranks: Ranks = ALONE,
+        metrics: Sequence[str],
+        ranks: Ranks,
     ) -> None:
         self.dataset = dataset
         self.ranks = ranks
         self.metrics = tuple(metrics)
         trials = sorted({spec.trial_seed for spec in specs})
         fraction = holdout_fraction(specs[0])  # runs of a stack have the same
-        groups = [self._groups(dataset, trial, fraction) for trial in trials]
-        self._trial_of_run = torch.tensor([trials.index(spec.trial_seed) for spec in specs], device=device)
+        envs = range(len(dataset.environments))
+        groups = [
+            [members for env in envs for members in split_environment(dataset, env, trial, fraction)]
+            for trial in trials
+        ]
+        own = [trials.index(spec.trial_seed) for spec in specs]
+        self._trial_of_run = torch.tensor(own, device=device)
         self._members = [[members.to(device) for members in trial] for trial in groups]
-        self._sizes = np.array([[len(members) for members in groups[trials.index(s.trial_seed)]] for s in specs])
+        self._sizes = np.array([[len(members) for members in groups[trial]] for trial in own])
         self._divisors = torch.from_numpy(np.maximum(self._sizes, 1).astype(np.float64)).to(device)
         self._selects = torch.from_numpy(self._selection_weights(specs)).to(device)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
-        self._belongs = torch.stack([self._membership(trial, len(dataset.labels)) for trial in groups], 1).to(device)
+        belongs = torch.zeros(len(dataset.labels), len(trials), self.shape[1])
+        for trial, of_trial in enumerate(groups):
+            for group, members in enumerate(of_trial):
+                belongs[members, trial, group] = 1.0
+        self._belongs = belongs.to(device)
         self._chunks = _chunks(len(dataset.labels), chunk, ranks, device)
-
-    @staticmethod
-    def _groups(dataset: Dataset, trial: int, fraction: float) -> list[Tensor]:
-        envs = range(len(dataset.environments))
-        return [members for env in envs for members in split_environment(dataset, env, trial, fraction)]
-
-    @staticmethod
-    def _membership(groups: list[Tensor], n_examples: int) -> Tensor:
-        belongs = torch.zeros(n_examples, len(groups))
-        for number, members in enumerate(groups):
-            belongs[members, number] = 1.0
-        return belongs
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -110,19 +113,14 @@ class Evaluator:
             losses = losses + (loss.double() @ belongs.double()).view(shape)
             done += len(indices)
             self.on_batch(done * self.ranks.size, len(self.dataset.labels))
-        counts, losses = self.ranks.sum(counts), self.ranks.sum(losses)
-        return Tally(self._of_own_trial(counts), self._of_own_trial(losses), counter.values())
+        own = torch.arange(n_runs, device=counts.device), self._trial_of_run
+        return Tally(self.ranks.sum(counts)[own], self.ranks.sum(losses)[own], counter.values())
 
     def _counter(self) -> Counter:
         return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device, self.ranks)
 
-    def _of_own_trial(self, sums: Tensor) -> Tensor:
-        """Select each run's trial from sums [K, trials, G]: [K, G]."""
-        n_groups = self.shape[1]
-        return sums.gather(1, self._trial_of_run.view(-1, 1, 1).expand(-1, 1, n_groups)).squeeze(1)
-
-    def in_context(self, predict: Predict, batch_size: int = 64) -> Tally:
-        """For methods that look at the whole batch: batches of one environment and one split, as DomainBed's."""
+    def in_context(self, predict: Predict) -> Tally:
+        """For methods that look at the whole batch: batches of one environment and one split."""
         right = torch.zeros(self.shape, device=self._belongs.device)
         loss = right.double()
         counter = self._counter()
@@ -131,7 +129,7 @@ class Evaluator:
             if group % self.ranks.size != self.ranks.rank:
                 continue
             members = torch.stack([trial[group] for trial in self._members])[self._trial_of_run]  # [K, n]
-            batches = torch.split(members, batch_size, dim=1)
+            batches = torch.split(members, CONTEXT, dim=1)
             scores = [self._score_batch(predict, indices, counter, group) for indices in batches]
             right[:, group], loss[:, group] = (torch.stack(sums).sum(0) for sums in zip(*scores, strict=True))
         return Tally(self.ranks.sum(right), self.ranks.sum(loss), counter.values())
@@ -193,6 +191,50 @@ def evaluation_steps(steps: int, every: int) -> Iterator[int]:
         yield steps - 1
 
 
-def is_evaluation_step(step: int, steps: int, every: int) -> bool:
-    """Whether a run is evaluated after this step."""
-    return step % every == 0 or step == steps - 1
+class HeldOut:
+    """Takes the gradient of each training environment's risk on the first examples of its "out" split.
+
+    They are the same ones at every evaluation, as many of every environment, whatever the run's batch size: curves have
+    no noise of sampling, and runs can be compared. Nothing of the training changes.
+    """
+
+    def __init__(self, probe: HeldOutProbe, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> None:
+        self.dataset = dataset
+        self._step = (stacked_step(probe) if stacks else None) or looped_step(probe)
+        count = examples_of(dataset, holdout_fraction(specs[0]))
+        own = [torch.stack([outside[:count] for _, outside in training_splits(dataset, spec)]) for spec in specs]
+        self.indices = torch.stack(own).to(dataset.labels.device)  # [K, E, count]
+        # No more examples at once than a training step has: what fits into memory then fits now.
+        self._together = max(1, len(specs) * int(specs[0].hparams["batch_size"]) // count)
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> "HeldOut | None":
+        """For these runs; None where nothing is held out, or where a prediction takes more than the example."""
+        probe = HeldOutProbe.of(algorithm)
+        if probe is None or not examples_of(dataset, holdout_fraction(specs[0])):
+            return None
+        return cls(probe, dataset, specs, stacks=stacks)
+
+    def __call__(self, state: State, hparams: Hparams) -> Metrics:
+        """The probe's metrics [K]; never waits for the device where the dataset is there."""
+        starts = range(0, len(self.indices), self._together)
+        parts = [self._look(state["params"], hparams, slice(begin, begin + self._together)) for begin in starts]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _look(self, params: Tensor, hparams: Hparams, runs: slice) -> Metrics:
+        indices = self.indices[runs]
+        batch = EnvBatch(
+            self.dataset.inputs(indices),
+            self.dataset.labels[indices],
+            torch.ones(indices.shape, device=indices.device),
+            torch.zeros_like(indices),  # keys of dropout, which there is none of
+        )
+        own = {name: values[runs] for name, values in hparams.items()}
+        return self._step({"params": params[runs]}, batch, own, torch.zeros_like(indices[:, 0, 0]))[1]
+
+
+def examples_of(dataset: Dataset, fraction: float) -> int:
+    """The number of examples per environment: as many as the smallest one has, within limits."""
+    most = EXAMPLES if math.prod(dataset.input_shape) <= LARGE else IMAGES
+    envs = range(len(dataset.environments))
+    return min(most, *(len(split_environment(dataset, env, 0, fraction)[1]) for env in envs))

@@ -22,11 +22,11 @@ from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.loggers import Logger, RunLog
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, averages_of, read_runs
 from sandmask.training.averaging import averaged_state
-from sandmask.training.checkpoint import load_checked
-from sandmask.training.checkpoint_edits import extend_checkpoint, is_longer
+from sandmask.training.checkpoint import extend_checkpoint, is_longer, load_checked
 from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model
+from sandmask.training.specs import flat_spec
 from sandmask.training.stack import Stack, without_averages
 
 RECORDS, CHECKPOINT, MODEL = "records.jsonl", "checkpoint.safetensors", "model.safetensors"
@@ -73,7 +73,7 @@ class RunFolder:
         if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
                 with ranks.together():
-                    # What may refuse comes before the first file: a mistake leaves nothing behind.
+                    # All that may raise a user error comes before the first file is written.
                     stack = Stack(
                         [spec],
                         dataset,
@@ -103,13 +103,13 @@ class RunFolder:
         return record
 
     def _is_finished(self, spec: RunSpec) -> bool:
-        """Prepare the folder for a run; whether it holds it already, with models that are not damaged."""
+        """Prepare the folder for a run; return whether it holds the finished run, with models that are not damaged."""
         self._prepare(spec)
         if not self.finished(spec):
             return False
         averages = filter(Path.exists, map(self.average_path, averages_of(spec.options)))
         for model in (self.path / MODEL, *averages):
-            load_checked(model)  # refuses a model that is damaged
+            load_checked(model)  # raises an error for a damaged file
         return True
 
     def _open(self, files: ExitStack, stack: Stack, loggers: Sequence[Logger]) -> "_Lines":
@@ -127,7 +127,8 @@ class RunFolder:
                 trainer.save()
             status = lines.end(trainer)
             states = {self.average_path(name): averaged_state(state, average) for name, average in averages.items()}
-            for path, stacked in {**states, self.path / MODEL: state}.items():  # last the file that says: finished
+            # The file that marks the run as finished is written last.
+            for path, stacked in {**states, self.path / MODEL: state}.items():
                 one: State = pytree.tree_map(lambda t: t[0], stacked)
                 save_model(path, stack.algorithm, one, stack.specs[0], status, stack.dataset)
         except KeyboardInterrupt:
@@ -190,14 +191,11 @@ class RunFolder:
 
 def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
     """The differences between two specs, with both values."""
-    old, new = there.to_json(), asked.to_json()
-    for name in old:
-        if isinstance(old[name], dict):
-            keys = [key for key in {**old[name], **new[name]} if old[name].get(key) != new[name].get(key)]
-            pairs = [(f"{name} {key}", old[name].get(key, "absent"), new[name].get(key, "absent")) for key in keys]
-        else:
-            pairs = [(name, old[name], new[name])] if old[name] != new[name] else []
-        yield from (f"{what} ({value} there, {other} here)" for what, value, other in pairs)
+    old, new = flat_spec(there), flat_spec(asked)
+    for name in {**old, **new}:
+        value, other = old.get(name, "absent"), new.get(name, "absent")
+        if value != other:
+            yield f"{name} ({value} there, {other} here)"
 
 
 @contextmanager
@@ -223,7 +221,7 @@ class _Lines:
         self.log = log
 
     def catch_up(self, trainer: Trainer) -> None:
-        """Make the file agree with the checkpoint: forget what is newer, write what a lost disk buffer took along."""
+        """Make the file agree with the checkpoint: remove newer lines, write those that a crash has lost."""
         self.writer.rewind(self.run, trainer.done - 1)
         for step in trainer.history.steps:
             if step < trainer.done - 1:

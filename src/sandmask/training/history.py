@@ -1,5 +1,6 @@
 """The evaluations of a stack while it trains: on its device, and in its checkpoint."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,37 +31,38 @@ class History:
         self.counts = torch.zeros(len(self.steps), *stack.evaluator.shape, device=stack.device)
         self.curves: dict[str, Tensor] = {}
 
-    def _entries(self, name: str) -> list[str] | None:
-        """The names of the entries of a metric that is a vector; None for one that is a number."""
+    def row(self, step: int) -> int:
+        """The number of the evaluation at this step, or of the next one."""
+        return bisect_left(self.steps, step)
+
+    def _table(self, name: str) -> Measure | None:
+        """The metric beyond accuracy of this name, if it is a table; that of an average is `average/sma/confusion`."""
+        last = name.rpartition("/")[2]
+        is_table = last in self.stack.evaluator.metrics and MEASURES[last].is_table
+        return MEASURES[last] if is_table else None
+
+    def _entries(self, name: str) -> list[str]:
+        """The names of the entries of a metric that is not a table: its own, if it is a number."""
+        n_envs = len(self.stack.dataset.environments)
+        prefix, slash, last = name.rpartition("/")
         if name == DIAGNOSTICS:
             return diagnostic_names(self.stack.algorithm.network.slots)
-        n_envs = len(self.stack.dataset.environments)
-        for average in self.stack.averages:
-            if name == average_metric(average):
-                return average_metrics(average, n_envs)
-        prefix, measure = self._measure(name)
-        return None if measure is None else [f"{prefix}{entry}" for entry in measure.entries(n_envs)]
-
-    def _measure(self, name: str) -> tuple[str, Measure | None]:
-        """The metric beyond accuracy of this name, and what comes before it: that of an average, `average/sma/f1`."""
-        prefix, slash, last = name.rpartition("/")
-        known = last in self.stack.evaluator.metrics
-        return prefix + slash, MEASURES[last] if known else None
-
-    def _is_table(self, name: str) -> bool:
-        measure = self._measure(name)[1]
-        return measure is not None and measure.is_table
+        if name in map(average_metric, self.stack.averages):
+            return average_metrics(last, n_envs)
+        if last in self.stack.evaluator.metrics:
+            return [f"{prefix}{slash}{entry}" for entry in MEASURES[last].entries(n_envs)]
+        return [name]
 
     def zeros(self, name: str) -> Tensor:
         """A metric of all runs: [K], or [K, M]."""
-        measure = self._measure(name)[1]
-        names = self._entries(name)
-        width = None if names is None else len(names)
-        if measure is not None:
-            width = measure.size(len(self.stack.dataset.environments), len(self.stack.dataset.classes))
-        exact = names is not None and name != DIAGNOSTICS and not self._is_table(name)  # counts are, in float32
-        shape = (self.stack.n_runs,) if width is None else (self.stack.n_runs, width)
-        return torch.zeros(shape, device=self.stack.device, dtype=torch.float64 if exact else torch.float32)
+        n_runs, device, dataset = self.stack.n_runs, self.stack.device, self.stack.dataset
+        if (table := self._table(name)) is not None:  # of whole numbers, which float32 holds exactly
+            return torch.zeros(n_runs, table.size(len(dataset.environments), len(dataset.classes)), device=device)
+        entries = self._entries(name)
+        if entries == [name]:
+            return torch.zeros(n_runs, device=device)
+        dtype = torch.float32 if name == DIAGNOSTICS else torch.float64
+        return torch.zeros(n_runs, len(entries), device=device, dtype=dtype)
 
     def open_curves(self, names: Iterable[str]) -> None:
         """Make room for these metrics; what is never written stays NaN."""
@@ -76,7 +78,7 @@ class History:
 
         Noted again after a restart, it is the same.
         """
-        row = self.steps.index(step) if step == self.steps[-1] else step // self.stack.specs[0].checkpoint_every
+        row = self.row(step)
         since = step - self.steps[row - 1] if row > 0 else 1
         self.open_curves([name for name in (*sums, *now) if name not in self.curves])
         self.counts[row] = counts
@@ -89,30 +91,30 @@ class History:
         """Every metric [T, K] by its name, without tables."""
         curves: dict[str, Tensor] = {}
         for name, curve in self.curves.items():
-            if self._is_table(name):
+            if self._table(name) is not None:
                 continue
-            names = self._entries(name)
-            curves.update({name: curve} if names is None else zip(names, curve.unbind(-1), strict=True))
+            entries = self._entries(name)
+            curves.update({name: curve} if entries == [name] else zip(entries, curve.unbind(-1), strict=True))
         return curves
 
     def accuracies(self, step: int) -> Accuracies:
         """Accuracies of one evaluation; waits for the device."""
-        return self.stack.evaluator.fractions(self.counts[self.steps.index(step)])
+        return self.stack.evaluator.fractions(self.counts[self.row(step)])
 
     def means(self, step: int) -> dict[str, list[float]]:
         """Every metric [K] of one evaluation; waits for the device."""
-        row = self.steps.index(step)
+        row = self.row(step)
         curves = self._named()
         values = torch.stack([curve[row] for curve in curves.values()]).tolist()  # one transfer, not one a metric
         return dict(zip(curves, values, strict=True))
 
     def _tables(self) -> dict[str, Tensor]:
         """Every table [T, K, M] by its name."""
-        return {name: curve for name, curve in self.curves.items() if self._is_table(name)}
+        return {name: curve for name, curve in self.curves.items() if self._table(name) is not None}
 
     def tables(self, step: int) -> dict[str, list[list[int]]]:
         """The counts [K, M] of every table at one evaluation; waits for the device."""
-        row = self.steps.index(step)
+        row = self.row(step)
         return {name: counts[row].nan_to_num(0.0).long().tolist() for name, counts in self._tables().items()}
 
     def records(self, done: int, diverged_at: Tensor, pruned_at: Mapping[int, int]) -> list[RunRecord]:
@@ -124,27 +126,28 @@ class History:
         curves = {name: curve.double().cpu().numpy() for name, curve in self._named().items()}
         # SWAD has counts at the last evaluation only; what it has none of is left out with its accuracies.
         tables = {name: curve.nan_to_num(0.0).long().cpu().numpy() for name, curve in self._tables().items()}
-        ends = diverged_at.tolist()
-        steps = np.array(self.steps)
-        dataset = self.stack.dataset
-
-        def status(k: int) -> Status:
-            ended: Status = "done" if done == self.stack.specs[k].steps else "running"
-            return "diverged" if ends[k] >= 0 else "pruned" if k in pruned_at else ended
-
-        def record(k: int) -> RunRecord:
-            kept = steps < (ends[k] if ends[k] >= 0 else pruned_at.get(k, done - 1) + 1)
-            return RunRecord(
-                spec=self.stack.specs[k],
+        steps, dataset = np.array(self.steps), self.stack.dataset
+        records = []
+        for k, (spec, end) in enumerate(zip(self.stack.specs, diverged_at.tolist(), strict=True)):
+            status: Status
+            if end >= 0:
+                status, last = "diverged", end - 1
+            elif k in pruned_at:
+                status, last = "pruned", pruned_at[k]
+            else:
+                status, last = "done" if done == spec.steps else "running", done - 1
+            kept = steps <= last
+            record = RunRecord(
+                spec=spec,
                 env_names=tuple(dataset.environments),
                 steps=steps[kept],
                 accuracy_in=accuracies.inside[kept, k],
                 accuracy_out=accuracies.outside[kept, k],
                 metrics={name: curve[kept, k] for name, curve in curves.items()},
-                status=status(k),
-                diverged_at=ends[k] if ends[k] >= 0 else None,
+                status=status,
+                diverged_at=end if end >= 0 else None,
                 classes=tuple(dataset.classes),
                 tables={name: counts[kept, k] for name, counts in tables.items()},
             )
-
-        return [record(k) for k in range(self.stack.n_runs)]
+            records.append(record)
+        return records

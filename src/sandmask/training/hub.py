@@ -16,7 +16,7 @@ from sandmask._online import hub_if_reachable
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, split_averages
 from sandmask.training.folder import MODEL, RECORDS
-from sandmask.training.model_card import CardFacts, model_card
+from sandmask.training.model_card import ModelCard
 
 if TYPE_CHECKING:
     from sandmask.training.trained_run import TrainedRun
@@ -33,16 +33,15 @@ def save_for_hub(
     runs: Sequence[RunRecord] = (),
     name: str | None = None,
 ) -> Path:
-    """Write the model of a run to a folder in the layout of the Hub; the folder is then loaded like a run's.
+    """See `TrainedRun.save_pretrained`. The card says to load the model by `name`, or by the folder.
 
-    :param run: the trained run, from `load_run`.
-    :param folder: the folder to write; it may exist if it holds nothing but an earlier version of these files.
-    :param runs: records of the sweep that the run is part of, for the error over trials in the model card.
-    :param name: what the card says to load the model by; the folder if not given.
+    The folder may exist if it holds nothing but an earlier version of these files.
     """
     target = Path(folder)
     _check_target(target)
-    record, facts = _facts(run, runs)
+    record = _record(run)
+    rows = split_averages([record]) if record is not None else []
+    own = next((row for row in rows if row.spec.options.get("average") == run.info.average), None)
     try:
         target.mkdir(parents=True, exist_ok=True)
         run.save_model(target / MODEL)
@@ -50,20 +49,14 @@ def save_for_hub(
         if record is not None and source.is_file() and source.resolve() != (target / RECORDS).resolve():
             shutil.copyfile(source, target / RECORDS)
         _write(target / CONFIG, json.dumps(_config(run), indent=2) + "\n")
-        _write(target / CARD, model_card(facts, name or str(target)))
+        _write(target / CARD, ModelCard(run, own, runs).text(name or str(target)))
     except OSError as error:
         raise SandmaskError(f"{error.filename or target} cannot be written ({error.strerror or error}).") from error
     return target
 
 
 def push_to_hub(run: "TrainedRun", repository: str, *, runs: Sequence[RunRecord] = (), private: bool = False) -> str:
-    """Upload the model of a run to the Hub, in the layout of `save_for_hub`; return its address.
-
-    :param run: the trained run, from `load_run`.
-    :param repository: its name on the Hub, such as "me/my-model"; it is created if it does not exist.
-    :param runs: records of the sweep that the run is part of.
-    :param private: whether a new repository is private.
-    """
+    """See `TrainedRun.push_to_hub`."""
     repository = repository.removeprefix(PREFIX)
     _check_name(repository)
     with _connected(f"{PREFIX}{repository}", "push") as hub, tempfile.TemporaryDirectory() as scratch:
@@ -75,36 +68,18 @@ def push_to_hub(run: "TrainedRun", repository: str, *, runs: Sequence[RunRecord]
 
 
 def fetch(name: str) -> Path:
-    """The folder of a model on the Hub, downloaded or from the cache.
-
-    :param name: "hf:" and the name of the repository.
-    """
+    """The folder of a model on the Hub, "hf:" and the name of the repository: downloaded, or from the cache."""
     repository = name.removeprefix(PREFIX)
     _check_name(repository)
     with _connected(name, "load", offline=True) as hub:
         return Path(hub.snapshot_download(repository, allow_patterns=list(FILES)))
 
 
-def _facts(run: "TrainedRun", runs: Sequence[RunRecord]) -> tuple[RunRecord | None, CardFacts]:
+def _record(run: "TrainedRun") -> RunRecord | None:
     try:
-        record: RunRecord | None = run.record()
+        return run.record()
     except SandmaskError:  # a model file that was moved away from its records
-        record = None
-    own = None
-    if record is not None:
-        rows = split_averages([record])
-        own = next((row for row in rows if row.spec.options.get("average") == run.info.average), None)
-    facts = CardFacts(
-        spec=run.spec,
-        environments=run.environments,
-        classes=run.classes,
-        is_image=run.info.preprocessing.kind == "image",
-        record=own,
-        step=run.info.step,
-        average=run.info.average,
-        runs=runs,
-    )
-    return record, facts
+        return None
 
 
 def _config(run: "TrainedRun") -> dict[str, Any]:

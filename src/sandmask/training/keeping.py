@@ -1,9 +1,13 @@
-"""The weights of runs that stay when a stack is done: at the best evaluation of each run, or at the end.
+"""The weights of runs that stay when a stack is done, and the file that holds them: `<stack>.models.safetensors`.
 
-"best" is what training-domain selection takes: the highest mean "out" accuracy over the training environments, of ties
-the first. An average of the weights is kept at its own best evaluation; SWAD's, which is one model, at the end.
+Weights are kept at the best evaluation of each run, or at the end. "best" is what training-domain selection takes: the
+highest mean "out" accuracy over the training environments, the first one of ties. An average of the weights is kept at
+its own best evaluation; SWAD's, which is one model, at the end.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import State
+from sandmask._text import in_shell
+from sandmask.algorithms import Algorithm, State
+from sandmask.errors import SandmaskError
 from sandmask.functional import AdamState
+from sandmask.records import RunRecord, RunSpec, averaged_spec
 from sandmask.selection import mean_over_environments
-from sandmask.training.averaging import average_metric, averaged_state
+from sandmask.training.averaging import average_metric, averaged_state, where
+from sandmask.training.checkpoint import load_checked, load_metadata, save_tree
+from sandmask.training.model_file import ModelInfo, model_tree, state_of
+from sandmask.training.preprocessing import Preprocessing
 from sandmask.training.stack import Stack, without_averages
 
 KEPT = ("none", "best", "last")
+MODELS_SUFFIX = ".models.safetensors"
 WEIGHTS = "weights"  # the kind of the weights themselves; other kinds are names of averages
 
 
@@ -56,11 +67,8 @@ class Keeper:
     ) -> None:
         """Take the weights of the runs for which this evaluation is the best so far; waits for the device.
 
-        :param step: the step after which the stack is evaluated.
-        :param state: the present state, with averages.
-        :param outside: "out" accuracies of the weights, [K, environments].
-        :param metrics: the evaluation's metrics, with those of averages.
-        :param ends: the step at which each run diverged; -1 for none.
+        `outside` are the "out" accuracies of the weights, [K, environments], and `metrics` has those of averages.
+        `ends` says at which step each run diverged; -1 for none.
         """
         plain, averages = without_averages(state)
         n_envs = outside.shape[1]
@@ -76,7 +84,7 @@ class Keeper:
             self.steps[kind] = torch.where(better, step, self.steps[kind])
             now = _used(plain if kind == WEIGHTS else averaged_state(plain, averages[kind]))
             mask = better.to(self.stack.device)
-            self.states[kind] = pytree.tree_map(lambda new, old: _where(mask, new, old), now, self.states[kind])  # noqa: B023
+            self.states[kind] = pytree.tree_map(lambda new, old: where(mask, new, old), now, self.states[kind])  # noqa: B023
 
     def _value(self, run: int, accuracy: NDArray[np.float64]) -> float:
         held_out = self.stack.specs[run].test_envs
@@ -102,5 +110,113 @@ def _used(state: State) -> State:
     return {k: v for k, v in state.items() if k != "step" and not isinstance(v, AdamState)}
 
 
-def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(mask.view(-1, *[1] * (new.ndim - 1)), new, old)
+@dataclass(frozen=True)
+class KeptModel:
+    """A model in a file of many: of one run, of its weights or of an average of them, after one of its steps."""
+
+    file: Path
+    place: int  # in the file
+    spec: RunSpec
+    kind: str  # "weights", or the name of an average
+    step: int
+
+    @property
+    def average(self) -> str | None:
+        """The name of the average; None for the weights themselves."""
+        return None if self.kind == WEIGHTS else self.kind
+
+    @property
+    def shown_id(self) -> str:
+        """The id that reports have for it: an average of a run is a row of its own there."""
+        return averaged_spec(self.spec, self.average).id
+
+
+def save_models(
+    path: Path, stack: Stack, states: dict[str, State], steps: dict[str, list[int]], records: Sequence[RunRecord]
+) -> None:
+    """Write what was kept of a stack; the file appears complete, or not at all."""
+    trees = {kind: _stacked(stack.algorithm, state, stack.n_runs) for kind, state in states.items()}
+    tree = {"constants": model_tree(stack.algorithm, stack.algorithm.init(0))["constants"], "models": trees}
+    dataset = stack.dataset
+    metadata = {
+        "runs": [spec.to_json() for spec in stack.specs],
+        "statuses": [record.status for record in records],
+        "steps": steps,
+        "environments": list(dataset.environments),
+        "classes": list(dataset.classes),
+        "preprocessing": vars(Preprocessing.of(dataset)),
+    }
+    save_tree(path, tree, metadata)
+
+
+def _stacked(algorithm: Algorithm, state: State, n_runs: int) -> dict[str, Any]:
+    """Parameters by name and other entries of the state, [K, ...] each."""
+
+    def one(k: int) -> dict[str, Any]:
+        tree = model_tree(algorithm, pytree.tree_map(lambda t: t[k].cpu(), state))
+        return {"params": tree["params"], "extra": tree["extra"]}
+
+    each = [one(k) for k in range(n_runs)]
+    stacked: dict[str, Any] = pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+    return stacked
+
+
+def kept_models(folder: Path) -> Iterator[KeptModel]:
+    """Yield the models in a file, or in all such files below a folder.
+
+    :param folder: file or folder.
+    """
+    files = [folder] if folder.is_file() else sorted(folder.rglob(f"[!.]*{MODELS_SUFFIX}"))
+    for file in files:
+        metadata = load_metadata(file)
+        for kind, steps in metadata["steps"].items():
+            for place, (spec, step) in enumerate(zip(metadata["runs"], steps, strict=True)):
+                if step >= 0:
+                    yield KeptModel(file, place, RunSpec.from_json(spec), kind, step)
+
+
+def find_model(folder: Path, run: str | None, average: str | None) -> KeptModel:
+    """The model of a run, by its id (or the beginning of it) in the sweep or in a report; of the only run, if there is
+    one.
+    """
+    every = list(kept_models(folder))
+    of_kind = [model for model in every if model.average == average]
+    found = [model for model in of_kind if run is None or model.spec.id.startswith(run)]
+    if run is not None and average is None:
+        found += [model for model in every if model.shown_id.startswith(run) and model not in found]
+    if len(found) == 1:
+        return found[0]
+    if not every:
+        raise SandmaskError(f"{folder} holds no models. Train the sweep with --keep-models best, or last.")
+    if not of_kind:
+        kinds = ", ".join(sorted({model.kind for model in every if model.kind != WEIGHTS})) or "none"
+        raise SandmaskError(f"{folder} holds no models of the average {average!r}. Averages there: {kinds}.")
+    which = f"{len(found)} models" if run is None else f"{len(found) or 'no'} models of run {run!r}"
+    raise SandmaskError(
+        f"{folder} holds {which}. Name one with --run ID; `sandmask sweep models {in_shell(folder)}` lists them."
+    )
+
+
+class StackModels:
+    """A file of models, read into memory."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.metadata, self._leaves = load_checked(file)
+
+    def info(self, model: KeptModel) -> ModelInfo:
+        """What a model file of its own would say of the model."""
+        status = "done"  # the weights are finite, though the run may have diverged later
+        own = {"spec": model.spec.to_json(), "status": status, "step": model.step, "average": model.average}
+        return ModelInfo.from_json({**self.metadata, **own})
+
+    def state(self, model: KeptModel, algorithm: Algorithm, device: torch.device) -> State:
+        """The state to predict with; the algorithm's networks get their constants."""
+        own = {f"constants.{name}": leaf for name, leaf in self._below("constants").items()}
+        own |= {name: leaf[model.place] for name, leaf in self._below(f"models.{model.kind}").items()}
+        return state_of(self.file, own, algorithm, device)
+
+    def _below(self, branch: str) -> dict[str, Tensor]:
+        """The tensors of a branch of the file's tree, by their paths from there."""
+        start = f"{branch}."
+        return {name.removeprefix(start): leaf for name, leaf in self._leaves.items() if name.startswith(start)}

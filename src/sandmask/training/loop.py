@@ -18,17 +18,16 @@ from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.plugins import plugin_failures_named
 from sandmask.records import RunRecord, RunSpec
-from sandmask.training.averaging import Average, average_metric, evaluate_swad
+from sandmask.training.averaging import average_metric, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.cuda_graph import Carry, Program
-from sandmask.training.evaluation import Accuracies, Evaluating, is_evaluation_step
+from sandmask.training.evaluation import Accuracies, Evaluating
 from sandmask.training.history import History
-from sandmask.training.keeping import Keeper
-from sandmask.training.plateau import look
+from sandmask.training.keeping import Keeper, save_models
 from sandmask.training.precision import stack_settings
 from sandmask.training.processes import AgreedStop, check_equal
+from sandmask.training.schedule import step_plateau
 from sandmask.training.stack import Stack, without_averages
-from sandmask.training.stack_models import save_models
 
 CHECKPOINT_SECONDS = 30.0
 PROGRESS_SECONDS = 0.5  # between calls of `on_progress` for which the host waits for the device
@@ -82,7 +81,6 @@ class Trainer:
         self.history = History(stack)
         self.keeper = Keeper(stack, keep)
         self.program = Program(stack, self._begin(), fast=fast and stack.ranks.size == 1)
-        self._resumed = self.program.done
         self._told = self._saved = time.monotonic()
         self._given: deque[torch.cuda.Event] = deque()
 
@@ -105,18 +103,19 @@ class Trainer:
         return self.program.carry.state
 
     def _run(self) -> None:
-        over = False
+        evaluated, over = frozenset(self.history.steps), False
         try:
             while True:
                 self._stop()
-                if self.done and is_evaluation_step(self.done - 1, self.steps, self.stack.specs[0].checkpoint_every):
+                if self.done - 1 in evaluated:
                     over = self._evaluate()
                 if self.done == self.steps or over:
                     self._stop(now=True)
                     break
                 if time.monotonic() - self._saved > self.checkpoint_seconds:
                     self.save()
-                self.program.advance(self._to_next_evaluation())
+                next_evaluation = self.history.steps[self.history.row(self.done)]
+                self.program.advance(next_evaluation + 1 - self.done)
                 self._wait_for_earlier_work()
                 self.on_progress(Progress(self.done, self.steps))
         except LostProcessError as error:
@@ -143,12 +142,6 @@ class Trainer:
         return states, {
             kind: [-1 if k in self.pruned_at else s for k, s in enumerate(of)] for kind, of in steps.items()
         }
-
-    def _to_next_evaluation(self) -> int:
-        every = self.stack.specs[0].checkpoint_every
-        if self.done == 0:
-            return 1
-        return min((self.done - 1) // every * every + every + 1, self.steps) - self.done
 
     def _evaluate(self) -> bool:
         """Record the accuracies; return whether every run is known to have diverged, or the loop should stop."""
@@ -182,9 +175,8 @@ class Trainer:
         averages = self.program.carry.state.get("averages", {})
         if "swad" not in averages:
             return {}
-        if not self._has_evaluated_swad(averages["swad"]):
-            swad = evaluate_swad(averages["swad"], validation_loss.float(), self.stack.hparams)
-            self.program.replace_state(averages={**averages, "swad": swad})
+        swad = evaluate_swad(averages["swad"], validation_loss.float(), self.stack.hparams)
+        self.program.replace_state(averages={**averages, "swad": swad})
         if self.done < self.steps:
             return {}
         return self.stack.evaluate_average(*without_averages(self.program.carry.state), "swad")
@@ -196,16 +188,9 @@ class Trainer:
             return {}
         of_sma = metrics.get(average_metric("sma"))
         loss = metrics["validation_loss"] if of_sma is None else of_sma[:, -1]
-        plateau = look(plateau, loss.float(), step, self.stack.hparams)
+        plateau = step_plateau(plateau, loss.float(), step, self.stack.hparams)
         self.program.replace_state(plateau=plateau)
         return {"lr_drops": plateau["drops"].clone()}
-
-    def _has_evaluated_swad(self, swad: Average) -> bool:
-        """Whether the checkpoint that this loop started from was saved after the present evaluation of SWAD's average.
-
-        Then no iterate was added to its segment since. Only then the host may look: otherwise it would wait.
-        """
-        return self.done == self._resumed and not bool(swad["length"].any())
 
     def _wait_for_earlier_work(self) -> None:
         """Keep the device busy and the host close: an interrupt should not wait for minutes of queued work."""
@@ -234,10 +219,6 @@ class Trainer:
         kept = {"kept": self.keeper.tree()} if self.keeper.values else {}
         return {**carry.tree(), "history": self.history.tree(), **kept}
 
-    def _start(self) -> Carry:
-        nowhere = torch.full((self.stack.n_runs,), -1, device=self.stack.device)
-        return Carry(self.stack.init(), {}, nowhere)
-
     def _begin(self) -> Carry:
         """The carry that the first process starts with."""
         ranks = self.stack.ranks
@@ -250,7 +231,8 @@ class Trainer:
 
     def _resume(self) -> Carry:
         """The carry of the checkpoint, which the first process reads, or a fresh one."""
-        carry = self._start()
+        nowhere = torch.full((self.stack.n_runs,), -1, device=self.stack.device)
+        carry = Carry(self.stack.init(), {}, nowhere)
         self.keeper.start(carry.state)
         if not self.stack.ranks.first or not self.checkpoint.exists():
             return carry

@@ -13,12 +13,12 @@ _users: list[object] = []
 
 @contextmanager
 def freed_memory_kept() -> Iterator[bool]:
-    """Have the process keep what it frees, for its next step; says whether that could be arranged.
+    """Have the process keep freed memory for its next step; yields False where the C library has no such setting.
 
-    The C library of Linux maps blocks of over 32 MB afresh every time, and gives back what is free at the end of its
-    heap. A step that needs the same memory as the one before then touches every page for the first time again. Here
-    the process holds what it once needed, and may hold a little more: a block that is to be aligned does not always
-    fit where one like it was. Afterwards large blocks are mapped and given back as before.
+    The C library of Linux maps every block of over 32 MB anew and returns what is free at the end of its heap. A step
+    that needs the same memory as the one before then faults in every page again. Inside of this context the process
+    holds what it once needed, and may hold a little more: an aligned block does not always fit where a similar one was.
+    Afterwards large blocks are mapped and returned as before.
     """
     user = object()
     with _lock:

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from sandmask.functional.ranks import ALONE, Ranks
+from sandmask.functional.ranks import Ranks
 
 BINS = 15  # of confidence (Guo et al., 2017)
 _UNIT = 2**32  # in which confidences are counted
@@ -70,7 +70,7 @@ class Counter:
         n_groups: int,
         n_classes: int,
         device: torch.device,
-        ranks: Ranks = ALONE,
+        ranks: Ranks,
     ) -> None:
         self.names, self.n_classes, self.ranks = names, n_classes, ranks
         needed = {count for name in names for count in _COMPUTED[name][1]}

@@ -1,23 +1,27 @@
-"""Model files: weights by name, constants of the networks, and metadata.
+"""Algorithms from specs, and model files: weights by name, constants of the networks, and metadata.
 
-Nothing else is needed to predict: no dataset, and no pretrained weights.
+Nothing but such a file is needed to predict: no dataset, and no pretrained weights.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import Algorithm, State
+from sandmask.algorithms import ALGORITHMS, Algorithm, Problem, State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.functional import AdamState, FlatModule, Params
-from sandmask.networks import Network
+from sandmask.networks import Network, build_featurizer
 from sandmask.records import RunSpec, Status
-from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
+from sandmask.training.checkpoint import as_tree, load_metadata, save_tree
+from sandmask.training.precision import compute_dtype, temporary_precision
 from sandmask.training.preprocessing import Preprocessing
+from sandmask.training.specs import SIZE_HPARAMS
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,23 @@ class ModelInfo:
         )
 
 
+def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str | None, dropout: bool) -> Algorithm:
+    """The algorithm of a spec, built for the shapes of a dataset or of the one that a model was trained on."""
+    sizes = {name: int(spec.hparams[name]) for name in SIZE_HPARAMS if name in spec.hparams}
+    featurizer = build_featurizer(spec.network, shapes.input_shape, sizes, weights)
+    problem = Problem(
+        featurizer=featurizer,
+        n_envs=len(shapes.environments) - len(spec.test_envs),
+        n_classes=len(shapes.classes),
+        input_shape=shapes.input_shape,
+        sizes=sizes,
+        dropout=dropout,
+        dtype=compute_dtype(spec.precision),
+    )
+    with temporary_precision(spec.precision):  # which decides what kernels a network has
+        return ALGORITHMS[spec.algorithm].build(problem)
+
+
 def save_model(path: Path, algorithm: Algorithm, state: State, spec: RunSpec, status: Status, dataset: Dataset) -> None:
     """Write the model of one run, trained on `dataset`."""
     info = ModelInfo(spec, status, dataset.environments, dataset.classes, Preprocessing.of(dataset))
@@ -74,9 +95,9 @@ def load_info(path: Path) -> ModelInfo:
         ) from error
 
 
-def load_state(path: Path, algorithm: Algorithm, device: torch.device) -> State:
-    """A model file's state, as far as `predict` needs it; the algorithm's networks get their constants back."""
-    tree = load_tree(path, model_tree(algorithm, algorithm.init(0)), device)
+def state_of(path: Path, leaves: Mapping[str, Tensor], algorithm: Algorithm, device: torch.device) -> State:
+    """The state that `predict` needs, from the tensors of a model file; the networks get their constants."""
+    tree = as_tree(path, leaves, model_tree(algorithm, algorithm.init(0)), device)
     set_constants(algorithm, tree["constants"])
     return {**tree["extra"], "params": algorithm.network.flatten(tree["params"])}
 

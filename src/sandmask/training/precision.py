@@ -61,7 +61,7 @@ def set_precision(precision: str) -> None:
 
 @contextmanager
 def temporary_precision(precision: str) -> Iterator[None]:
-    """`set_precision` for a while: in a program that is not ours, its settings come back."""
+    """`set_precision` inside of a `with` block; afterwards the settings of the program are restored."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     splits = split_products()
@@ -78,10 +78,7 @@ def temporary_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def stack_settings(precision: str, device: torch.device) -> Iterator[None]:
-    """The settings of the process while a stack trains: its precision, and on a CPU that freed memory is kept.
-
-    Afterwards those of the program come back.
-    """
+    """The settings of the process while a stack trains: its precision, and on a CPU that freed memory is kept."""
     with temporary_precision(precision), freed_memory_kept() if device.type == "cpu" else nullcontext():
         yield
 

@@ -25,8 +25,9 @@ from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.records import RunSpec
 from sandmask.training.evaluation import Evaluating
 from sandmask.training.precision import choose_device
+from sandmask.training.specs import flat_spec
 
-_PATIENCE = timedelta(minutes=10)  # with a process that does not answer
+_PATIENCE = timedelta(minutes=10)  # how long to wait for a process that does not answer
 # Before a group is destroyed: its threads need the GIL to release tensors, but its destructor waits for them with it.
 _RELEASE_SECONDS = 0.05
 _AGREE_SECONDS = 0.1  # between questions whether a process was told to stop
@@ -38,7 +39,7 @@ _APART = "Run it in one process, without torchrun."
 def joined(device: str | None) -> Iterator[Ranks]:
     """The processes that torchrun started; without it, this process alone.
 
-    A process group that is there already is used.
+    An existing process group is used.
 
     :param device: where they will train, as for `own_device`.
     """
@@ -103,7 +104,7 @@ def _own_of_many(text: str | None) -> torch.device:
 def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -> None:
     """Refuse processes that were started with other arguments, or that have other data."""
     labels = zlib.crc32(dataset.labels.cpu().numpy().data)
-    mine = {**_flat(spec.to_json()), **options, "data": (dataset.environments, dataset.classes, labels)}
+    mine = {**flat_spec(spec), **options, "data": (dataset.environments, dataset.classes, labels)}
     first, *others = ranks.of_all(mine)
     for rank, other in enumerate(others, start=1):
         if odd := [name for name in {**first, **other} if first.get(name) != other.get(name)]:
@@ -111,14 +112,6 @@ def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -
                 f"Process {rank} trains another run than process 0: they differ in {', '.join(odd)}. Start all "
                 "processes with the same arguments and data; for several runs, use sandmask sweep."
             )
-
-
-def _flat(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec with its hyperparameters and options by name."""
-    return {
-        **{name: value for name, value in spec.items() if not isinstance(value, dict)},
-        **{name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()},
-    }
 
 
 def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled: bool) -> None:
@@ -137,7 +130,7 @@ def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled
 
 
 def check_equal(ranks: Ranks, state: State) -> None:
-    """Refuse to go on if processes have come to different numbers, as with different versions of a library."""
+    """Raise an error if the processes have different parameters, as with different versions of a library."""
     if ranks.size == 1:
         return
     sums = torch.stack([_sum_of_bits(leaf) for leaf in pytree.tree_leaves(state)])
@@ -157,8 +150,8 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 class AgreedStop:
     """Raises `KeyboardInterrupt` between steps, and in all processes at the same moment, once a signal has arrived.
 
-    Signals are held back until then: an interrupt inside of `vmap` would leave torch in a state that it cannot go on
-    from. Several processes ask each other about ten times per second. All have to call it at the same moments.
+    Signals are held back until then: an interrupt inside of `vmap` would leave torch in a state that it cannot
+    continue from. Several processes ask each other about ten times per second. All have to call it at the same moments.
     """
 
     def __init__(self, ranks: Ranks) -> None:

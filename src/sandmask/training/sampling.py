@@ -43,6 +43,12 @@ def split_environment(
     return indices[n_out:], indices[:n_out]
 
 
+def training_splits(dataset: Dataset, spec: RunSpec) -> list[tuple[Tensor, Tensor]]:
+    """The "in" and "out" examples of each environment that a run trains on."""
+    envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
+    return [split_environment(dataset, env, spec.trial_seed, holdout_fraction(spec)) for env in envs]
+
+
 class Sampler:
     """Draws, for each of K runs, `batch_size` examples with replacement from each training environment.
 
@@ -51,7 +57,11 @@ class Sampler:
     """
 
     def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], batch_size: int, device: torch.device) -> None:
-        pools = [self._pools(dataset, spec) for spec in specs]
+        pools = []
+        for spec in specs:
+            with_out = spec.hparams.get("full_data", 0) > 0
+            splits = training_splits(dataset, spec)
+            pools.append([torch.cat(split) if with_out else split[0] for split in splits])
         self.batch_size = batch_size
         self.n_envs = len(pools[0])
         self.sizes = torch.tensor([[len(pool) for pool in run] for run in pools], device=device)  # [K, E]
@@ -64,12 +74,6 @@ class Sampler:
         longest = int(self.sizes.max())
         padded = [[torch.nn.functional.pad(pool, (0, longest - len(pool))) for pool in run] for run in pools]
         self.indices = torch.stack([torch.stack(run) for run in padded]).to(device)  # [K, E, longest]
-
-    @staticmethod
-    def _pools(dataset: Dataset, spec: RunSpec) -> list[Tensor]:
-        envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
-        splits = (split_environment(dataset, env, spec.trial_seed, holdout_fraction(spec)) for env in envs)
-        return [torch.cat(split) if spec.hparams.get("full_data", 0) > 0 else split[0] for split in splits]
 
     def __call__(self, keys: Tensor) -> Tensor:
         """Indices of examples [..., K, E, B] for keys [..., K]."""
@@ -95,7 +99,7 @@ class _Classes(NamedTuple):
         return cls(starts.gather(-1, order), counts.gather(-1, order), (counts > 0).sum(-1, keepdim=True))
 
     def places(self, keys: Tensor, n_envs: int, batch_size: int) -> Tensor:
-        """Places in the pools, [..., K, E, B]: of a class that there is, then of one of its examples."""
+        """Places in the pools, [..., K, E, B]: draws a class that the pool has, then one of its examples."""
         chosen = random.integers(random.fold(keys, 0), self.present, n_envs, batch_size)
         starts, counts = (each.expand(*keys.shape, -1, -1).gather(-1, chosen) for each in (self.starts, self.counts))
         return starts + random.integers(random.fold(keys, 1), counts, n_envs, batch_size)

@@ -1,17 +1,25 @@
-"""Learning-rate schedules, as numbers: runs with different schedules train in one stack."""
+"""Learning-rate schedules, as numbers: runs with different schedules train in one stack.
+
+A rate may also drop where the validation loss stops falling, as in ERM++'s search for a learning rate (`Plateau`). All
+functions take stacked tensors: K runs in the first dimension, each with its own numbers.
+"""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from sandmask.algorithms import Hparams
 from sandmask.hparams._shared import LR_DROP_STEPS
-from sandmask.training.plateau import Plateau, plateau_factor, repeated_drops, repeats
 
 # The hyperparameters that a schedule multiplies.
 RATES = ("lr", "lr_g", "lr_d", "eqrm_lr", "rdm_lr", "urm_discriminator_lr", "linear_lr", "convergence_rate")
 SCHEDULE = ("lr_final", "lr_drop", "lr_drop_every", "lr_warmup", *LR_DROP_STEPS)
+PATIENCE = "lr_patience"
+FACTOR, THRESHOLD, DROPS = 0.1, 1e-4, 3  # of the rate; a relative improvement that counts; the last drop stops a run
+
+Plateau = dict[str, Tensor]  # tensors [K]
 
 
 def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
@@ -19,7 +27,7 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
 
     - `lr_final`: the factor at the end of half a cosine wave that starts at 1;
     - `lr_drop`, `lr_drop_every`: multiply by `lr_drop` after each such fraction of the training;
-    - `lr_drop_step_1` to `_3`: divide by 10 after each of these steps, and end with the third: see `plateau`;
+    - `lr_drop_step_1` to `_3`: divide by 10 after each of these steps, and end with the third;
     - `lr_warmup`: the fraction of the training in which the factor rises linearly from 0 to 1.
     """
     done = step.to(torch.float32) / steps
@@ -47,3 +55,45 @@ def scheduled(hparams: Hparams, step: Tensor, steps: int, plateau: Plateau | Non
     if plateau is not None:
         factor = factor * plateau_factor(plateau["drops"])
     return {name: value * factor if name in RATES else value for name, value in hparams.items()}
+
+
+def start_plateau(n_runs: int, device: torch.device) -> Plateau:
+    """Before the first evaluation: the lowest loss, evaluations since then, drops, and the step of the last look."""
+    zeros = torch.zeros(n_runs, device=device)
+    return {"best": zeros + torch.inf, "waiting": zeros, "drops": zeros.clone(), "step": zeros - 1.0}
+
+
+def step_plateau(plateau: Plateau, loss: Tensor, step: int, hparams: Hparams) -> Plateau:
+    """The plateau after an evaluation at `step` with this validation loss [K]; a second look changes nothing.
+
+    As `torch.optim.lr_scheduler.ReduceLROnPlateau`: the rate drops once the loss was not lower in more than
+    `lr_patience` evaluations in a row. Evaluations within `linear_steps` and after the last drop do not count.
+    """
+    counts = (plateau["step"] < step) & (hparams[PATIENCE] > 0) & (plateau["drops"] < DROPS)
+    counts = counts & (step >= hparams.get("linear_steps", torch.zeros_like(loss)))
+    better = loss < plateau["best"] * (1.0 - THRESHOLD)
+    waiting = torch.where(better, 0.0, plateau["waiting"] + 1.0)
+    drops = waiting > hparams[PATIENCE]
+    found = {
+        "best": torch.where(better, loss, plateau["best"]),
+        "waiting": torch.where(drops, 0.0, waiting),
+        "drops": plateau["drops"] + drops,
+        "step": torch.full_like(loss, float(step)),
+    }
+    return {name: torch.where(counts, new, plateau[name]) for name, new in found.items()}
+
+
+def plateau_factor(drops: Tensor) -> Tensor:
+    """The factor of the learning rates after so many drops: 0 after the last one."""
+    return torch.where(drops >= DROPS, 0.0, FACTOR**drops)
+
+
+def repeats(hparams: Mapping[str, object]) -> bool:
+    """Whether a run drops its learning rate at given steps: see `LR_DROP_STEPS`."""
+    return any(name in hparams for name in LR_DROP_STEPS)
+
+
+def repeated_drops(hparams: Hparams, step: Tensor) -> Tensor:
+    """How many of the drops at `LR_DROP_STEPS` come before `step`."""
+    planned = [hparams[name] for name in LR_DROP_STEPS if name in hparams]
+    return torch.stack([(at > 0) & (step > at) for at in planned]).sum(0)

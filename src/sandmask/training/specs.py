@@ -3,18 +3,21 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from sandmask.algorithms import ALGORITHMS
+from sandmask.algorithms import ALGORITHMS, Algorithm, MaskedAlgorithm
 from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
-from sandmask.training.plateau import PATIENCE, repeats
+from sandmask.training.precision import compute_dtype
 from sandmask.training.sampling import holdout_fraction, split_environment
+from sandmask.training.schedule import PATIENCE, repeats
 
 # Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
 NETWORK_HPARAMS = ("nonlinear_classifier", "last_blocks", "attention_only", "freeze_bn")
@@ -96,7 +99,7 @@ def make_spec(
 
 
 def _check_patience(hparams: Mapping[str, float]) -> None:
-    """A run looks at its validation loss, or repeats the drops of the run that did."""
+    """Check that a run either observes its validation loss or repeats the drops of a run that did."""
     if not hparams.get(PATIENCE) or bool(hparams.get("full_data")) == repeats(hparams):
         return
     if repeats(hparams):
@@ -108,7 +111,7 @@ def _check_patience(hparams: Mapping[str, float]) -> None:
 
 
 def _options(averages: Sequence[str], *, shared_init: bool) -> dict[str, str]:
-    """What a spec says of a run that is not usual; nothing, where all is as it is by default."""
+    """The options of a spec; those with their default value are left out."""
     kept = parse_averages(averages)
     return {**({"averages": ",".join(kept)} if kept else {}), **({INIT: SHARED} if shared_init else {})}
 
@@ -160,6 +163,20 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
             )
 
 
+def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
+    """float16 has a small range, which takes scaling; that is done where each environment's gradient is on its own."""
+    if spec.precision == "fp16" and not (spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm)):
+        raise SandmaskError(
+            f"--precision fp16 is for gradient masks on the MLP only. Found {spec.algorithm} with {spec.network}. "
+            "Use tf32, which is as exact, or bf16."
+        )
+    if algorithm.network.embeds and compute_dtype(spec.precision) != torch.float32:
+        raise SandmaskError(
+            f"The network {spec.network} uses its inputs as indices, which --precision {spec.precision} would round. "
+            "Use fp32 or tf32."
+        )
+
+
 def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> None:
     """Refuse metrics that would take more room than memory and a record file should give them."""
     evaluations = -(-spec.steps // spec.checkpoint_every) + 1
@@ -172,6 +189,14 @@ def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> Non
             )
 
 
+def flat_spec(spec: RunSpec) -> dict[str, Any]:
+    """The fields of a spec in one dict; a hyperparameter is named "hparams lr"."""
+    flat: dict[str, Any] = {}
+    for name, value in spec.to_json().items():
+        flat |= {f"{name} {key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
 def stack_key(spec: RunSpec) -> tuple[object, ...]:
     """Return a key; runs with equal keys differ in numbers only and can train as one stack.
 
@@ -182,7 +207,7 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
         *(spec.dataset, spec.algorithm, spec.network, spec.weights, spec.precision),
         *(spec.steps, spec.checkpoint_every, len(spec.test_envs), spec.options.get("averages")),
         shapes,
-        tuple(sorted(spec.hparams)),  # a number that only some runs have would count for none, or be missing
+        tuple(sorted(spec.hparams)),  # a hyperparameter that only some runs have cannot be stacked
     )
 
 
@@ -200,5 +225,5 @@ def leak_of(spec: RunSpec) -> str | None:
 
 
 def trains_alone(spec: RunSpec) -> bool:
-    """Whether a run is better trained by itself: its network fills the machine, as timm's do, or says so."""
+    """Whether a run is better trained by itself: its network fills the machine, as timm's do, or does not stack."""
     return spec.network not in NETWORKS or not NETWORKS[spec.network].stacks

@@ -20,29 +20,45 @@ from sandmask.errors import SandmaskError
 from sandmask.functional import EnvBatch, random
 from sandmask.functional.across_processes import AcrossProcesses
 from sandmask.functional.ranks import ALONE, Ranks
+from sandmask.networks import normalization
 from sandmask.records import RunSpec, averages_of
 from sandmask.training.averaging import AT_ONCE, Average, average_metric, averaged_state, start_averages, step_averages
-from sandmask.training.building import build_algorithm, check_precision, choose_differentiator, prepared_for
-from sandmask.training.evaluation import Accuracies, Evaluator, Tally
-from sandmask.training.held_out import HeldOut
-from sandmask.training.plateau import PATIENCE, repeats, start_plateau
+from sandmask.training.evaluation import Accuracies, Evaluator, HeldOut, Tally
+from sandmask.training.model_file import build_algorithm
 from sandmask.training.processes import check_divides
 from sandmask.training.sampling import Sampler
-from sandmask.training.schedule import scheduled
+from sandmask.training.schedule import PATIENCE, repeats, scheduled, start_plateau
 from sandmask.training.specs import (
     SHAPE_HPARAMS,
     check_environments,
     check_measures,
+    check_precision,
     init_seed,
     stack_key,
 )
-from sandmask.training.stack_step import Step, divided_step, looped_step, stacked_step
+from sandmask.training.stack_step import (
+    Step,
+    choose_differentiator,
+    divided_step,
+    looped_step,
+    run_by_run,
+    stacked_step,
+)
 
 EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
 _BESIDE = ("averages", "plateau")  # entries of the state that algorithms do not know
 _log = logging.getLogger(__name__)
 _INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step are for
+
+
+def _prepared(spec: RunSpec, dataset: Dataset) -> Dataset:
+    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
+    if not isinstance(dataset, ImageDataset):
+        return dataset
+    if not spec.hparams.get("data_augmentation", 1):
+        dataset = dataset.unaugmented()
+    return dataset.normalized_by(*normalization(spec.network))
 
 
 def _scaled(state: State, spec: RunSpec) -> State:
@@ -53,7 +69,7 @@ def _scaled(state: State, spec: RunSpec) -> State:
 
 @cache
 def _say_why(network: str, reason: str) -> None:
-    """Once a process: why a user's own network is not stacked."""
+    """Log why a user's own network is not stacked, once per process."""
     _log.warning("Runs of the network %s train one after the other: %s.", network, reason)
 
 
@@ -88,7 +104,7 @@ class Stack:
         self.specs = tuple(specs)
         self.device = device
         self.ranks = ranks
-        self.dataset = prepared_for(specs[0], dataset).to(device)
+        self.dataset = _prepared(specs[0], dataset).to(device)
         rates = ("dropout", "mlp_dropout")
         drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
         self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
@@ -108,21 +124,22 @@ class Stack:
         self.stacks = network.stacks or (kernels and network.has_kernels and self.algorithm.stacks_by_kernels)
         if self.n_runs > 1 and not self.stacks and network.why_not_stacked:
             _say_why(specs[0].network, network.why_not_stacked)
-        differentiator = choose_differentiator(network, self.n_runs, ranks, stacks=self.stacks, kernels=kernels)
+        differentiator = choose_differentiator(network, self.n_runs, stacks=self.stacks, kernels=kernels)
+        if ranks.size > 1:
+            differentiator = AcrossProcesses(ranks, differentiator)
         problem = replace(self.algorithm.problem, diagnostics=diagnostics)
         self.algorithm.use(problem.with_differentiator(differentiator))
         self.diagnostics = diagnostics
         self._step = self._choose_step()
-        self.hparams = self._stack_hparams()
+        self.hparams = {
+            name: torch.tensor([float(spec.hparams[name]) for spec in specs], device=device)
+            for name in specs[0].hparams
+            if name not in SHAPE_HPARAMS
+        }
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
-        shape = dataset.input_shape
-        width = max(int(specs[0].hparams.get("mlp_width", 0)), 1024)
-        activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
-        room = EVALUATED_ACTIVATIONS // self.n_runs if device.type != "cpu" else CACHED_ACTIVATIONS
-        examples = room // activations
-        self.evaluator = Evaluator(self.dataset, specs, device, max(examples, 16), metrics, ranks)
+        self.evaluator = Evaluator(self.dataset, specs, device, self._examples_at_a_time(), metrics, ranks)
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
 
     def _choose_step(self) -> Step:
@@ -140,11 +157,13 @@ class Stack:
         of_one = self.sampler.n_envs * self.sampler.batch_size * width
         return min(max(CACHED_ACTIVATIONS // (2 * of_one), 1), self.n_runs)
 
-    def _stack_hparams(self) -> dict[str, Tensor]:
-        names = [name for name in self.specs[0].hparams if name not in SHAPE_HPARAMS]
-        return {
-            name: torch.tensor([float(spec.hparams[name]) for spec in self.specs], device=self.device) for name in names
-        }
+    def _examples_at_a_time(self) -> int:
+        """As many as can be evaluated together: their activations of a layer stay in memory, or in a CPU's cache."""
+        shape = self.dataset.input_shape
+        width = max(int(self.specs[0].hparams.get("mlp_width", 0)), 1024)
+        activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
+        room = EVALUATED_ACTIVATIONS // self.n_runs if self.device.type != "cpu" else CACHED_ACTIVATIONS
+        return max(room // activations, 16)
 
     def init(self) -> State:
         """The runs' states before the first step, stacked: every tensor has a leading dimension K."""
@@ -158,19 +177,8 @@ class Stack:
 
     def lift(self, function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
         """A function of one run as a function of K runs; arguments with dimension None are shared."""
-        if self.n_runs > 1 and self.stacks:
-            return vmap(function, in_dims=in_dims)
-
-        def one(k: int, args: tuple[Any, ...]) -> Any:
-            pairs = zip(args, in_dims, strict=True)
-            return function(*(pytree.tree_map(lambda t: t[k], a) if dim == 0 else a for a, dim in pairs))
-
-        def one_by_one(*args: Any) -> Any:
-            stacked = next(arg for arg, dim in zip(args, in_dims, strict=True) if dim == 0)
-            each = [one(k, args) for k in range(len(pytree.tree_leaves(stacked)[0]))]
-            return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
-
-        return one_by_one
+        stacked = self.n_runs > 1 and self.stacks
+        return vmap(function, in_dims=in_dims) if stacked else run_by_run(function, in_dims)
 
     def feed(self, start: int) -> Generator[EnvBatch, None, None]:
         """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""

@@ -15,18 +15,30 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
-from sandmask.functional import EnvBatch
+from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional
 from sandmask.functional.across_processes import AcrossProcesses
-from sandmask.functional.differentiate import AT_ONCE_BYTES
+from sandmask.functional.differentiate import AT_ONCE_BYTES, detached, moments_of
 from sandmask.functional.tape import MomentTape
 from sandmask.gradients import OnePass, UnsupportedError
-from sandmask.masks import GradientMoments, TensorMoments
+from sandmask.masks import TensorMoments
+from sandmask.networks import Network
 
 Step = Callable[[State, EnvBatch, Hparams, Tensor], tuple[State, Metrics]]
 
-
 Masked = MaskedAlgorithm | Composed  # with `terms` and `finish`
 Moments = Callable[[Masked, State, EnvBatch, Hparams, Tensor], tuple[TensorMoments, Tensor, State]]
+
+# Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
+LARGE_MODEL = 4_000_000
+
+
+def choose_differentiator(network: Network, n_runs: int, *, stacks: bool, kernels: bool) -> Differentiator:
+    """Choose how gradients are computed: together for small models, one after the other for large ones."""
+    if network.numel > LARGE_MODEL or not stacks:
+        return Autograd()
+    if n_runs == 1:
+        return Direct()
+    return AcrossRuns() if kernels else Functional()
 
 
 def masked(algorithm: Algorithm) -> Masked | None:
@@ -54,13 +66,24 @@ def looped_step(algorithm: Algorithm) -> Step:
     step = algorithm.step
     if (by_mask := masked(algorithm)) is not None:
         step = partial(_one_pass_step, by_mask)
+    return run_by_run(step, (0, 0, 0, 0))
 
-    def steps(*args: Any) -> tuple[State, Metrics]:
-        each = [step(*pytree.tree_map(lambda t: t[k], args)) for k in range(len(args[-1]))]  # noqa: B023
-        stepped: tuple[State, Metrics] = pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
-        return stepped
 
-    return steps
+def run_by_run(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    """A function of one run as a function of K runs, one after the other: what `vmap` does without stacking.
+
+    Arguments with dimension None are shared; the first one has dimension 0.
+    """
+
+    def one(k: int, args: tuple[Any, ...]) -> Any:
+        pairs = zip(args, in_dims, strict=True)
+        return function(*(pytree.tree_map(lambda t: t[k], arg) if dim == 0 else arg for arg, dim in pairs))
+
+    def of_runs(*args: Any) -> Any:
+        each = [one(k, args) for k in range(len(pytree.tree_leaves(args[0])[0]))]
+        return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+
+    return of_runs
 
 
 def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks: bool) -> Step:
@@ -93,7 +116,7 @@ def _taped_moments(
     one: Any = pytree.tree_map(lambda t: t.unsqueeze(0), (state, batch, hparams, key))
     moments, values, changes = moments_of_runs(algorithm, *one)
     sums = (moments.sign_sum[0], moments.mean[0], moments.m2[0])
-    return TensorMoments(moments.count, *sums), values[0].detach(), _detached(changes)
+    return TensorMoments(moments.count, *sums), values[0].detach(), detached(changes)
 
 
 def _one_pass_step(
@@ -121,9 +144,8 @@ def _one_pass_moments(
         values, changes = algorithm.terms(params, state, batch, hparams, key)
     tape.run(values.sum(), [leaf])
     with torch.no_grad():
-        moments = GradientMoments.of_gradients(network.flatten_each(tape.gradients()), check_finite=False).of(0)
-    assert moments is not None
-    return moments, values.detach(), _detached(changes)
+        moments = moments_of(network.flatten_each(tape.gradients()))
+    return moments, values.detach(), detached(changes)
 
 
 def _objective_step(
@@ -134,7 +156,7 @@ def _objective_step(
     (gradient,) = torch.autograd.grad(values.sum(), leaf)
     with torch.no_grad():
         stepped: tuple[State, Metrics] = vmap(algorithm.update)(
-            state, gradient, values.detach(), _detached(changes), hparams
+            state, gradient, values.detach(), detached(changes), hparams
         )
     return stepped
 
@@ -156,7 +178,7 @@ def _masked_step(
 
     with torch.no_grad():
         stepped: tuple[State, Metrics] = vmap(finish)(
-            state, moments.sign_sum, moments.mean, moments.m2, values.detach(), _detached(changes), hparams
+            state, moments.sign_sum, moments.mean, moments.m2, values.detach(), detached(changes), hparams
         )
     return stepped
 
@@ -178,7 +200,3 @@ def moments_of_runs(
     values, changes = vmap(terms)(leaf, state, batch, hparams, keys)
     tape.run(values.sum(), [leaf])  # of a sum: autograd imports a compiler to look at gradients that it is given
     return tape.moments(), values, changes
-
-
-def _detached(tree: Any) -> Any:
-    return pytree.tree_map_only(Tensor, Tensor.detach, tree)

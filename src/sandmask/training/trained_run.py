@@ -19,13 +19,20 @@ from sandmask.errors import SandmaskError
 from sandmask.networks.batch_norm import RUNNING
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
-from sandmask.training.building import build_algorithm
-from sandmask.training.checkpoint import save_tree
+from sandmask.training.checkpoint import load_checked, save_tree
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
-from sandmask.training.hub import PREFIX, fetch
-from sandmask.training.model_file import ModelInfo, constants_of, load_info, load_state, model_tree, set_constants
+from sandmask.training.hub import PREFIX, fetch, push_to_hub, save_for_hub
+from sandmask.training.keeping import MODELS_SUFFIX, StackModels, find_model
+from sandmask.training.model_file import (
+    ModelInfo,
+    build_algorithm,
+    constants_of,
+    load_info,
+    model_tree,
+    set_constants,
+    state_of,
+)
 from sandmask.training.precision import choose_device, temporary_precision
-from sandmask.training.stack_models import MODELS_SUFFIX, StackModels, find_model
 
 BATCH_SIZE = 256
 
@@ -105,8 +112,6 @@ class TrainedRun:
         :param folder: the folder to write; `load_run` loads it.
         :param runs: records of the sweep that the run is part of, for the error over trials in the model card.
         """
-        from sandmask.training.hub import save_for_hub
-
         return save_for_hub(self, folder, runs=runs)
 
     def push_to_hub(self, repository: str, *, runs: Sequence[RunRecord] = (), private: bool = False) -> str:
@@ -116,8 +121,6 @@ class TrainedRun:
         :param runs: records of the sweep that the run is part of, for the error over trials in the model card.
         :param private: whether a new repository is private.
         """
-        from sandmask.training.hub import push_to_hub
-
         return push_to_hub(self, repository, runs=runs, private=private)
 
     def record(self) -> RunRecord:
@@ -216,7 +219,7 @@ def load_run(
     if run is not None and not info.spec.id.startswith(run):
         raise SandmaskError(f"{path} holds the run {info.spec.id}, not {run!r}.")
     algorithm = _algorithm_of(info, path, where)
-    state = load_state(model, algorithm, where)
+    state = state_of(model, load_checked(model)[1], algorithm, where)
     info = replace(info, average=average) if average is not None else info
     return TrainedRun(model.parent, info, algorithm, state, where)
 
@@ -233,7 +236,6 @@ def _load_kept(path: Path, device: torch.device, run: str | None, average: str |
     models = StackModels(model.file)
     info = models.info(model)
     algorithm = _algorithm_of(info, path, device)
-    info = replace(info, step=model.step, average=model.average)
     return TrainedRun(model.file.parent, info, algorithm, models.state(model, algorithm, device), device, model.file)
 
 

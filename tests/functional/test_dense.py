@@ -1,4 +1,6 @@
-"""Hidden layers and moments of K runs, against plain operations one run after the other."""
+"""Hidden layers, dropout and moments of K runs, against plain operations one run after the other."""
+
+import math
 
 import pytest
 import torch
@@ -207,3 +209,58 @@ def test_masks_of_k_runs_with_numbers_of_their_own(device: str, kind: str) -> No
         torch.testing.assert_close(weights[k].cpu(), expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(masked[k].cpu(), expected * own.mean, rtol=1e-5, atol=1e-6)
     assert 0 < weights[1].mean() < 1
+
+
+def test_a_layer_saturates_in_evaluation_as_in_training() -> None:
+    x, weight, bias = torch.full((2, 3, 4), 300.0), torch.full((2, 5, 4), 300.0), torch.zeros(2, 5)
+    low_x, low_weight, low_bias = (tensor.to(torch.float16) for tensor in (x, weight, bias))
+    trained, evaluated = layer_of_runs(low_x, low_weight, low_bias), vmap(dense)(low_x, low_weight, low_bias)
+    assert torch.equal(trained, evaluated)
+    assert (evaluated == torch.finfo(torch.float16).max).all()
+    assert torch.equal(dense(low_x[0], low_weight[0], low_bias[0]), evaluated[0])
+    assert (vmap(dense)(x, weight, bias) == 360_000).all()
+
+
+def test_what_is_no_number_stays_visible_in_float16() -> None:
+    x = torch.full((1, 4), torch.nan, dtype=torch.float16)
+    assert dense(x, torch.ones(2, 4, dtype=torch.float16), torch.zeros(2, dtype=torch.float16)).isnan().all()
+
+
+ROWS = random.keys(random.key_of(0), 400)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
+def test_units_are_dropped_at_the_rate_and_the_rest_scaled(rate: float) -> None:
+    x = torch.rand(400, 100) + 0.5
+    out = Dropout(torch.tensor(rate), ROWS)(x, 0)
+    dropped = out == 0
+    assert dropped.double().mean().item() == pytest.approx(rate, abs=5 * math.sqrt(0.25 / 40_000))
+    torch.testing.assert_close(out[~dropped], x[~dropped] / (1 - rate))
+
+
+def test_the_noise_follows_the_example_wherever_it_stands() -> None:
+    x, rate = torch.rand(400, 10), torch.tensor(0.5)
+    order = torch.randperm(400)
+    out = Dropout(rate, ROWS)(x, 1)
+    assert torch.equal(Dropout(rate, ROWS[order])(x[order], 1), out[order])
+    assert torch.equal(Dropout(rate, ROWS[3:9])(x[3:9], 1), out[3:9])
+
+
+def test_a_wider_layer_keeps_the_noise_of_its_first_units() -> None:
+    x, drop = torch.rand(400, 12), Dropout(torch.tensor(0.5), ROWS)
+    assert torch.equal(drop(x, 0)[:, :7], drop(x[:, :7], 0))
+
+
+def test_examples_units_and_sites_have_noise_of_their_own() -> None:
+    x, drop = torch.ones(400, 64), Dropout(torch.tensor(0.5), ROWS)
+    one, two = (drop(x, site) == 0 for site in (0, 1))
+    for a, b in ((one, two), (one[:-1], one[1:]), (one[:, :-1], one[:, 1:])):
+        same = (a == b).double().mean().item()
+        assert same == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / a.numel()))
+
+
+def test_stacked_runs_have_rates_of_their_own() -> None:
+    rates, rows, x = torch.tensor([0.0, 0.1, 0.5]), random.keys(random.key_of(1), 3, 8), torch.rand(3, 8, 5)
+    together = vmap(lambda rate, rows, x: Dropout(rate, rows)(x, 2))(rates, rows, x)
+    for k in range(3):
+        assert torch.equal(together[k], Dropout(rates[k], rows[k])(x[k], 2))

@@ -43,7 +43,9 @@ def rows(rules: Sequence[RuleReport], dataset: str) -> list[str]:
     Environments other than the hard one are shown for the first rule only.
     """
     first = rules[0].datasets[dataset]
-    shown = {rule.rule: shown_environments(first) if rule is rules[0] or HARD in first.columns else () for rule in rules}
+    shown = {
+        rule.rule: shown_environments(first) if rule is rules[0] or HARD in first.columns else () for rule in rules
+    }
     means = ["mean"] if len(first.columns) > 1 else []
     titles = ["method", *(f"{name}{RULES[rule]}" for rule, names in shown.items() for name in (*means, *names))]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]

@@ -17,10 +17,10 @@ from torch.func import vmap
 from sandmask._physical import reachable
 from sandmask.algorithms import State
 from sandmask.datasets import DATASETS, Dataset, TensorDataset
-from sandmask.functional import conv, tape, taped_layers
+from sandmask.functional import conv
 from sandmask.functional.conv import conv_block, pixel_mean, plain_conv_block
 from sandmask.functional.flat import Slot
-from sandmask.functional.tape import MomentTape
+from sandmask.functional.tape import MomentTape, layers, moment_tape
 from sandmask.masks import TensorMoments, gradient_moments
 from sandmask.networks import MNISTConvNet, small
 from sandmask.records import RunSpec
@@ -79,7 +79,7 @@ def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
     if not INTERPRETED:
         return
     mend_interpreter(monkeypatch)
-    for module in (conv, tape, taped_layers, stack):
+    for module in (conv, layers, moment_tape, stack):
         monkeypatch.setattr(module, "has_kernels", lambda tensor: tensor.dtype != torch.float64 and reachable())
 
 
@@ -325,7 +325,7 @@ def test_stacked_runs_of_a_network_equal_runs_alone(algorithm: str, monkeypatch:
     if algorithm != "Fish":
         monkeypatch.setattr(together.algorithm, "step", None)  # the step of one run, which is the fallback
     state, losses, counts = one_step(together)
-    for module in (conv, tape, taped_layers, stack):
+    for module in (conv, layers, moment_tape, stack):
         monkeypatch.setattr(module, "has_kernels", lambda _: False)
     for k, spec in enumerate(specs_of(algorithm)):
         alone = Stack([spec], small_images(), torch.device("cpu"))

@@ -11,18 +11,19 @@ from torch import Tensor
 
 from sandmask._physical import reachable
 from sandmask.datasets import DATASETS, load_dataset
-from sandmask.functional import adam, dense, head, random, tape, taped_layers
+from sandmask.functional import adam, dense, head, random
 from sandmask.functional.kernels import dense as dense_kernels
 from sandmask.functional.kernels import head as head_kernels
 from sandmask.functional.kernels import random as random_kernels
 from sandmask.functional.kernels import running_means as mean_kernels
+from sandmask.functional.tape import layers, moment_tape
 from sandmask.masks import _base as masks
 from sandmask.training import Stack, averaging, make_spec, set_precision
 
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
-MODULES = (adam, averaging, dense, head, masks, random, tape, taped_layers)
+MODULES = (adam, averaging, dense, head, masks, random, layers, moment_tape)
 
 
 def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Moments over environments of every weight's gradient, for K runs, from one forward and one backward pass.
+"""The tape.
 
 One backward pass gives the gradients of all layers' inputs; only the gradients of the weights have to be kept apart by
 environment. Here they are folded into moments in the layer's backward pass.
@@ -17,7 +17,7 @@ from sandmask.functional.conv import conv_block
 from sandmask.functional.dense import affine, dense
 from sandmask.functional.flat import Slot
 from sandmask.functional.head import head, linear_pair
-from sandmask.functional.taped_layers import (
+from sandmask.functional.tape.layers import (
     taped_affine,
     taped_conv_block,
     taped_dense,

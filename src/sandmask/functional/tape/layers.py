@@ -14,7 +14,7 @@ from sandmask.functional.head import fused_head, has_head_kernels
 from sandmask.functional.split import Halves
 
 if TYPE_CHECKING:
-    from sandmask.functional.tape import MomentTape, Place
+    from sandmask.functional.tape.moment_tape import MomentTape, Place
 
 SMALLEST = 16  # sides of a weight matrix from which on kernels pay; in half precision they also round less
 AT_ONCE = 2**28  # numbers of all environments' gradients that are kept at a time

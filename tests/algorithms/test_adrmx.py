@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sandmask.algorithms import ALGORITHMS, Problem, State
-from sandmask.algorithms._adrmx_parts import NonlinearHeads, contrast, pairs_of_classes
+from sandmask.algorithms.adrmx import NonlinearHeads, contrast, pairs_of_classes
 from sandmask.functional import EnvBatch, make_batch, random
 
 Train = Callable[..., tuple[list[float], State]]

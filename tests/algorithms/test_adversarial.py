@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sandmask.algorithms import ALGORITHMS, Problem, State
-from sandmask.algorithms._discriminator import Discriminator
-from sandmask.algorithms.cdann import CDANN
+from sandmask.algorithms._adversarial import Discriminator
+from sandmask.algorithms.dann import CDANN
 from sandmask.functional import EnvBatch, make_batch, random
 
 Train = Callable[..., tuple[list[float], State]]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandmask.algorithms.ib_erm import feature_variances
+from sandmask.algorithms.ib import feature_variances
 
 Minibatches = list[tuple[Tensor, Tensor]]
 MakeHparams = Callable[..., dict[str, Tensor]]

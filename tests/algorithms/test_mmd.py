@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandmask.algorithms.mmd import MMD, discrepancy
+from sandmask.functional import make_batch, random
 
 
 def naive_kernel_mean(a: Tensor, b: Tensor) -> Tensor:
@@ -63,7 +64,9 @@ def test_equal_environments_have_none_and_one_environment_too() -> None:
 def test_the_attached_gradient_reaches_what_made_the_features(problem: object) -> None:
     scale = torch.tensor(0.7, requires_grad=True)
     base = torch.randn(2, 5, 3)
-    distance = MMD(problem).distance(scale * base, torch.ones(2, 5))  # type: ignore[arg-type]
+    key = random.key_of(0)
+    batch = make_batch(base, torch.zeros(2, 5, dtype=torch.int64), key)
+    distance = MMD(problem).distance(scale * base, batch, key)  # type: ignore[arg-type]
     expected = naive_discrepancy(list(scale * base))
     torch.testing.assert_close(distance, expected)
     (ours,) = torch.autograd.grad(distance, scale)

@@ -66,10 +66,7 @@ class Algorithm(ABC):
     # Whether all that it computes has kernels for K runs where the network's layers have. Gradients of the network that
     # it takes by `torch.func` have none: a network that stacks by kernels alone then trains one run after the other.
     stacks_by_kernels = True
-
-    # Whether several processes can divide its steps: the network is passed outside of transforms of `torch.func`.
-    divides = True
-
+    divides = True  # whether several processes can divide its steps: no pass of the network is in a transform
     linear_only = False  # whether the method takes the classifier for linear
 
     def __init__(self, problem: Problem) -> None:
@@ -130,10 +127,13 @@ class Algorithm(ABC):
         """Training-time features [E, B, n_features] of a batch, in one forward pass."""
         return batch.split(self.network.features(params, batch.inputs, self.dropout(batch, hparams)))
 
+    def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
+        """Training-time risks [E], in one forward pass."""
+        return environment_risks(self.logits(params, batch, hparams), batch)
+
     def risks_by(self, hparams: Hparams) -> Callable[[Tensor, EnvBatch], Tensor]:
-        """The risks [E] as a function of the parameters as one vector, and of a batch."""
-        unflatten = self.network.unflatten
-        return lambda vector, batch: environment_risks(self.logits(unflatten(vector), batch, hparams), batch)
+        """The risks as a function of the parameters as one vector, and of a batch."""
+        return lambda vector, batch: self.risks(self.network.unflatten(vector), batch, hparams)
 
     def risk_gradient(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
         """The gradient of mean_e R_e at these parameters, and its value."""
@@ -164,7 +164,7 @@ class ObjectiveAlgorithm(Algorithm):
 
     # Whether parameters enter through `self.network` alone: masks then know whose gradient is whose.
     by_environment = True
-    changes_at: tuple[str, ...] = ()  # the hyperparameters that are steps at which Adam is reset
+    changes_at: tuple[str, ...] = ()  # hyperparameters that are steps: Adam is reset where the objective changes
     later_lr: str | None = None  # the hyperparameter that takes the place of `lr` from the first of these steps on
 
     @abstractmethod
@@ -172,18 +172,6 @@ class ObjectiveAlgorithm(Algorithm):
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The value to minimize, and the entries of the state that this step replaces (often none)."""
-
-    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor | None:
-        """Where true, the optimizer is reset at this step (a sudden change of the objective)."""
-        sudden = [(step >= hparams[name]) & (step - 1 < hparams[name]) for name in self.changes_at]
-        return torch.stack(sudden).any(0) if sudden else None
-
-    def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
-        """The hyperparameters with the learning rate of this step."""
-        if self.later_lr is None:
-            return hparams
-        later = step >= hparams[self.changes_at[0]]
-        return {**hparams, "lr": torch.where(later, hparams[self.later_lr], hparams["lr"])}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
@@ -216,12 +204,13 @@ class ObjectiveAlgorithm(Algorithm):
                 f"{name}.objective should only update entries that the state has. Found new ones: {sorted(unknown)}. "
                 "Create them in `extra_state`."
             )
-        adam = state["adam"]
-        reset = self.resets_adam(state["step"], hparams)
-        if reset is not None:
-            adam = adam_reset(adam, reset)
-        stepped = descend(state, gradient, adam, self.rates(state["step"], hparams))
-        return {**state, **changes, **stepped}, {"loss": loss}
+        step, adam = state["step"], state["adam"]
+        for at in self.changes_at:
+            adam = adam_reset(adam, (step >= hparams[at]) & (step - 1 < hparams[at]))
+        if self.later_lr is not None:
+            later = step >= hparams[self.changes_at[0]]
+            hparams = {**hparams, "lr": torch.where(later, hparams[self.later_lr], hparams["lr"])}
+        return {**state, **changes, **descend(state, gradient, adam, hparams)}, {"loss": loss}
 
 
 def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> State:
@@ -305,7 +294,7 @@ class AlgorithmEntry:
     @property
     def kind(self) -> str | None:
         """What it is in a composition: "sharpness", "rule", "objective", or None: it does not compose."""
-        from sandmask.algorithms._composition import kind_of
+        from sandmask.algorithms._composed import kind_of
 
         return kind_of(self)
 
@@ -319,7 +308,7 @@ class _Algorithms(Registry[AlgorithmEntry]):
         parts = [super(_Algorithms, self).__getitem__(part) for part in parts_of(name)]
         if len(parts) == 1:
             return parts[0]
-        from sandmask.algorithms._composition import compose
+        from sandmask.algorithms._composed import compose
 
         return compose(name, parts, self.values())
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, environment_risks
 from sandmask.algorithms._composed import Composed
-from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.algorithms._rules import MaskedAlgorithm
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.masks import Mask, TensorMoments, agreement

@@ -10,7 +10,6 @@ from sandmask.algorithms._base import (
     ObjectiveAlgorithm,
     Problem,
     State,
-    environment_risks,
 )
 from sandmask.errors import SandmaskError
 from sandmask.functional.batch import EnvBatch
@@ -47,7 +46,7 @@ class EQRM(ObjectiveAlgorithm):
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The mean of the risks, then their quantile."""
-        risks = environment_risks(self.logits(params, batch, hparams), batch)
+        risks = self.risks(params, batch, hparams)
         burnt_in = state["step"] >= hparams["eqrm_burnin_iters"]
         return torch.where(burnt_in, quantile(risks, hparams["eqrm_quantile"]), risks.mean()), {}
 

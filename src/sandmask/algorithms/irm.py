@@ -36,12 +36,13 @@ class IRM(ObjectiveAlgorithm):
         """The mean risk plus the weighted penalty."""
         logits = self.logits(params, batch, hparams)
         risk = environment_risks(logits, batch).mean()
-        return risk + irm_weight(state, hparams) * irm_penalty(logits, batch).mean(), {}
+        return risk + weighted_irm_penalty(logits, state, batch, hparams), {}
 
 
-def irm_weight(state: State, hparams: Hparams) -> Tensor:
-    """The weight of the penalty at this step."""
-    return switched(state, hparams, "irm_penalty_anneal_iters", "irm_lambda", before=1.0)
+def weighted_irm_penalty(logits: Tensor, state: State, batch: EnvBatch, hparams: Hparams) -> Tensor:
+    """lambda times the mean penalty, at this step."""
+    weight = switched(state, hparams, "irm_penalty_anneal_iters", "irm_lambda", before=1.0)
+    return weight * irm_penalty(logits, batch).mean()
 
 
 def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
-from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.algorithms._rules import MaskedAlgorithm
 from sandmask.algorithms.and_mask import RESCALE
 from sandmask.hparams import FRACTION, POSITIVE, Hparam, LogUniform, Uniform
 from sandmask.masks import Mask, SANDMask

@@ -8,7 +8,6 @@ from sandmask.algorithms._base import (
     Hparams,
     ObjectiveAlgorithm,
     State,
-    environment_risks,
     switched,
 )
 from sandmask.functional.batch import EnvBatch
@@ -28,7 +27,7 @@ class VREx(ObjectiveAlgorithm):
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The mean of the risks plus their weighted variance."""
-        risks = environment_risks(self.logits(params, batch, hparams), batch)
+        risks = self.risks(params, batch, hparams)
         mean = risks.mean()
         weight = switched(state, hparams, "vrex_penalty_anneal_iters", "vrex_lambda", before=1.0)
         return mean + weight * (risks - mean).square().mean(), {}

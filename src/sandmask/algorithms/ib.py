@@ -1,4 +1,4 @@
-"""The information bottleneck for empirical risk minimization (Ahuja et al., NeurIPS 2021)."""
+"""The information bottleneck, alone and with invariant risk minimization (Ahuja et al., NeurIPS 2021)."""
 
 from torch import Tensor
 
@@ -11,7 +11,8 @@ from sandmask.algorithms._base import (
     environment_risks,
     switched,
 )
-from sandmask.algorithms._matching import centred_features
+from sandmask.algorithms.coral import centred_features
+from sandmask.algorithms.irm import PENALTY, weighted_irm_penalty
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
@@ -41,13 +42,33 @@ class IBERM(ObjectiveAlgorithm):
         """The mean risk plus the weighted variance of the features."""
         features = self.features(params, batch, hparams)
         risks = environment_risks(self.network.classify(params, features), batch)
-        penalty = feature_variances(features, batch.weight).mean()
-        return risks.mean() + bottleneck_weight(state, hparams) * penalty, {}
+        return risks.mean() + weighted_bottleneck(features, state, batch, hparams), {}
 
 
-def bottleneck_weight(state: State, hparams: Hparams) -> Tensor:
-    """The weight of the bottleneck at this step."""
-    return switched(state, hparams, "ib_penalty_anneal_iters", "ib_lambda")
+class IBIRM(ObjectiveAlgorithm):
+    """min mean_e R_e + lambda_IRM mean_e P_e + lambda_IB mean_e V_e: IRM's penalty P and IB_ERM's variance V.
+
+    lambda_IRM is 1 before step `irm_penalty_anneal_iters` and `irm_lambda` from there on; lambda_IB is 0 before step
+    `ib_penalty_anneal_iters` and `ib_lambda` from there on. Adam is reset at both steps.
+    """
+
+    changes_at = ("irm_penalty_anneal_iters", "ib_penalty_anneal_iters")
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk plus both weighted penalties."""
+        features = self.features(params, batch, hparams)
+        logits = self.network.classify(params, features)
+        invariance = weighted_irm_penalty(logits, state, batch, hparams)
+        bottleneck = weighted_bottleneck(features, state, batch, hparams)
+        return environment_risks(logits, batch).mean() + invariance + bottleneck, {}
+
+
+def weighted_bottleneck(features: Tensor, state: State, batch: EnvBatch, hparams: Hparams) -> Tensor:
+    """lambda mean_e V_e at this step."""
+    weight = switched(state, hparams, "ib_penalty_anneal_iters", "ib_lambda")
+    return weight * feature_variances(features, batch.weight).mean()
 
 
 def feature_variances(features: Tensor, weight: Tensor) -> Tensor:
@@ -64,5 +85,14 @@ ALGORITHMS.register(
         build=IBERM,
         compares_environments=False,
         hparams=BOTTLENECK,
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="IB_IRM",
+        summary="Add IRM's penalty and the variance of the features within each environment",
+        paper=PAPER,
+        build=IBIRM,
+        hparams=(*PENALTY, *BOTTLENECK),
     )
 )

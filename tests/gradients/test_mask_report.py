@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 import sandmask
 from sandmask.gradients import _report
 from sandmask.masks import ANDMask, GradientMoments, Mask, SANDMask
-from sandmask.masks._evaluate import Evaluation, evaluate
+from sandmask.masks._base import evaluate
 
 
 def make_report() -> sandmask.MaskReport:
@@ -42,7 +43,7 @@ def test_dead_means_exactly_zero() -> None:
 def test_nothing_is_computed_unread_and_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[GradientMoments] = []
 
-    def counted(mask: Mask, moments: GradientMoments) -> Evaluation:
+    def counted(mask: Mask, moments: GradientMoments) -> tuple[list[Tensor], list[Tensor]]:
         calls.append(moments)
         return evaluate(mask, moments)
 

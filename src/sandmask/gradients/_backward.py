@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,24 +13,24 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sandmask.gradients._averaging import averaged, describe_error
 from sandmask.gradients._checks import Params, check_mask, check_whole, trainable_parameters
 from sandmask.gradients._losses import EnvironmentGradients, Losses, gradients_by_environment
-from sandmask.gradients._merging import merge
 from sandmask.gradients._processes import (
     Message,
     Processes,
+    averaged,
     describe_mask,
-    exchange,
+    merge,
     parameter_norms,
     resolve_processes,
+    telling,
 )
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._validator import check_graph
 from sandmask.masks import GradientMoments, Mask, MaskError
+from sandmask.masks._base import check_count
 from sandmask.masks._errors import warn_once
-from sandmask.masks._evaluate import check_count
 
 # First parameters of models, held weakly: those whose optimizer has not stepped yet, and all that were ever watched.
 _pending = WeakIdKeyDictionary()
@@ -182,20 +181,14 @@ def moments_of_processes(
     group: dist.ProcessGroup | None,
 ) -> tuple[dict[str, Tensor], GradientMoments]:
     """The parameters by name, and the moments of the environments of all processes, the same in each of them."""
-    try:
+    with telling(Message(processes), group):
         named = _checked(params, mask)
         message = Message(processes, describe_mask(mask), parameter_norms(named))
-        average = partial(averaged, named=named, group=group, message=message) if processes == "average" else None
-    except Exception as error:
-        exchange(Message(processes, error=describe_error(error)), group)
-        raise
-    if average is not None:  # which itself tells the other processes of errors
+    if processes == "average":
+        average = partial(averaged, named=named, group=group, message=message)
         return named, collect(losses, named, mask, transform=average)
-    try:
+    with telling(message, group):
         moments = collect(losses, named, mask)
-    except Exception as error:
-        exchange(replace(message, error=describe_error(error)), group)
-        raise
     return named, merge(moments, group, message, named)
 
 

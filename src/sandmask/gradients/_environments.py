@@ -19,9 +19,8 @@ from sandmask.gradients._checks import (
     trainable_parameters,
 )
 from sandmask.gradients._losses import gradients_by_environment, scalar_loss
-from sandmask.gradients._merging import merge
 from sandmask.gradients._one_pass import OnePass, known_cases
-from sandmask.gradients._processes import Message, Processes, describe_mask, parameter_norms, resolve_processes
+from sandmask.gradients._processes import Message, Processes, describe_mask, merge, parameter_norms, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import NoParameters, UnsupportedError

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from sandmask.masks import GradientMoments, Mask, MaskError, agreement
-from sandmask.masks._evaluate import evaluate
+from sandmask.masks._base import evaluate
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class MaskReport:
 
 @torch.no_grad()
 def _summarize(mask: Mask, moments: GradientMoments) -> dict[str, MaskSummary]:
-    weights = evaluate(mask, moments).weights
+    weights = evaluate(mask, moments)[0]
     names = {position: moments.names[i] for i, position in moments.position.items()}
     figures = {
         position: torch.stack([w.mean(), (w == 0).to(w.dtype).mean(), agreement(signs, moments.count).mean()]).float()

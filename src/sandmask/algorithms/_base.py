@@ -68,8 +68,13 @@ class Algorithm(ABC):
     stacks_by_kernels = True
     divides = True  # whether several processes can divide its steps: no pass of the network is in a transform
     linear_only = False  # whether the method takes the classifier for linear
+    least_envs = 1  # the number of training environments that the method needs at least
 
     def __init__(self, problem: Problem) -> None:
+        if problem.n_envs < self.least_envs:
+            raise SandmaskError(
+                f"{type(self).__name__} needs at least {self.least_envs} training environments. Found {problem.n_envs}."
+            )
         if self.linear_only and problem.nonlinear:
             raise SandmaskError(f"{type(self).__name__} needs a linear classifier. Leave out nonlinear_classifier.")
         self.problem = problem
@@ -164,7 +169,7 @@ class ObjectiveAlgorithm(Algorithm):
 
     # Whether parameters enter through `self.network` alone: masks then know whose gradient is whose.
     by_environment = True
-    changes_at: tuple[str, ...] = ()  # hyperparameters that are steps: Adam is reset where the objective changes
+    changes_at: tuple[str, ...] = ()  # the hyperparameters that are steps at which Adam is reset
     later_lr: str | None = None  # the hyperparameter that takes the place of `lr` from the first of these steps on
 
     @abstractmethod
@@ -172,6 +177,18 @@ class ObjectiveAlgorithm(Algorithm):
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The value to minimize, and the entries of the state that this step replaces (often none)."""
+
+    def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor | None:
+        """Where true, the optimizer is reset at this step (a sudden change of the objective)."""
+        sudden = [(step >= hparams[name]) & (step - 1 < hparams[name]) for name in self.changes_at]
+        return torch.stack(sudden).any(0) if sudden else None
+
+    def rates(self, step: Tensor, hparams: Hparams) -> Hparams:
+        """The hyperparameters with the learning rate of this step."""
+        if self.later_lr is None:
+            return hparams
+        later = step >= hparams[self.changes_at[0]]
+        return {**hparams, "lr": torch.where(later, hparams[self.later_lr], hparams["lr"])}
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
@@ -205,12 +222,10 @@ class ObjectiveAlgorithm(Algorithm):
                 "Create them in `extra_state`."
             )
         step, adam = state["step"], state["adam"]
-        for at in self.changes_at:
-            adam = adam_reset(adam, (step >= hparams[at]) & (step - 1 < hparams[at]))
-        if self.later_lr is not None:
-            later = step >= hparams[self.changes_at[0]]
-            hparams = {**hparams, "lr": torch.where(later, hparams[self.later_lr], hparams["lr"])}
-        return {**state, **changes, **descend(state, gradient, adam, hparams)}, {"loss": loss}
+        reset = self.resets_adam(step, hparams)
+        if reset is not None:
+            adam = adam_reset(adam, reset)
+        return {**state, **changes, **descend(state, gradient, adam, self.rates(step, hparams))}, {"loss": loss}
 
 
 def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> State:

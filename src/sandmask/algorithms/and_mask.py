@@ -8,7 +8,7 @@ from torch import Tensor
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, Metrics, State
 from sandmask.algorithms._rules import LogMaskedAlgorithm, MaskedAlgorithm
 from sandmask.hparams import BELOW_ONE, FRACTION, Bounds, Choice, Constant, Hparam, Uniform
-from sandmask.masks import ANDMask, GeometricMean, Mask, TensorMoments
+from sandmask.masks import ANDMask, GeometricMean, Mask, Rescale, TensorMoments
 
 TAU = (
     Hparam("tau", 1.0, Uniform(0, 1), FRACTION),
@@ -23,17 +23,17 @@ PAPER = "Parascandolo et al., Learning explanations that are hard to vary, ICLR 
 class ANDMaskAlgorithm(MaskedAlgorithm):
     """m = 1[|mean_e sign(g_e)| >= tau]; the update is m * mean_e(g_e), with `rescale` divided by the mean of m."""
 
+    rescale: Rescale = "none"
+
     def mask(self, hparams: Hparams) -> Mask:
         """The mask of eq. 1's condition."""
-        return ANDMask(tau=hparams["tau"])
+        return ANDMask(tau=hparams["tau"], rescale=self.rescale)
 
 
-class RescaledANDMaskAlgorithm(MaskedAlgorithm):
+class RescaledANDMaskAlgorithm(ANDMaskAlgorithm):
     """The same, divided by the mask's density tensor by tensor, as in ILC's and DomainBed's code."""
 
-    def mask(self, hparams: Hparams) -> Mask:
-        """The same mask."""
-        return ANDMask(tau=hparams["tau"], rescale="sparsity")
+    rescale = "sparsity"
 
 
 class TemporalANDMask(ANDMaskAlgorithm):

@@ -3,15 +3,7 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    Problem,
-    State,
-)
-from sandmask.errors import SandmaskError
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Bounds, Hparam, LogUniform, Uniform
@@ -36,11 +28,7 @@ class EQRM(ObjectiveAlgorithm):
 
     changes_at = ("eqrm_burnin_iters",)
     later_lr = "eqrm_lr"
-
-    def __init__(self, problem: Problem) -> None:
-        if problem.n_envs < 2:
-            raise SandmaskError("EQRM takes a quantile of the environments' risks: it needs at least 2. Found 1.")
-        super().__init__(problem)
+    least_envs = 2
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor

@@ -9,12 +9,10 @@ from sandmask.algorithms._base import (
     AlgorithmEntry,
     Hparams,
     Metrics,
-    Problem,
     State,
     adam_update,
     descend,
 )
-from sandmask.errors import SandmaskError
 from sandmask.functional import random
 from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch
@@ -30,10 +28,7 @@ class MLDG(Algorithm):
     decay only. It trains nothing where all environments are held out; here one at least is trained on.)
     """
 
-    def __init__(self, problem: Problem) -> None:
-        if problem.n_envs < 2:
-            raise SandmaskError("MLDG holds out training environments: it needs at least 2. Found 1.")
-        super().__init__(problem)
+    least_envs = 2
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""

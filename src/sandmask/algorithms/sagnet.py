@@ -68,11 +68,10 @@ class SagNet(Algorithm):
             return environment_risks(batch.split(logits), batch).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["params"])
-        pieces = zip(self.parts.split(state["params"]), self.parts.split(gradient), strict=True)
-        (featurizer, adam), (content, content_adam) = (
-            adam_update(part, piece, state[name], hparams)
-            for name, (part, piece) in zip(("adam", "content_adam"), pieces, strict=True)
-        )
+        featurizer, content = self.parts.split(state["params"])
+        of_featurizer, of_content = self.parts.split(gradient)
+        featurizer, adam = adam_update(featurizer, of_featurizer, state["adam"], hparams)
+        content, content_adam = adam_update(content, of_content, state["content_adam"], hparams)
         params = torch.cat([featurizer, content])
         return {**state, "params": params, "adam": adam, "content_adam": content_adam}, loss
 

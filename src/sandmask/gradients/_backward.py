@@ -214,18 +214,13 @@ def collect_moments(
     """
     params = list(named.values())
 
-    def check_first_loss(loss: Tensor) -> None:
+    def prepare(loss: Tensor) -> Tensor:
         check_graph(loss, params[0])
         scaling.check_unscaled(loss)
+        return scaling.scale_loss(loss)
 
     moments = mask.new_moments(check_finite=check_finite and not scaling.active)
-    environments = gradients_by_environment(
-        losses,
-        params,
-        retain_graph=retain_graph,
-        scale=scaling.scale_loss,
-        on_first_loss=check_first_loss,
-    )
+    environments = gradients_by_environment(losses, params, retain_graph=retain_graph, prepare=prepare)
     unscaled: Iterator[EnvironmentGradients] = map(scaling.unscale, environments)
     for gradients in unscaled if transform is None else transform(unscaled):
         moments.update(dict(zip(named, gradients, strict=True)))

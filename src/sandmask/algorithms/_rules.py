@@ -1,6 +1,6 @@
-"""Base classes of the methods that change gradients, and that compositions are made of: sharpness-aware ones and rules.
+"""Base classes of methods that change gradients: sharpness-aware ones, and rules for the environments' gradients.
 
-A rule is a mask, element by element, or combines whole gradients.
+A rule is a mask, which works element by element, or combines whole gradients. See `_composed` for compositions.
 """
 
 from abc import abstractmethod

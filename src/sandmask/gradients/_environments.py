@@ -200,11 +200,11 @@ class _Passes:
             found = self._one_pass(fold=True).moments()
         except _REFUSED:
             return None
-        unnamed = check_finite and not all(all_finite([moments.mean for moments in found.values()]))
-        if len(found) < len(self.params) or unnamed:
+        if len(found) < len(self.params):
             return None
-        in_order = {name: found[name] for name in self.params}
-        return GradientMoments.of_named(in_order, self.params, check_finite=check_finite)
+        if check_finite and not all(all_finite([moments.mean for moments in found.values()])):
+            return None
+        return GradientMoments.of_named(found, self.params, check_finite=check_finite)
 
     def _one_pass(self, *, fold: bool = False) -> OnePass:
         sizes = [len(y) for _, y in self.batches]

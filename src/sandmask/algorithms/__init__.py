@@ -10,21 +10,17 @@ An algorithm is built for a `Problem` and is then three pure functions:
 `ALGORITHMS["SANDMask+VREx"]` is a mask on the gradients of an objective: see `Composed`.
 """
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, ObjectiveAlgorithm, Problem
+from sandmask.algorithms._composed import Composed
+from sandmask.algorithms._functions import (
     Hparams,
     Metrics,
-    ObjectiveAlgorithm,
-    Problem,
     State,
     adam_update,
     cross_entropy,
     descend,
     environment_risks,
 )
-from sandmask.algorithms._composed import Composed
 from sandmask.algorithms._held_out import HeldOutProbe
 from sandmask.algorithms._rules import (
     DIAGNOSTICS,

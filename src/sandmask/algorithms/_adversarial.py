@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State
+from sandmask.algorithms._base import Algorithm
+from sandmask.algorithms._functions import Hparams, Metrics, State
 from sandmask.functional import random
 from sandmask.functional.adam import AdamState, adam_step, adam_where
 from sandmask.functional.batch import EnvBatch

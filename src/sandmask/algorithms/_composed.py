@@ -10,8 +10,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import Algorithm, AlgorithmEntry, Hparams, Metrics, ObjectiveAlgorithm, Problem, State
+from sandmask.algorithms._base import Algorithm, AlgorithmEntry, ObjectiveAlgorithm, Problem
 from sandmask.algorithms._copies import EnvironmentCopies
+from sandmask.algorithms._functions import Hparams, Metrics, State
 from sandmask.algorithms._rules import CombinedGradients, LogMaskedAlgorithm, MaskedAlgorithm, SharpnessAware
 from sandmask.errors import SandmaskError
 from sandmask.functional import random

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, environment_risks
+from sandmask.algorithms._base import Algorithm
 from sandmask.algorithms._composed import Composed
+from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks
 from sandmask.algorithms._rules import MaskedAlgorithm
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params

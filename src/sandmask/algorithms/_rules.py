@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import Algorithm, Hparams, Metrics, Problem, State, descend
+from sandmask.algorithms._base import Algorithm, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, State, descend
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.differentiate import moments_of
 from sandmask.functional.flat import Params, Slot

@@ -7,16 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandmask.algorithms._adversarial import Adversarial, Discriminator
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    Problem,
-    State,
-    cross_entropy,
-    environment_risks,
-    trained,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, State, cross_entropy, environment_risks, trained
 from sandmask.algorithms.cad import pairs_of
 from sandmask.functional import random
 from sandmask.functional.adam import adam_init

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, Metrics, State, descend
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State, descend
 from sandmask.algorithms._rules import MaskedAlgorithm
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, Metrics, State
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State
 from sandmask.algorithms._rules import LogMaskedAlgorithm, MaskedAlgorithm
 from sandmask.hparams import BELOW_ONE, FRACTION, Bounds, Choice, Constant, Hparam, Uniform
 from sandmask.masks import ANDMask, GeometricMean, Mask, Rescale, TensorMoments

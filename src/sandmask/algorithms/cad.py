@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, POSITIVE, Bounds, Choice, Constant, Hparam

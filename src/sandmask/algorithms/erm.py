@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 

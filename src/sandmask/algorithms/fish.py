@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State, adam_update
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import FRACTION, Choice, Hparam

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State
 from sandmask.functional import random
 from sandmask.functional.adam import AdamState
 from sandmask.functional.batch import EnvBatch

@@ -2,15 +2,8 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-    switched,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, environment_risks, switched
 from sandmask.algorithms.coral import centred_features
 from sandmask.algorithms.irm import PENALTY, weighted_irm_penalty
 from sandmask.functional.batch import EnvBatch

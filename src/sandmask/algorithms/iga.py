@@ -3,7 +3,8 @@
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, environment_risks
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, cross_entropy
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, cross_entropy
 from sandmask.functional import random
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams
 from sandmask.algorithms._rules import CombinedGradients
 from sandmask.functional import random
 

@@ -4,18 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    adam_update,
-    environment_risks,
-)
-from sandmask.algorithms._parts import Parts
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update, environment_risks
 from sandmask.functional import random
 from sandmask.functional.adam import adam_init
 from sandmask.functional.batch import EnvBatch

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams
 from sandmask.algorithms._rules import SharpnessAware
 from sandmask.hparams import NON_NEGATIVE, Choice, Hparam, LogUniform
 

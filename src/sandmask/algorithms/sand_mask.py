@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams
 from sandmask.algorithms._rules import MaskedAlgorithm
 from sandmask.algorithms.and_mask import RESCALE
 from sandmask.hparams import FRACTION, POSITIVE, Hparam, LogUniform, Uniform

@@ -3,18 +3,8 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    adam_update,
-    environment_risks,
-)
-from sandmask.algorithms._parts import Parts
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update, environment_risks
 from sandmask.functional.adam import AdamState, adam_init
 from sandmask.functional.batch import EnvBatch
 from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Constant, Hparam, LogUniform, Uniform

@@ -6,15 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-    one_hot,
-)
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, environment_risks, one_hot
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import FlatModule, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform, seed_hash

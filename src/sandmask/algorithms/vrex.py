@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, switched
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, switched
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform

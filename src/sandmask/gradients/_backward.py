@@ -13,18 +13,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sandmask.gradients._checks import Params, check_mask, check_whole, trainable_parameters
+from sandmask.gradients._checks import Params, check_whole, checked_parameters
 from sandmask.gradients._losses import EnvironmentGradients, Losses, gradients_by_environment
-from sandmask.gradients._processes import (
-    Message,
-    Processes,
-    averaged,
-    describe_mask,
-    merge,
-    parameter_norms,
-    resolve_processes,
-    telling,
-)
+from sandmask.gradients._processes import Processes, moments_of_processes, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._validator import check_graph
@@ -160,7 +151,7 @@ def masked_backward(
     """Fill `.grad`, with `collect` to fold the losses' gradients into moments."""
     how = resolve_processes(processes, group)
     if how == "alone":
-        named = _checked(params, mask)
+        named = checked_parameters(params, mask)
         if isinstance(losses, Collection) and not (isinstance(losses, Tensor) and losses.ndim != 1):
             check_count(len(losses))  # before any work is done
         moments = collect(losses, named, mask)
@@ -170,31 +161,6 @@ def masked_backward(
     if on_report is not None:
         on_report(report)
     return report
-
-
-def moments_of_processes(
-    losses: Losses,
-    params: Params,
-    mask: Mask,
-    collect: Callable[..., GradientMoments],
-    processes: Processes,
-    group: dist.ProcessGroup | None,
-) -> tuple[dict[str, Tensor], GradientMoments]:
-    """The parameters by name, and the moments of the environments of all processes, the same in each of them."""
-    with telling(Message(processes), group):
-        named = _checked(params, mask)
-        message = Message(processes, describe_mask(mask), parameter_norms(named))
-    if processes == "average":
-        average = partial(averaged, named=named, group=group, message=message)
-        return named, collect(losses, named, mask, transform=average)
-    with telling(message, group):
-        moments = collect(losses, named, mask)
-    return named, merge(moments, group, message, named)
-
-
-def _checked(params: Params, mask: Mask) -> dict[str, Tensor]:
-    check_mask(mask)
-    return trainable_parameters(params)
 
 
 @torch.enable_grad()  # what is asked for are gradients

@@ -12,15 +12,14 @@ from sandmask.gradients._backward import fill_gradients
 from sandmask.gradients._checks import (
     Method,
     check_batches,
-    check_mask,
     check_request,
+    checked_parameters,
     choose_method,
     trainable,
-    trainable_parameters,
 )
 from sandmask.gradients._losses import gradients_by_environment, scalar_loss
 from sandmask.gradients._one_pass import OnePass, known_cases
-from sandmask.gradients._processes import Message, Processes, describe_mask, merge, parameter_norms, resolve_processes
+from sandmask.gradients._processes import Processes, merge, message_of, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import NoParameters, UnsupportedError
@@ -133,8 +132,7 @@ def set_gradients(
     >>> model.weight.grad.shape
     torch.Size([1, 2])
     """
-    check_mask(mask)
-    named = trainable_parameters(named_params)
+    named = checked_parameters(named_params, mask)
     if missing := [name for name in moments.names if name not in named]:
         raise MaskError(
             f"Parameter `named_params` should name the tensors of the moments. {missing[0]!r} is not among them: "
@@ -147,7 +145,7 @@ def set_gradients(
             '`set_gradients`, or use `sandmask.backward(..., processes="average")`.'
         )
     if how == "merge":
-        merge(moments, group, Message(how, describe_mask(mask), parameter_norms(named)), named)
+        merge(moments, group, message_of(how, mask, named), named)
     return fill_gradients(named, mask, moments, Scaling(None))
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, _foreach_norm
 
-from sandmask.gradients._losses import EnvironmentGradients
+from sandmask.gradients._checks import Params, checked_parameters
+from sandmask.gradients._losses import EnvironmentGradients, Losses
 from sandmask.masks import GradientMoments, Mask, MaskError
 from sandmask.masks._layout import Layout, check_kind
 from sandmask.masks._two_pass import accumulation_dtype
@@ -107,7 +108,12 @@ def telling(message: Message, group: dist.ProcessGroup | None) -> Iterator[None]
         raise
 
 
-def describe_mask(mask: Mask) -> str:
+def message_of(processes: Processes, mask: Mask, named: Mapping[str, Tensor]) -> Message:
+    """The message of a process with this mask and these parameters."""
+    return Message(processes, _describe_mask(mask), _parameter_norms(named))
+
+
+def _describe_mask(mask: Mask) -> str:
     """The mask's class and its numbers, to be compared between processes."""
     shown = []
     for name, value in vars(mask).items():
@@ -117,7 +123,7 @@ def describe_mask(mask: Mask) -> str:
     return f"{type(mask).__name__}({', '.join(shown)})"
 
 
-def parameter_norms(named: Mapping[str, Tensor]) -> dict[str, float]:
+def _parameter_norms(named: Mapping[str, Tensor]) -> dict[str, float]:
     """The norm of every parameter, with one synchronization."""
     norms = _foreach_norm([param.detach() for param in named.values()])
     together = torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms])
@@ -139,6 +145,26 @@ def _check_same_model(first: Mapping[str, float] | None, other: Mapping[str, flo
                 "group than in process 0. Seed the processes alike, or wrap the model in `DistributedDataParallel`, "
                 'which copies it to all of them. For models that are independent, pass processes="alone".'
             )
+
+
+def moments_of_processes(
+    losses: Losses,
+    params: Params,
+    mask: Mask,
+    collect: Callable[..., GradientMoments],
+    processes: Processes,
+    group: dist.ProcessGroup | None,
+) -> tuple[dict[str, Tensor], GradientMoments]:
+    """The parameters by name, and the moments of the environments of all processes, the same in each of them."""
+    with telling(Message(processes), group):
+        named = checked_parameters(params, mask)
+        message = message_of(processes, mask, named)
+    if processes == "average":
+        average = partial(averaged, named=named, group=group, message=message)
+        return named, collect(losses, named, mask, transform=average)
+    with telling(message, group):
+        moments = collect(losses, named, mask)
+    return named, merge(moments, group, message, named)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from sandmask.algorithms._base import Algorithm
 from sandmask.algorithms._functions import Hparams, Metrics, State
-from sandmask.functional import random
-from sandmask.functional.adam import AdamState, adam_step, adam_where
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.dropout import Dropout
+from sandmask.functional import AdamState, Dropout, EnvBatch, adam_step, random
+from sandmask.functional.adam import adam_where
 from sandmask.networks import MLP
 
 _NOISE = 1000  # the discriminator's dropout: a stream apart from the network's

@@ -10,11 +10,7 @@ from torch import Tensor
 
 from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update, descend, environment_risks
 from sandmask.errors import SandmaskError
-from sandmask.functional.adam import adam_init, adam_reset
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.differentiate import Differentiator, Functional
-from sandmask.functional.dropout import Dropout
-from sandmask.functional.flat import Params
+from sandmask.functional import Differentiator, Dropout, EnvBatch, Functional, Params, adam_init, adam_reset
 from sandmask.hparams import Hparam, Like
 from sandmask.networks import Featurizer, Network
 from sandmask.registry import Registry, parts_of

@@ -15,9 +15,7 @@ from sandmask.algorithms._copies import EnvironmentCopies
 from sandmask.algorithms._functions import Hparams, Metrics, State
 from sandmask.algorithms._rules import CombinedGradients, LogMaskedAlgorithm, MaskedAlgorithm, SharpnessAware
 from sandmask.errors import SandmaskError
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.functional import EnvBatch, Params, random
 from sandmask.masks import TensorMoments
 
 Rule = MaskedAlgorithm | CombinedGradients

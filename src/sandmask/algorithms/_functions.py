@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sandmask.functional.adam import AdamState, adam_init, adam_step
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.functional import AdamState, EnvBatch, FlatModule, adam_init, adam_step
 from sandmask.hparams import seed_hash
 from sandmask.networks import Network
 

@@ -7,8 +7,7 @@ from sandmask.algorithms._base import Algorithm
 from sandmask.algorithms._composed import Composed
 from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks
 from sandmask.algorithms._rules import MaskedAlgorithm
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.functional import EnvBatch, Params
 from sandmask.masks import Mask, TensorMoments, agreement
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sandmask.algorithms._base import Algorithm, Problem
 from sandmask.algorithms._functions import Hparams, Metrics, State, descend
-from sandmask.functional.batch import EnvBatch
+from sandmask.functional import EnvBatch, Params
 from sandmask.functional.differentiate import moments_of
-from sandmask.functional.flat import Params, Slot
+from sandmask.functional.flat import Slot
 from sandmask.masks import Mask, MaskError, TensorMoments, agreement_counts, rescale_by_sparsity
 
 DIAGNOSTICS = "diagnostics"  # the metric that is a vector; its entries go by the names of `diagnostic_names`

@@ -10,10 +10,7 @@ from sandmask.algorithms._adversarial import Adversarial, Discriminator
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Problem
 from sandmask.algorithms._functions import Hparams, State, cross_entropy, environment_risks, trained
 from sandmask.algorithms.cad import pairs_of
-from sandmask.functional import random
-from sandmask.functional.adam import adam_init
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.functional import EnvBatch, FlatModule, adam_init, random
 from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Constant, Hparam, Scope, seed_hash
 
 TEMPERATURE, EPSILON = 0.07, 1e-5

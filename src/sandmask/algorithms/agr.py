@@ -6,8 +6,7 @@ from torch import Tensor
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
 from sandmask.algorithms._functions import Hparams, Metrics, State, descend
 from sandmask.algorithms._rules import MaskedAlgorithm
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
+from sandmask.functional import EnvBatch, random
 from sandmask.functional.differentiate import moments_of
 from sandmask.masks import AgrSum, Mask, TensorMoments
 

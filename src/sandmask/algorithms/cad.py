@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
 from sandmask.algorithms._functions import Hparams, State, environment_risks
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, POSITIVE, Bounds, Choice, Constant, Hparam
 
 _BASE_TEMPERATURE = 0.07

@@ -8,8 +8,7 @@ from torch import Tensor
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
 from sandmask.algorithms.coral import GAMMA, MatchingAlgorithm, coral_distance
 from sandmask.algorithms.mmd import attached, kernel_sum
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
+from sandmask.functional import EnvBatch, random
 
 PAPER = "Chevalley et al., Invariant causal mechanisms through distribution matching, 2022"
 

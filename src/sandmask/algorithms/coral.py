@@ -6,8 +6,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
 from sandmask.algorithms._functions import Hparams, State, environment_risks
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 GAMMA = Hparam("mmd_gamma", 1.0, LogUniform(10, -1, 1), NON_NEGATIVE)

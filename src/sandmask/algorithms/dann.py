@@ -8,8 +8,7 @@ from torch.func import vjp
 from sandmask.algorithms._adversarial import Adversarial, Discriminator
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Problem
 from sandmask.algorithms._functions import Hparams, State, cross_entropy, environment_risks, one_hot, trained
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule, Params
+from sandmask.functional import EnvBatch, FlatModule, Params
 from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Hparam, IntLogUniform, Like, LogUniform
 
 HPARAMS = (

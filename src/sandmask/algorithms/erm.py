@@ -4,8 +4,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
 from sandmask.algorithms._functions import Hparams, State
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.functional import EnvBatch, Params
 
 
 class ERM(ObjectiveAlgorithm):

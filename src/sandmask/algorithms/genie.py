@@ -7,9 +7,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
 from sandmask.algorithms._functions import Hparams, Metrics, State
-from sandmask.functional import random
-from sandmask.functional.adam import AdamState
-from sandmask.functional.batch import EnvBatch
+from sandmask.functional import AdamState, EnvBatch, random
 from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Choice, Hparam, LogUniform
 from sandmask.networks import Network
 

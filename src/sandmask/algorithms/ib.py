@@ -6,8 +6,7 @@ from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgor
 from sandmask.algorithms._functions import Hparams, State, environment_risks, switched
 from sandmask.algorithms.coral import centred_features
 from sandmask.algorithms.irm import PENALTY, weighted_irm_penalty
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
 BOTTLENECK = (

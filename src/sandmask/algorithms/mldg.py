@@ -5,9 +5,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
 from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update, descend
-from sandmask.functional import random
-from sandmask.functional.adam import adam_init
-from sandmask.functional.batch import EnvBatch
+from sandmask.functional import EnvBatch, adam_init, random
 from sandmask.hparams import COUNT, NON_NEGATIVE, Choice, Hparam, LogUniform
 
 

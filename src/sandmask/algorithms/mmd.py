@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
 from sandmask.algorithms.coral import GAMMA, MatchingAlgorithm
-from sandmask.functional.batch import EnvBatch
+from sandmask.functional import EnvBatch
 
 SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 

@@ -6,8 +6,7 @@ from torch import Tensor
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
 from sandmask.algorithms._functions import Hparams, State, cross_entropy
 from sandmask.algorithms.mmd import attached
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, IntUniform, Uniform
 
 SCALES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)

@@ -6,10 +6,7 @@ from torch.nn import functional as F
 
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
 from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update, environment_risks
-from sandmask.functional import random
-from sandmask.functional.adam import adam_init
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.functional import EnvBatch, FlatModule, adam_init, random
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform, seed_hash
 
 _EPSILON = 1e-5

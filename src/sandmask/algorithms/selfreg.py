@@ -7,9 +7,7 @@ from torch import Tensor, nn
 
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
 from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks, trained
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.functional import EnvBatch, FlatModule, random
 
 _FEATURES = 0.3  # the weight of the features beside the logits
 _EPSILON = 1e-5

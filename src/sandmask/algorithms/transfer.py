@@ -5,8 +5,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
 from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update, environment_risks
-from sandmask.functional.adam import AdamState, adam_init
-from sandmask.functional.batch import EnvBatch
+from sandmask.functional import AdamState, EnvBatch, adam_init
 from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Constant, Hparam, LogUniform, Uniform
 
 MOST_STEPS = 10

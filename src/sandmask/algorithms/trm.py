@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
 from sandmask.algorithms._functions import Hparams, State, environment_risks, one_hot
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule, Params
+from sandmask.functional import EnvBatch, FlatModule, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform, seed_hash
 
 INNER_STEPS, INNER_RATE = 30, 0.1

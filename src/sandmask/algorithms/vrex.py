@@ -4,8 +4,7 @@ from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
 from sandmask.algorithms._functions import Hparams, State, switched
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
 

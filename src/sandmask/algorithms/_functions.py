@@ -1,7 +1,7 @@
-"""The types that steps work on, and the functions that methods share: losses and steps of Adam."""
+"""The types that steps work on, and what methods share: losses, steps of Adam, parts of networks, pairs of examples."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,3 +102,19 @@ class Parts:
         pieces = torch.split(head, [slot.numel for slot in self._slots])
         params = {slot.name: slot.read(piece) for slot, piece in zip(self._slots, pieces, strict=True)}
         return self._network.classify(params, features)
+
+
+class Pairs(NamedTuple):
+    """Properties of pairs of examples, [N, N], without padding."""
+
+    other: Tensor  # j is another example than i
+    same_class: Tensor
+    same_environment: Tensor
+
+
+def pairs_of(batch: EnvBatch) -> Pairs:
+    """The pairs of a batch."""
+    true, y = batch.weight.flatten() > 0, batch.y.flatten()
+    numbers, environments = torch.arange(len(y), device=y.device), batch.environments.flatten()
+    other = true & true.unsqueeze(-1) & (numbers != numbers.unsqueeze(-1))
+    return Pairs(other, y == y.unsqueeze(-1), environments == environments.unsqueeze(-1))

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from sandmask.algorithms._adversarial import Adversarial, Discriminator
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Problem
-from sandmask.algorithms._functions import Hparams, State, cross_entropy, environment_risks, trained
-from sandmask.algorithms.cad import pairs_of
+from sandmask.algorithms._functions import Hparams, State, cross_entropy, environment_risks, pairs_of, trained
 from sandmask.functional import EnvBatch, FlatModule, adam_init, random
 from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Constant, Hparam, Scope, seed_hash
 

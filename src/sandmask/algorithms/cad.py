@@ -1,13 +1,11 @@
 """Contrastive adversarial domain bottlenecks (Ruan et al., ICLR 2022)."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
-from sandmask.algorithms._functions import Hparams, State, environment_risks
+from sandmask.algorithms._functions import Hparams, Pairs, State, environment_risks, pairs_of
 from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, POSITIVE, Bounds, Choice, Constant, Hparam
 
@@ -52,22 +50,6 @@ class CondCAD(CAD):
     """CAD with every sum over examples of i's class; i counts if its sum has terms."""
 
     conditional = True
-
-
-class Pairs(NamedTuple):
-    """Properties of pairs of examples, [N, N], without padding."""
-
-    other: Tensor  # j is another example than i
-    same_class: Tensor
-    same_environment: Tensor
-
-
-def pairs_of(batch: EnvBatch) -> Pairs:
-    """The pairs of a batch."""
-    true, y = batch.weight.flatten() > 0, batch.y.flatten()
-    numbers, environments = torch.arange(len(y), device=y.device), batch.environments.flatten()
-    other = true & true.unsqueeze(-1) & (numbers != numbers.unsqueeze(-1))
-    return Pairs(other, y == y.unsqueeze(-1), environments == environments.unsqueeze(-1))
 
 
 def bottleneck(scores: Tensor, pairs: Pairs, flipped: Tensor, conditional: bool) -> Tensor:

@@ -24,8 +24,7 @@ from sandmask.gradients import MaskReport
 from sandmask.gradients import backward as backward_of
 from sandmask.gradients._checks import Params
 from sandmask.gradients._losses import Losses
-from sandmask.gradients._merging import merge
-from sandmask.gradients._processes import Message, check_initialized
+from sandmask.gradients._processes import Message, check_initialized, merge
 from sandmask.masks import GradientMoments, Mask
 
 __all__ = ["backward", "merge_moments"]

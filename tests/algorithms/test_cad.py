@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandmask.algorithms import Problem, State
-from sandmask.algorithms._pairs import pairs_of
+from sandmask.algorithms._functions import pairs_of
 from sandmask.algorithms.cad import bottleneck
 from sandmask.functional import EnvBatch, make_batch, random
 

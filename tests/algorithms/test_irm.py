@@ -1,4 +1,4 @@
-"""IRM against autograd on a dummy scale."""
+"""IRM and the information bottleneck against autograd on a dummy scale and PyTorch's variance."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask.algorithms.ib import feature_variances
 from sandmask.algorithms.irm import irm_penalty, scale_derivative
 from sandmask.functional import EnvBatch, make_batch, random
+
+Minibatches = list[tuple[Tensor, Tensor]]
+MakeHparams = Callable[..., dict[str, Tensor]]
 
 
 def naive_derivative(logits: Tensor, y: Tensor) -> Tensor:
@@ -68,8 +72,8 @@ def test_one_example_has_no_penalty() -> None:
     assert irm_penalty(logits, batch).tolist() == [0.0, 0.0]
 
 
-def test_trains_like_the_naive_objective_through_the_jump_of_the_weight(
-    hparams_of: Callable[..., dict[str, Tensor]], assert_minimizes: Callable[..., None]
+def test_irm_trains_like_the_naive_objective_through_the_jump_of_the_weight(
+    hparams_of: MakeHparams, assert_minimizes: Callable[..., None]
 ) -> None:
     def naive(model: nn.ModuleDict, minibatches: list[tuple[Tensor, Tensor]], step: int) -> Tensor:
         total = torch.zeros(())
@@ -80,3 +84,49 @@ def test_trains_like_the_naive_objective_through_the_jump_of_the_weight(
 
     hparams = hparams_of("IRM", irm_lambda=50, irm_penalty_anneal_iters=3)
     assert_minimizes("IRM", hparams, naive, reset_at=3)
+
+
+def test_variances_are_pytorchs_whatever_the_padding() -> None:
+    features, weight = torch.randn(3, 9, 4), torch.zeros(3, 9)
+    for e, count in enumerate((9, 6, 2)):
+        weight[e, :count] = 1
+    expected = torch.stack([features[e, :count].var(0).mean() for e, count in enumerate((9, 6, 2))])
+    torch.testing.assert_close(feature_variances(features, weight), expected)
+
+
+def test_one_example_has_no_variance() -> None:
+    assert not feature_variances(torch.randn(2, 1, 3), torch.ones(2, 1)).any()
+
+
+def test_ib_erm_trains_like_the_naive_objective(hparams_of: MakeHparams, assert_minimizes: Callable[..., None]) -> None:
+    def naive(model: nn.ModuleDict, minibatches: Minibatches, step: int) -> Tensor:
+        total = torch.zeros(())
+        for x, y in minibatches:
+            z = model["featurizer"](x)
+            total = total + F.cross_entropy(model["classifier"](z), y)
+            total = total + (20.0 if step >= 2 else 0.0) * z.var(dim=0).mean()
+        return total / len(minibatches)
+
+    hparams = hparams_of("IB_ERM", ib_lambda=20, ib_penalty_anneal_iters=2)
+    assert_minimizes("IB_ERM", hparams, naive, reset_at=2)
+
+
+def test_ib_irm_trains_like_the_naive_objective_through_both_jumps(
+    hparams_of: MakeHparams, assert_minimizes: Callable[..., None]
+) -> None:
+    def slope(logits: Tensor, y: Tensor) -> Tensor:
+        scale = torch.ones((), dtype=logits.dtype, requires_grad=True)
+        return torch.autograd.grad(F.cross_entropy(scale * logits, y), scale, create_graph=True)[0]
+
+    def naive(model: nn.ModuleDict, minibatches: Minibatches, step: int) -> Tensor:
+        total = torch.zeros(())
+        for x, y in minibatches:
+            z = model["featurizer"](x)
+            logits = model["classifier"](z)
+            penalty = slope(logits[::2], y[::2]) * slope(logits[1::2], y[1::2])
+            total = total + F.cross_entropy(logits, y) + (30.0 if step >= 2 else 1.0) * penalty
+            total = total + (20.0 if step >= 4 else 0.0) * z.var(dim=0).mean()
+        return total / len(minibatches)
+
+    hparams = hparams_of("IB_IRM", ib_lambda=20, ib_penalty_anneal_iters=4, irm_lambda=30, irm_penalty_anneal_iters=2)
+    assert_minimizes("IB_IRM", hparams, naive, reset_at=(2, 4))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sandmask.algorithms import ALGORITHMS, Problem, State
-from sandmask.algorithms._styles import Exchange
+from sandmask.algorithms.sagnet import Exchange
 from sandmask.functional import EnvBatch, make_batch, random
 
 Train = Callable[..., tuple[list[float], State]]

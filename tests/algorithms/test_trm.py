@@ -9,8 +9,7 @@ from torch.autograd.functional import hessian
 from torch.nn import functional as F
 
 from sandmask.algorithms import ALGORITHMS, Problem
-from sandmask.algorithms._linear import Examples, Heads
-from sandmask.algorithms.trm import inverse_hessian
+from sandmask.algorithms.trm import Examples, Heads, inverse_hessian
 from sandmask.functional import EnvBatch
 
 MakeHparams = Callable[..., dict[str, Tensor]]

@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.multiprocessing.spawn import start_processes
 
 import sandmask
-from sandmask.gradients import _merging
+from sandmask.gradients import _processes
 from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, SANDMask
 
 ENVIRONMENTS = 7
@@ -119,7 +119,7 @@ def messages(rank: int) -> dict[str, str]:
 def work(rank: int, world: int, folder: str) -> None:
     """What every process does."""
     torch.set_num_threads(1)
-    _merging._BUCKET = 10  # several buckets, even for these tensors
+    _processes._BUCKET = 10  # several buckets, even for these tensors
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     try:
         results = {

@@ -25,7 +25,6 @@ def test_there_are_examples() -> None:
         "sandmask",
         "sandmask.masks",
         "sandmask.masks._and",
-        "sandmask.masks._geometric",
         "sandmask.masks._sand",
         "sandmask.gradients._backward",
         "sandmask.gradients._validator",

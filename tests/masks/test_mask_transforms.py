@@ -15,7 +15,7 @@ from sandmask.masks import (
     rescale_by_sparsity,
     sand_weights,
 )
-from sandmask.masks import _evaluate as evaluation
+from sandmask.masks import _base as evaluation
 
 RESCALES = ["none", "sparsity"]
 

@@ -115,7 +115,7 @@ def test_bfloat16_accumulates_in_float32() -> None:
 
 
 def test_mixed_dtypes_and_many_tensors_go_through_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandmask.masks._welford._BUCKET", 20)
+    monkeypatch.setattr("sandmask.masks._moments._BUCKET", 20)
     dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float16]
     grads = [torch.randn(3, 1 + 3 * i).to(dtypes[i % 4]) for i in range(12)]
     streamed = GradientMoments()

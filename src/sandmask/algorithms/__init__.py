@@ -10,47 +10,43 @@ An algorithm is built for a `Problem` and is then three pure functions:
 `ALGORITHMS["SANDMask+VREx"]` is a mask on the gradients of an objective: see `Composed`.
 """
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, ObjectiveAlgorithm, Problem
+from sandmask.algorithms._composed import Composed
+from sandmask.algorithms._functions import (
     Hparams,
     Metrics,
-    ObjectiveAlgorithm,
-    Problem,
     State,
     adam_update,
     cross_entropy,
     descend,
     environment_risks,
 )
-from sandmask.algorithms._composed import Composed
-from sandmask.algorithms._diagnostics import DIAGNOSTICS, diagnostic_names, mask_diagnostics
 from sandmask.algorithms._held_out import HeldOutProbe
-from sandmask.algorithms._masked import LogMaskedAlgorithm, MaskedAlgorithm
+from sandmask.algorithms._rules import (
+    DIAGNOSTICS,
+    LogMaskedAlgorithm,
+    MaskedAlgorithm,
+    diagnostic_names,
+    mask_diagnostics,
+)
 from sandmask.algorithms.adrmx import ADRMX
 from sandmask.algorithms.agr import AgrRandAlgorithm, AgrSumAlgorithm
-from sandmask.algorithms.and_mask import ANDMaskAlgorithm
+from sandmask.algorithms.and_mask import ANDMaskAlgorithm, GeometricMeanAlgorithm, TemporalANDMask
 from sandmask.algorithms.arith import Arith
 from sandmask.algorithms.arm import ARM
 from sandmask.algorithms.cad import CAD, CondCAD
 from sandmask.algorithms.causirl import CausIRLCORAL, CausIRLMMD
-from sandmask.algorithms.cdann import CDANN
 from sandmask.algorithms.coral import CORAL
-from sandmask.algorithms.dann import DANN
+from sandmask.algorithms.dann import CDANN, DANN
 from sandmask.algorithms.eqrm import EQRM
 from sandmask.algorithms.erm import ERM
 from sandmask.algorithms.erm_plus_plus import ERMPlusPlus
 from sandmask.algorithms.fish import Fish
 from sandmask.algorithms.fishr import Fishr
-from sandmask.algorithms.genie import GENIE
-from sandmask.algorithms.genie_environments import EnvironmentGENIE
-from sandmask.algorithms.geometric_mean import GeometricMeanAlgorithm
+from sandmask.algorithms.genie import GENIE, EnvironmentGENIE
 from sandmask.algorithms.gga_l import GGAL
 from sandmask.algorithms.group_dro import GroupDRO
-from sandmask.algorithms.gsam import GSAM
-from sandmask.algorithms.ib_erm import IBERM
-from sandmask.algorithms.ib_irm import IBIRM
+from sandmask.algorithms.ib import IBERM, IBIRM
 from sandmask.algorithms.iga import IGA
 from sandmask.algorithms.irm import IRM
 from sandmask.algorithms.miro import MIRO
@@ -61,13 +57,11 @@ from sandmask.algorithms.mtl import MTL
 from sandmask.algorithms.pcgrad import PCGrad
 from sandmask.algorithms.rdm import RDM
 from sandmask.algorithms.rsc import RSC
-from sandmask.algorithms.sagm import SAGM
 from sandmask.algorithms.sagnet import SagNet
-from sandmask.algorithms.sam import SAM
+from sandmask.algorithms.sam import GSAM, SAGM, SAM
 from sandmask.algorithms.sand_mask import SANDMaskAlgorithm
 from sandmask.algorithms.sd import SD
 from sandmask.algorithms.selfreg import SelfReg
-from sandmask.algorithms.temporal_and_mask import TemporalANDMask
 from sandmask.algorithms.transfer import Transfer
 from sandmask.algorithms.trm import TRM
 from sandmask.algorithms.urm import URM

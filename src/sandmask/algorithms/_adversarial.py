@@ -1,95 +1,91 @@
-"""The common part of DANN and CDANN: a discriminator of environments, and a featurizer that learns to mislead it."""
+"""Training in turns with a discriminator of environments, for DANN, CDANN and ADRMX."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.func import vjp
+from torch import Tensor, nn
 
-from sandmask.algorithms._base import (
-    Algorithm,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    cross_entropy,
-    environment_risks,
-    one_hot,
-    trained,
-)
-from sandmask.algorithms._discriminator import Discriminator, discriminator_dropout, step_where
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule, Params
+from sandmask.algorithms._base import Algorithm
+from sandmask.algorithms._functions import Hparams, Metrics, State
+from sandmask.functional import AdamState, Dropout, EnvBatch, adam_step, random
+from sandmask.functional.adam import adam_where
+from sandmask.networks import MLP
+
+_NOISE = 1000  # the discriminator's dropout: a stream apart from the network's
+
+
+class Discriminator(nn.Module):
+    """Logits of the environment, from features; with `n_classes`, also an embedding for each class."""
+
+    def __init__(self, n_features: int, n_envs: int, n_classes: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.mlp = MLP(n_features, width, depth, n_envs)
+        if n_classes:
+            self.embedding = nn.Parameter(torch.randn(n_classes, n_features))
+
+    def forward(self, part: str, x: Tensor, drop: Dropout | None = None) -> Tensor:
+        """The part "embedding" of one-hot labels, or the "logits" of inputs."""
+        if part == "embedding":
+            return x.to(self.embedding.dtype) @ self.embedding
+        logits: Tensor = self.mlp(x, drop)
+        return logits
 
 
 class Adversarial(Algorithm):
-    """A discriminator d minimizes D; featurizer f and classifier c minimize R - lambda D.
+    """A discriminator minimizes D, and a generator, which is everything else, an objective G that contains -D.
 
-    D = sum_i v_i CE(d(z_i), e_i) + grad_penalty mean_i |grad_z CE(d(z_i), e_i)|^2, R = mean_e R_e, z = f(x).
-    Step t = 1, 2, ... is the discriminator's where t mod (1 + d_steps_per_g_step) < d_steps_per_g_step, and
-    else the generator's. Both have an Adam with betas (beta1, 0.9); `lr_g`, `lr_d`, `weight_decay_g` and
-    `weight_decay_d` take the place of `lr` and `weight_decay`.
+    Step t = 1, 2, ... is the discriminator's where t mod (1 + d_steps_per_g_step) < d_steps_per_g_step, and else the
+    generator's. Both have an Adam with betas (beta1, 0.9).
     """
 
-    conditional = False  # whether z is f(x) plus an embedding of the class
+    generator: tuple[str, ...] = ("params",)  # the vectors of the state that `adam` trains together
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        width, depth = problem.sizes.get("mlp_width", 256), problem.sizes.get("mlp_depth", 3)
-        n_classes = problem.n_classes if self.conditional else 0
-        n_features, n_envs = self.network.n_features, problem.n_envs
-        self.discriminator = FlatModule(lambda: Discriminator(n_features, n_envs, n_classes, width, depth))
+    @abstractmethod
+    def losses(
+        self, vectors: Sequence[Tensor], batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """G, D and the loss to report, of the generator's vectors and, as the last one, the discriminator's."""
 
-    def extra_state(self, seed: int) -> State:
-        """The discriminator and its optimizer."""
-        return trained("discriminator", self.discriminator, seed)
-
-    def example_weights(self, batch: EnvBatch) -> Tensor:
-        """The weight v [E, B] of each example in the discriminator's loss."""
-        return batch.weight / batch.weight.sum()
+    @abstractmethod
+    def rates(self, who: str, hparams: Hparams) -> Hparams:
+        """With `lr` and `weight_decay` of the generator, "g", or the discriminator, "d"."""
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update, of the discriminator or of the generator; one backward pass serves either."""
         turn = hparams["d_steps_per_g_step"]
         discriminates = (state["step"] + 1) % (1 + turn) < turn
-        sizes = [self.network.numel, self.discriminator.numel]
+        vectors = [state[name] for name in (*self.generator, "discriminator")]
+        sizes = [len(vector) for vector in vectors]
 
         def objective(joint: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            vector, d_vector = torch.split(joint, sizes)
-            features, risk = self._classify(self.network.unflatten(vector), batch, hparams)
-            confusion = self._confusion(self.discriminator.unflatten(d_vector), features, batch, hparams)
-            value = torch.where(discriminates, confusion, risk - hparams["lambda"] * confusion)
-            return value, (risk, confusion)
+            of_generator, confusion, loss = self.losses(torch.split(joint, sizes), batch, hparams, key)
+            return torch.where(discriminates, confusion, of_generator), (loss, confusion)
 
-        joint = torch.cat([state["params"], state["discriminator"]])
-        gradient, _, (risk, confusion) = self.problem.differentiate.gradient(objective, joint)
-        g_gradient, d_gradient = torch.split(gradient, sizes)
-        params, adam = step_where(~discriminates, state["params"], g_gradient, state["adam"], _of("g", hparams))
-        vector, d_adam = state["discriminator"], state["discriminator_adam"]
-        vector, d_adam = step_where(discriminates, vector, d_gradient, d_adam, _of("d", hparams))
-        changes = {"params": params, "adam": adam, "discriminator": vector, "discriminator_adam": d_adam}
-        metrics = {"loss": risk, "discriminator_loss": confusion}
-        return {**state, **changes, "step": state["step"] + 1}, metrics
+        joint = torch.cat(vectors)
+        gradient, _, (loss, confusion) = self.problem.differentiate.gradient(objective, joint)
+        parts = [sum(sizes[:-1]), sizes[-1]]
+        (g_vector, d_vector), (g_gradient, d_gradient) = torch.split(joint, parts), torch.split(gradient, parts)
+        g_vector, adam = _step_where(~discriminates, g_vector, g_gradient, state["adam"], self.rates("g", hparams))
+        d_vector, d_adam = _step_where(
+            discriminates, d_vector, d_gradient, state["discriminator_adam"], self.rates("d", hparams)
+        )
+        changes: State = dict(zip(self.generator, torch.split(g_vector, sizes[:-1]), strict=True))
+        changes |= {"adam": adam, "discriminator": d_vector, "discriminator_adam": d_adam, "step": state["step"] + 1}
+        return {**state, **changes}, {"loss": loss, "discriminator_loss": confusion}
 
-    def _classify(self, params: Params, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
-        """Features [E * B, n_features], and R."""
-        features = self.network.features(params, batch.inputs, self.dropout(batch, hparams))
-        logits = batch.split(self.network.classify(params, features))
-        return features, environment_risks(logits, batch).mean()
-
-    def _confusion(self, params: Params, z: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
-        """D."""
-        if self.conditional:
-            classes = one_hot(batch.y, self.problem.n_classes).flatten(0, 1)
-            z = z + self.discriminator(params, "embedding", classes)
-        drop = discriminator_dropout(self.problem, batch, hparams)
-        logits, pull_back = vjp(lambda z: self.discriminator(params, "logits", z, drop), z)  # type: ignore[misc]
-        envs = batch.environments
-        loss = (self.example_weights(batch) * cross_entropy(batch.split(logits), envs)).sum()
-        # Cross-entropy's gradient by the logits is softmax minus one-hot; `pull_back` takes it on to z.
-        (slope,) = pull_back(logits.softmax(-1) - one_hot(envs, batch.n_envs).flatten(0, 1))
-        penalty = batch.mean(batch.split(slope.square().sum(-1))).mean()
-        return loss + hparams["grad_penalty"] * penalty
+    def discriminator_dropout(self, batch: EnvBatch, hparams: Hparams) -> Dropout | None:
+        """The dropout noise of the discriminator."""
+        if not self.problem.dropout or "mlp_dropout" not in hparams:
+            return None
+        return Dropout(hparams["mlp_dropout"], random.fold(batch.example_keys.flatten(), _NOISE))
 
 
-def _of(who: str, hparams: Hparams) -> Hparams:
-    """With the learning rate and weight decay of the generator or the discriminator."""
-    return {**hparams, **{name: hparams[f"{name}_{who}"] for name in ("lr", "weight_decay")}}
+def _step_where(
+    when: Tensor, params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams
+) -> tuple[Tensor, AdamState]:
+    """A step of Adam where `when` is true; elsewhere nothing changes."""
+    lr, weight_decay, betas = hparams["lr"], hparams["weight_decay"], (hparams["beta1"], 0.9)
+    decoupled = hparams.get("decoupled_decay", 0.0)
+    moved, stepped = adam_step(params, gradient, adam, lr, weight_decay, betas, decoupled)
+    return torch.where(when, moved, params), adam_where(when, stepped, adam)

@@ -7,21 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update, descend, environment_risks
 from sandmask.errors import SandmaskError
-from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.dense import Dropout
-from sandmask.functional.differentiate import Differentiator, Functional
-from sandmask.functional.flat import FlatModule, Params
-from sandmask.hparams import Hparam, Like, seed_hash
+from sandmask.functional import Differentiator, Dropout, EnvBatch, Functional, Params, adam_init, adam_reset
+from sandmask.hparams import Hparam, Like
 from sandmask.networks import Featurizer, Network
 from sandmask.registry import Registry, parts_of
-
-State = dict[str, Any]  # a tree of tensors, with at least "params" (flat vector) and "step"
-Metrics = dict[str, Tensor]  # name -> 0-dimensional tensor, with at least "loss"; "diagnostics" is a vector
-Hparams = Mapping[str, Tensor]  # name -> 0-dimensional tensor
 
 
 @dataclass(frozen=True)
@@ -66,13 +58,15 @@ class Algorithm(ABC):
     # Whether all that it computes has kernels for K runs where the network's layers have. Gradients of the network that
     # it takes by `torch.func` have none: a network that stacks by kernels alone then trains one run after the other.
     stacks_by_kernels = True
-
-    # Whether several processes can divide its steps: the network is passed outside of transforms of `torch.func`.
-    divides = True
-
+    divides = True  # whether several processes can divide its steps: no pass of the network is in a transform
     linear_only = False  # whether the method takes the classifier for linear
+    least_envs = 1  # the number of training environments that the method needs at least
 
     def __init__(self, problem: Problem) -> None:
+        if problem.n_envs < self.least_envs:
+            raise SandmaskError(
+                f"{type(self).__name__} needs at least {self.least_envs} training environments. Found {problem.n_envs}."
+            )
         if self.linear_only and problem.nonlinear:
             raise SandmaskError(f"{type(self).__name__} needs a linear classifier. Leave out nonlinear_classifier.")
         self.problem = problem
@@ -130,10 +124,13 @@ class Algorithm(ABC):
         """Training-time features [E, B, n_features] of a batch, in one forward pass."""
         return batch.split(self.network.features(params, batch.inputs, self.dropout(batch, hparams)))
 
+    def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
+        """Training-time risks [E], in one forward pass."""
+        return environment_risks(self.logits(params, batch, hparams), batch)
+
     def risks_by(self, hparams: Hparams) -> Callable[[Tensor, EnvBatch], Tensor]:
-        """The risks [E] as a function of the parameters as one vector, and of a batch."""
-        unflatten = self.network.unflatten
-        return lambda vector, batch: environment_risks(self.logits(unflatten(vector), batch, hparams), batch)
+        """The risks as a function of the parameters as one vector, and of a batch."""
+        return lambda vector, batch: self.risks(self.network.unflatten(vector), batch, hparams)
 
     def risk_gradient(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> tuple[Tensor, Tensor]:
         """The gradient of mean_e R_e at these parameters, and its value."""
@@ -216,78 +213,11 @@ class ObjectiveAlgorithm(Algorithm):
                 f"{name}.objective should only update entries that the state has. Found new ones: {sorted(unknown)}. "
                 "Create them in `extra_state`."
             )
-        adam = state["adam"]
-        reset = self.resets_adam(state["step"], hparams)
+        step, adam = state["step"], state["adam"]
+        reset = self.resets_adam(step, hparams)
         if reset is not None:
             adam = adam_reset(adam, reset)
-        stepped = descend(state, gradient, adam, self.rates(state["step"], hparams))
-        return {**state, **changes, **stepped}, {"loss": loss}
-
-
-def descend(state: State, gradient: Tensor, adam: Any, hparams: Hparams) -> State:
-    """Return the entries of the state that an Adam step along `gradient` changes.
-
-    :param state: the run's state.
-    :param gradient: gradient of the flat parameter vector.
-    :param adam: Adam's state.
-    :param hparams: hyperparameters of the run.
-    """
-    params, adam = adam_update(state["params"], gradient, adam, hparams)
-    return {"params": params, "adam": adam, "step": state["step"] + 1}
-
-
-def adam_update(params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams) -> tuple[Tensor, AdamState]:
-    """Take an Adam step with a run's hyperparameters.
-
-    Uses `lr` and `weight_decay`, and `adam_beta1` and `decoupled_decay` if the run has them.
-
-    :param params: flat vector of parameters.
-    :param gradient: gradient of the same shape.
-    :param adam: Adam's state.
-    :param hparams: hyperparameters of the run.
-    :return: new parameters and state.
-    """
-    betas = (hparams.get("adam_beta1", 0.9), 0.999)
-    decoupled = hparams.get("decoupled_decay", 0.0)
-    return adam_step(params, gradient, adam, hparams["lr"], hparams["weight_decay"], betas, decoupled)
-
-
-def switched(state: State, hparams: Hparams, at: str, after: str, before: float = 0.0) -> Tensor:
-    """The hyperparameter `after` from the step `at` (another hyperparameter) on, and the number `before` until then."""
-    return torch.where(state["step"] >= hparams[at], hparams[after], before)
-
-
-def trained(name: str, module: FlatModule, seed: int) -> State:
-    """The entries of the state for a further network with an Adam of its own: `name` and `<name>_adam`."""
-    vector = module.init(seed_hash(seed, name))
-    return {name: vector, f"{name}_adam": adam_init(vector)}
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of every example.
-
-    :param logits: `[..., C]`.
-    :param y: labels `[...]`.
-    :return: losses `[...]`.
-    """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none")
-    return losses.view(y.shape)
-
-
-def one_hot(labels: Tensor, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Labels [...] as rows [..., n]."""
-    return (labels.unsqueeze(-1) == torch.arange(n, device=labels.device)).to(dtype)
-
-
-def environment_risks(logits: Tensor, batch: EnvBatch) -> Tensor:
-    """Return the mean cross-entropy of each environment.
-
-    :param logits: `[E, B, C]`.
-    :param batch: batch with the labels.
-    :return: risks `[E]`.
-    """
-    return batch.mean(cross_entropy(logits, batch.y))
+        return {**state, **changes, **descend(state, gradient, adam, self.rates(step, hparams))}, {"loss": loss}
 
 
 @dataclass(frozen=True)
@@ -305,7 +235,7 @@ class AlgorithmEntry:
     @property
     def kind(self) -> str | None:
         """What it is in a composition: "sharpness", "rule", "objective", or None: it does not compose."""
-        from sandmask.algorithms._composition import kind_of
+        from sandmask.algorithms._composed import kind_of
 
         return kind_of(self)
 
@@ -319,7 +249,7 @@ class _Algorithms(Registry[AlgorithmEntry]):
         parts = [super(_Algorithms, self).__getitem__(part) for part in parts_of(name)]
         if len(parts) == 1:
             return parts[0]
-        from sandmask.algorithms._composition import compose
+        from sandmask.algorithms._composed import compose
 
         return compose(name, parts, self.values())
 

@@ -1,22 +1,32 @@
-"""Methods that are put together: a rule for gradients, such as a mask, on the gradients of an objective."""
+"""Methods that are put together: a rule for gradients, such as a mask, on the gradients of an objective.
+
+Their names are compositions: `SANDMask+VREx`, `SAM+CORAL`, `SAM+ANDMask+IRM`.
+"""
 
 import copy
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import Algorithm, Hparams, Metrics, ObjectiveAlgorithm, Problem, State
-from sandmask.algorithms._combined import CombinedGradients
+from sandmask.algorithms._base import Algorithm, AlgorithmEntry, ObjectiveAlgorithm, Problem
 from sandmask.algorithms._copies import EnvironmentCopies
-from sandmask.algorithms._masked import MaskedAlgorithm
-from sandmask.algorithms._sharpness import SharpnessAware
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._functions import Hparams, Metrics, State
+from sandmask.algorithms._rules import CombinedGradients, LogMaskedAlgorithm, MaskedAlgorithm, SharpnessAware
+from sandmask.errors import SandmaskError
+from sandmask.functional import EnvBatch, Params, random
 from sandmask.masks import TensorMoments
 
 Rule = MaskedAlgorithm | CombinedGradients
+Kind = Literal["sharpness", "rule", "objective"]
+KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order that a name has them
+PLAIN = "ERM"  # the objective where none is named
+_PLURAL: Mapping[Kind, str] = {
+    "sharpness": "sharpness-aware methods",
+    "rule": "rules for gradients",
+    "objective": "objectives",
+}
 _RULE = 2000  # the rule's random numbers: a stream apart from the objective's
 
 
@@ -70,27 +80,26 @@ class Composed(Algorithm):
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
-
-        def found_at(vector: Tensor) -> _Found:
-            return self._found(vector, state, batch, hparams, key)
-
-        here = found_at(state["params"])
-        gradient = here.gradient
+        gradient, loss, changes, metrics = self._gradient(state["params"], state, batch, hparams, key)
         if self.sharpness is not None:
-            gradient = self.sharpness.aware(
-                gradient, state["params"], lambda vector: found_at(vector).gradient, hparams
-            )
-        state, metrics = self.objective.update(state, gradient, here.loss, here.changes, hparams)
-        return state, {**metrics, **here.metrics}
 
-    def _found(self, vector: Tensor, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> "_Found":
-        """The gradient at these parameters, after the rule."""
+            def gradient_at(vector: Tensor) -> Tensor:
+                return self._gradient(vector, state, batch, hparams, key)[0]
+
+            gradient = self.sharpness.aware(gradient, state["params"], gradient_at, hparams)
+        state, of_objective = self.objective.update(state, gradient, loss, changes, hparams)
+        return state, {**of_objective, **metrics}
+
+    def _gradient(
+        self, vector: Tensor, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, Tensor, State, Metrics]:
+        """The gradient at these parameters, after the rule; the objective, changes of the state, and metrics."""
         differentiate, n_envs = self.problem.differentiate, batch.n_envs
         if self.rule is None:
             gradient, loss, changes = differentiate.gradient(
                 lambda vector: self.objective.value(vector, state, batch, hparams, key), vector
             )
-            return _Found(gradient, loss, changes, {})
+            return gradient, loss, changes, {}
 
         def total(vectors: Tensor) -> tuple[Tensor, tuple[Tensor, State]]:
             value, changes = self._of_copies.value(vectors, state, batch, hparams, key)
@@ -98,7 +107,7 @@ class Composed(Algorithm):
 
         gradients, _, (loss, changes) = differentiate.gradient(total, vector.expand(n_envs, -1))
         gradient, of_rule, metrics = self.rule.direction(state, gradients, hparams, random.fold(key, _RULE))
-        return _Found(gradient, loss, {**changes, **of_rule}, metrics)
+        return gradient, loss, {**changes, **of_rule}, metrics
 
     # What a program for masks asks for, which takes the moments of the gradients in one pass; see `MaskedAlgorithm`.
 
@@ -120,8 +129,99 @@ class Composed(Algorithm):
         return state, {**of_objective, **metrics}
 
 
-class _Found(NamedTuple):
-    gradient: Tensor
-    loss: Tensor
-    changes: State
-    metrics: Metrics
+def kind_of(entry: AlgorithmEntry) -> Kind | None:
+    """What an algorithm is in a composition; None for one that has a step of its own."""
+    build = entry.build
+    if not isinstance(build, type):
+        return None
+    if issubclass(build, SharpnessAware) and build.step is SharpnessAware.step:
+        return "sharpness"
+    if issubclass(build, CombinedGradients) and build.step is CombinedGradients.step:
+        return "rule"
+    if issubclass(build, MaskedAlgorithm) and _is_its_mask(build):
+        return "rule"
+    if issubclass(build, ObjectiveAlgorithm) and build.step is ObjectiveAlgorithm.step:
+        return "objective"
+    return None
+
+
+def _is_its_mask(build: type[MaskedAlgorithm]) -> bool:
+    """Whether all of a method is in its mask, or in a `direction` of its own."""
+    steps = build.step in (MaskedAlgorithm.step, LogMaskedAlgorithm.step)
+    steps = steps or build.direction is not MaskedAlgorithm.direction
+    others = ("update", "risks", "predict")
+    return steps and all(getattr(build, name) is getattr(MaskedAlgorithm, name) for name in others)
+
+
+def compose(name: str, parts: Sequence[AlgorithmEntry], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry:
+    """The entry of a composition of `parts`, in whichever order they are named; ERM changes nothing.
+
+    :param name: as the user wrote it, for messages.
+    :param known: all algorithms: those that can be combined, for messages.
+    """
+    known = list(known)
+    chosen: dict[Kind, AlgorithmEntry] = {}
+    for entry in parts:
+        kind = kind_of(entry)
+        if kind is None:
+            raise _refusal(name, f"{entry.name} is neither an objective nor a rule for gradients.", known)
+        if kind in chosen:
+            both = f"{chosen[kind].name} and {entry.name}"
+            raise _refusal(name, f"{both} are both {_PLURAL[kind]}.", known)
+        chosen[kind] = entry
+    named = [chosen[kind] for kind in KINDS if kind in chosen and chosen[kind].name != PLAIN]
+    if len(named) < 2:
+        return (named or list(chosen.values()))[0]
+    if "rule" in chosen and "objective" in chosen and not _is_by_environment(chosen["objective"]):
+        raise _refusal(name, f"{chosen['objective'].name}'s gradient cannot be split by environment.", known)
+    _check_names(name, named)
+    chosen.setdefault("objective", next(entry for entry in known if entry.name == PLAIN))
+
+    def build(problem: Problem) -> Composed:
+        objective, rule, sharpness = (
+            chosen[kind].build(problem) if kind in chosen else None for kind in ("objective", "rule", "sharpness")
+        )
+        assert isinstance(objective, ObjectiveAlgorithm)
+        assert rule is None or isinstance(rule, MaskedAlgorithm | CombinedGradients)
+        assert sharpness is None or isinstance(sharpness, SharpnessAware)
+        return Composed(objective, rule, sharpness)
+
+    def caution(hparams: Mapping[str, float]) -> str | None:
+        return next((found for entry in named if (found := entry.caution(hparams)) is not None), None)
+
+    return AlgorithmEntry(
+        name="+".join(entry.name for entry in named),
+        summary=" on the gradients of ".join(entry.name for entry in named),
+        paper="; ".join(dict.fromkeys(entry.paper for entry in named)),
+        build=build,
+        hparams=[row for entry in reversed(named) for row in entry.hparams],
+        compares_environments=any(entry.compares_environments for entry in named),
+        caution=caution,
+    )
+
+
+def _is_by_environment(entry: AlgorithmEntry) -> bool:
+    return bool(getattr(entry.build, "by_environment", False))
+
+
+def _check_names(name: str, parts: Sequence[AlgorithmEntry]) -> None:
+    """Refuse parts that mean different things by one hyperparameter."""
+    seen: dict[str, str] = {}
+    for entry in parts:
+        for row in {row.name for row in entry.hparams}:
+            if row in seen:
+                raise SandmaskError(
+                    f"{name!r} cannot be composed: {seen[row]} and {entry.name} both have a hyperparameter {row!r}. "
+                    "Rename it in one of them."
+                )
+            seen[row] = entry.name
+
+
+def _refusal(name: str, reason: str, known: Sequence[AlgorithmEntry]) -> SandmaskError:
+    of_kind = {kind: [entry for entry in known if kind_of(entry) == kind] for kind in KINDS}
+    lists = "; ".join(f"{_PLURAL[kind]}: {', '.join(e.name for e in entries)}" for kind, entries in of_kind.items())
+    apart = " and ".join(entry.name for entry in of_kind["objective"] if not _is_by_environment(entry))
+    return SandmaskError(
+        f"{name!r} cannot be composed: {reason} Compose one of each kind, or two of them ({apart} not with a rule). "
+        f"{lists[0].upper()}{lists[1:]}."
+    )

@@ -3,15 +3,12 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import Algorithm, Hparams, Metrics, State, environment_risks
+from sandmask.algorithms._base import Algorithm
 from sandmask.algorithms._composed import Composed
-from sandmask.algorithms._masked import MaskedAlgorithm
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks
+from sandmask.algorithms._rules import MaskedAlgorithm
+from sandmask.functional import EnvBatch, Params
 from sandmask.masks import Mask, TensorMoments, agreement
-
-HELD_OUT_AGREEMENT, HELD_OUT_COHERENCE = "held_out_agreement", "held_out_coherence"
-HELD_OUT_DENSITY = "held_out_mask_density"
 
 
 class HeldOutProbe(MaskedAlgorithm):
@@ -57,11 +54,11 @@ class HeldOutProbe(MaskedAlgorithm):
         power = common + moments.m2.sum() / moments.count
         metrics = {
             "held_out_loss": risks.mean(),
-            HELD_OUT_AGREEMENT: agreed.sum() / reached.sum().clamp(min=1),
-            HELD_OUT_COHERENCE: common / power.clamp(min=torch.finfo(power.dtype).tiny),
+            "held_out_agreement": agreed.sum() / reached.sum().clamp(min=1),
+            "held_out_coherence": common / power.clamp(min=torch.finfo(power.dtype).tiny),
         }
         if self._masked is not None:
             mask = self.mask(hparams)  # without log-magnitudes there is a mask, but nothing to weigh by it
             weights = mask.element_weights(moments) if mask.needs_log_magnitude else mask.weigh(moments)[0]
-            metrics[HELD_OUT_DENSITY] = weights.mean()
+            metrics["held_out_mask_density"] = weights.mean()
         return state, metrics

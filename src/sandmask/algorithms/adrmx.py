@@ -1,46 +1,21 @@
 """Additive disentanglement of domain features with remix (Demirel et al., 2023)."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from sandmask.algorithms._adrmx_parts import (
-    NonlinearHeads,
-    contrast,
-    environment_loss,
-    masked_mean_loss,
-    pairs_of_classes,
-)
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    cross_entropy,
-    environment_risks,
-    trained,
-)
-from sandmask.algorithms._discriminator import Discriminator, discriminator_dropout, step_where
-from sandmask.functional.adam import adam_init
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.algorithms._adversarial import Adversarial, Discriminator
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, State, cross_entropy, environment_risks, pairs_of, trained
+from sandmask.functional import EnvBatch, FlatModule, adam_init, random
 from sandmask.hparams import BELOW_ONE, COUNT, DEPTH, NON_NEGATIVE, Choice, Constant, Hparam, Scope, seed_hash
 
-
-class _Vectors(NamedTuple):
-    """The parameters of all networks."""
-
-    params: Tensor
-    domain: Tensor
-    heads: Tensor
-    discriminator: Tensor
+TEMPERATURE, EPSILON = 0.07, 1e-5
 
 
-class ADRMX(Algorithm):
+class ADRMX(Adversarial):
     """Label features a and domain features b from two featurizers, and c = a - b. Heads h1, h2, hd; discriminator d.
 
     d minimizes CE(d(c), e), and the rest minimizes
@@ -50,10 +25,11 @@ class ADRMX(Algorithm):
 
     with e the number of the environment, S a supervised contrastive loss and Rmx = (1/C) sum over classes of
     CE(h1(c_i + b_j), y), for two random examples i and j of the class, if it has two. (DomainBed's code takes i and j
-    from the whole minibatch by mistake.) Step t = 1, 2, ... is d's where t mod (1 + d_steps_per_g_step) <
-    d_steps_per_g_step. Both have an Adam with betas (beta1, 0.9) and no weight decay. The prediction is h1(a).
+    from the whole minibatch by mistake.) See `Adversarial` for the alternation and the optimizers, which have no weight
+    decay. The prediction is h1(a).
     """
 
+    generator = ("params", "domain", "heads")
     averaged = ("params", "heads")
 
     def __init__(self, problem: Problem) -> None:
@@ -74,40 +50,20 @@ class ADRMX(Algorithm):
             "adam": adam_init(torch.cat([domain, domain, heads])),
         }
 
-    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
-        """One update, of the discriminator or of the rest; one backward pass serves either."""
-        turn = hparams["d_steps_per_g_step"]
-        discriminates = (state["step"] + 1) % (1 + turn) < turn
-        vectors = [state[name] for name in _Vectors._fields]
-        sizes = [len(vector) for vector in vectors]
+    def rates(self, who: str, hparams: Hparams) -> Hparams:
+        """See `Adversarial.rates`."""
+        return {**hparams, "weight_decay": torch.zeros_like(hparams["lr"])}
 
-        def objective(joint: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            loss, confusion = self._losses(_Vectors(*torch.split(joint, sizes)), batch, hparams, key)
-            return torch.where(discriminates, confusion, loss), (loss, confusion)
-
-        joint = torch.cat(vectors)
-        gradient, _, (loss, confusion) = self.problem.differentiate.gradient(objective, joint)
-        parts = [sum(sizes[:3]), sizes[3]]
-        (old, old_d), (of_rest, of_d) = torch.split(joint, parts), torch.split(gradient, parts)
-        own = {**hparams, "weight_decay": torch.zeros_like(hparams["lr"])}
-        rest, adam = step_where(~discriminates, old, of_rest, state["adam"], own)
-        discriminator, d_adam = step_where(discriminates, old_d, of_d, state["discriminator_adam"], own)
-        params, domain, heads = torch.split(rest, sizes[:3])
-        changes: State = {"params": params, "domain": domain, "heads": heads, "discriminator": discriminator}
-        changes |= {"adam": adam, "discriminator_adam": d_adam, "step": state["step"] + 1}
-        metrics = {"loss": loss + hparams["disc_lambda"] * confusion, "discriminator_loss": confusion}
-        return {**state, **changes}, metrics
-
-    def _losses(self, vectors: _Vectors, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of the rest, and the discriminator's."""
-        heads, drop = self.heads.unflatten(vectors.heads), self.dropout(batch, hparams)
-        a, b = (
-            self.network.features(self.network.unflatten(vector), batch.inputs, drop)
-            for vector in (vectors.params, vectors.domain)
-        )
+    def losses(
+        self, vectors: Sequence[Tensor], batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the rest minimizes, what d minimizes, and the former without the part of d."""
+        *featurizers, of_heads, of_discriminator = vectors
+        heads, drop = self.heads.unflatten(of_heads), self.dropout(batch, hparams)
+        a, b = (self.network.features(self.network.unflatten(vector), batch.inputs, drop) for vector in featurizers)
         c = a - b
-        discriminator = self.discriminator.unflatten(vectors.discriminator)
-        d_drop = discriminator_dropout(self.problem, batch, hparams)
+        discriminator = self.discriminator.unflatten(of_discriminator)
+        d_drop = self.discriminator_dropout(batch, hparams)
         confusion = environment_loss(self.discriminator(discriminator, "logits", c, d_drop), batch)
         first, second, counts = pairs_of_classes(batch, self.problem.n_classes, key)
         classes = torch.arange(self.problem.n_classes, device=key.device)
@@ -116,16 +72,70 @@ class ADRMX(Algorithm):
             environment_risks(batch.split(self.heads(heads, "label", a)), batch).mean()
             + environment_risks(batch.split(self.heads(heads, "difference", c)), batch).mean()
             + hparams["dclf_lambda"] * environment_loss(self.heads(heads, "domain", b), batch)
-            + hparams["rmxd_lambda"] * masked_mean_loss(remixed, counts)
+            + hparams["rmxd_lambda"] * torch.where(counts, remixed, 0.0).mean()
             + hparams["cnt_lambda"] * (contrast(a, batch) + contrast(c, batch))
             - hparams["disc_lambda"] * confusion
         )
-        return loss, confusion
+        return loss, confusion, loss + hparams["disc_lambda"] * confusion
 
     def predict(self, state: State, x: Tensor) -> Tensor:
         """Logits by the label features' head."""
         features = self.network.features(self.network.unflatten(state["params"]), x)
         return self.heads(self.heads.unflatten(state["heads"]), "label", features)
+
+
+class NonlinearHeads(nn.Module):
+    """Three classifiers F - F/2 - F/4 - out with ReLUs: "label", "difference" (of classes) and "domain".
+
+    A layer is no narrower than the output.
+    """
+
+    def __init__(self, n_features: int, n_classes: int, n_envs: int) -> None:
+        super().__init__()
+        outs = {"label": n_classes, "difference": n_classes, "domain": n_envs}
+        self.heads = nn.ModuleDict({name: _head(n_features, out) for name, out in outs.items()})
+
+    def forward(self, which: str, x: Tensor) -> Tensor:
+        """Logits by one of them."""
+        logits: Tensor = self.heads[which](x)
+        return logits
+
+
+def _head(n_features: int, n_out: int) -> nn.Sequential:
+    half, quarter = max(n_features // 2, n_out), max(n_features // 4, n_out)
+    layers = nn.Linear(n_features, half), nn.ReLU(), nn.Linear(half, quarter), nn.ReLU(), nn.Linear(quarter, n_out)
+    return nn.Sequential(*layers)
+
+
+def contrast(features: Tensor, batch: EnvBatch) -> Tensor:
+    """S: every example's mean over others j of its class of -log(q_ij + 1e-5), summed, over their number plus 1.
+
+    q_ij = e_ij / (sum_(k != i) e_ik + 2e-5), e_ij = exp(cos(z_i, z_j) / 0.07): the published weight of 1/2 on pairs
+    within an environment, and of 1/2 on the others, cancels but for the constant.
+    """
+    pairs = pairs_of(batch)
+    positive = pairs.other & pairs.same_class
+    unit = F.normalize(features, dim=-1)
+    exponentials = torch.where(pairs.other, torch.exp(unit @ unit.T / TEMPERATURE), 0.0)
+    share = exponentials / (exponentials.sum(-1, keepdim=True) + 2.0 * EPSILON)
+    counts = positive.sum(-1)
+    means = torch.where(positive, -torch.log(share + EPSILON), 0.0).sum(-1) / counts.clamp_min(1)
+    return means.sum() / ((counts > 0).sum() + 1)
+
+
+def pairs_of_classes(batch: EnvBatch, n_classes: int, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each class two random examples of it, numbered as in `batch.inputs`, and whether it has two: [C] each."""
+    classes = torch.arange(n_classes, device=key.device).unsqueeze(-1)
+    member = (batch.y.flatten() == classes) & (batch.weight.flatten() > 0)
+    noise = random.uniform(random.fold(batch.example_keys.flatten(), key))
+    order = torch.where(member, noise, 2.0).argsort(stable=True)
+    last = min(1, order.shape[-1] - 1)
+    return order[:, 0], order[:, last], member.sum(-1) >= 2
+
+
+def environment_loss(logits: Tensor, batch: EnvBatch) -> Tensor:
+    """The cross-entropy of the environments' numbers, of logits [N, E]."""
+    return batch.mean(cross_entropy(batch.split(logits), batch.environments)).mean()
 
 
 def _of_networks(scope: Scope, lr: float, draw: Choice) -> tuple[Hparam, ...]:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, Metrics, State, descend
-from sandmask.algorithms._masked import MaskedAlgorithm
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State, descend
+from sandmask.algorithms._rules import MaskedAlgorithm
+from sandmask.functional import EnvBatch, random
 from sandmask.functional.differentiate import moments_of
 from sandmask.masks import AgrSum, Mask, TensorMoments
 
@@ -29,13 +29,9 @@ class AgrRandAlgorithm(AgrSumAlgorithm):
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
-
-        def risks(vector: Tensor, batch: EnvBatch) -> Tensor:
-            return self.risks(self.network.unflatten(vector), batch, hparams)
-
-        moments, values = self.problem.differentiate.environment_moments(risks, state["params"], batch)
+        moments, risks = self.problem.differentiate.environment_moments(self.risks_by(hparams), state["params"], batch)
         gradient, metrics = self._filled(moments, hparams, key)
-        return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": values.mean(), **metrics}
+        return {**state, **descend(state, gradient, state["adam"], hparams)}, {"loss": risks.mean(), **metrics}
 
     def direction(
         self, state: State, gradients: Tensor, hparams: Hparams, key: Tensor

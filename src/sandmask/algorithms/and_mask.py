@@ -1,9 +1,15 @@
-"""AND-mask (Parascandolo et al., Learning explanations that are hard to vary, ICLR 2021)."""
+"""AND-mask, its variant with a memory, and the geometric mean (after Parascandolo et al., ICLR 2021)."""
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
-from sandmask.algorithms._masked import MaskedAlgorithm
-from sandmask.hparams import FRACTION, Bounds, Constant, Hparam, Uniform
-from sandmask.masks import ANDMask, Mask
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State
+from sandmask.algorithms._rules import LogMaskedAlgorithm, MaskedAlgorithm
+from sandmask.hparams import BELOW_ONE, FRACTION, Bounds, Choice, Constant, Hparam, Uniform
+from sandmask.masks import ANDMask, GeometricMean, Mask, Rescale, TensorMoments
 
 TAU = (
     Hparam("tau", 1.0, Uniform(0, 1), FRACTION),
@@ -18,17 +24,52 @@ PAPER = "Parascandolo et al., Learning explanations that are hard to vary, ICLR 
 class ANDMaskAlgorithm(MaskedAlgorithm):
     """m = 1[|mean_e sign(g_e)| >= tau]; the update is m * mean_e(g_e), with `rescale` divided by the mean of m."""
 
+    rescale: Rescale = "none"
+
     def mask(self, hparams: Hparams) -> Mask:
         """The mask of eq. 1's condition."""
-        return ANDMask(tau=hparams["tau"])
+        return ANDMask(tau=hparams["tau"], rescale=self.rescale)
 
 
-class RescaledANDMaskAlgorithm(MaskedAlgorithm):
+class RescaledANDMaskAlgorithm(ANDMaskAlgorithm):
     """The same, divided by the mask's density tensor by tensor, as in ILC's and DomainBed's code."""
 
+    rescale = "sparsity"
+
+
+class TemporalANDMask(ANDMaskAlgorithm):
+    """m = 1[|a| >= tau]; the update is m * mean_e(g_e), with `rescale` divided by the mean of m.
+
+    a is the moving average a <- b a + (1 - b) mean_e sign(g_e) over steps, from 0 and corrected by 1 / (1 - b^t), where
+    b is `sign_memory`; with 0 it is the AND-mask.
+
+    The paper has a "temporal AND-mask Adam" (its algorithm 1) for many environments that do not fit into one
+    minibatch; its code was not released. This is our own rule after that idea, not a transcription: averaging the
+    signs of all environments, the correction, masking the gradient before Adam, and the values of b are ours.
+    """
+
+    training_only = ("signs", "signs_weight")
+
+    def extra_state(self, seed: int) -> State:
+        """The moving sums of the signs and of their weights."""
+        return {"signs": torch.zeros(self.network.numel), "signs_weight": torch.zeros(())}
+
+    def masked(self, state: State, moments: TensorMoments, hparams: Hparams) -> tuple[Tensor, State, Metrics]:
+        """The AND-mask of the averaged signs."""
+        memory = hparams["sign_memory"]
+        signs = memory * state["signs"] + (1.0 - memory) * (moments.sign_sum / moments.count)
+        weight = memory * state["signs_weight"] + (1.0 - memory)  # 1 - b^t, rounded like signs that always agreed
+        averaged = replace(moments, sign_sum=signs / weight * moments.count)
+        gradient, _, metrics = super().masked(state, averaged, hparams)
+        return gradient, {"signs": signs, "signs_weight": weight}, metrics
+
+
+class GeometricMeanAlgorithm(LogMaskedAlgorithm):
+    """sign(mean_e g_e) exp(mean_e log |g_e|) where |mean_e sign(g_e)| >= tau, and 0 elsewhere."""
+
     def mask(self, hparams: Hparams) -> Mask:
-        """The same mask."""
-        return ANDMask(tau=hparams["tau"], rescale="sparsity")
+        """The geometric mean with the AND-mask's threshold."""
+        return GeometricMean(tau=hparams["tau"])
 
 
 ALGORITHMS.register(
@@ -47,5 +88,24 @@ ALGORITHMS.register(
         paper=PAPER,
         build=RescaledANDMaskAlgorithm,
         hparams=TAU,
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="ANDMask-temporal",
+        summary="AND-mask whose agreement is also averaged over steps",
+        paper=f"a variant of ours; {PAPER}",
+        build=TemporalANDMask,
+        compares_environments=False,
+        hparams=(*TAU, RESCALE, Hparam("sign_memory", 0.9, Choice(0.5, 0.9, 0.99), BELOW_ONE)),
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="GeometricMean",
+        summary="Update by the geometric mean of the environments' gradients where enough of them agree",
+        paper=PAPER,
+        build=GeometricMeanAlgorithm,
+        hparams=(*TAU, RESCALE),
     )
 )

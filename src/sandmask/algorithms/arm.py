@@ -5,18 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    State,
-    environment_risks,
-    trained,
-)
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks, trained
+from sandmask.functional import EnvBatch, FlatModule
 from sandmask.hparams import COUNT, Constant, Hparam
 from sandmask.networks import MLP, Network
 

@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
-from sandmask.algorithms._pairs import Pairs, pairs_of
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, Pairs, State, environment_risks, pairs_of
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, POSITIVE, Bounds, Choice, Constant, Hparam
 
 _BASE_TEMPERATURE = 0.07

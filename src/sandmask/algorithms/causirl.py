@@ -5,18 +5,15 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
-from sandmask.algorithms._matching import GAMMA
-from sandmask.algorithms.coral import feature_moments, mean_pairwise_square
-from sandmask.algorithms.mmd import kernel_sum
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms.coral import GAMMA, MatchingAlgorithm, coral_distance
+from sandmask.algorithms.mmd import attached, kernel_sum
+from sandmask.functional import EnvBatch, random
 
 PAPER = "Chevalley et al., Invariant causal mechanisms through distribution matching, 2022"
 
 
-class CausIRL(ObjectiveAlgorithm):
+class CausIRL(MatchingAlgorithm):
     """min mean_e R_e + gamma D(P, Q), for two random mixtures P and Q of the environments' features.
 
     P has the first s_e examples of every environment e and Q the others, with s_e drawn uniformly from 0 to B - 1 at
@@ -24,42 +21,35 @@ class CausIRL(ObjectiveAlgorithm):
     """
 
     @abstractmethod
-    def distance(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def distance_of_parts(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """D, of features [E, B, F]; the members [E, B] of P and of Q have weight 1, all others 0."""
 
-    def objective(
-        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
-    ) -> tuple[Tensor, State]:
-        """The mean risk plus the weighted distance."""
-        features = self.features(params, batch, hparams)
-        risks = environment_risks(self.network.classify(params, features), batch)
+    def distance(self, features: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
+        """D, of random parts."""
         first = random_part(batch, key)
         second = batch.weight - first
         enough = torch.logical_and(first.sum() >= 2, second.sum() >= 2)
         # Where there are too few, both are all examples: a distance without NaN, in value and gradient.
         parts = (torch.where(enough, part, batch.weight) for part in (first, second))
-        penalty = torch.where(enough, self.distance(features, *parts), 0.0)
-        return risks.mean() + hparams["mmd_gamma"] * penalty, {}
+        return torch.where(enough, self.distance_of_parts(features, *parts), 0.0)
 
 
 class CausIRLCORAL(CausIRL):
     """CausIRL with D = mean (mu_P - mu_Q)^2 + mean (C_P - C_Q)^2: the distance of CORAL."""
 
-    def distance(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def distance_of_parts(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """The squared differences of means and of covariances."""
         both = features.flatten(0, 1).expand(2, -1, -1)
-        means, covariances = feature_moments(both, torch.stack([first.flatten(), second.flatten()]))
-        return mean_pairwise_square(means) + mean_pairwise_square(covariances)
+        return coral_distance(both, torch.stack([first.flatten(), second.flatten()]))
 
 
 class CausIRLMMD(CausIRL):
     """CausIRL with D = K_PP + K_QQ - 2 K_PQ: the distance of MMD, with its kernels."""
 
-    def distance(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def distance_of_parts(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """The squared discrepancy, with its gradient attached rather than recorded, as in MMD."""
         known = features.detach()
-        value, gradient = discrepancy_of_parts(known, first.to(known.dtype), second.to(known.dtype))
-        return value + ((features - known) * gradient).sum()
+        return attached(features, *discrepancy_of_parts(known, first.to(known.dtype), second.to(known.dtype)))
 
 
 def random_part(batch: EnvBatch, key: Tensor) -> Tensor:

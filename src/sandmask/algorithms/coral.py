@@ -1,9 +1,31 @@
-"""Deep CORAL between environments (Sun and Saenko, ECCV 2016)."""
+"""Deep CORAL between environments (Sun and Saenko, ECCV 2016), and what it shares with MMD and CausIRL."""
+
+from abc import abstractmethod
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
-from sandmask.algorithms._matching import GAMMA, MatchingAlgorithm, centred_features
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, environment_risks
+from sandmask.functional import EnvBatch, Params
+from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
+
+GAMMA = Hparam("mmd_gamma", 1.0, LogUniform(10, -1, 1), NON_NEGATIVE)
+
+
+class MatchingAlgorithm(ObjectiveAlgorithm):
+    """min mean_e R_e + gamma D, where D is a distance between distributions of features."""
+
+    @abstractmethod
+    def distance(self, features: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
+        """D, of features [E, B, F]; 0 for a single environment."""
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        """The mean risk plus the weighted distance."""
+        features = self.features(params, batch, hparams)
+        risks = environment_risks(self.network.classify(params, features), batch)
+        return risks.mean() + hparams["mmd_gamma"] * self.distance(features, batch, key), {}
 
 
 class CORAL(MatchingAlgorithm):
@@ -12,16 +34,32 @@ class CORAL(MatchingAlgorithm):
     mu_e and C_e are the mean and covariance of environment e's features; the inner means are over elements.
     """
 
-    def distance(self, features: Tensor, weight: Tensor) -> Tensor:
+    def distance(self, features: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
         """The squared differences of means and of covariances."""
-        means, covariances = feature_moments(features, weight)
-        return mean_pairwise_square(means) + mean_pairwise_square(covariances)
+        return coral_distance(features, batch.weight)
+
+
+def coral_distance(features: Tensor, weight: Tensor) -> Tensor:
+    """The squared differences of means and of covariances, of features [E, B, F] and weights [E, B]."""
+    means, covariances = feature_moments(features, weight)
+    return mean_pairwise_square(means) + mean_pairwise_square(covariances)
 
 
 def feature_moments(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Means [E, D] and unbiased covariances [E, D, D] of each environment's features [E, B, D]."""
+    """Means [E, F] and unbiased covariances [E, F, F] of each environment's features [E, B, F]."""
     means, centred, free = centred_features(features, weight)
     return means, centred.transpose(1, 2) @ centred / free.unsqueeze(-1)
+
+
+def centred_features(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each environment's mean feature [E, F], the features less that (0 for padding) [E, B, F], and B - 1 or 1 [E, 1].
+
+    The last is what unbiased variances and covariances are divided by.
+    """
+    weight = weight.unsqueeze(-1)
+    count = weight.sum(1)
+    means = (features * weight).sum(1) / count
+    return means, (features - means.unsqueeze(1)) * weight, (count - 1.0).clamp_min(1.0)
 
 
 def mean_pairwise_square(values: Tensor) -> Tensor:

@@ -3,18 +3,9 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    Problem,
-    State,
-    environment_risks,
-)
-from sandmask.errors import SandmaskError
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Bounds, Hparam, LogUniform, Uniform
 
 _HALVINGS = 32
@@ -37,17 +28,13 @@ class EQRM(ObjectiveAlgorithm):
 
     changes_at = ("eqrm_burnin_iters",)
     later_lr = "eqrm_lr"
-
-    def __init__(self, problem: Problem) -> None:
-        if problem.n_envs < 2:
-            raise SandmaskError("EQRM takes a quantile of the environments' risks: it needs at least 2. Found 1.")
-        super().__init__(problem)
+    least_envs = 2
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The mean of the risks, then their quantile."""
-        risks = environment_risks(self.logits(params, batch, hparams), batch)
+        risks = self.risks(params, batch, hparams)
         burnt_in = state["step"] >= hparams["eqrm_burnin_iters"]
         return torch.where(burnt_in, quantile(risks, hparams["eqrm_quantile"]), risks.mean()), {}
 

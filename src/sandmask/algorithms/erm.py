@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State
+from sandmask.functional import EnvBatch, Params
 
 
 class ERM(ObjectiveAlgorithm):
@@ -14,7 +14,7 @@ class ERM(ObjectiveAlgorithm):
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The mean of the environments' risks."""
-        return environment_risks(self.logits(params, batch, hparams), batch).mean(), {}
+        return self.risks(params, batch, hparams).mean(), {}
 
 
 ALGORITHMS.register(

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, Metrics, Problem, State, adam_update
-from sandmask.algorithms._parts import Parts
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update
 from sandmask.algorithms.erm import ERM
-from sandmask.functional.adam import adam_init, adam_where
+from sandmask.functional import adam_init
+from sandmask.functional.adam import adam_where
 from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, LogUniform
 
 

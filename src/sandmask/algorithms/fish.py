@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State, adam_update
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update
+from sandmask.functional import EnvBatch, random
 from sandmask.hparams import FRACTION, Choice, Hparam
 
 

@@ -1,14 +1,13 @@
-"""GENIE: steps weighted by the signal-to-noise ratio of each parameter's gradient over time (Cho et al., ICML 2025)."""
+"""GENIE: steps weighted by the signal-to-noise ratio of each parameter's gradient (Cho et al., ICML 2025)."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State
-from sandmask.functional import random
-from sandmask.functional.adam import AdamState
-from sandmask.functional.batch import EnvBatch
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State
+from sandmask.functional import AdamState, EnvBatch, random
 from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Choice, Hparam, LogUniform
 from sandmask.networks import Network
 
@@ -37,6 +36,28 @@ class GENIE(Algorithm):
         averages = averaged(state["adam"], gradient + hparams["weight_decay"] * state["params"])
         params = moved(state["params"], signal(averages), self.network, hparams, key)
         return {**state, "params": params, "adam": averages, "step": state["step"] + 1}, {"loss": loss}
+
+
+class EnvironmentGENIE(Algorithm):
+    """w <- w - a u / (1 - p) for a random share 1 - p of the parameters, u = k q m + (1 - k) n: GENIE's step.
+
+    m is the mean of the environments' gradients, weight decay included, and s2 their unbiased variance over
+    environments, 1e-8 where that is 0. The share of s2 that is left in m is r = 1 / E:
+
+    - q = 1 / (1 + s2 / (E (m^2 + 1e-8))), k = tanh(min(1 / s2, 10)), and n as in GENIE.
+
+    There is no memory: every step has the gradients of one minibatch. k depends on the scale of the gradients, like the
+    released SAND-mask.
+    """
+
+    def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
+        """One update."""
+        risks, differentiate = self.risks_by(hparams), self.problem.differentiate
+        moments, values = differentiate.environment_moments(risks, state["params"], batch)
+        mean = moments.mean + hparams["weight_decay"] * state["params"]
+        found = weighed(mean, moments.m2 / max(moments.count - 1, 1), 1.0 / moments.count)
+        params = moved(state["params"], found, self.network, hparams, key)
+        return {**state, "params": params, "step": state["step"] + 1}, {"loss": values.mean()}
 
 
 class Signal(NamedTuple):
@@ -100,6 +121,15 @@ ALGORITHMS.register(
         paper=PAPER,
         build=GENIE,
         compares_environments=False,
+        hparams=HPARAMS,
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="GENIE-environments",
+        summary="GENIE with the signal-to-noise ratio over environments instead of time",
+        paper=f"a variant of ours; {PAPER}",
+        build=EnvironmentGENIE,
         hparams=HPARAMS,
     )
 )

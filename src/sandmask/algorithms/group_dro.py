@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 
@@ -20,7 +20,7 @@ class GroupDRO(ObjectiveAlgorithm):
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The risks, weighted by how bad they are and have been."""
-        risks = environment_risks(self.logits(params, batch, hparams), batch)
+        risks = self.risks(params, batch, hparams)
         known = risks.detach()
         # Taking the largest risk off all of them leaves q as it is and keeps a diverging run's exp finite.
         q = state["q"] * torch.exp(hparams["groupdro_eta"] * (known - known.amax()))

@@ -3,9 +3,9 @@
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, environment_risks
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 
@@ -26,7 +26,7 @@ class IGA(ObjectiveAlgorithm):
 
         def risk(params: Params, fields: EnvBatch) -> Tensor:
             one = EnvBatch(*(field.unsqueeze(0) for field in fields))
-            return environment_risks(self.logits(params, one, hparams), one)[0]
+            return self.risks(params, one, hparams)[0]
 
         # The objective is itself differentiated: `torch.func` nests, in itself as in plain autograd.
         gradients, risks = vmap(grad_and_value(risk), in_dims=(None, 0))(params, batch)

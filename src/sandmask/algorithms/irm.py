@@ -2,18 +2,9 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-    one_hot,
-    switched,
-)
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, environment_risks, one_hot, switched
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
 PENALTY = (
@@ -36,12 +27,13 @@ class IRM(ObjectiveAlgorithm):
         """The mean risk plus the weighted penalty."""
         logits = self.logits(params, batch, hparams)
         risk = environment_risks(logits, batch).mean()
-        return risk + irm_weight(state, hparams) * irm_penalty(logits, batch).mean(), {}
+        return risk + weighted_irm_penalty(logits, state, batch, hparams), {}
 
 
-def irm_weight(state: State, hparams: Hparams) -> Tensor:
-    """The weight of the penalty at this step."""
-    return switched(state, hparams, "irm_penalty_anneal_iters", "irm_lambda", before=1.0)
+def weighted_irm_penalty(logits: Tensor, state: State, batch: EnvBatch, hparams: Hparams) -> Tensor:
+    """lambda times the mean penalty, at this step."""
+    weight = switched(state, hparams, "irm_penalty_anneal_iters", "irm_lambda", before=1.0)
+    return weight * irm_penalty(logits, batch).mean()
 
 
 def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:

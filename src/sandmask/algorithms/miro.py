@@ -6,19 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    environment_risks,
-)
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks
 from sandmask.errors import SandmaskError
-from sandmask.functional.adam import adam_init
-from sandmask.functional.batch import EnvBatch
+from sandmask.functional import EnvBatch, adam_init
 from sandmask.hparams import NON_NEGATIVE, Choice, Constant, Hparam
 
 _FIRST, _SMALLEST = 0.1, 1e-5  # variances

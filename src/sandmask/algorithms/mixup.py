@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, cross_entropy
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, cross_entropy
+from sandmask.functional import EnvBatch, Params, random
 from sandmask.hparams import POSITIVE, Hparam, LogUniform
 
 

@@ -3,21 +3,9 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    adam_update,
-    descend,
-)
-from sandmask.errors import SandmaskError
-from sandmask.functional import random
-from sandmask.functional.adam import adam_init
-from sandmask.functional.batch import EnvBatch
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update, descend
+from sandmask.functional import EnvBatch, adam_init, random
 from sandmask.hparams import COUNT, NON_NEGATIVE, Choice, Hparam, LogUniform
 
 
@@ -30,10 +18,7 @@ class MLDG(Algorithm):
     decay only. It trains nothing where all environments are held out; here one at least is trained on.)
     """
 
-    def __init__(self, problem: Problem) -> None:
-        if problem.n_envs < 2:
-            raise SandmaskError("MLDG holds out training environments: it needs at least 2. Found 1.")
-        super().__init__(problem)
+    least_envs = 2
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
-from sandmask.algorithms._matching import GAMMA, MatchingAlgorithm
+from sandmask.algorithms.coral import GAMMA, MatchingAlgorithm
+from sandmask.functional import EnvBatch
 
 SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
@@ -18,11 +19,14 @@ class MMD(MatchingAlgorithm):
     with s in SCALES.
     """
 
-    def distance(self, features: Tensor, weight: Tensor) -> Tensor:
+    def distance(self, features: Tensor, batch: EnvBatch, key: Tensor) -> Tensor:
         """The squared discrepancy, with its gradient attached rather than recorded."""
-        known = features.detach()
-        value, gradient = discrepancy(known, weight)
-        return value + ((features - known) * gradient).sum()
+        return attached(features, *discrepancy(features.detach(), batch.weight))
+
+
+def attached(features: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """The value, such that its gradient by the features is this one."""
+    return value + ((features - features.detach()) * gradient).sum()
 
 
 def discrepancy(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

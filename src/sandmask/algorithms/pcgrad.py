@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
-from sandmask.algorithms._combined import CombinedGradients
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams
+from sandmask.algorithms._rules import CombinedGradients
 from sandmask.functional import random
 
 

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams, ObjectiveAlgorithm, State, cross_entropy
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, cross_entropy
+from sandmask.algorithms.mmd import attached
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, IntUniform, Uniform
 
 SCALES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
@@ -63,7 +64,7 @@ def discrepancy(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
             kernel, slope = kernel + term, slope - 2.0 * scale * gaps * term
         total.append(shares @ kernel @ signed.flatten())
         gradients.append(2.0 * shares * (slope @ signed.flatten()))
-    return torch.stack(total).sum() + ((values - known) * torch.stack(gradients)).sum()
+    return attached(values, torch.stack(total).sum(), torch.stack(gradients))
 
 
 ALGORITHMS.register(

@@ -4,24 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    adam_update,
-    environment_risks,
-)
-from sandmask.algorithms._parts import Parts
-from sandmask.algorithms._styles import Exchange
-from sandmask.functional import random
-from sandmask.functional.adam import adam_init
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update, environment_risks
+from sandmask.functional import EnvBatch, FlatModule, adam_init, random
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform, seed_hash
+
+_EPSILON = 1e-5
 
 
 class SagNet(Algorithm):
@@ -67,11 +55,10 @@ class SagNet(Algorithm):
             return environment_risks(batch.split(logits), batch).mean(), ()
 
         gradient, loss, _ = self.problem.differentiate.gradient(risk, state["params"])
-        pieces = zip(self.parts.split(state["params"]), self.parts.split(gradient), strict=True)
-        (featurizer, adam), (content, content_adam) = (
-            adam_update(part, piece, state[name], hparams)
-            for name, (part, piece) in zip(("adam", "content_adam"), pieces, strict=True)
-        )
+        featurizer, content = self.parts.split(state["params"])
+        of_featurizer, of_content = self.parts.split(gradient)
+        featurizer, adam = adam_update(featurizer, of_featurizer, state["adam"], hparams)
+        content, content_adam = adam_update(content, of_content, state["content_adam"], hparams)
         params = torch.cat([featurizer, content])
         return {**state, "params": params, "adam": adam, "content_adam": content_adam}, loss
 
@@ -102,6 +89,37 @@ class SagNet(Algorithm):
     def _features(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
         params = self.network.unflatten(vector)
         return self.network.features(params, batch.inputs, self.dropout(batch, hparams))
+
+
+class Exchange:
+    """A random partner for every example of a batch, and a ratio, both drawn by the examples' own keys."""
+
+    def __init__(self, batch: EnvBatch, key: Tensor) -> None:
+        rows = random.fold(batch.example_keys.flatten(), key)
+        true = batch.weight.flatten() > 0
+        self.ratio = random.uniform(random.fold(rows, 0)).unsqueeze(-1)
+        # The n-th true example is given the n-th of the true examples in random order: padding takes no part.
+        shuffled = torch.where(true, random.uniform(random.fold(rows, 1)), 2.0).argsort(stable=True)
+        self.partner = shuffled[(true.cumsum(0) - 1).clamp_min(0)]
+
+    def mix_styles(self, features: Tensor) -> Tensor:
+        """Features [N, F] whose styles lie between their own and their partner's."""
+        content, mean, variance = take_apart(features)
+        mean = self.ratio * mean + (1.0 - self.ratio) * mean[self.partner]
+        variance = self.ratio * variance + (1.0 - self.ratio) * variance[self.partner]
+        return content * (variance + _EPSILON).sqrt() + mean
+
+    def swap_contents(self, features: Tensor) -> Tensor:
+        """Features [N, F] of their own style and their partner's content, which counts as a constant."""
+        content, mean, variance = take_apart(features)
+        return content[self.partner].detach() * (variance + _EPSILON).sqrt() + mean
+
+
+def take_apart(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Content [N, F], the normalized features, and style: their means and variances, [N, 1] each."""
+    mean = features.mean(-1, keepdim=True)
+    variance = features.var(-1, keepdim=True)
+    return (features - mean) / (variance + _EPSILON).sqrt(), mean, variance
 
 
 ALGORITHMS.register(

@@ -1,9 +1,15 @@
-"""Sharpness-aware minimization (Foret et al., ICLR 2021)."""
+"""Sharpness-aware methods: SAM, GSAM and SAGM."""
 
 from torch import Tensor
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
-from sandmask.algorithms._sharpness import RHO, SharpnessAware
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams
+from sandmask.algorithms._rules import SharpnessAware
+from sandmask.hparams import NON_NEGATIVE, Choice, Hparam, LogUniform
+
+RHO = Hparam("rho", 0.05, Choice(0.01, 0.02, 0.05, 0.1), NON_NEGATIVE)
+_SAGM_ALPHA = Choice(5e-4, 1e-3)
+_EPSILON = 1e-12
 
 
 class SAM(SharpnessAware):
@@ -14,6 +20,34 @@ class SAM(SharpnessAware):
         return there
 
 
+class GSAM(SharpnessAware):
+    """Update by g_p - alpha g_perp, where g_p is SAM's gradient and g_perp the part of g = grad R(w) across it.
+
+    g_perp = g - (g . g_p / |g_p|^2) g_p. Going against it lowers the gap R(w + eps) - R(w) and leaves R(w + eps) as it
+    is, to first order. The default of alpha is that of published code for domain generalization; the draw is ours.
+    """
+
+    def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
+        """g_p - alpha g_perp."""
+        across = here - (here * there).sum() / (there.square().sum() + _EPSILON) * there
+        return there - hparams["alpha"] * across
+
+
+class SAGM(SharpnessAware):
+    """Update by (g + g_p) / 2, where g = grad R(w), g_p = grad R(w + (rho / |g| - alpha) g) and R = mean_e R_e.
+
+    The step back by alpha g makes the gradients at both points match, to first order.
+    """
+
+    def reach(self, norm: Tensor, hparams: Hparams) -> Tensor:
+        """rho / |g| - alpha."""
+        return super().reach(norm, hparams) - hparams["alpha"]
+
+    def combine(self, here: Tensor, there: Tensor, hparams: Hparams) -> Tensor:
+        """The mean of both."""
+        return 0.5 * (here + there)
+
+
 ALGORITHMS.register(
     AlgorithmEntry(
         name="SAM",
@@ -22,5 +56,30 @@ ALGORITHMS.register(
         build=SAM,
         compares_environments=False,
         hparams=(RHO,),
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="GSAM",
+        summary="SAM, with a smaller gap between the loss here and at the worst point nearby",
+        paper="Zhuang et al., Surrogate gap minimization improves sharpness-aware training, ICLR 2022",
+        build=GSAM,
+        compares_environments=False,
+        hparams=(RHO, Hparam("alpha", 1e-3, LogUniform(10, -4, -0.5), NON_NEGATIVE)),
+    )
+)
+ALGORITHMS.register(
+    AlgorithmEntry(
+        name="SAGM",
+        summary="Lower the loss here and at the worst point nearby, and match their gradients",
+        paper="Wang et al., Sharpness-aware gradient matching for domain generalization, CVPR 2023",
+        build=SAGM,
+        compares_environments=False,
+        hparams=(
+            RHO,
+            Hparam("alpha", 1e-3, _SAGM_ALPHA, NON_NEGATIVE),
+            Hparam("alpha", 5e-4, _SAGM_ALPHA, NON_NEGATIVE, dataset="OfficeHome"),
+            Hparam("alpha", 5e-4, _SAGM_ALPHA, NON_NEGATIVE, dataset="DomainNet"),
+        ),
     )
 )

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Hparams
-from sandmask.algorithms._masked import MaskedAlgorithm
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry
+from sandmask.algorithms._functions import Hparams
+from sandmask.algorithms._rules import MaskedAlgorithm
 from sandmask.algorithms.and_mask import RESCALE
 from sandmask.hparams import FRACTION, POSITIVE, Hparam, LogUniform, Uniform
-from sandmask.masks import Mask, SANDMask
+from sandmask.masks import Mask, Rescale, SANDMask
 
 TAU = (Hparam("tau", 1.0, Uniform(0, 1), FRACTION), Hparam("tau", 0.9, Uniform(0.9, 1), FRACTION, space="recipe"))
 GAIN = Hparam("k", 10.0, LogUniform(10, -3, 5), POSITIVE)
@@ -26,17 +27,17 @@ def caution(hparams: Mapping[str, float]) -> str | None:
 class SANDMaskAlgorithm(MaskedAlgorithm):
     """m = max(0, tanh((A - tau) / s2)), A = |mean_e sign(g_e)|, s2 = var_e(g_e) / mean_e(g_e)^2."""
 
+    rescale: Rescale = "none"
+
     def mask(self, hparams: Hparams) -> Mask:
         """The mask of equations 2 and 3."""
-        return SANDMask(tau=hparams["tau"])
+        return SANDMask(tau=hparams["tau"], rescale=self.rescale)
 
 
-class RescaledSANDMaskAlgorithm(MaskedAlgorithm):
+class RescaledSANDMaskAlgorithm(SANDMaskAlgorithm):
     """The same, divided by the mask's density tensor by tensor."""
 
-    def mask(self, hparams: Hparams) -> Mask:
-        """The same mask."""
-        return SANDMask(tau=hparams["tau"], rescale="sparsity")
+    rescale = "sparsity"
 
 
 class ReleasedSANDMaskAlgorithm(MaskedAlgorithm):

@@ -5,20 +5,9 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    environment_risks,
-    trained,
-)
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks, trained
+from sandmask.functional import EnvBatch, FlatModule, random
 
 _FEATURES = 0.3  # the weight of the features beside the logits
 _EPSILON = 1e-5

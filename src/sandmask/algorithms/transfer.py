@@ -1,24 +1,11 @@
 """Transfer: a classifier that stays good for the environments' worst neighbours (Zhang et al., NeurIPS 2021)."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    adam_update,
-    environment_risks,
-)
-from sandmask.algorithms._parts import Parts
-from sandmask.functional.adam import AdamState, adam_init
-from sandmask.functional.batch import EnvBatch
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update, environment_risks
+from sandmask.functional import AdamState, EnvBatch, adam_init
 from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Constant, Hparam, LogUniform, Uniform
 
 MOST_STEPS = 10
@@ -50,15 +37,15 @@ class Transfer(Algorithm):
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of each part."""
         gradient, loss = self.risk_gradient(state["params"], batch, hparams)
-        both = zip(self.parts.split(state["params"]), self.parts.split(gradient), strict=True)
-        (old_featurizer, of_featurizer), (old_head, of_head) = both
-        featurizer = _optimized(Part(old_featurizer, state["adam"]), of_featurizer, hparams)
-        head = _optimized(Part(old_head, state["head_adam"]), of_head, hparams)
-        of_gap, gap = self._gap_gradient(featurizer.vector, head.vector, state["adversary"], batch, hparams)
-        featurizer = _optimized(featurizer, of_gap, hparams)
-        params = torch.cat([featurizer.vector, head.vector])
-        adversary = self._ascended(params, head.vector, batch, hparams)
-        changes = {"params": params, "adam": featurizer.adam, "head_adam": head.adam, "adversary": adversary}
+        featurizer, head = self.parts.split(state["params"])
+        of_featurizer, of_head = self.parts.split(gradient)
+        featurizer, adam = _optimized(featurizer, of_featurizer, state["adam"], hparams)
+        head, head_adam = _optimized(head, of_head, state["head_adam"], hparams)
+        of_gap, gap = self._gap_gradient(featurizer, head, state["adversary"], batch, hparams)
+        featurizer, adam = _optimized(featurizer, of_gap, adam, hparams)
+        params = torch.cat([featurizer, head])
+        adversary = self._ascended(params, head, batch, hparams)
+        changes = {"params": params, "adam": adam, "head_adam": head_adam, "adversary": adversary}
         return {**state, **changes, "step": state["step"] + 1}, {"loss": loss, "gap": gap}
 
     def _gap_gradient(
@@ -92,18 +79,11 @@ class Transfer(Algorithm):
         return hparams["t_lambda"] * (risks.amax() - risks.amin())
 
 
-class Part(NamedTuple):
-    """A part of the model and its optimizer."""
-
-    vector: Tensor
-    adam: AdamState
-
-
-def _optimized(part: Part, gradient: Tensor, hparams: Hparams) -> Part:
+def _optimized(vector: Tensor, gradient: Tensor, adam: AdamState, hparams: Hparams) -> tuple[Tensor, AdamState]:
     """After one step of Adam, or of plain SGD where `gda` is 1."""
-    vector, adam = adam_update(part.vector, gradient, part.adam, hparams)
-    plain = part.vector - hparams["lr"] * (gradient + hparams["weight_decay"] * part.vector)
-    return Part(torch.where(hparams["gda"] > 0, plain, vector), adam)
+    plain = vector - hparams["lr"] * (gradient + hparams["weight_decay"] * vector)
+    vector, adam = adam_update(vector, gradient, adam, hparams)
+    return torch.where(hparams["gda"] > 0, plain, vector), adam
 
 
 ALGORITHMS.register(

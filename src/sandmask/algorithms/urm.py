@@ -4,21 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    Problem,
-    State,
-    adam_update,
-    environment_risks,
-    trained,
-)
-from sandmask.functional import random
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import FlatModule
+from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
+from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update, environment_risks, trained
+from sandmask.functional import EnvBatch, FlatModule, random
 from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Hparam, LogUniform, Uniform
 
 WIDTH, MOST_LAYERS = 100, 3

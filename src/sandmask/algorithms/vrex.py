@@ -2,17 +2,9 @@
 
 from torch import Tensor
 
-from sandmask.algorithms._base import (
-    ALGORITHMS,
-    AlgorithmEntry,
-    Hparams,
-    ObjectiveAlgorithm,
-    State,
-    environment_risks,
-    switched,
-)
-from sandmask.functional.batch import EnvBatch
-from sandmask.functional.flat import Params
+from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
+from sandmask.algorithms._functions import Hparams, State, switched
+from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
 
@@ -28,7 +20,7 @@ class VREx(ObjectiveAlgorithm):
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
         """The mean of the risks plus their weighted variance."""
-        risks = environment_risks(self.logits(params, batch, hparams), batch)
+        risks = self.risks(params, batch, hparams)
         mean = risks.mean()
         weight = switched(state, hparams, "vrex_penalty_anneal_iters", "vrex_lambda", before=1.0)
         return mean + weight * (risks - mean).square().mean(), {}

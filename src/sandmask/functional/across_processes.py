@@ -20,7 +20,7 @@ from sandmask.errors import SandmaskError
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.differentiate import Autograd, Differentiator, EnvironmentLosses, Objective
 from sandmask.functional.ranks import Ranks
-from sandmask.gradients._merging import reduce_sums
+from sandmask.gradients._processes import reduce_sums
 from sandmask.masks import TensorMoments, gradient_moments
 from sandmask.masks._welford import Sums, fold_sums
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,24 +13,15 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sandmask.gradients._averaging import averaged, describe_error
-from sandmask.gradients._checks import Params, check_mask, check_whole, trainable_parameters
+from sandmask.gradients._checks import Params, check_whole, checked_parameters
 from sandmask.gradients._losses import EnvironmentGradients, Losses, gradients_by_environment
-from sandmask.gradients._merging import merge
-from sandmask.gradients._processes import (
-    Message,
-    Processes,
-    describe_mask,
-    exchange,
-    parameter_norms,
-    resolve_processes,
-)
+from sandmask.gradients._processes import Processes, moments_of_processes, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._validator import check_graph
 from sandmask.masks import GradientMoments, Mask, MaskError
+from sandmask.masks._base import check_count
 from sandmask.masks._errors import warn_once
-from sandmask.masks._evaluate import check_count
 
 # First parameters of models, held weakly: those whose optimizer has not stepped yet, and all that were ever watched.
 _pending = WeakIdKeyDictionary()
@@ -161,7 +151,7 @@ def masked_backward(
     """Fill `.grad`, with `collect` to fold the losses' gradients into moments."""
     how = resolve_processes(processes, group)
     if how == "alone":
-        named = _checked(params, mask)
+        named = checked_parameters(params, mask)
         if isinstance(losses, Collection) and not (isinstance(losses, Tensor) and losses.ndim != 1):
             check_count(len(losses))  # before any work is done
         moments = collect(losses, named, mask)
@@ -171,37 +161,6 @@ def masked_backward(
     if on_report is not None:
         on_report(report)
     return report
-
-
-def moments_of_processes(
-    losses: Losses,
-    params: Params,
-    mask: Mask,
-    collect: Callable[..., GradientMoments],
-    processes: Processes,
-    group: dist.ProcessGroup | None,
-) -> tuple[dict[str, Tensor], GradientMoments]:
-    """The parameters by name, and the moments of the environments of all processes, the same in each of them."""
-    try:
-        named = _checked(params, mask)
-        message = Message(processes, describe_mask(mask), parameter_norms(named))
-        average = partial(averaged, named=named, group=group, message=message) if processes == "average" else None
-    except Exception as error:
-        exchange(Message(processes, error=describe_error(error)), group)
-        raise
-    if average is not None:  # which itself tells the other processes of errors
-        return named, collect(losses, named, mask, transform=average)
-    try:
-        moments = collect(losses, named, mask)
-    except Exception as error:
-        exchange(replace(message, error=describe_error(error)), group)
-        raise
-    return named, merge(moments, group, message, named)
-
-
-def _checked(params: Params, mask: Mask) -> dict[str, Tensor]:
-    check_mask(mask)
-    return trainable_parameters(params)
 
 
 @torch.enable_grad()  # what is asked for are gradients
@@ -221,18 +180,13 @@ def collect_moments(
     """
     params = list(named.values())
 
-    def check_first_loss(loss: Tensor) -> None:
+    def prepare(loss: Tensor) -> Tensor:
         check_graph(loss, params[0])
         scaling.check_unscaled(loss)
+        return scaling.scale_loss(loss)
 
     moments = mask.new_moments(check_finite=check_finite and not scaling.active)
-    environments = gradients_by_environment(
-        losses,
-        params,
-        retain_graph=retain_graph,
-        scale=scaling.scale_loss,
-        on_first_loss=check_first_loss,
-    )
+    environments = gradients_by_environment(losses, params, retain_graph=retain_graph, prepare=prepare)
     unscaled: Iterator[EnvironmentGradients] = map(scaling.unscale, environments)
     for gradients in unscaled if transform is None else transform(unscaled):
         moments.update(dict(zip(named, gradients, strict=True)))

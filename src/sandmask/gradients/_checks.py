@@ -16,11 +16,12 @@ Method = Literal["auto", "loop", "batched"]
 AT_ONCE_LIMIT = 128 * 1024 * 1024
 
 
-def trainable_parameters(params: Params) -> dict[str, Tensor]:
-    """The parameters that require gradients by name, shared ones once.
+def checked_parameters(params: Params, mask: object) -> dict[str, Tensor]:
+    """The parameters that require gradients by name, shared ones once, if the mask is one.
 
     `named_parameters()` brings names; a plain parameter is called by its number and shape.
     """
+    _check_mask(mask)
     if isinstance(params, nn.Module):
         raise MaskError("Parameter `params` should be an iterable of parameters. Pass `model.named_parameters()`.")
     if isinstance(params, Tensor):
@@ -63,7 +64,7 @@ def check_whole(name: str, param: Tensor) -> None:
     )
 
 
-def check_mask(mask: object) -> None:
+def _check_mask(mask: object) -> None:
     """Raise unless it is a mask. Common mistakes are its class, and arguments in another order."""
     if isinstance(mask, Mask):
         return

@@ -1,6 +1,7 @@
 """Per-environment gradients of a model: one environment after the other, or many at once. The numbers are the same."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -9,19 +10,16 @@ from torch.func import functional_call, grad, vmap
 
 from sandmask.gradients._backward import fill_gradients
 from sandmask.gradients._checks import (
-    Batches,
     Method,
     check_batches,
-    check_mask,
     check_request,
+    checked_parameters,
     choose_method,
     trainable,
-    trainable_parameters,
 )
 from sandmask.gradients._losses import gradients_by_environment, scalar_loss
-from sandmask.gradients._merging import merge
 from sandmask.gradients._one_pass import OnePass, known_cases
-from sandmask.gradients._processes import Message, Processes, describe_mask, parameter_norms, resolve_processes
+from sandmask.gradients._processes import Processes, merge, message_of, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import NoParameters, UnsupportedError
@@ -30,6 +28,7 @@ from sandmask.masks._finite import all_finite
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 NamedGradients = dict[str, Tensor]
+Piece = tuple[list[int], NamedGradients]  # some environments, and their gradients
 
 # What fails in these ways may well work in a loop (`vmap` takes no branch on a value, and has not every rule); if not,
 # that has the plainer error.
@@ -59,10 +58,7 @@ def environment_gradients(
     :param per_sample: treat every example as an environment, as in ILC.
     :return: the gradients by parameter name, `[E, *shape]`, in the order of `batches`.
     """
-    check_request(model, method, None)
-    checked, params = check_batches(batches, per_sample=per_sample), trainable(model)
-    method = choose_method(method, model, params, len(checked))
-    pieces = list(_pieces(model, loss_fn, checked, params, method, one_pass=not per_sample))
+    pieces = list(_Passes(model, loss_fn, batches, method, per_sample=per_sample).pieces())
     order = torch.tensor([e for envs, _ in pieces for e in envs]).argsort()
     together = {name: torch.cat([grads[name] for _, grads in pieces]) for name in pieces[0][1]}
     return {name: grads[order.to(grads.device)] for name, grads in together.items()}
@@ -96,15 +92,11 @@ def environment_moments(
     :param check_finite: raise a `MaskError` that names the parameter and the environment of a gradient that is inf
         or NaN.
     """
-    check_request(model, method, chunk_size)
-    checked, params = check_batches(batches, per_sample=per_sample), trainable(model)
-    method = choose_method(method, model, params, min(len(checked), chunk_size or len(checked)))
-    one_pass = not per_sample and chunk_size is None
-    if method != "loop" and one_pass and not log_magnitude:
-        folded = _folded(model, loss_fn, checked, params, check_finite=check_finite)
-        if folded is not None:
-            return folded
-    pieces = _pieces(model, loss_fn, checked, params, method, one_pass=one_pass, chunk_size=chunk_size)
+    passes = _Passes(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size)
+    folded = None if log_magnitude else passes.folded(check_finite=check_finite)
+    if folded is not None:
+        return folded
+    pieces = passes.pieces()
     envs, first = next(pieces)
     moments = GradientMoments.of_gradients(
         first, log_magnitude=log_magnitude, check_finite=check_finite, environments=envs
@@ -140,8 +132,7 @@ def set_gradients(
     >>> model.weight.grad.shape
     torch.Size([1, 2])
     """
-    check_mask(mask)
-    named = trainable_parameters(named_params)
+    named = checked_parameters(named_params, mask)
     if missing := [name for name in moments.names if name not in named]:
         raise MaskError(
             f"Parameter `named_params` should name the tensors of the moments. {missing[0]!r} is not among them: "
@@ -154,124 +145,110 @@ def set_gradients(
             '`set_gradients`, or use `sandmask.backward(..., processes="average")`.'
         )
     if how == "merge":
-        merge(moments, group, Message(how, describe_mask(mask), parameter_norms(named)), named)
+        merge(moments, group, message_of(how, mask, named), named)
     return fill_gradients(named, mask, moments, Scaling(None))
 
 
-def _pieces(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    batches: Batches,
-    params: NamedGradients,
-    method: Method,
-    *,
-    one_pass: bool,
-    chunk_size: int | None = None,
-) -> Iterator[tuple[list[int], NamedGradients]]:
-    """Pieces of the result: some environments, and their gradients."""
-    if method == "loop":
-        yield from _loop(model, loss_fn, batches, params)
-        return
-    if one_pass:
+class _Passes:
+    """The ways to take the gradients of a model, with a batch of every environment."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        method: Method,
+        *,
+        per_sample: bool,
+        chunk_size: int | None = None,
+    ) -> None:
+        check_request(model, method, chunk_size)
+        self.model, self.loss_fn = model, loss_fn
+        self.batches, self.params = check_batches(batches, per_sample=per_sample), trainable(model)
+        self.chunk_size = min(chunk_size or len(self.batches), len(self.batches))
+        self.method = choose_method(method, model, self.params, self.chunk_size)
+        self.in_one_pass = self.method != "loop" and not per_sample and chunk_size is None
+
+    def pieces(self) -> Iterator[Piece]:
+        """Pieces of the result: some environments, and their gradients."""
+        if self.in_one_pass:
+            try:
+                return iter([(list(range(len(self.batches))), self._one_pass().gradients())])
+            except _REFUSED:
+                if self.method == "auto" and _convolves(self.model):
+                    return self._loop()
+        if self.method == "loop":
+            return self._loop()
+        pieces = self._vmapped()
         try:
-            found = _one_pass(model, loss_fn, batches, params).gradients()
+            first = next(pieces)
+        except _REFUSED as error:
+            if self.method == "batched":
+                raise MaskError(f'The environments cannot be batched: {error}. Use method="loop".') from error
+            return self._loop()
+        return chain([first], pieces)
+
+    def folded(self, *, check_finite: bool) -> GradientMoments | None:
+        """Moments that were folded layer by layer in one pass, on a CPU; None where that cannot be, or where a gradient
+        is not finite: then the other ways have an error to name.
+        """
+        if not self.in_one_pass or any(param.device.type != "cpu" for param in self.params.values()):
+            return None
+        try:
+            found = self._one_pass(fold=True).moments()
         except _REFUSED:
-            if method == "auto" and _convolves(model):
-                yield from _loop(model, loss_fn, batches, params)
-                return
-        else:
-            yield list(range(len(batches))), found
-            return
-    pieces = _vmapped(model, loss_fn, batches, params, chunk_size)
-    try:
-        first = next(pieces)
-    except _REFUSED as error:
-        if method == "batched":
-            raise MaskError(f'The environments cannot be batched: {error}. Use method="loop".') from error
-        yield from _loop(model, loss_fn, batches, params)
-    else:
-        yield first
-        yield from pieces
+            return None
+        if len(found) < len(self.params):
+            return None
+        if check_finite and not all(all_finite([moments.mean for moments in found.values()])):
+            return None
+        return GradientMoments.of_named(found, self.params, check_finite=check_finite)
 
+    def _one_pass(self, *, fold: bool = False) -> OnePass:
+        sizes = [len(y) for _, y in self.batches]
+        alike = {(x.shape[1:], x.dtype, x.device) for x, _ in self.batches}
+        if len(alike) > 1:
+            raise UnsupportedError("the environments' examples differ in shape or type")
+        known, case = known_cases(self.model), (*sizes, *alike, self.model.training)
+        tape = OnePass(self.params, sizes, fold=fold, traces=case not in known)
+        with tape:
+            output = self.model(tape.trace(torch.cat([x for x, _ in self.batches])))
+            if not isinstance(output, Tensor) or len(output) != sum(sizes):
+                raise UnsupportedError("the model's output is not one tensor with a row per example")
+            parts = zip(torch.split(output, sizes), self.batches, strict=True)
+            found = [self.loss_fn(rows, y) for rows, (_, y) in parts]
+        losses = [scalar_loss(loss, e) for e, loss in enumerate(found)]
+        if case not in known:
+            tape.check_independence(losses[0])
+            known.add(case)
+        tape.run(losses, list(self.params.values()))
+        return tape
 
-def _folded(
-    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients, *, check_finite: bool
-) -> GradientMoments | None:
-    """Moments that were folded layer by layer in one pass, on a CPU; None where that cannot be, or where a gradient is
-    not finite: then the other ways have an error to name.
-    """
-    if any(param.device.type != "cpu" for param in params.values()):
-        return None
-    try:
-        found = _one_pass(model, loss_fn, batches, params, fold=True).moments()
-    except _REFUSED:
-        return None
-    if len(found) < len(params) or (check_finite and not all(all_finite([m.mean for m in found.values()]))):
-        return None
-    return GradientMoments.of_named({name: found[name] for name in params}, params, check_finite=check_finite)
+    def _loop(self) -> Iterator[Piece]:
+        params = self.params
+        losses = (self.loss_fn(self.model(x), y) for x, y in self.batches)
+        for e, grads in enumerate(gradients_by_environment(losses, list(params.values()))):
+            of_one = dict(zip(params, grads, strict=True))
+            if sparse := [name for name, g in of_one.items() if g is not None and g.layout is not torch.strided]:
+                raise MaskError(f"The gradient of `{sparse[0]}` should be dense. Build its module with sparse=False.")
+            yield [e], {n: torch.zeros_like(params[n])[None] if g is None else g[None] for n, g in of_one.items()}
 
+    def _vmapped(self) -> Iterator[Piece]:
+        def loss(values: NamedGradients, x: Tensor, y: Tensor) -> Tensor:
+            # What finds the model's own parameters (in a list, or from the loss) does not see those in their places.
+            with NoParameters(self.params):
+                return scalar_loss(self.loss_fn(functional_call(self.model, values, (x,)), y), 0)
 
-def _one_pass(
-    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients, *, fold: bool = False
-) -> OnePass:
-    sizes = [len(y) for _, y in batches]
-    alike = {(x.shape[1:], x.dtype, x.device) for x, _ in batches}
-    if len(alike) > 1:
-        raise UnsupportedError("the environments' examples differ in shape or type")
-    known, case = known_cases(model), (*sizes, *alike, model.training)
-    tape = OnePass(params, sizes, fold=fold, traces=case not in known)
-    with tape:
-        output = model(tape.trace(torch.cat([x for x, _ in batches])))
-        if not isinstance(output, Tensor) or len(output) != sum(sizes):
-            raise UnsupportedError("the model's output is not one tensor with a row per example")
-        parts = zip(torch.split(output, sizes), batches, strict=True)
-        found = [loss_fn(rows, y) for rows, (_, y) in parts]
-    losses = [scalar_loss(loss, e) for e, loss in enumerate(found)]
-    if case not in known:
-        tape.check_independence(losses[0])
-        known.add(case)
-    tape.run(losses, list(params.values()))
-    return tape
-
-
-def _loop(
-    model: nn.Module, loss_fn: LossFunction, batches: Batches, params: NamedGradients
-) -> Iterator[tuple[list[int], NamedGradients]]:
-    losses = (loss_fn(model(x), y) for x, y in batches)
-    for e, grads in enumerate(gradients_by_environment(losses, list(params.values()))):
-        of_one = dict(zip(params, grads, strict=True))
-        if sparse := [name for name, g in of_one.items() if g is not None and g.layout is not torch.strided]:
-            raise MaskError(f"The gradient of `{sparse[0]}` should be dense. Build its module with sparse=False.")
-        yield [e], {n: torch.zeros_like(params[n])[None] if g is None else g[None] for n, g in of_one.items()}
-
-
-def _vmapped(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    batches: Batches,
-    params: NamedGradients,
-    chunk_size: int | None = None,
-) -> Iterator[tuple[list[int], NamedGradients]]:
-    def loss(values: NamedGradients, x: Tensor, y: Tensor) -> Tensor:
-        # What finds the model's own parameters (in a list, or from the loss) does not see those in their places.
-        with NoParameters(params):
-            return scalar_loss(loss_fn(functional_call(model, values, (x,)), y), 0)
-
-    gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    values = {name: p.detach() for name, p in params.items()}
-    for envs in _same_shape(batches, chunk_size or len(batches)):
-        x = torch.stack([batches[e][0] for e in envs])
-        y = torch.stack([batches[e][1] for e in envs])
-        yield envs, gradients(values, x, y)
-
-
-def _same_shape(batches: Batches, chunk_size: int) -> Iterator[list[int]]:
-    """Environments whose batches have the same shapes, at most `chunk_size` at a time."""
-    groups: dict[tuple[torch.Size, torch.Size], list[int]] = {}
-    for e, (x, y) in enumerate(batches):
-        groups.setdefault((x.shape, y.shape), []).append(e)
-    for envs in groups.values():
-        yield from (envs[i : i + chunk_size] for i in range(0, len(envs), chunk_size))
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+        values = {name: param.detach() for name, param in self.params.items()}
+        same_shape: dict[tuple[torch.Size, torch.Size], list[int]] = {}
+        for e, (x, y) in enumerate(self.batches):
+            same_shape.setdefault((x.shape, y.shape), []).append(e)
+        for alike in same_shape.values():
+            for start in range(0, len(alike), self.chunk_size):
+                envs = alike[start : start + self.chunk_size]
+                x, y = (torch.stack([self.batches[e][part] for e in envs]) for part in (0, 1))
+                yield envs, gradients(values, x, y)
 
 
 def _convolves(model: nn.Module) -> bool:

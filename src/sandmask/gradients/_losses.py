@@ -17,13 +17,14 @@ def gradients_by_environment(
     params: Sequence[Tensor],
     *,
     retain_graph: bool = False,
-    scale: Callable[[Tensor], Tensor] | None = None,
-    on_first_loss: Callable[[Tensor], None] | None = None,
+    prepare: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> Iterator[EnvironmentGradients]:
     """Yield every environment's gradients, `None` where a parameter is unused.
 
     Losses in a list, a tensor or any other collection may share a graph, which is kept until the last one. Those of a
     generator are taken one at a time, and each one's graph is freed before the next is asked for.
+
+    :param prepare: what each loss goes through before autograd sees it.
     """
     losses = _one_by_one(losses)
     last = len(losses) - 1 if isinstance(losses, Collection) else None
@@ -31,14 +32,11 @@ def gradients_by_environment(
         retain = retain_graph or (last is not None and environment < last)
         total: EnvironmentGradients | None = None
         owned: set[int] = set()  # the sums that were made here
-        for part, (loss, keep) in enumerate(_micro_batches(of_environment, environment, retain=retain)):
-            if environment == part == 0 and on_first_loss is not None:
-                on_first_loss(loss)
-            scaled = loss if scale is None else scale(loss)
-            gradients = _differentiate(scaled, params, retain_graph=keep)
+        for loss, keep in _micro_batches(of_environment, environment, retain=retain):
+            gradients = _differentiate(prepare(loss), params, retain_graph=keep)
             total = list(gradients) if total is None else _add(total, gradients, owned)
             # Else a name here would keep this loss alive while the next one is computed.
-            del loss, scaled, gradients
+            del loss, gradients
         if total is None:
             raise MaskError(f"Environment {environment} should have at least one loss. Found an empty iterable.")
         del of_environment

@@ -4,15 +4,14 @@ A parameter that is used in any other way raises `UnsupportedError`, and the cal
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandmask.gradients._attention import self_attention
-from sandmask.gradients._layers import LAYERS
+from sandmask.gradients._layers import COMPOSITES, LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.masks import MaskError, TensorMoments, gradient_moments
 
@@ -37,7 +36,7 @@ class OnePass(Tape):
     """
 
     layers = LAYERS
-    composites: ClassVar = {F.multi_head_attention_forward: self_attention}
+    composites = COMPOSITES
 
     def __init__(self, params: Mapping[str, Tensor], sizes: Sizes, *, fold: bool = False, traces: bool = False) -> None:
         super().__init__(params)

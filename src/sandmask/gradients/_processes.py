@@ -1,8 +1,10 @@
-"""Checks that all processes use the same mode, mask and model before they compare gradients."""
+"""Several processes: agree on mode, mask and model, then merge moments or average each environment's gradients."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -10,9 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, _foreach_norm
 
-from sandmask.masks import Mask, MaskError
+from sandmask.gradients._checks import Params, checked_parameters
+from sandmask.gradients._losses import EnvironmentGradients, Losses
+from sandmask.masks import GradientMoments, Mask, MaskError
+from sandmask.masks._layout import Layout, check_kind
+from sandmask.masks._two_pass import accumulation_dtype
+from sandmask.masks._welford import Sums, buckets
 
 Processes = Literal["merge", "average", "alone"]
+
+About = tuple[torch.Size, torch.dtype, torch.dtype]  # a tensor: its shape, and the dtypes of moments and gradients
+
+_BUCKET = 2**24  # elements that are added up at a time
 
 # Replicas on different hardware may differ by rounding; two random initializations differ by far more than this.
 _TOLERANCE = 1e-3
@@ -86,22 +97,37 @@ def exchange(message: Message, group: dist.ProcessGroup | None) -> list[Any]:
     return [found.content for found in messages]
 
 
-def describe_mask(mask: Mask) -> str:
+@contextmanager
+def telling(message: Message, group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Tell the other processes, which wait in `exchange`, of an error in here: it is raised in all of them."""
+    try:
+        yield
+    except Exception as error:
+        told = str(error) if isinstance(error, MaskError) else f"{type(error).__name__}: {error}"
+        exchange(replace(message, error=told), group)
+        raise
+
+
+def message_of(processes: Processes, mask: Mask, named: Mapping[str, Tensor]) -> Message:
+    """The message of a process with this mask and these parameters."""
+    return Message(processes, _describe_mask(mask), _parameter_norms(named))
+
+
+def _describe_mask(mask: Mask) -> str:
     """The mask's class and its numbers, to be compared between processes."""
-    values = {name: value.item() if _is_number(value) else value for name, value in vars(mask).items()}
-    shown = (f"{name}={value!r}" for name, value in values.items() if isinstance(value, Real | str | None))
+    shown = []
+    for name, value in vars(mask).items():
+        number = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
+        if isinstance(number, Real | str | None):
+            shown.append(f"{name}={number!r}")
     return f"{type(mask).__name__}({', '.join(shown)})"
 
 
-def parameter_norms(named: Mapping[str, Tensor]) -> dict[str, float]:
+def _parameter_norms(named: Mapping[str, Tensor]) -> dict[str, float]:
     """The norm of every parameter, with one synchronization."""
     norms = _foreach_norm([param.detach() for param in named.values()])
     together = torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms])
     return dict(zip(named, together.tolist(), strict=True))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 0
 
 
 def _check_same_model(first: Mapping[str, float] | None, other: Mapping[str, float] | None, rank: int) -> None:
@@ -119,3 +145,175 @@ def _check_same_model(first: Mapping[str, float] | None, other: Mapping[str, flo
                 "group than in process 0. Seed the processes alike, or wrap the model in `DistributedDataParallel`, "
                 'which copies it to all of them. For models that are independent, pass processes="alone".'
             )
+
+
+def moments_of_processes(
+    losses: Losses,
+    params: Params,
+    mask: Mask,
+    collect: Callable[..., GradientMoments],
+    processes: Processes,
+    group: dist.ProcessGroup | None,
+) -> tuple[dict[str, Tensor], GradientMoments]:
+    """The parameters by name, and the moments of the environments of all processes, the same in each of them."""
+    with telling(Message(processes), group):
+        named = checked_parameters(params, mask)
+        message = message_of(processes, mask, named)
+    if processes == "average":
+        average = partial(averaged, named=named, group=group, message=message)
+        return named, collect(losses, named, mask, transform=average)
+    with telling(message, group):
+        moments = collect(losses, named, mask)
+    return named, merge(moments, group, message, named)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Metadata of moments that processes exchange before they sum buffers."""
+
+    count: int
+    layout: Layout | None
+    log_magnitude: bool
+    tensors: dict[int, About]
+
+
+@torch.no_grad()
+def merge(
+    moments: GradientMoments, group: dist.ProcessGroup | None, message: Message, named: Mapping[str, Tensor]
+) -> GradientMoments:
+    """Merge the moments of all processes into each one's, in place; all processes must call it.
+
+    :param named: the parameters, by name, which say on what device moments belong.
+    """
+    with telling(message, group):
+        moments.check_finite()
+    shares = _exchange_shares(moments, group, message)
+    moments.merged = True
+    total = sum(share.count for share in shares)
+    layouts = [share.layout for share in shares if share.layout is not None]
+    if total == 0 or not layouts:
+        return moments
+    moments.layout = layouts[0]
+    tensors = {i: about for share in shares for i, about in share.tensors.items()}
+    for i, (shape, kept, dtype) in sorted(tensors.items()):
+        if i not in moments.position:
+            like = torch.empty(shape, dtype=kept, device=_device(moments, named.get(layouts[0].names[i]), group))
+            moments.open_slot(i, like, dtype)
+    for bucket in buckets({i: (str(kept), shape.numel()) for i, (shape, kept, _) in tensors.items()}, _BUCKET):
+        sums = moments.sums.take([moments.position[i] for i in bucket])
+        reduce_sums(sums, moments.count, total, partial(dist.all_reduce, group=group))
+    moments.count = total
+    return moments
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    """The tensors as one vector, on the device of the first."""
+    return torch.cat([tensor.reshape(-1).to(tensors[0].device) for tensor in tensors])
+
+
+def _exchange_shares(moments: GradientMoments, group: dist.ProcessGroup | None, message: Message) -> list[_Share]:
+    means, dtypes = moments.sums.mean, moments.dtypes
+    tensors = {i: (means[at].shape, means[at].dtype, dtypes[at]) for i, at in moments.position.items()}
+    mine = _Share(moments.count, moments.layout, moments.log_magnitude, tensors)
+    shares: list[_Share] = exchange(replace(message, content=mine), group)
+    alike = {(share.layout, share.log_magnitude) for share in shares if share.layout is not None}
+    shapes = {(i, about[:2]) for share in shares for i, about in share.tensors.items()}
+    if len(alike) > 1 or len(shapes) > len({i for i, _ in shapes}):
+        raise MaskError("Every process should have gradients of the same tensors. Found different names or shapes.")
+    return shares
+
+
+def reduce_sums(sums: Sums, count: int, total: int, add_up: Callable[[Tensor], object]) -> None:
+    """Merge the moments of `count` environments with those of other processes, `total` in all, in place.
+
+    Signs and means are added up first, then deviations from the new mean.
+
+    :param sums: the moments of this process.
+    :param count: the number of this process's environments.
+    :param total: the number of all of them.
+    :param add_up: adds up a tensor over processes, in place.
+    """
+    parts = [sums.sign_sum, sums.mean] if sums.log_sum is None else [sums.sign_sum, sums.mean, sums.log_sum]
+    vectors = [flat(tensors) for tensors in parts]
+    half_mean = vectors[1] * 0.5
+    vectors[1] = half_mean * (count / total)
+    joined = torch.cat(vectors)
+    add_up(joined)
+    reduced = list(joined.chunk(len(parts)))
+
+    m2 = flat(sums.m2)
+    if count > 0:  # 0 * inf would be NaN
+        m2 = m2 + (half_mean - reduced[1]).square() * (4 * count)
+    add_up(m2)
+
+    # Weights such as 3/7 add up to 1 but for rounding: the mean of the largest numbers may come out as inf.
+    largest = torch.finfo(half_mean.dtype).max
+    reduced[1] = (reduced[1] * 2).clamp(-largest, largest) + reduced[1] * 0  # what was not finite stays so
+    for tensors, values in zip([*parts, sums.m2], [*reduced, m2], strict=True):
+        pieces = torch.split(values, [tensor.numel() for tensor in tensors])
+        for tensor, piece in zip(tensors, pieces, strict=True):
+            tensor.copy_(piece.view(tensor.shape))
+
+
+def _device(moments: GradientMoments, param: Tensor | None, group: dist.ProcessGroup | None) -> torch.device:
+    """The device for moments of a tensor that had no gradient in this process."""
+    if param is not None:
+        return param.device
+    if moments.sums.mean:
+        return moments.sums.mean[0].device
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
+def averaged(
+    environments: Iterator[EnvironmentGradients],
+    named: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None,
+    message: Message,
+) -> Iterator[EnvironmentGradients]:
+    """Yield the mean over processes of each environment's gradients; environments are matched by their order.
+
+    The processes exchange a message before every environment, so that a mistake in one of them is raised in all.
+    A gradient that is `None` in some processes counts as zero there, as it does in `DistributedDataParallel`.
+    """
+    while True:
+        gradients: EnvironmentGradients | None = None  # frees those of the environment before
+        with telling(message, group):
+            gradients = next(environments, None)
+            _check_kinds(named, gradients or [])
+        used = None if gradients is None else [grad is not None for grad in gradients]
+        found: list[list[bool] | None] = exchange(replace(message, content=used), group)
+        message = replace(message, norms=None)  # the models were compared
+        if gradients is None and not any(found):
+            return
+        if None in found or gradients is None:
+            raise MaskError(
+                'With processes="average" every process should have the same number of environments, in the same '
+                f"order. Process {found.index(None)} of the group has fewer than the others."
+            )
+        used_by_any = [any(flags) for flags in zip(*(flags for flags in found if flags is not None), strict=True)]
+        yield _mean(gradients, list(named.values()), used_by_any, group)
+
+
+def _check_kinds(named: Mapping[str, Tensor], gradients: EnvironmentGradients) -> None:
+    layout = Layout("mapping", tuple(named))
+    for i, grad in enumerate(gradients):
+        if grad is not None:
+            check_kind(layout, i, grad)
+
+
+@torch.no_grad()
+def _mean(
+    gradients: EnvironmentGradients, params: Sequence[Tensor], used: Sequence[bool], group: dist.ProcessGroup | None
+) -> EnvironmentGradients:
+    means: EnvironmentGradients = [None] * len(gradients)
+    share = 1 / dist.get_world_size(group)
+    dtypes = [accumulation_dtype(param.dtype) for param in params]
+    tensors = {i: (str(dtypes[i]), param.numel()) for i, param in enumerate(params) if used[i]}
+    for bucket in buckets(tensors, _BUCKET):
+        parts = [torch.zeros_like(params[i]) if (grad := gradients[i]) is None else grad for i in bucket]
+        total = flat([part.to(dtypes[i]) for i, part in zip(bucket, parts, strict=True)]) * share
+        dist.all_reduce(total, group=group)
+        pieces = torch.split(total, [part.numel() for part in parts])
+        for i, part, piece in zip(bucket, parts, pieces, strict=True):
+            means[i] = piece.view(part.shape).to(part.device)
+    return means

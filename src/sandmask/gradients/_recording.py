@@ -128,10 +128,18 @@ class Recording:
                 f"Found {len(checked)}."
             )
         scaling.check_unscaled(checked[0])
-        tape = self._taken()
+        tape, self._tape = self._tape, None
+        if tape is None:
+            raise MaskError("The graph of a recorded forward pass is freed by `backward`. Record another one.")
         on_cpu = all(param.device.type == "cpu" for param in named.values())
         tape.folds = on_cpu and not (scaling.active or transform or mask.needs_log_magnitude or tape.shares)
-        self._run(tape, checked, [scaling.scale_loss(loss) for loss in checked])
+        try:
+            if self._case not in self._known:
+                tape.check_independence(checked[0])
+                self._known.add(self._case)
+            tape.run([scaling.scale_loss(loss) for loss in checked], list(self._params.values()))
+        except UnsupportedError as error:
+            raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
         check_finite = check_finite and not scaling.active
         if tape.folds:
             return _folded(tape, named, checked, check_finite=check_finite)
@@ -141,29 +149,13 @@ class Recording:
             return GradientMoments.of_gradients(
                 gradients_by_name, log_magnitude=mask.needs_log_magnitude, check_finite=check_finite
             )
+        by_environment: Iterator[EnvironmentGradients] = (
+            [None if grads is None else grads[e] for grads in gradients_by_name.values()] for e in range(len(checked))
+        )
         moments = mask.new_moments(check_finite=check_finite)
-        for gradients in transform(_by_environment(list(gradients_by_name.values()), len(checked))):
+        for gradients in transform(by_environment):
             moments.update(dict(zip(named, gradients, strict=True)))
         return moments
-
-    def _taken(self) -> OnePass:
-        if self._tape is None:
-            raise MaskError("The graph of a recorded forward pass is freed by `backward`. Record another one.")
-        tape, self._tape = self._tape, None
-        return tape
-
-    def _run(self, tape: OnePass, losses: Sequence[Tensor], scaled: Sequence[Tensor]) -> None:
-        try:
-            if self._case not in self._known:
-                tape.check_independence(losses[0])
-                self._known.add(self._case)
-            tape.run(scaled, list(self._params.values()))
-        except UnsupportedError as error:
-            raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
-
-
-def _by_environment(gradients: Sequence[Tensor | None], count: int) -> Iterator[EnvironmentGradients]:
-    return ([None if of_all is None else of_all[e] for of_all in gradients] for e in range(count))
 
 
 def _folded(

@@ -1,13 +1,12 @@
 """Reports of what a mask did to a gradient, computed only when they are read."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from sandmask.masks import GradientMoments, Mask, MaskError, agreement
-from sandmask.masks._evaluate import evaluate
+from sandmask.masks._base import evaluate
 
 
 @dataclass(frozen=True)
@@ -37,19 +36,16 @@ class MaskReport:
     are left out.
     """
 
-    _levels: dict[str, list[int]]  # of each tensor: how many elements have a sum of signs of 0, 1, ..., E in size
-
     def __init__(self, mask: Mask, moments: GradientMoments) -> None:
         self._pending: tuple[Mask, GradientMoments] | None = (mask, moments)
+        self._levels: dict[str, list[int]] = {}  # of each tensor: how many elements have |sum of signs| 0, 1, ..., E
         self.environments = moments.count
 
     @cached_property
     def per_tensor(self) -> dict[str, MaskSummary]:
         """A summary for every tensor that had a gradient."""
-        if self._pending is None:
-            raise RuntimeError("The figures are cached before the moments are dropped.")
-        summaries = _summarize(*self._pending)
-        self._levels = _levels(self._pending[1], summaries)
+        assert self._pending is not None  # the figures are cached before the moments are dropped
+        summaries, self._levels = _summarize(*self._pending)
         self._pending = None
         return summaries
 
@@ -110,26 +106,19 @@ class MaskReport:
 
 
 @torch.no_grad()
-def _summarize(mask: Mask, moments: GradientMoments) -> dict[str, MaskSummary]:
-    weights = evaluate(mask, moments).weights
-    names = {position: moments.names[i] for i, position in moments.position.items()}
-    figures = {
-        position: torch.stack([w.mean(), (w == 0).to(w.dtype).mean(), agreement(signs, moments.count).mean()]).float()
-        for position, (w, signs) in enumerate(zip(weights, moments.sums.sign_sum, strict=True))
-        if w.numel() > 0
-    }
-    values: dict[int, list[float]] = {}
-    for device in {figure.device for figure in figures.values()}:  # one transfer a device, not one a tensor
-        here = [position for position, figure in figures.items() if figure.device == device]
-        values.update(zip(here, torch.stack([figures[position] for position in here]).tolist(), strict=True))
-    return {names[position]: MaskSummary(weights[position].numel(), *values[position]) for position in figures}
+def _summarize(mask: Mask, moments: GradientMoments) -> tuple[dict[str, MaskSummary], dict[str, list[int]]]:
+    """A summary of each tensor, and how many of its elements have a sum of signs of 0, 1, ..., E in size.
 
-
-@torch.no_grad()
-def _levels(moments: GradientMoments, summaries: Mapping[str, MaskSummary]) -> dict[str, list[int]]:
-    """Sums of signs are whole numbers: counted, they make a histogram of any number of bins, without the moments."""
-    signs = {moments.names[i]: moments.sums.sign_sum[position] for i, position in moments.position.items()}
-    return {
-        name: torch.bincount(signs[name].abs().long().flatten(), minlength=moments.count + 1).tolist()
-        for name in summaries
-    }
+    Sums of signs are whole numbers: counted, they make a histogram of any number of bins, without the moments.
+    """
+    weights, _ = evaluate(mask, moments)
+    names = [moments.names[i] for i in moments.position]
+    summaries: dict[str, MaskSummary] = {}
+    levels: dict[str, list[int]] = {}
+    for name, weight, signs in zip(names, weights, moments.sums.sign_sum, strict=True):
+        if weight.numel() > 0:
+            dead = (weight == 0).to(weight.dtype).mean()
+            figures = torch.stack([weight.mean(), dead, agreement(signs, moments.count).mean()])
+            summaries[name] = MaskSummary(weight.numel(), *figures.float().tolist())
+            levels[name] = torch.bincount(signs.abs().long().flatten(), minlength=moments.count + 1).tolist()
+    return summaries, levels

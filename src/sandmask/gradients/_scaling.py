@@ -17,19 +17,15 @@ _checked: WeakSet[GradScaler] = WeakSet()
 
 
 class Scaling:
-    """The factor of a `GradScaler`, or none. It stays on the devices: reading it would wait for them."""
+    """The factor of a `GradScaler`, or 1. It stays on the devices: reading it would wait for them."""
 
     def __init__(self, scaler: GradScaler | None) -> None:
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-
-    @property
-    def active(self) -> bool:
-        """Whether there is a scaler, and it is enabled."""
-        return self._scaler is not None
+        self._scaler = GradScaler(enabled=False) if scaler is None else scaler
+        self.active = self._scaler.is_enabled()
 
     def check_unscaled(self, loss: Tensor) -> None:
         """Raise if the loss was multiplied by the scaler already; looked at once for each scaler."""
-        if self._scaler is None or self._scaler in _checked:
+        if not self.active or self._scaler in _checked:
             return
         scale = self._scaler.get_scale()
         if scale != 1.0 and any(scale in _factors_of(node) for node in nodes(loss)):
@@ -41,11 +37,11 @@ class Scaling:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss as autograd should see it."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
+        return self._scaler.scale(loss)
 
     def unscale(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients at their true scale, in at least float32: float16 might not hold them."""
-        if self._scaler is None:
+        if not self.active:
             return list(grads)
         present = {i: _widened(grad) for i, grad in enumerate(grads) if grad is not None}
         factors = {device: factor.reciprocal() for device, factor in self._factors(present.values()).items()}
@@ -57,17 +53,14 @@ class Scaling:
 
         A mask may well be 0 just where a gradient overflowed, and the scaler would not notice.
         """
-        if self._scaler is None:
+        if not self.active:
             return list(masked)
-        flags = all_finite(means)
         factors = self._factors(masked)
-        for flag in flags:
+        for flag in all_finite(means):
             factors = {d: torch.where(flag.to(d), factor, torch.nan) for d, factor in factors.items()}
         return _times(masked, factors)
 
     def _factors(self, tensors: Iterable[Tensor]) -> dict[torch.device, Tensor]:
-        if self._scaler is None:
-            raise RuntimeError("Without a scaler there is no factor.")
         devices = dict.fromkeys(tensor.device for tensor in tensors)
         return {device: self._scaler.scale(torch.ones((), device=device)) for device in devices}
 

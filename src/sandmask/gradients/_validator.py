@@ -57,17 +57,14 @@ def find_leaks(model: nn.Module) -> list[Leak]:
 
 
 def _reason(module: nn.Module) -> tuple[str, str] | None:
-    if isinstance(module, _NormBase):
-        return _reason_of_norm(module)
+    """Why environments influence each other through a module, and how to fix it."""
     if type(module).__name__ == "FullyShardedDataParallel":
         return (
             "its parameters are sharded over processes, and masks need whole ones",
             "give every process the whole model, with or without DistributedDataParallel",
         )
-    return None
-
-
-def _reason_of_norm(module: _NormBase) -> tuple[str, str] | None:
+    if not isinstance(module, _NormBase):
+        return None
     running = module.running_mean is not None
     if isinstance(module, _InstanceNorm):
         if running and module.training:

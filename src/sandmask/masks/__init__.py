@@ -18,8 +18,7 @@ Gradients need not exist all at once. Moments accumulate them, in the memory of 
 tensor([2., 0.])
 """
 
-from sandmask.masks._agr import AgrRand, AgrSum
-from sandmask.masks._and import ANDMask
+from sandmask.masks._and import AgrRand, AgrSum, ANDMask, GeometricMean
 from sandmask.masks._base import Mask, Rescale
 from sandmask.masks._errors import MaskError, MaskWarning
 from sandmask.masks._functional import (
@@ -32,7 +31,6 @@ from sandmask.masks._functional import (
     rescale_by_sparsity,
     sand_weights,
 )
-from sandmask.masks._geometric import GeometricMean
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 from sandmask.masks._sand import SANDMask

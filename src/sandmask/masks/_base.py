@@ -1,17 +1,17 @@
-"""The base class of masks: checks of parameters, and the ways to call a mask."""
+"""The base class of masks: checks of parameters, the ways to call a mask, and its evaluation on moments."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, ClassVar, Literal, overload
 
+import torch
 from torch import Tensor
 
 from sandmask._physical import has_kernels
 from sandmask.masks._errors import MaskError
-from sandmask.masks._evaluate import mask_weights, masked_mean, masked_mean_of, moments_for
-from sandmask.masks._functional import Scalar, TensorMoments
-from sandmask.masks._gpu import weigh_by_kernel
+from sandmask.masks._functional import Scalar, TensorMoments, finite, rescale_by_sparsity
+from sandmask.masks._gpu import masked_mean_by_kernel, pack, packs, unpack, weigh_by_kernel
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 
@@ -85,7 +85,10 @@ class Mask(ABC):
 
         `check_finite=False` leaves out the check for inf and NaN, which waits for the device once per call.
         """
-        return masked_mean_of(self, grads, check_finite=check_finite)
+        found = masked_mean_by_kernel(self, grads) if isinstance(grads, Tensor) else None
+        if found is None or (check_finite and not torch.isfinite(found).all()):  # the slow way can name what is not
+            return self.from_moments(self._moments_of(grads, check_finite))
+        return found
 
     @overload
     def weights(self, grads: Tensor, *, check_finite: bool = ...) -> Tensor: ...
@@ -95,19 +98,62 @@ class Mask(ABC):
     def weights(self, grads: Mapping[str, Tensor], *, check_finite: bool = ...) -> dict[str, Tensor]: ...
     def weights(self, grads: Gradients, *, check_finite: bool = True) -> Any:
         """The mask itself, for gradients `[E, *shape]`."""
-        return mask_weights(self, moments_for(self, grads, check_finite=check_finite))
+        return self.weights_from_moments(self._moments_of(grads, check_finite))
 
+    @torch.no_grad()
     def from_moments(self, moments: GradientMoments) -> Any:
         """Masked mean gradient, in the gradients' form; `None` for a tensor without any gradient."""
-        return masked_mean(self, moments)
+        weights, masked = evaluate(self, moments)
+        masked = [*self.complete(weights, masked)]
+        if self.rescale == "sparsity":
+            masked = [rescale_by_sparsity(m, w) for m, w in zip(masked, weights, strict=True)]
+            masked = [finite(tensor, dtype) for tensor, dtype in zip(masked, moments.dtypes, strict=True)]
+        return moments.restore([tensor.to(dtype) for tensor, dtype in zip(masked, moments.dtypes, strict=True)])
 
+    @torch.no_grad()
     def weights_from_moments(self, moments: GradientMoments) -> Any:
         """The mask itself, in the form the gradients came in."""
-        return mask_weights(self, moments)
+        weights, _ = evaluate(self, moments)
+        return moments.restore([tensor.to(dtype) for tensor, dtype in zip(weights, moments.dtypes, strict=True)])
 
     def new_moments(self, *, check_finite: bool = True) -> GradientMoments:
         """Empty moments that hold all that this mask needs."""
         return GradientMoments(log_magnitude=self.needs_log_magnitude, check_finite=check_finite)
 
+    def _moments_of(self, grads: Gradients, check_finite: bool) -> GradientMoments:
+        return GradientMoments.of_gradients(grads, log_magnitude=self.needs_log_magnitude, check_finite=check_finite)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+def evaluate(mask: Mask, moments: GradientMoments) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and masked gradients at every position of the moments' sums, in their dtype and not rescaled."""
+    check_count(moments.count)
+    if mask.needs_log_magnitude and not moments.log_magnitude:
+        raise MaskError(
+            f"{type(mask).__name__} needs moments with log-magnitudes. "
+            "Build them with `mask.new_moments()`, or with `log_magnitude=True` where they are built for you."
+        )
+    moments.check_finite()
+    weights: dict[int, Tensor] = {}
+    masked: dict[int, Tensor] = {}
+    for bucket in moments.buckets():
+        sums = moments.sums.take(bucket)
+        if packs(sums.mean):
+            flat = pack(sums, moments.count)
+            flat_weights = mask.element_weights(flat)
+            weights.update(zip(bucket, unpack(flat_weights, sums.mean), strict=True))
+            masked.update(zip(bucket, unpack(flat_weights * mask.direction(flat), sums.mean), strict=True))
+        else:
+            for position in bucket:
+                one = moments.sums.at(position, moments.count)
+                weights[position] = mask.element_weights(one)
+                masked[position] = weights[position] * mask.direction(one)
+    return [weights[i] for i in range(len(weights))], [masked[i] for i in range(len(masked))]
+
+
+def check_count(count: int) -> None:
+    """Raise unless there are environments to compare."""
+    if count < 2:
+        raise MaskError(f"The number of environments should be at least 2: a mask compares them. Found {count}.")

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 CHEAP = 2**18  # numbers whose copy takes a CPU less time than a few calls
 
 
-def launches(tensor: Tensor) -> bool:
-    """Whether work on this tensor is launched on a device, where few launches beat many, and outside of `vmap`."""
-    return tensor.device.type != "cpu" and not in_transform()
-
-
 def packs(tensors: Sequence[Tensor]) -> bool:
     """Whether tensors are better worked on as one: on a device always, on a CPU while a copy of all is cheap."""
     if len(tensors) == 1 or in_transform():
@@ -32,13 +27,22 @@ def packs(tensors: Sequence[Tensor]) -> bool:
 
 def kernels(gradients: Sequence[Tensor]) -> ModuleType | None:
     """The module of kernels if these gradients can go through it: on a GPU, with a torch that has Triton."""
-    if not all(gradient.device.type == "cuda" and launches(gradient) for gradient in gradients):
+    if in_transform() or not all(gradient.device.type == "cuda" for gradient in gradients):
         return None
     try:
         from sandmask.masks import _triton
     except ImportError:
         return None
     return _triton
+
+
+def masked_mean_by_kernel(mask: "Mask", grads: Tensor) -> Tensor | None:
+    """The masked mean of gradients `[E, *shape]` by one kernel; None where there is none for them."""
+    triton = kernels([grads])
+    if triton is None or not triton.supports(mask, grads):
+        return None
+    masked: Tensor = triton.masked_mean(mask, grads)
+    return masked
 
 
 def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
@@ -49,16 +53,15 @@ def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
     triton = kernels(gradients)
     if triton is None:
         return None
-    one = gradients[0]
-    alike = all(s.dtype == one.dtype and s.device == one.device and len(s) == len(one) for s in gradients)
-    if not alike or not all(is_dense(gradient[0]) for gradient in gradients):
+    one_environment = [gradient[0] for gradient in gradients]
+    alike = {(gradient.dtype, gradient.device, len(gradient)) for gradient in gradients}
+    if len(alike) > 1 or not all(map(is_dense, one_environment)):
         return None
     flat = torch.cat([s.as_strided((len(s), s[0].numel()), (s.stride(0), 1)) for s in gradients], dim=1)
     if not triton.takes(flat):
         return None
-    one_environment = [gradient[0] for gradient in gradients]
     parts = (unpack(moment, one_environment) for moment in triton.moments(flat))
-    return [TensorMoments(len(one), *of_one) for of_one in zip(*parts, strict=True)]
+    return [TensorMoments(len(flat), *of_one) for of_one in zip(*parts, strict=True)]
 
 
 def weigh_by_kernel(mask: "Mask", moments: TensorMoments) -> tuple[Tensor, Tensor] | None:
@@ -69,22 +72,21 @@ def weigh_by_kernel(mask: "Mask", moments: TensorMoments) -> tuple[Tensor, Tenso
     if kind is None:
         return None
     zero = torch.zeros((), device=moments.mean.device)
-    tau, gain = (zero + number for number in (mask.tau, _gain(mask)))
+    gain: Scalar | None = getattr(mask, "gain", None)
+    numbers = zero + mask.tau, zero + (1.0 if gain is None else gain)
     kernel = partial(_triton.weigh, count=moments.count, kind=kind)
-    weights, masked = on_all_runs(kernel, moments.sign_sum, moments.mean, moments.m2, tau, gain)
+    weights, masked = on_all_runs(kernel, moments.sign_sum, moments.mean, moments.m2, *numbers)
     return weights, masked
 
 
-def _gain(mask: "Mask") -> Scalar:
-    gain: Scalar | None = getattr(mask, "gain", None)
-    return 1.0 if gain is None else gain
-
-
 def pack(sums: Sums, count: int) -> TensorMoments:
-    """Flat moments of several tensors, one after the other."""
-    logs = None if sums.log_sum is None else _flat(sums.log_sum, sums.mean)
-    sign_sum, mean, m2 = (_flat(tensors, sums.mean) for tensors in (sums.sign_sum, sums.mean, sums.m2))
-    return TensorMoments(count, sign_sum, mean, m2, logs)
+    """Flat moments of several tensors, one after the other, each in the memory order of its mean."""
+
+    def flat(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([_in_order_of(tensor, mean) for tensor, mean in zip(tensors, sums.mean, strict=True)])
+
+    logs = None if sums.log_sum is None else flat(sums.log_sum)
+    return TensorMoments(count, flat(sums.sign_sum), flat(sums.mean), flat(sums.m2), logs)
 
 
 def unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -99,11 +101,6 @@ def unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _flat(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
-    """The tensors' elements, each tensor in the memory order of its counterpart in `like`."""
-    return torch.cat([_in_order_of(tensor, model) for tensor, model in zip(tensors, like, strict=True)])
-
-
 def _in_order_of(tensor: Tensor, like: Tensor) -> Tensor:
     if not is_dense(like):
         return tensor.reshape(-1)
@@ -113,12 +110,5 @@ def _in_order_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements are contiguous in memory, in any order."""
-    expected = 1
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
-    ):
-        if stride != expected:
-            return False
-        expected *= size
-    return tensor.numel() > 0
+    """Whether the elements are contiguous in memory, in any order, and there are any."""
+    return tensor.numel() > 0 and bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))

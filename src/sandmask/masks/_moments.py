@@ -16,6 +16,8 @@ from sandmask.masks._layout import Gradients, Layout, check_kind
 from sandmask.masks._two_pass import accumulation_dtype, gradient_moments
 from sandmask.masks._welford import Sums, buckets, fold_gradients, fold_sums
 
+_BUCKET = 2**22  # elements that share each launch; it keeps temporaries small next to the model
+
 
 class GradientMoments:
     """Count, sum of signs, mean and sum of squared deviations (M2) over environments, for every element.
@@ -39,7 +41,8 @@ class GradientMoments:
         self.layout: Layout | None = None
         self.sums = Sums(log_sum=[] if log_magnitude else None)
         self.dtypes: list[torch.dtype] = []
-        self.position: dict[int, int] = {}  # where a tensor's moments are in `sums`; none before its first gradient
+        # Index of a tensor -> place of its moments in `sums`, in the order of places; none before its first gradient.
+        self.position: dict[int, int] = {}
         self._buckets: list[list[int]] = []
         self.finite = FiniteCheck() if check_finite else None
         self.merged = False  # whether the environments of other processes are among them
@@ -110,15 +113,15 @@ class GradientMoments:
         for i, grad in present.items():
             if i not in self.position:
                 self.open_slot(i, grad, grad.dtype)
-        slots = {position: i for i, position in self.position.items()}
+        indices = list(self.position)
         for bucket in self.buckets():
-            sums = self.sums.take(bucket)
+            sums, here = self.sums.take(bucket), [indices[position] for position in bucket]
             folded = [
-                present[slots[position]].to(mean.dtype) if slots[position] in present else torch.zeros_like(mean)
-                for position, mean in zip(bucket, sums.mean, strict=True)
+                present[i].to(mean.dtype) if i in present else torch.zeros_like(mean)
+                for i, mean in zip(here, sums.mean, strict=True)
             ]
             if self.finite is not None:
-                self.finite.record(self.count, [slots[position] for position in bucket], folded)
+                self.finite.record(self.count, here, folded)
             fold_gradients(sums, folded, self.count + 1)
         self.count += 1
         return self
@@ -169,23 +172,21 @@ class GradientMoments:
 
     def of(self, index: int) -> TensorMoments | None:
         """The moments of one tensor; `None` where it has had no gradient in any environment."""
-        if (position := self.position.get(index)) is None:
-            return None
-        sums = self.sums
-        logs = None if sums.log_sum is None else sums.log_sum[position]
-        return TensorMoments(self.count, sums.sign_sum[position], sums.mean[position], sums.m2[position], logs)
+        position = self.position.get(index)
+        return None if position is None else self.sums.at(position, self.count)
 
     def buckets(self) -> list[list[int]]:
         """Positions in `sums` that are worked on together."""
         if sum(map(len, self._buckets)) != len(self.sums.mean):
-            self._buckets = buckets(self.sums.mean)
+            means = enumerate(self.sums.mean)
+            self._buckets = buckets({i: (f"{mean.device} {mean.dtype}", mean.numel()) for i, mean in means}, _BUCKET)
         return self._buckets
 
     def restore(self, values: list[Any]) -> Any:
         """Values, one for each position of `sums`, in the form the gradients came in."""
         if self.layout is None:
             raise MaskError("Moments should have at least one environment before they are read. Call `update` first.")
-        found = {i: values[position] for i, position in self.position.items()}
+        found = dict(zip(self.position, values, strict=True))
         return self.layout.restore([found.get(i) for i in range(len(self.layout.names))])
 
     @property
@@ -224,18 +225,14 @@ class GradientMoments:
     def _append(self, index: int, moments: TensorMoments, dtype: torch.dtype) -> None:
         self.position[index] = len(self.sums.mean)
         self.dtypes.append(dtype)
-        self.sums.sign_sum.append(moments.sign_sum)
-        self.sums.mean.append(moments.mean)
-        self.sums.m2.append(moments.m2)
-        if self.sums.log_sum is not None and moments.log_sum is not None:
-            self.sums.log_sum.append(moments.log_sum)
+        self.sums.append(moments)
 
     def open_slot(self, index: int, like: Tensor, dtype: torch.dtype) -> None:
         """Begin the moments of a tensor that was zero in every environment so far."""
-        zero = torch.zeros_like(like, dtype=accumulation_dtype(like.dtype))
-        logs = torch.full_like(zero, self.count * math.log(EPSILON)) if self.log_magnitude else None
-        zeros = (zero, torch.zeros_like(zero), torch.zeros_like(zero))
-        self._append(index, TensorMoments(self.count, *zeros, logs), dtype)
+        kept = accumulation_dtype(like.dtype)
+        sign_sum, mean, m2 = (torch.zeros_like(like, dtype=kept) for _ in range(3))
+        logs = torch.full_like(mean, self.count * math.log(EPSILON)) if self.log_magnitude else None
+        self._append(index, TensorMoments(self.count, sign_sum, mean, m2, logs), dtype)
 
     def widened(self, to: "GradientMoments") -> Sums:
         """These sums in the order of `to`, with moments of zeros for tensors that had no gradient here."""

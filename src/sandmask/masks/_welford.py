@@ -9,9 +9,8 @@ variance of exactly 0. A sum of squares that overflows is inf, which every mask 
 size".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from torch import (
     Tensor,
@@ -25,9 +24,7 @@ from torch import (
     _foreach_sub_,
 )
 
-from sandmask.masks._functional import EPSILON
-
-_BUCKET = 2**22
+from sandmask.masks._functional import EPSILON, TensorMoments
 
 
 @dataclass
@@ -39,41 +36,47 @@ class Sums:
     m2: list[Tensor] = field(default_factory=list)
     log_sum: list[Tensor] | None = None
 
+    def at(self, position: int, count: int) -> TensorMoments:
+        """The moments at one position, of `count` environments."""
+        logs = None if self.log_sum is None else self.log_sum[position]
+        return TensorMoments(count, self.sign_sum[position], self.mean[position], self.m2[position], logs)
+
+    def append(self, moments: TensorMoments) -> None:
+        """Add the moments of one more tensor."""
+        self.sign_sum.append(moments.sign_sum)
+        self.mean.append(moments.mean)
+        self.m2.append(moments.m2)
+        if self.log_sum is not None and moments.log_sum is not None:
+            self.log_sum.append(moments.log_sum)
+
     def take(self, positions: Sequence[int]) -> "Sums":
         """The moments at these positions; the tensors are shared, so that changes in place reach here."""
-        return Sums(
-            [self.sign_sum[i] for i in positions],
-            [self.mean[i] for i in positions],
-            [self.m2[i] for i in positions],
-            None if self.log_sum is None else [self.log_sum[i] for i in positions],
-        )
+        return self._each(lambda tensors: [tensors[i] for i in positions])
 
     def clone(self) -> "Sums":
         """A copy that shares nothing."""
-        return Sums(
-            [t.clone() for t in self.sign_sum],
-            [t.clone() for t in self.mean],
-            [t.clone() for t in self.m2],
-            None if self.log_sum is None else [t.clone() for t in self.log_sum],
-        )
+        return self._each(lambda tensors: [tensor.clone() for tensor in tensors])
+
+    def _each(self, change: Callable[[list[Tensor]], list[Tensor]]) -> "Sums":
+        logs = None if self.log_sum is None else change(self.log_sum)
+        return Sums(change(self.sign_sum), change(self.mean), change(self.m2), logs)
 
 
-def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Positions grouped by device and dtype, at most about 4 million elements a group (or one larger tensor).
+def buckets(tensors: Mapping[int, tuple[str, int]], most: int) -> list[list[int]]:
+    """Group tensors that are worked on together: of one kind, and at most `most` elements (or one larger tensor).
 
-    A group shares each launch; the limit keeps temporaries small next to the model.
+    :param tensors: number of each tensor -> its kind, such as device and dtype, and its number of elements.
     """
     groups: list[list[int]] = []
-    order = sorted(range(len(tensors)), key=lambda i: (str(tensors[i].device), str(tensors[i].dtype)))
-    for _, alike in groupby(order, key=lambda i: (tensors[i].device, tensors[i].dtype)):
+    for kind in sorted({kind for kind, _ in tensors.values()}):
         group: list[int] = []
         size = 0
-        for i in alike:
-            if group and size + tensors[i].numel() > _BUCKET:
+        for i in sorted(i for i, (of_kind, _) in tensors.items() if of_kind == kind):
+            if group and size + tensors[i][1] > most:
                 groups.append(group)
                 group, size = [], 0
             group.append(i)
-            size += tensors[i].numel()
+            size += tensors[i][1]
         groups.append(group)
     return groups
 

@@ -7,7 +7,7 @@ import torch
 from numpy.random import RandomState
 from torch import Tensor
 
-from sandmask.datasets._base import DatasetEntry, HparamScope, TensorDataset
+from sandmask.datasets._base import DatasetEntry, TensorDataset
 
 ENVIRONMENTS = ("a", "b", "c")
 EXAMPLES = 64
@@ -34,22 +34,27 @@ def _load(
     return TensorDataset(name, ENVIRONMENTS, tuple(map(str, range(n_classes))), parts)
 
 
-def _entry(
-    name: str, what: str, shape: tuple[int, ...], n_classes: int, network: str, scope: HparamScope
-) -> DatasetEntry:
-    return DatasetEntry(
-        name=name,
-        description=f"Generated {what}, for tests",
-        environments=ENVIRONMENTS,
-        load=partial(_load, name, shape, n_classes),
-        network=network,
-        scope=scope,
-        steps=61,
-        checkpoint_every=20,
-        n_classes=n_classes,
-        input_shape=shape,
-    )
-
-
-DEBUG_28 = _entry("Debug28", "28 x 28 images", (1, 28, 28), 4, "mnist-convnet", "small-image")
-DEBUG_VECTOR = _entry("DebugVector", "vectors", (8,), 2, "mlp", "tabular")
+DEBUG_28 = DatasetEntry(
+    name="Debug28",
+    description="Generated 28 x 28 images, for tests",
+    environments=ENVIRONMENTS,
+    load=partial(_load, "Debug28", (1, 28, 28), 4),
+    network="mnist-convnet",
+    scope="small-image",
+    steps=61,
+    checkpoint_every=20,
+    n_classes=4,
+    input_shape=(1, 28, 28),
+)
+DEBUG_VECTOR = DatasetEntry(
+    name="DebugVector",
+    description="Generated vectors, for tests",
+    environments=ENVIRONMENTS,
+    load=partial(_load, "DebugVector", (8,), 2),
+    network="mlp",
+    scope="tabular",
+    steps=61,
+    checkpoint_every=20,
+    n_classes=2,
+    input_shape=(8,),
+)

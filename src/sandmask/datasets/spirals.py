@@ -1,14 +1,14 @@
 """Spirals: two interleaved spirals carry the label in every environment, a signature only within its own.
 
-From "Learning explanations that are hard to vary" (Parascandolo et al., ICLR 2021), as the authors of SAND-mask
-generated it: the random draws are theirs, number by number.
+From "Learning explanations that are hard to vary" (Parascandolo et al., ICLR 2021), as the authors of
+SAND-mask generated it: the random draws are theirs, number by number.
 
 That data is one draw of a generator. `Spirals:seed=1` is another one; see `SpiralParameters` for what else can be set.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -117,34 +117,44 @@ def load_spirals(
     """All environments. `noise`: see `spiral_environment`."""
     if not noise >= 0.0:
         raise SandmaskError(f"Spirals: option `noise` should be 0 or more. Found `noise` = {noise}.")
-    parts = [spiral_environment(e, noise, parameters) for e in range(1 + parameters.environments)]
-    return TensorDataset(parameters.name, [str(e) for e in range(len(parts))], ("0", "1"), parts)
+    environments = _environments(parameters)
+    parts = [spiral_environment(e, noise, parameters) for e in range(len(environments))]
+    return TensorDataset(parameters.name, environments, ("0", "1"), parts)
 
 
-def spirals_entry(parameters: SpiralParameters) -> DatasetEntry:
+def _environments(parameters: SpiralParameters) -> tuple[str, ...]:
+    return tuple(str(e) for e in range(parameters.environments + 1))
+
+
+def spirals_variant(values: dict[str, str]) -> DatasetEntry:
     """The entry of data that was generated with these parameters."""
-    return DatasetEntry(
+    parameters = SpiralParameters.parse(values)
+    if parameters == PUBLISHED:
+        return SPIRALS
+    return replace(
+        SPIRALS,
         name=parameters.name,
-        description="Two interleaved spirals, with signatures that give the label away in one environment only",
-        environments=tuple(str(e) for e in range(1 + parameters.environments)),
+        environments=_environments(parameters),
         load=partial(load_spirals, parameters),
-        network="mlp",
-        scope="tabular",
-        recipe_steps=1001,
-        checkpoint_every=10,
         report_envs=tuple(range(parameters.environments)),
-        n_classes=2,
         input_shape=(2 + parameters.signature,),
-        variant=_variant,
     )
 
 
-def _variant(values: dict[str, str]) -> DatasetEntry:
-    parameters = SpiralParameters.parse(values)
-    return SPIRALS if parameters == PUBLISHED else spirals_entry(parameters)
-
-
-SPIRALS = spirals_entry(PUBLISHED)
+SPIRALS = DatasetEntry(
+    name="Spirals",
+    description="Two interleaved spirals, with signatures that give the label away in one environment only",
+    environments=_environments(PUBLISHED),
+    load=partial(load_spirals, PUBLISHED),
+    network="mlp",
+    scope="tabular",
+    recipe_steps=1001,
+    checkpoint_every=10,
+    report_envs=tuple(range(PUBLISHED.environments)),
+    n_classes=2,
+    input_shape=(2 + PUBLISHED.signature,),
+    variant=spirals_variant,
+)
 
 
 REACH, POINTS = 2.3, 220  # the plane from -2.3 to 2.3 in both directions

@@ -79,7 +79,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return entry
 
     def module_of(self, name: str) -> str:
-        """The name of the module that registered an entry, such as "__main__" for the program itself."""
+        """The name of the module that registered an entry, such as `__main__` for the program itself."""
         return self._modules.get(simplified(name), "")
 
     def __getitem__(self, name: str) -> T:

@@ -38,7 +38,7 @@ def mean_cosine(gradients: Tensor) -> Tensor:
 ALGORITHMS.register(
     AlgorithmEntry(
         name="GGA_L",
-        summary="Add noise to the gradient, more of it where the environments' gradients point apart",
+        summary="Add noise to the gradient, more of it where the environments' gradients disagree",
         paper="Ballas and Diou, Gradient-guided annealing for domain generalization, CVPR 2025",
         build=GGAL,
         hparams=(Hparam("gga_gamma", 1e-3, LogUniform(10, -5, -2), NON_NEGATIVE),),

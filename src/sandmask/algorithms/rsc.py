@@ -62,7 +62,7 @@ def below_percentile(values: Tensor, fraction: Tensor, count: Tensor | int | Non
 ALGORITHMS.register(
     AlgorithmEntry(
         name="RSC",
-        summary="Mute the features that matter most, so that others are learned as well",
+        summary="Mask the most predictive features, so that others are learned as well",
         paper="Huang et al., Self-challenging improves cross-domain generalization, ECCV 2020",
         build=RSC,
         compares_environments=False,

@@ -39,7 +39,7 @@ def soup(
     allow_missing_classes: bool = False,
     plugins: Sequence[PathLike] = (),
 ) -> "pd.DataFrame":
-    """Combine the kept models of a sweep: for each method, held-out environment and trial, one model of all draws.
+    """Combine the kept models of a sweep: those of all draws, for each method, held-out environment and trial.
 
     The sweep has to be trained with `keep_models="best"` or "last"; for means of weights also with `shared_init=True`.
     The results are records in the folder's `soups`, which reports show as methods of their own, such as

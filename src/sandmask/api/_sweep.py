@@ -133,7 +133,7 @@ def sweep(
     :param search: "optuna" proposes hyperparameters by the results of earlier runs, in place of random draws; there are
         `n_hparams` proposals for each dataset, algorithm, held-out environment and trial.
     :param sampler: sampler of Optuna: "tpe" (the default), "random", "cmaes", "gp", "qmc", ...
-    :param pruner: what stops hopeless runs of a search early: "median" (the default), "hyperband" or "none".
+    :param pruner: pruner of Optuna, which stops unpromising runs: "median" (the default), "hyperband" or "none".
     :param config: TOML file with these arguments as keys; arguments take precedence over it.
     :param executor: where to train: "local", "ray" or "slurm".
     :param workers: stacks that train at a time; one for each GPU or core if not given.

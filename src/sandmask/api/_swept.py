@@ -27,7 +27,7 @@ _MODEL_COLUMNS = (
 class Sweep:
     """A sweep in a folder. A notebook shows its table.
 
-    `spec` is what was asked for and `runs` are all runs of it. `trained` counts those that the call trained, or waited
+    `spec` describes the sweep and `runs` are all runs of it. `trained` counts those that the call trained, or waited
     for, and `failed` has the runs that could not be trained, with the reason.
     """
 
@@ -121,7 +121,7 @@ class Sweep:
 
     @property
     def full_data(self) -> bool:
-        """Whether runs trained on all data: they have tables only together with their first stage, another sweep."""
+        """Whether runs train on all data. Their tables also need the first-stage sweep."""
         return self.spec.full_data
 
     def __fspath__(self) -> str:

@@ -44,7 +44,8 @@ def _given(
     test_envs: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="all|0,1", help="Environments to hold out, one at a time. (default: those that the tables report)"
+            metavar="all|0,1",
+            help="Environments to hold out, one at a time. (default: all; of Spirals 0 to 15, of Spawrious Test)",
         ),
     ] = None,
     n_hparams: Annotated[
@@ -91,7 +92,7 @@ def _given(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With full_data=1 and lr_patience: the sweep without full_data, to drop the learning rate as it did.",
+            help="With full_data=1 and lr_patience: the sweep without full_data, whose drops of the rate are repeated.",
         ),
     ] = None,
     seed: Annotated[
@@ -112,7 +113,7 @@ def _given(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What stops hopeless runs of --search: median (the default), hyperband or none.",
+            help="Pruner of --search, which stops unpromising runs: median (the default), hyperband or none.",
             autocompletion=_completion.words("median", "hyperband", "none"),
         ),
     ] = None,

@@ -38,9 +38,9 @@ def demo(
     """Compare ERM, AND-mask and SAND-mask on Spirals: a small sweep, a table, a picture.
 
     In Spirals, two interleaved spirals carry the label in every domain. Each domain also has a shortcut of its own,
-    which is easier to learn and worthless elsewhere. Held out is the one domain without a shortcut. Each method trains
-    with three hyperparameter draws of the recipe, and the best one is chosen on the training domains alone. If the
-    demo is stopped, the same --out resumes it.
+    which is easier to learn and misleading elsewhere. The held-out domain has no shortcut. Each method trains with
+    three hyperparameter draws of the recipe, and the best one is selected on the training domains alone. If the demo
+    is stopped, the same --out resumes it.
 
     [bold]Examples[/bold]
 

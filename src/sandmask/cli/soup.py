@@ -38,7 +38,7 @@ def soup(
     json: _options.JsonOption = False,
     plugin: _options.PluginOption = None,
 ) -> None:
-    """Combine the models of a sweep: for each method, held-out environment and trial, one model of all draws.
+    """Combine the models of a sweep: those of all draws, for each method, held-out environment and trial.
 
     The sweep has to be trained with --keep-models best (or last), for means of weights also with --shared-init. Members
     are chosen on the validation data of the training environments. The results are in DIR/soups, and sandmask report

@@ -33,7 +33,10 @@ MaxStack = Annotated[
         "--max-stack", metavar="N", min=1, help="Largest number of runs in a stack. (default: as memory allows)"
     ),
 ]
-Calibrate = Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure a few steps of each method.")]
+Calibrate = Annotated[
+    bool,
+    typer.Option("--calibrate/--no-calibrate", help="Measure a few steps of each method to estimate time and memory."),
+]
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 - ColoredMNIST ("Invariant Risk Minimization", Arjovsky et al., 2019): colour predicts the label better than shape does,
   and the other way round in one environment.
-- RotatedMNIST (Ghifary et al., 2015): ten digits, each environment turned by another angle.
+- RotatedMNIST (Ghifary et al., 2015): ten digits, each environment rotated by a different angle.
 """
 
 import gzip
@@ -164,7 +164,7 @@ def load_rotated(data_dir: Path | None = None, *, seed: int = SHUFFLE_SEED) -> T
 
 ROTATED_MNIST = DatasetEntry(
     name="RotatedMNIST",
-    description="Handwritten digits, turned by another angle in each environment",
+    description="Handwritten digits, rotated by a different angle in each environment",
     environments=tuple(str(angle) for angle in ANGLES),
     load=load_rotated,
     network="mnist-convnet",

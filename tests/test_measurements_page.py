@@ -13,7 +13,7 @@ from sandmask.algorithms import ALGORITHMS
 ROOT = Path(__file__).parents[1]
 H200 = ROOT / "results" / "h200"
 STEPS = 5001
-WITHOUT_KERNELS = ("ARM", "CDANN", "DANN", "Fish", "IGA", "MLDG", "SagNet")
+WITHOUT_KERNELS = ("ARM", "IGA")
 Row = tuple[str, ...]
 
 
@@ -68,6 +68,9 @@ def test_gains_of_stacks() -> None:
         {row[0]: number(row[3]) / number(row[2]) for row in table("stacked.md", heading)}
         for heading in ("Spirals, batch_size 128", "ColoredMNIST, batch_size 64, bf16")
     )
+    for name, new, before in table("stacked.md", "Algorithms on ColoredMNIST"):
+        if name in conv:  # the stack was measured again; one run was not
+            conv[name] *= number(new) / number(before)
     looped = [conv.pop(name) for name in WITHOUT_KERNELS]
     mixup = conv.pop("Mixup")
     wanted = {
@@ -76,8 +79,7 @@ def test_gains_of_stacks() -> None:
         "ConvNet with kernels: smallest stack of 16 over one run": f"{min(conv.values()):.1f}",
         "ConvNet with kernels: largest stack of 16 over one run": f"{max(conv.values()):.1f}",
         "ConvNet: Mixup": f"{mixup:.1f}",
-        "ConvNet without kernels: smallest stack of 16 over one run": f"{min(looped):.2f}",
-        "ConvNet without kernels: largest stack of 16 over one run": f"{max(looped):.2f}",
+        "ConvNet without kernels (ARM, IGA): stack of 16 over one run": f"{max(looped):.1f}",
     }
     assert {name: stated("All algorithms", name) for name in wanted} == wanted
 

@@ -92,12 +92,11 @@ def _averaged(run: RunRecord, average: str) -> RunRecord:
     return replace(
         run,
         spec=averaged_spec(run.spec, average),
-        steps=run.steps[known],
-        accuracy_in=inside[known],
-        accuracy_out=outside[known],
-        metrics={name: values[known] for name, values in metrics.items()},
-        tables={name: counts[known] for name, counts in under_prefix(prefix, run.tables).items()},
-    )
+        accuracy_in=inside,
+        accuracy_out=outside,
+        metrics=metrics,
+        tables=under_prefix(prefix, run.tables),
+    ).at(known)
 
 
 FULL_DATA = "full_data"
@@ -144,7 +143,14 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
     metrics |= {name: values for name, values in its.metrics.items() if _validates(name, run)}
     # Of a first stage that is not done, nobody knows what it would select.
     ended = run if first.status == "done" else first
-    return replace(own, accuracy_out=outside, metrics=metrics, status=ended.status, diverged_at=ended.diverged_at)
+    return replace(
+        own,
+        accuracy_out=outside,
+        metrics=metrics,
+        status=ended.status,
+        diverged_at=ended.diverged_at,
+        sizes=own.sizes if own.sizes == its.sizes else None,
+    )
 
 
 def _validates(metric: str, run: RunRecord) -> bool:

@@ -143,14 +143,7 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
     metrics |= {name: values for name, values in its.metrics.items() if _validates(name, run)}
     # Of a first stage that is not done, nobody knows what it would select.
     ended = run if first.status == "done" else first
-    return replace(
-        own,
-        accuracy_out=outside,
-        metrics=metrics,
-        status=ended.status,
-        diverged_at=ended.diverged_at,
-        sizes=own.sizes if own.sizes == its.sizes else None,
-    )
+    return replace(own, accuracy_out=outside, metrics=metrics, status=ended.status, diverged_at=ended.diverged_at)
 
 
 def _validates(metric: str, run: RunRecord) -> bool:

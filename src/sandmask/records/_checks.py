@@ -39,9 +39,8 @@ def check_run(
         _check_sizes(sizes, len(env_names))
 
 
-def _check_sizes(sizes: Any, environments: int) -> None:
-    is_pair = isinstance(sizes, (list, tuple)) and len(sizes) == len(SPLITS)
-    if not is_pair or not all(isinstance(each, (list, tuple)) and len(each) == environments for each in sizes):
+def _check_sizes(sizes: Sizes, environments: int) -> None:
+    if list(map(len, sizes)) != [environments] * len(SPLITS):
         raise ValueError(f"sizes should be two lists, of the in and out splits of {environments} environments")
     for size in chain(*sizes):
         if type(size) is not int or not 1 <= size <= LARGEST_SPLIT:
@@ -118,8 +117,7 @@ def _check_fractions(accuracies: NDArray[np.float64], sizes: Sequence[int]) -> N
     divisors = np.array(sizes)
     is_wrong = np.rint(accuracies * divisors) / divisors != accuracies
     if is_wrong.any():
-        accuracy, size = accuracies[is_wrong][0], np.broadcast_to(divisors, accuracies.shape)[is_wrong][0]
-        raise ValueError(f"the accuracy {accuracy} is not that of a split of {size} examples")
+        raise ValueError(f"accuracies should be counts over splits of {list(sizes)}, not {accuracies[is_wrong][0]}")
 
 
 def check_counts(name: str, values: Any, length: int) -> None:

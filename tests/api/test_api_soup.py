@@ -124,6 +124,7 @@ def test_a_soup_is_the_mean_that_one_takes_by_hand(
     record = record_of(made, kind, average)
     np.testing.assert_allclose(record.accuracy_in[0], expected[0], rtol=0, atol=1e-9)
     np.testing.assert_allclose(record.accuracy_out[0], expected[1], rtol=0, atol=1e-9)
+    assert record.sizes == read_runs(folder)[0].sizes
     assert record.spec.hparams["members"] == len(some)
     assert measured(record, "f1", "in") is not None
     if kind != "ensemble":  # which is no single model

@@ -58,6 +58,12 @@ def test_a_full_run_is_selected_by_the_metrics_of_its_first_stage() -> None:
     assert {name: values[0] for name, values in found.items() if values[0] < 1} == {"f1/out/1": 0.25, "f1/out/2": 0.25}
 
 
+def test_a_full_run_keeps_its_sizes() -> None:
+    sizes = ((40,) * 3, (10,) * 3)
+    first, full = (replace(record(stage, 0, 0.5, 0.5), sizes=sizes) for stage in (False, True))
+    assert list(judged_by_first_stage([first, full]))[1].sizes == sizes
+
+
 def test_a_full_run_alone_is_refused() -> None:
     with pytest.raises(SandmaskError, match="selected by the same run without it"):
         list(judged_by_first_stage([record(True, 0, 1.0, 0.3)]))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
-from sandmask.records import RecordWriter, RunRecord, RunSpec, _archive, read_runs, write_archive
+from sandmask.records import RecordWriter, RunRecord, RunSpec, Sizes, _archive, read_runs, write_archive
 from sandmask.records._checks import LONGEST_NAME
 from sandmask.records.testing import made_up_run, made_up_sweep
 
@@ -21,7 +21,7 @@ DAMAGED_COPIES = 150
 def save(path: Path, runs: list[RunRecord]) -> None:
     with RecordWriter(path) as writer:
         for run in runs:
-            writer.start(run.spec, run.env_names, run.classes)
+            writer.start(run.spec, run.env_names, run.classes, run.sizes)
         for run in reversed(runs):  # the lines of runs alternate with those of others
             for index, step in enumerate(run.steps):
                 metrics = {name: values[index] for name, values in run.metrics.items()}
@@ -107,7 +107,7 @@ def is_prefix(found: RunRecord, whole: RunRecord) -> bool:
     count = len(found.steps)
     same = (
         found.spec == whole.spec
-        and found.env_names == whole.env_names
+        and (found.env_names, found.sizes) == (whole.env_names, whole.sizes)
         and np.array_equal(found.steps, whole.steps[:count])
         and np.array_equal(found.accuracy_in, whole.accuracy_in[:count])
         and np.array_equal(found.accuracy_out, whole.accuracy_out[:count])
@@ -209,6 +209,14 @@ def test_a_checksum_that_is_gone_is_missed(tmp_path: Path) -> None:
         (1, {"env_names": ["a"]}, "the id|held out"),
         (1, {"env_names": ["x" * (LONGEST_NAME + 1), "b"]}, "has 1,001 characters, and at most 1,000 are read"),
         (1, {"env_names": ["\ud800", "b"]}, "not valid Unicode"),
+        (1, {"sizes": [[10, 10]]}, "sizes should be two lists, of the in and out splits of 2 environments"),
+        (1, {"sizes": 10}, "not iterable"),
+        (1, {"sizes": [[10, 10], [10]]}, "sizes should be two lists"),
+        (1, {"sizes": [[10, 10], [10, 0]]}, "from 1 to 1,073,741,823, not 0"),
+        (1, {"sizes": [[10, 10], [10, 10.0]]}, "should be an integer"),
+        (1, {"sizes": [[10, 10], [10, 2**30]]}, "should be an integer"),
+        (1, {"sizes": [[10, 10], [10, "10"]]}, "should be an integer"),
+        (2, {"in": [0.5, 0.55]}, r"counts over splits of \[10, 10\], not 0\.55"),
         (2, {"in": [5.0, 0.5]}, "numbers from 0 to 1, not 5.0"),
         (2, {"out": [0.5, -0.1]}, "numbers from 0 to 1, not -0.1"),
         (2, {"in": ["0.5", 0.5]}, "numbers from 0 to 1, not '0.5'"),
@@ -226,7 +234,7 @@ def test_values_that_cannot_be_are_refused(
     tmp_path: Path, number: int, changes: dict[str, object], message: str
 ) -> None:
     path = tmp_path / "records.jsonl"
-    save(path, [made_up_run([[0.5, 0.5], [0.6, 0.6]], test_envs=[1])])
+    save(path, [made_up_run([[0.5, 0.5], [0.6, 0.6]], test_envs=[1], size=10)])
     lines = without_checksums(path)
     lines[number - 1].update(changes)
     put(path, lines)
@@ -277,6 +285,20 @@ def test_archives_refuse_accuracies_that_cannot_be(
         monkeypatch.undo()
         with pytest.raises(SandmaskError, match=r"all\.records\.parquet.*run [0-9a-f]{16}.*numbers from 0 to 1"):
             read_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (((2, 2), (2, 3)), r"accuracies should be counts over splits of \[2, 3\], not 0\.5"),
+        (((2, 2), (2, 0)), "the size of a split should be an integer"),
+        (((2, 2), (2, 2, 2)), "sizes should be two lists"),
+    ],
+)
+def test_archives_refuse_sizes_that_cannot_be(tmp_path: Path, sizes: Sizes, message: str) -> None:
+    run = replace(made_up_run([[0.5, 0.5]]), sizes=sizes)
+    with pytest.raises(SandmaskError, match=rf"cannot be written: run [0-9a-f]{{16}}: {message}"):
+        write_archive([run], tmp_path / "all.records.parquet")
 
 
 def test_archives_refuse_a_step_that_comes_twice(tmp_path: Path) -> None:

@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandmask.errors import SandmaskError
-from sandmask.records import RecordWriter, RunRecord, read_runs, write_archive
-from sandmask.records._archive import denominators, pack_counts, unpack_counts
+from sandmask.records import RecordWriter, RunRecord, _archive, read_runs, write_archive
+from sandmask.records._archive import pack_counts, unpack_counts
+from sandmask.records._checks import LARGEST_SPLIT, check_record
 from sandmask.records.testing import made_up_run, made_up_sweep
 
 
 def save(path: Path, *runs: RunRecord) -> None:
     with RecordWriter(path) as writer:
         for run in runs:
-            name = writer.start(run.spec, run.env_names, run.classes)
+            name = writer.start(run.spec, run.env_names, run.classes, run.sizes)
             for index, step in enumerate(run.steps):
                 metrics = {metric: values[index] for metric, values in run.metrics.items()}
                 writer.evaluation(name, int(step), run.accuracy_in[index], run.accuracy_out[index], metrics)
@@ -165,7 +166,7 @@ def assert_archive_keeps(runs: list[RunRecord], folder: Path) -> None:
 def assert_same(read: list[RunRecord], runs: list[RunRecord]) -> None:
     assert len(read) == len(runs)
     for run, copy in zip(runs, read, strict=True):
-        for name in ("spec", "env_names", "classes", "status", "diverged_at"):
+        for name in ("spec", "env_names", "classes", "status", "diverged_at", "sizes"):
             assert getattr(run, name) == getattr(copy, name)
         assert run.spec.id == copy.spec.id
         for name in ("steps", "accuracy_in", "accuracy_out"):
@@ -248,20 +249,48 @@ def test_a_bad_archive_is_named(tmp_path: Path) -> None:
         read_runs(tmp_path)
 
 
-@given(st.integers(1, 200_000), st.data())
+@given(st.integers(1, LARGEST_SPLIT), st.data())
 def test_counts_are_found_again_from_their_fractions(size: int, data: st.DataObject) -> None:
     counts = np.array(data.draw(st.lists(st.integers(0, size), min_size=1, max_size=20)))
     accuracy = (counts / size)[:, None]
-    found = denominators([accuracy])
-    assert found is not None
-    assert size % int(found[0]) == 0
-    packed = pack_counts(np.rint(accuracy * found))
-    assert np.array_equal(unpack_counts(packed, 1) / found, accuracy)
+    packed = pack_counts(np.rint(accuracy * (size,)))
+    assert np.array_equal(unpack_counts(packed, 1), counts[:, None])
+    check_record(made_up_run(accuracy.tolist(), size=size))
 
 
-def test_numbers_that_are_no_fractions_have_no_denominator() -> None:
-    assert denominators([np.array([[np.pi / 4]])]) is None
-    assert denominators([np.array([[1 / 999_983], [1 / 999_979]])]) is None
+def test_records_in_both_formats_have_the_same_accuracies_and_sizes(tmp_path: Path) -> None:
+    runs = [made_up_run([[1 / 3, 0.0]], [[2 / 7, 1.0]])]
+    runs[0] = replace(runs[0], sizes=((3, 820), (7, LARGEST_SPLIT)))
+    runs += made_up_sweep(["ERM"], size=204, trials=1)
+    save(tmp_path / "records.jsonl", *runs)
+    write_archive(runs, tmp_path / "all.records.parquet")
+    for path in tmp_path.iterdir():
+        assert_same(read_runs(path), runs)
+    assert_same(read_runs(tmp_path), runs)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".records.parquet"])
+def test_files_without_sizes_are_read_and_one_with_sizes_completes_them(tmp_path: Path, suffix: str) -> None:
+    runs = made_up_sweep(["ERM"], size=204, trials=1)
+    old = [replace(run, sizes=None) for run in runs]
+    path = tmp_path / f"old{suffix}"
+    if suffix == ".jsonl":
+        save(path, *old)
+        assert b"sizes" not in path.read_bytes()
+    else:
+        write_archive(old, path)
+    assert_same(read_runs(path), old)
+    write_archive(runs, tmp_path / "new.records.parquet")
+    assert_same(read_runs(tmp_path), runs)
+
+
+def test_an_archive_with_sizes_of_one_split_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that inferred sizes from accuracies may have found one and not the other."""
+    run, path = made_up_run([[0.5, 0.25]], size=4), tmp_path / "old.records.parquet"
+    row = {**_archive._row(run), "out_sizes": None, "out_counts": None, "out_raw": run.accuracy_out.ravel()}
+    monkeypatch.setattr(_archive, "_row", lambda _: row)
+    write_archive([run], path)
+    assert_same(read_runs(path), [replace(run, sizes=None)])
 
 
 def test_the_folder_of_a_run_on_a_folder_of_images_stays_among_the_runs() -> None:

@@ -22,7 +22,7 @@ from sandmask.records.testing import made_up_run, made_up_sweep
 
 def assert_equal_runs(left: RunRecord, right: RunRecord) -> None:
     assert left.spec == right.spec
-    assert (left.env_names, left.classes) == (right.env_names, right.classes)
+    assert (left.env_names, left.classes, left.sizes) == (right.env_names, right.classes, right.sizes)
     assert (left.status, left.diverged_at) == (right.status, right.diverged_at)
     assert np.array_equal(left.steps, right.steps)
     assert np.array_equal(left.accuracy_in, right.accuracy_in)
@@ -33,7 +33,7 @@ def assert_equal_runs(left: RunRecord, right: RunRecord) -> None:
 
 
 def write(writer: RecordWriter, run: RunRecord, begin: int = 0, stop: int | None = None) -> str:
-    name = writer.start(run.spec, run.env_names, run.classes)
+    name = writer.start(run.spec, run.env_names, run.classes, run.sizes)
     for index in range(begin, len(run.steps) if stop is None else stop):
         metrics = {key: float(values[index]) for key, values in run.metrics.items()}
         writer.evaluation(name, int(run.steps[index]), run.accuracy_in[index], run.accuracy_out[index], metrics)
@@ -74,7 +74,7 @@ def test_runs_of_a_stack_take_turns_in_one_file(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_anywhere_is_read_and_continued(tmp_path: Path) -> None:
-    run = made_up_run(np.linspace(0, 1, 12).reshape(4, 3).tolist())
+    run = made_up_run((np.arange(12) / 11).reshape(4, 3).tolist(), size=11)
     path = tmp_path / "records.jsonl"
     with RecordWriter(path) as writer:
         write(writer, run)
@@ -200,18 +200,31 @@ def test_steps_only_go_forward_and_ends_are_final(tmp_path: Path) -> None:
     with RecordWriter(tmp_path / "records.jsonl") as writer:
         with pytest.raises(SandmaskError, match="Call `start`"):
             writer.evaluation("nobody", 0, [0.5], [0.5])
-        name = write(writer, made_up_run([[0.5, 0.5], [1.0, 1.0]]))
+        name = write(writer, made_up_run([[0.5, 0.5], [1.0, 1.0]], size=2))
         with pytest.raises(SandmaskError, match=r"has ended \(done\)"):
             writer.evaluation(name, 300, [0.5, 0.5], [0.5, 0.5])
         writer.rewind(name, 100)
         with pytest.raises(SandmaskError, match="already has step 100, so step 100 cannot follow"):
             writer.evaluation(name, 100, [0.5, 0.5], [0.5, 0.5])
-        with pytest.raises(ValueError, match="Expected 2 accuracies"):
+        with pytest.raises(ValueError, match="accuracies of 1 environments where 2 are named"):
             writer.evaluation(name, 200, [0.5], [0.5, 0.5])
-        with pytest.raises(ValueError, match=r"accuracies in 0\.\.1"):
+        with pytest.raises(ValueError, match=r"numbers from 0 to 1, not 50\.0"):
             writer.evaluation(name, 200, [50.0, 0.5], [0.5, 0.5])
-        with pytest.raises(ValueError, match=r"accuracies in 0\.\.1"):
+        with pytest.raises(ValueError, match="numbers from 0 to 1, not nan"):
             writer.evaluation(name, 200, [float("nan"), 0.5], [0.5, 0.5])
+        with pytest.raises(ValueError, match=r"counts over splits of \[2, 2\], not 0\.3"):
+            writer.evaluation(name, 200, [0.5, 0.5], [0.5, 0.3])
+
+
+def test_a_run_is_not_continued_on_other_data(tmp_path: Path) -> None:
+    run = made_up_run([[0.5, 0.5], [1.0, 1.0]], size=2)
+    with RecordWriter(tmp_path / "records.jsonl") as writer:
+        write(writer, run, 0, 1)
+        with pytest.raises(SandmaskError, match="splits of other sizes, so the data has changed"):
+            writer.start(run.spec, run.env_names, run.classes, ((2, 2), (2, 4)))
+        writer.start(run.spec, run.env_names, run.classes)  # a program that does not know them
+        write(writer, run, 1)
+    assert_equal_runs(run, read_runs(tmp_path)[0])
 
 
 def test_a_foreign_file_is_not_appended_to(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, average_metrics, split_averages
+from sandmask.records._checks import check_record
 from sandmask.training import RunFolder, Stack, load_run, split_environment, train_stack
 from sandmask.training.averaging import averaged_state, evaluate_swad, parse_averages, start_averages, step_averages
 
@@ -167,7 +168,11 @@ def test_a_run_keeps_the_models_of_its_averages(
 ) -> None:
     spec = spec_of("ERM", averages=("sma", "swad"), hparams={"sma_start": 4})
     record = RunFolder(tmp_path).train(spec, dataset, device)
-    _, sma, swad = split_averages([record])
+    own, sma, swad = split_averages([record])
+    sizes = [[len(split) for split in split_environment(dataset, env, 0)] for env in range(3)]
+    for one in (own, sma, swad):
+        assert one.sizes == tuple(zip(*sizes, strict=True))
+        check_record(one)  # accuracies of averages are counts over the same sizes
     first = torch.arange(dataset.bounds[0], dataset.bounds[1])
     for average, expected in (("sma", sma), ("swad", swad)):
         trained = load_run(RunFolder(tmp_path).average_path(average))

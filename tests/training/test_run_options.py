@@ -54,7 +54,7 @@ def test_the_holdout_fraction_is_what_is_held_back(dataset: Dataset, spec_of: Sp
     for env in range(3):
         inside, outside = split_environment(dataset, env, 0, 0.5)
         assert len(outside) == (dataset.bounds[env + 1] - dataset.bounds[env]) // 2
-        assert stack.evaluator._sizes[0, 2 * env : 2 * env + 2].tolist() == [len(inside), len(outside)]
+        assert [sizes[env] for sizes in stack.evaluator.sizes(0)] == [len(inside), len(outside)]
     trained_on = set(stack.sampler.indices.flatten().tolist())
     assert not trained_on & set(split_environment(dataset, 1, 0, 0.5)[1].tolist())
     assert stack_key(spec) != stack_key(spec_of(hparams={"holdout_fraction": 0.3}))

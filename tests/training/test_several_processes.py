@@ -110,7 +110,7 @@ def assert_same_files(one: Path, other: Path) -> None:
 
 
 def assert_same_record(one: RunRecord, other: RunRecord) -> None:
-    assert (one.spec, one.status, one.env_names) == (other.spec, other.status, other.env_names)
+    assert (one.spec, one.status, one.env_names, one.sizes) == (other.spec, other.status, other.env_names, other.sizes)
     assert list(one.metrics) == list(other.metrics)
     np.testing.assert_array_equal(one.steps, other.steps)
     for name in one.metrics:

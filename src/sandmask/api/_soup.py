@@ -146,7 +146,7 @@ def _served(cell: Candidates, made: Soup, shelf: Path) -> dict[str, Any]:
 def _write_record(record: RunRecord, path: Path) -> None:
     """The record as a file that appears whole: a killed process leaves no soup without its numbers."""
     with replacing(path, durable=True) as temporary, RecordWriter(temporary) as writer:
-        run = writer.start(record.spec, record.env_names, record.classes)
+        run = writer.start(record.spec, record.env_names, record.classes, record.sizes)
         step = int(record.steps[0])
         metrics = {name: float(curve[0]) for name, curve in record.metrics.items()}
         tables = {name: counts[0].tolist() for name, counts in record.tables.items()}

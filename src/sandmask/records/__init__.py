@@ -3,7 +3,7 @@
 A training program writes records, and reports read them:
 
     with RecordWriter("runs/records.jsonl") as writer:
-        run = writer.start(spec, env_names, classes)
+        run = writer.start(spec, env_names, classes, sizes)
         writer.evaluation(run, step, accuracy_in, accuracy_out, {"loss": loss})
         writer.end(run, "done", step)
 
@@ -33,7 +33,7 @@ from sandmask.records._measures import (
     recorded_measures,
 )
 from sandmask.records._reader import read_runs
-from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status
+from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Sizes, Status
 from sandmask.records._writer import RecordWriter
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "RecordWriter",
     "RunRecord",
     "RunSpec",
+    "Sizes",
     "Status",
     "average_metrics",
     "averaged_spec",

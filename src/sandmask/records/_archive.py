@@ -2,12 +2,9 @@
 
 import json
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
 from itertools import pairwise
-from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +16,13 @@ from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_record
 from sandmask.records._lines import check_schema
 from sandmask.records._measures import SPLITS, table_size
-from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Status, under_prefix
+from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Sizes, Status, under_prefix
 
 ARCHIVE_SUFFIX = ".records.parquet"
 _VERSION_KEY = b"sandmask.schema"
 _METRIC, _TABLE = "metric.", "table."
 _RUNS_PER_GROUP = 512
-_LARGEST_SPLIT = 1_000_000  # examples
 _WORDS = ("run", "spec", "env_names", "classes", "status", "diverged_at")
-
-_Key = tuple[str, tuple[str, ...]]
-_Sizes = NDArray[np.int64] | None
 
 
 def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, metrics: bool = True) -> None:
@@ -53,7 +46,6 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
         except ValueError as error:
             raise SandmaskError(f"{target} cannot be written: {error}.") from error
     schema = _schema(runs, metrics)
-    sizes = _split_sizes(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Durable: whoever sees the file may remove what it was made from. Opened here: Arrow takes paths in UTF-8 only.
     with (
@@ -62,7 +54,7 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
         pq.ParquetWriter(file, schema, **_layout(schema)) as writer,
     ):
         for begin in range(0, len(runs), _RUNS_PER_GROUP):
-            rows = [_row(run, sizes[_key(run)]) for run in runs[begin : begin + _RUNS_PER_GROUP]]
+            rows = [_row(run) for run in runs[begin : begin + _RUNS_PER_GROUP]]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
@@ -80,7 +72,7 @@ def _schema(runs: Sequence[RunRecord], metrics: bool) -> Any:
     ]
     for split in SPLITS:
         fields += [
-            (f"{split}_sizes", pa.list_(pa.int32())),  # null: the accuracies are no fractions, and stored raw
+            (f"{split}_sizes", pa.list_(pa.int32())),  # null: they are not known, and accuracies are stored raw
             (f"{split}_counts", pa.list_(pa.int32())),
             (f"{split}_raw", pa.list_(pa.float64())),
         ]
@@ -122,25 +114,10 @@ def _is_single(runs: Sequence[RunRecord], metric: str) -> bool:
         return all(np.array_equal(curve, curve.astype(np.float32), equal_nan=True) for curve in curves)
 
 
-def _key(run: RunRecord) -> _Key:
-    return run.spec.dataset, run.env_names
-
-
-def _split_sizes(runs: Sequence[RunRecord]) -> dict[_Key, tuple[_Sizes, _Sizes]]:
-    """For each dataset, the sizes of its "in" and "out" splits as far as they can be inferred from accuracies."""
-    groups: defaultdict[_Key, list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        groups[_key(run)].append(run)
-    return {
-        key: (denominators([run.accuracy_in for run in group]), denominators([run.accuracy_out for run in group]))
-        for key, group in groups.items()
-    }
-
-
-def _row(run: RunRecord, sizes: tuple[_Sizes, _Sizes]) -> dict[str, Any]:
+def _row(run: RunRecord) -> dict[str, Any]:
     """The row of a run. Columns that it lacks become null; those that the schema lacks are left out.
 
-    :param sizes: of the "in" and "out" splits.
+    Accuracies are stored as counts where the sizes of the splits are known: exact, and small.
     """
     row: dict[str, Any] = {
         "run": run.spec.id,
@@ -151,12 +128,13 @@ def _row(run: RunRecord, sizes: tuple[_Sizes, _Sizes]) -> dict[str, Any]:
         "diverged_at": run.diverged_at,
         "steps": run.steps,
     }
-    for split, accuracy, size in zip(SPLITS, (run.accuracy_in, run.accuracy_out), sizes, strict=True):
-        if size is None:
+    accuracies = (run.accuracy_in, run.accuracy_out)
+    for split, accuracy, sizes in zip(SPLITS, accuracies, run.sizes or (None, None), strict=True):
+        if sizes is None:
             row[f"{split}_raw"] = accuracy.ravel()
         else:
-            row[f"{split}_sizes"] = size
-            row[f"{split}_counts"] = pack_counts(np.rint(accuracy * size))
+            row[f"{split}_sizes"] = sizes
+            row[f"{split}_counts"] = pack_counts(np.rint(accuracy * sizes))
     row |= {f"{_METRIC}{name}": curve for name, curve in run.metrics.items()}
     if len(run.steps):
         row |= {f"{_TABLE}{name}": pack_counts(table) for name, table in run.tables.items()}
@@ -211,7 +189,7 @@ def _runs(batch: Any) -> Iterator[RunRecord]:
     shared: dict[Any, Any] = {}
     for row in range(batch.num_rows):
         present = {name: values for name, column in lists.items() if (values := column[row]) is not None}
-        names, classes = tuple(words["env_names"][row]), tuple(words["classes"][row])
+        names, classes, sizes = tuple(words["env_names"][row]), tuple(words["classes"][row]), _sizes(present)
         steps = np.array(present["steps"], dtype=np.int64)
         steps.flags.writeable = False
         run = RunRecord(
@@ -224,6 +202,7 @@ def _runs(batch: Any) -> Iterator[RunRecord]:
             status=words["status"][row],
             diverged_at=words["diverged_at"][row],
             classes=shared.setdefault(classes, classes),
+            sizes=shared.setdefault(sizes, sizes),
             tables={
                 name: unpack_counts(counts, table_size(name, len(names), len(classes)))
                 for name, counts in under_prefix(_TABLE, present).items()
@@ -249,40 +228,19 @@ def _lists(column: Any) -> list[NDArray[Any] | None]:
     ]
 
 
+def _sizes(present: dict[str, NDArray[Any]]) -> Sizes | None:
+    inside, outside = (present.get(f"{split}_sizes") for split in SPLITS)
+    return None if inside is None or outside is None else (tuple(inside.tolist()), tuple(outside.tolist()))
+
+
 def _accuracies(present: dict[str, NDArray[Any]], split: str, environments: int) -> NDArray[np.float64]:
     if f"{split}_sizes" not in present:
         return present[f"{split}_raw"].reshape(-1, environments).copy()
     sizes, counts = present[f"{split}_sizes"], present[f"{split}_counts"]
-    if len(sizes) != environments:
-        raise ValueError(f"{len(sizes)} sizes of splits where {environments} environments are named")
-    if not (sizes > 0).all():
-        raise ValueError("sizes of splits should be positive")
+    if len(sizes) != environments or not (sizes > 0).all():
+        raise ValueError(f"sizes of splits should be positive, one for each of {environments} environments")
     accuracy: NDArray[np.float64] = unpack_counts(counts, environments) / sizes
     return accuracy
-
-
-# Accuracies are stored as what they are, counts over the size of a split: exact, and small.
-
-
-def denominators(runs: list[NDArray[np.float64]]) -> _Sizes:
-    """For each environment, the n that makes all accuracies of the [T, environments] tables fractions k / n.
-
-    None where there is none up to `_LARGEST_SPLIT`: then the values are not counts over a split.
-    """
-    found = np.ones(runs[0].shape[1], dtype=np.int64)
-    for accuracy in runs:
-        while True:
-            unexplained = np.argwhere(np.rint(accuracy * found) / found != accuracy)
-            if not len(unexplained):
-                break
-            checkpoint, environment = unexplained[0]
-            part = Fraction(float(accuracy[checkpoint, environment])).limit_denominator(_LARGEST_SPLIT).denominator
-            common = lcm(int(found[environment]), part)
-            # An unchanged denominator would mean that the value is no fraction at all.
-            if common > _LARGEST_SPLIT or common == found[environment]:
-                return None
-            found[environment] = common
-    return found
 
 
 def pack_counts(counts: NDArray[Any]) -> NDArray[np.int32]:

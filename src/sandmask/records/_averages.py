@@ -92,12 +92,11 @@ def _averaged(run: RunRecord, average: str) -> RunRecord:
     return replace(
         run,
         spec=averaged_spec(run.spec, average),
-        steps=run.steps[known],
-        accuracy_in=inside[known],
-        accuracy_out=outside[known],
-        metrics={name: values[known] for name, values in metrics.items()},
-        tables={name: counts[known] for name, counts in under_prefix(prefix, run.tables).items()},
-    )
+        accuracy_in=inside,
+        accuracy_out=outside,
+        metrics=metrics,
+        tables=under_prefix(prefix, run.tables),
+    ).at(known)
 
 
 FULL_DATA = "full_data"

@@ -2,21 +2,26 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sandmask.records._measures import table_size
-from sandmask.records._types import RunRecord, RunSpec, Status
+from sandmask.records._measures import SPLITS, table_size
+from sandmask.records._types import RunRecord, RunSpec, Sizes, Status
 
 LONGEST_NAME = 1000  # characters; a longer name is damage, and would take every table with it
 LARGEST_INTEGER = 2**63 - 1
+LARGEST_SPLIT = 2**30 - 1  # examples; an archive has 32 bits for a change of a count and its sign
 _WORDS = ("dataset", "algorithm", "space", "network", "weights", "precision")
 _COUNTS = ("steps", "checkpoint_every")
 _SEEDS = ("hparams_seed", "trial_seed", "seed")
 
 
-def check_run(run_id: str, spec: RunSpec, env_names: Sequence[Any], classes: Sequence[Any]) -> None:
+def check_run(
+    run_id: str, spec: RunSpec, env_names: Sequence[Any], classes: Sequence[Any], sizes: Sizes | None
+) -> None:
     """Check everything that a run says about itself before its first evaluation."""
     check_spec(spec)
     if run_id != spec.id:
@@ -30,6 +35,16 @@ def check_run(run_id: str, spec: RunSpec, env_names: Sequence[Any], classes: Seq
     outside = [env for env in spec.test_envs if env >= len(env_names)]
     if outside:
         raise ValueError(f"environment {outside[0]} is held out where {len(env_names)} are named")
+    if sizes is not None:
+        _check_sizes(sizes, len(env_names))
+
+
+def _check_sizes(sizes: Sizes, environments: int) -> None:
+    if list(map(len, sizes)) != [environments] * len(SPLITS):
+        raise ValueError(f"sizes should be two lists, of the in and out splits of {environments} environments")
+    for size in chain(*sizes):
+        if type(size) is not int or not 1 <= size <= LARGEST_SPLIT:
+            raise ValueError(f"the size of a split should be an integer from 1 to {LARGEST_SPLIT:,}, not {size!r}")
 
 
 def check_spec(spec: RunSpec) -> None:
@@ -85,14 +100,24 @@ def check_values(kind: str, value: Any) -> None:
         raise ValueError(f"{kind} hold an integer of more than 64 bits")
 
 
-def check_accuracies(values: Any, environments: int) -> None:
-    """Check one accuracy in 0..1 for each environment."""
+def check_accuracies(values: Any, environments: int, sizes: Sequence[int] | None) -> None:
+    """Check one accuracy in 0..1 for each environment: a count over the size of its split where that is known."""
     if not isinstance(values, list) or len(values) != environments:
         found = len(values) if isinstance(values, list) else repr(values)
         raise ValueError(f"accuracies of {found} environments where {environments} are named")
     for value in values:
         if type(value) not in (float, int) or not 0 <= value <= 1:
             raise ValueError(f"accuracies should be numbers from 0 to 1, not {value!r}")
+    if sizes is not None:
+        _check_fractions(np.array(values, dtype=np.float64), sizes)
+
+
+def _check_fractions(accuracies: NDArray[np.float64], sizes: Sequence[int]) -> None:
+    """Check that accuracies [..., environments] are counts over the sizes, so that the counts give them back."""
+    divisors = np.array(sizes)
+    is_wrong = np.rint(accuracies * divisors) / divisors != accuracies
+    if is_wrong.any():
+        raise ValueError(f"accuracies should be counts over splits of {list(sizes)}, not {accuracies[is_wrong][0]}")
 
 
 def check_counts(name: str, values: Any, length: int) -> None:
@@ -113,7 +138,7 @@ def _check_tables(run: RunRecord) -> None:
 def check_record(run: RunRecord) -> None:
     """Check a whole run at once: its spec and names, its steps, and every accuracy."""
     try:
-        check_run(run.spec.id, run.spec, run.env_names, run.classes)
+        check_run(run.spec.id, run.spec, run.env_names, run.classes, run.sizes)
         check_names("metric", run.metrics)
         shape = (len(run.steps), len(run.env_names))
         if run.accuracy_in.shape != shape or run.accuracy_out.shape != shape:
@@ -125,8 +150,10 @@ def check_record(run: RunRecord) -> None:
             raise ValueError("its steps do not increase")
         if run.status not in get_args(Status):
             raise ValueError(f"its status {run.status!r} is not one of {', '.join(get_args(Status))}")
-        for table in (run.accuracy_in, run.accuracy_out):
+        for table, sizes in zip((run.accuracy_in, run.accuracy_out), run.sizes or (None, None), strict=True):
             if table.size and not (table.min() >= 0 and table.max() <= 1):  # NaN compares with nothing
                 raise ValueError("its accuracies should be numbers from 0 to 1")
+            if sizes is not None:
+                _check_fractions(table, sizes)
     except ValueError as error:
         raise ValueError(f"run {run.spec.id}: {error}") from error

@@ -18,14 +18,14 @@ from typing import Any, NoReturn
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_accuracies, check_counts, check_integer, check_names, check_run
 from sandmask.records._measures import table_size
-from sandmask.records._types import SCHEMA_VERSION, RunSpec, Status
+from sandmask.records._types import SCHEMA_VERSION, RunSpec, Sizes, Status
 
 # JSON has no word for these, and a file that other tools can read is worth three strings.
 _NON_FINITE = {"nan", "inf", "-inf"}
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}\n\Z')
 _CRC_LENGTH = len(',"crc":"00000000"}\n')
 _KEYS = {
-    "run": {"schema", "kind", "run", "spec", "env_names", "classes"},
+    "run": {"schema", "kind", "run", "spec", "env_names", "classes", "sizes"},
     "eval": {"kind", "run", "step", "in", "out", "metrics", "tables"},
     "end": {"kind", "run", "status", "step"},
 }
@@ -84,18 +84,17 @@ def _decode(raw: bytes) -> dict[str, Any]:
     return line
 
 
-def run_line(spec: RunSpec, env_names: Sequence[str], classes: Sequence[str]) -> bytes:
-    """The line that opens a run: its complete spec and the names that its numbers go by."""
-    return _encode(
-        {
-            "schema": SCHEMA_VERSION,
-            "kind": "run",
-            "run": spec.id,
-            "spec": spec.to_json(),
-            "env_names": list(env_names),
-            "classes": list(classes),
-        }
-    )
+def run_line(spec: RunSpec, env_names: Sequence[str], classes: Sequence[str], sizes: Sizes | None = None) -> bytes:
+    """The line that opens a run: its complete spec, the names that its numbers go by, and the sizes of the splits."""
+    line = {
+        "schema": SCHEMA_VERSION,
+        "kind": "run",
+        "run": spec.id,
+        "spec": spec.to_json(),
+        "env_names": list(env_names),
+        "classes": list(classes),
+    }
+    return _encode(line if sizes is None else {**line, "sizes": sizes})
 
 
 def eval_line(
@@ -132,10 +131,16 @@ class RunState:
 
     environments: int
     classes: int
+    sizes: Sizes | None
     last_step: int | None = None
     status: Status = "running"
     crc: int = 0
     has_crc: bool = False
+
+    def check_accuracies(self, inside: Any, outside: Any) -> None:
+        """Check the accuracies of an evaluation."""
+        for values, sizes in zip((inside, outside), self.sizes or (None, None), strict=True):
+            check_accuracies(values, self.environments, sizes)
 
 
 def read_lines(path: Path, runs: dict[str, RunState]) -> Iterator[dict[str, Any]]:
@@ -180,8 +185,10 @@ def _begin(line: dict[str, Any]) -> RunState:
     env_names, classes = line["env_names"], line["classes"]
     if not isinstance(env_names, list) or not isinstance(classes, list):
         raise ValueError("env_names and classes should be lists")
-    check_run(line["run"], RunSpec.from_json(line["spec"]), env_names, classes)
-    return RunState(len(env_names), len(classes))
+    sizes = line.get("sizes")
+    check_run(line["run"], RunSpec.from_json(line["spec"]), env_names, classes, sizes)
+    line["sizes"] = None if sizes is None else (tuple(sizes[0]), tuple(sizes[1]))
+    return RunState(len(env_names), len(classes), line["sizes"])
 
 
 def _evaluate(run: RunState, line: dict[str, Any]) -> None:
@@ -191,8 +198,7 @@ def _evaluate(run: RunState, line: dict[str, Any]) -> None:
         raise ValueError(f"step {step} follows the end of run {run_id}")
     if run.last_step is not None and step <= run.last_step:
         raise ValueError(f"step {step} of run {run_id} follows its step {run.last_step}")
-    check_accuracies(line["in"], run.environments)
-    check_accuracies(line["out"], run.environments)
+    run.check_accuracies(line["in"], line["out"])
     check_names("metric", line["metrics"])
     line["metrics"] = {sys.intern(name): metric_value(value) for name, value in line["metrics"].items()}
     for name, counts in line.setdefault("tables", {}).items():

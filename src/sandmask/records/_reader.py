@@ -60,7 +60,8 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
     if len(run.steps) > len(other.steps):
         return longer
     # What one of them recorded beyond the other, such as metrics that were asked for later, is true of both.
-    return replace(run, metrics=other.metrics | run.metrics, tables=other.tables | run.tables), longer[1]
+    metrics, tables = other.metrics | run.metrics, other.tables | run.tables
+    return replace(run, metrics=metrics, tables=tables, sizes=run.sizes or other.sizes), longer[1]
 
 
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
@@ -105,6 +106,7 @@ def _record(lines: list[dict[str, Any]]) -> RunRecord:
         status=status,
         diverged_at=last["step"] if status == "diverged" else None,
         classes=tuple(first["classes"]),
+        sizes=first["sizes"],
         tables={  # with zeros at the evaluations that have no counts
             name: np.array([line["tables"].get(name, [0] * size) for line in evaluations], dtype=np.int64)
             for name, size in tables.items()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 Status = Literal["running", "done", "diverged", "pruned"]
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # of the "in" and the "out" split of every environment
 T = TypeVar("T")
 
 
@@ -71,6 +72,10 @@ class RunRecord:
     met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept. It is "pruned" when a search
     stopped the run, after its last evaluation. `classes` may be empty where the source did not name them. `tables` are
     counts for each class, where those were asked for: see `class_counts` and `confusion_counts`.
+
+    `sizes` are the numbers of examples in the "in" and "out" splits, and each accuracy is a count over one of them.
+    They are None where the source did not state them. In archives of sandmask 0.1, which derived them from accuracies,
+    they may be other numbers that give the same accuracies.
     """
 
     spec: RunSpec
@@ -83,6 +88,7 @@ class RunRecord:
     diverged_at: int | None = None
     classes: tuple[str, ...] = ()
     tables: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)  # name -> [T, numbers]
+    sizes: Sizes | None = field(default=None, repr=False)
 
     @property
     def train_envs(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from sandmask._files import lock, naming, replacing, sync
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_names, check_run
 from sandmask.records._lines import RunState, end_line, eval_line, read_lines, run_line, with_checksum
-from sandmask.records._types import RunSpec, Status
+from sandmask.records._types import RunSpec, Sizes, Status
 
 
 def open_locked(path: Path) -> FileIO:
@@ -66,16 +66,27 @@ class RecordWriter:
             self.close()
             raise
 
-    def start(self, spec: RunSpec, env_names: Sequence[str], classes: Sequence[str] = ()) -> str:
-        """Open a run and return its id; a run that the file already holds is continued."""
+    def start(
+        self, spec: RunSpec, env_names: Sequence[str], classes: Sequence[str] = (), sizes: Sizes | None = None
+    ) -> str:
+        """Open a run and return its id; a run that the file already holds is continued.
+
+        :param sizes: numbers of examples in the "in" and in the "out" split of each environment, if accuracies are
+            counts over these.
+        """
         if spec.id not in self._runs:
             try:
-                check_run(spec.id, spec, env_names, classes)
+                check_run(spec.id, spec, env_names, classes, sizes)
             except ValueError as error:
                 raise SandmaskError(f"{self.path} cannot take run {spec.id}: {error}.") from error
-            run = RunState(len(env_names), len(classes))
-            self._write(run, run_line(spec, env_names, classes))
+            run = RunState(len(env_names), len(classes), sizes)
+            self._write(run, run_line(spec, env_names, classes, sizes))
             self._runs[spec.id] = run
+        elif sizes is not None and self._runs[spec.id].sizes not in (None, sizes):
+            raise SandmaskError(
+                f"{self.path} holds run {spec.id} with splits of other sizes, so the data has changed since it began. "
+                "Restore the data, or train the run in another folder."
+            )
         return spec.id
 
     def evaluation(
@@ -98,11 +109,7 @@ class RecordWriter:
                 f"{self.path}: run {run_id} already has step {run.last_step}, so step {step} cannot follow. "
                 "Call `rewind` before resuming from an older checkpoint."
             )
-        for split in (accuracy_in, accuracy_out):
-            if len(split) != run.environments or not all(0 <= value <= 1 for value in split):
-                raise ValueError(
-                    f"Expected {run.environments} accuracies in 0..1, one per environment. Found {list(split)}."
-                )
+        run.check_accuracies(list(map(float, accuracy_in)), list(map(float, accuracy_out)))
         check_names("metric", metrics or {})
         check_names("table", tables or {})
         self._write(run, eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}, tables))

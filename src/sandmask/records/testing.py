@@ -16,11 +16,13 @@ def made_up_run(
     every: int = 100,
     status: Status = "done",
     env_names: Sequence[str] | None = None,
+    size: int | None = None,
     **spec: Any,
 ) -> RunRecord:
     """A run with these accuracies ([checkpoints, environments]); "out" equals "in" unless given.
 
-    Further arguments go into the spec: `algorithm="IRM"`, `hparams_seed=3`, ...
+    `size` is that of every split, where accuracies are fractions k / size. Further arguments go into the spec:
+    `algorithm="IRM"`, `hparams_seed=3`, ...
     """
     table = np.array(accuracy_in, dtype=np.float64)
     steps = np.arange(len(table), dtype=np.int64) * every
@@ -42,6 +44,7 @@ def made_up_run(
         status=status,
         diverged_at=int(steps[-1]) + 1 if status == "diverged" else None,
         classes=("no", "yes"),
+        sizes=None if size is None else ((size,) * table.shape[1], (size,) * table.shape[1]),
     )
 
 
@@ -76,6 +79,7 @@ def made_up_sweep(
             trial_seed=trial,
             hparams_seed=draw,
             seed=int(rng.integers(2**31)),
+            size=size,
             **{"hparams": {"lr": float(np.float32(0.001 * (draw + 1)))}, **spec},
         )
         for algorithm in algorithms

@@ -297,7 +297,9 @@ def find_rule(name: str) -> SelectionRule:
 def _seen_by(run: RunRecord, measure: Measure) -> RunRecord | None:
     """A run whose accuracies are the values of a metric; None where it did not record them."""
     inside, outside = (_values(run, measure, split) for split in ("in", "out"))
-    return None if inside is None or outside is None else replace(run, accuracy_in=inside, accuracy_out=outside)
+    if inside is None or outside is None:
+        return None
+    return replace(run, accuracy_in=inside, accuracy_out=outside, sizes=None)
 
 
 def _values(run: RunRecord, measure: Measure, split: str) -> NDArray[np.float64] | None:

@@ -230,13 +230,4 @@ class _Combiner:
         history, step = History(self.stack), self.stack.specs[0].steps - 1
         now = {"validation_loss": evaluator.validation_loss(tally), **tally.measured}
         history.write(step, tally.right, {}, now)
-        whole = history.records(step + 1, torch.full((1,), -1), {})[0]
-        last = slice(len(whole.steps) - 1, None)
-        return replace(
-            whole,
-            steps=whole.steps[last],
-            accuracy_in=whole.accuracy_in[last],
-            accuracy_out=whole.accuracy_out[last],
-            metrics={name: curve[last] for name, curve in whole.metrics.items()},
-            tables={name: counts[last] for name, counts in whole.tables.items()},
-        )
+        return history.records(step + 1, torch.full((1,), -1), {})[0].at(slice(-1, None))

@@ -14,7 +14,7 @@ from sandmask.algorithms import Algorithm, HeldOutProbe, Hparams, Metrics, State
 from sandmask.datasets import Dataset
 from sandmask.functional import EnvBatch
 from sandmask.functional.ranks import Ranks
-from sandmask.records import RunSpec
+from sandmask.records import RunSpec, Sizes
 from sandmask.training.measures import Counter
 from sandmask.training.sampling import holdout_fraction, split_environment, training_splits
 from sandmask.training.stack_step import looped_step, stacked_step
@@ -78,7 +78,7 @@ class Evaluator:
         self._trial_of_run = torch.tensor(own, device=device)
         self._members = [[members.to(device) for members in trial] for trial in groups]
         self._sizes = np.array([[len(members) for members in groups[trial]] for trial in own])
-        self._divisors = torch.from_numpy(np.maximum(self._sizes, 1).astype(np.float64)).to(device)
+        self._divisors = torch.from_numpy(self._sizes).to(device)
         self._selects = torch.from_numpy(self._selection_weights(specs)).to(device)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
         belongs = torch.zeros(len(dataset.labels), len(trials), self.shape[1])
@@ -92,6 +92,10 @@ class Evaluator:
     def shape(self) -> tuple[int, int]:
         """[K, G]."""
         return self._sizes.shape
+
+    def sizes(self, run: int) -> Sizes:
+        """The sizes of the "in" and "out" splits that a run is evaluated on."""
+        return tuple(self._sizes[run, 0::2].tolist()), tuple(self._sizes[run, 1::2].tolist())
 
     def alone(self, predict: Predict) -> Tally:
         """For methods whose prediction of an example depends on that example alone: any batches will do."""
@@ -156,12 +160,12 @@ class Evaluator:
         weights = np.zeros(self._sizes.shape)
         for run, spec in enumerate(specs):
             groups = [2 * e + 1 for e in range(self._sizes.shape[1] // 2) if e not in spec.test_envs]
-            weights[run, groups] = 1.0 / (len(groups) * np.maximum(self._sizes[run, groups], 1))
+            weights[run, groups] = 1.0 / (len(groups) * self._sizes[run, groups])
         return weights
 
     def fractions(self, counts: Tensor) -> Accuracies:
         """Accuracies from counts [..., K, G]; waits for the device."""
-        fractions = counts.cpu().numpy().astype(np.float64) / np.maximum(self._sizes, 1)
+        fractions = counts.cpu().numpy().astype(np.float64) / self._sizes
         return Accuracies(fractions[..., 0::2], fractions[..., 1::2])
 
 
@@ -209,11 +213,9 @@ class HeldOut:
 
     @classmethod
     def of(cls, algorithm: Algorithm, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> "HeldOut | None":
-        """For these runs; None where nothing is held out, or where a prediction takes more than the example."""
+        """For these runs; None where a prediction takes more than the example."""
         probe = HeldOutProbe.of(algorithm)
-        if probe is None or not examples_of(dataset, holdout_fraction(specs[0])):
-            return None
-        return cls(probe, dataset, specs, stacks=stacks)
+        return None if probe is None else cls(probe, dataset, specs, stacks=stacks)
 
     def __call__(self, state: State, hparams: Hparams) -> Metrics:
         """The probe's metrics [K]; never waits for the device where the dataset is there."""

@@ -114,9 +114,8 @@ class RunFolder:
 
     def _open(self, files: ExitStack, stack: Stack, loggers: Sequence[Logger]) -> "_Lines":
         """The files that a run writes as it trains, and its loggers."""
-        spec, dataset = stack.specs[0], stack.dataset
-        log = files.enter_context(RunLog(loggers, spec, dataset.environments)) if loggers else None
-        return _Lines(files.enter_context(RecordWriter(self.path / RECORDS)), spec, dataset, log)
+        log = files.enter_context(RunLog(loggers, stack.specs[0], stack.dataset.environments)) if loggers else None
+        return _Lines(files.enter_context(RecordWriter(self.path / RECORDS)), stack, log)
 
     def _complete(self, trainer: Trainer, lines: "_Lines", *, keep_checkpoint: bool) -> None:
         """Train to the end and write the model."""
@@ -215,9 +214,10 @@ def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
 class _Lines:
     """A run's lines in its record file, written as it trains, and its points in the log if there is one."""
 
-    def __init__(self, writer: RecordWriter, spec: RunSpec, dataset: Dataset, log: RunLog | None) -> None:
+    def __init__(self, writer: RecordWriter, stack: Stack, log: RunLog | None) -> None:
         self.writer = writer
-        self.run = writer.start(spec, dataset.environments, dataset.classes)
+        spec, dataset = stack.specs[0], stack.dataset
+        self.run = writer.start(spec, dataset.environments, dataset.classes, stack.evaluator.sizes(0))
         self.log = log
 
     def catch_up(self, trainer: Trainer) -> None:

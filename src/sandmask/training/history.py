@@ -147,6 +147,7 @@ class History:
                 status=status,
                 diverged_at=end if end >= 0 else None,
                 classes=tuple(dataset.classes),
+                sizes=self.stack.evaluator.sizes(k),
                 tables={name: counts[kept, k] for name, counts in tables.items()},
             )
             records.append(record)

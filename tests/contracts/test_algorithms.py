@@ -20,6 +20,7 @@ from sandmask.functional.across_processes import AcrossProcesses
 from sandmask.functional.ranks import Ranks
 from sandmask.hparams import SCOPES, SPACES, resolve, space_for
 from sandmask.networks import MLP, Featurizer, MNISTConvNet
+from sandmask.training.processes import leave_group
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins" / "my_method.py"
 SHAPE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth")
@@ -187,7 +188,7 @@ def divided(rank: int, folder: str) -> None:
     except Exception as error:
         raise AssertionError(f"{name} differs") from error
     finally:
-        dist.destroy_process_group()
+        leave_group()
 
 
 def test_two_processes_give_the_same_numbers(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from sandmask.errors import SandmaskError
 from sandmask.functional import Autograd, EnvBatch, make_batch, random
 from sandmask.functional.across_processes import AcrossProcesses, divided
 from sandmask.functional.ranks import Ranks
+from sandmask.training.processes import leave_group
 
 WORLD, ROWS, SIZE = 3, 7, 4
 
@@ -72,7 +73,7 @@ def work(rank: int, folder: str) -> None:
         for check in (check_environments, check_nested, check_transforms):
             check(Ranks(rank, WORLD), vector)
     finally:
-        dist.destroy_process_group()
+        leave_group()
 
 
 def test_three_processes_compute_the_gradients_of_one(tmp_path: object) -> None:

@@ -14,6 +14,7 @@ from torch.multiprocessing.spawn import start_processes
 import sandmask
 from sandmask.gradients import _processes
 from sandmask.masks import ANDMask, GeometricMean, GradientMoments, Mask, MaskError, SANDMask
+from sandmask.training.processes import leave_group
 
 ENVIRONMENTS = 7
 MASKS: list[Mask] = [
@@ -131,7 +132,7 @@ def work(rank: int, world: int, folder: str) -> None:
         }
         torch.save(results, Path(folder) / f"{rank}.pt")
     finally:
-        dist.destroy_process_group()
+        leave_group()
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=lambda world: f"{world} processes")

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sandmask
 from sandmask.masks import ANDMask, Mask, MaskError, SANDMask
+from sandmask.training.processes import leave_group
 
 WORLD, DOMAINS, STEPS = 2, 4, 3
 DDP_OPTIONS: list[dict[str, Any]] = [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}]
@@ -129,7 +130,7 @@ def work(rank: int, folder: str) -> None:
         }
         torch.save(results, Path(folder) / f"{rank}.pt")
     finally:
-        dist.destroy_process_group()
+        leave_group()
 
 
 @pytest.fixture(scope="module")

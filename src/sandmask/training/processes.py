@@ -28,7 +28,6 @@ from sandmask.training.precision import choose_device
 from sandmask.training.specs import flat_spec
 
 _PATIENCE = timedelta(minutes=10)  # how long to wait for a process that does not answer
-# Before a group is destroyed: its threads need the GIL to release tensors, but its destructor waits for them with it.
 _RELEASE_SECONDS = 0.05
 _AGREE_SECONDS = 0.1  # between questions whether a process was told to stop
 _meetings = itertools.count()
@@ -56,8 +55,16 @@ def joined(device: str | None) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), size, control if on_cpu else None, control)
     finally:
         if not is_there:
-            time.sleep(_RELEASE_SECONDS)
-            dist.destroy_process_group()
+            leave_group()
+
+
+def leave_group() -> None:
+    """Destroy the process group, after a pause in which its threads release their tensors.
+
+    They need the GIL for that, and the group's destructor would wait for them without giving it up.
+    """
+    time.sleep(_RELEASE_SECONDS)
+    dist.destroy_process_group()
 
 
 def _meet(backend: str) -> None:

@@ -66,14 +66,16 @@ def _damaged(path: Path) -> SandmaskError:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
+    try:
         path.open("rb").close()  # too many open files, or no permission: safetensors has the same error for damage
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:
         raise SandmaskError(f"{path} cannot be read: {error.strerror or error}.") from error
     except SafetensorError as error:
-        if "is not valid UTF-8" in str(error):  # which says nothing about the file
-            raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
         kind = SandmaskError if "os error" in str(error) else DamagedFileError
         raise kind(f"{path} cannot be read: {error}. Delete it to start the run over.") from error
 

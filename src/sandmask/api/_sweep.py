@@ -297,11 +297,8 @@ def plan_sweep(
         fast=fast,
         keep_models=spec.keep_models,
     )
-    missing = tuple(run for run in runs if run.id not in finished)
-    estimator = Estimator(
-        expansion, options, devices[0], runs=missing, measure=calibrate, notice=partial(say_on, screen)
-    )
-    cap = estimator.cap(len(missing), count, max_stack)
+    estimator = Estimator(expansion, options, devices[0], measure=calibrate, notice=partial(say_on, screen))
+    cap = estimator.cap(sum(run.id not in finished for run in runs), count, max_stack)
     refused = refused_changes(stored, spec) if stored else []
     notes = (*expansion.notes, *(f"{folder} holds another sweep: {reason}." for reason in refused))
     return make_plan(runs, finished, estimator, cap, count, notes)

@@ -1,8 +1,7 @@
 """Plans of sweeps: runs, stacks, time, memory and disk."""
 
 import html
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from sandmask._text import counted
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, averages_of
-from sandmask.sweeps._cost import GUESSED_OVERHEAD, CostModel, Work, available_memory, calibrate, work_of
+from sandmask.sweeps._cost import ARCHIVE_BYTES, Rates, Work, available_memory, calibrate, work_of
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._job import JobOptions
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, balanced, group
@@ -21,14 +20,13 @@ from sandmask.training.specs import SHAPE_HPARAMS
 if TYPE_CHECKING:
     import pandas as pd
 
-Kind = tuple[str, str, str, str]
 GPU_RUNS = 16  # of a small network, that fill a GPU about
-MOST = {"cpu": 64, "cuda": 512}  # runs in a stack; beyond these a machine is full
-SHARE = 0.7  # of the free memory that a stack may have
-COMFORT = 0.25  # of it that needs no measurement
+MOST, MOST_ON_GPU = 64, 512  # runs in a stack; beyond these a machine is full
+SHARE = 0.7  # of the free memory that stacks may have
+GUESSED_BYTES = 32.0  # of memory for a number that a step keeps, where nothing was measured: rather too many
 
 
-def _kind(spec: RunSpec) -> Kind:
+def _kind(spec: RunSpec) -> tuple[str, ...]:
     return spec.dataset, spec.algorithm, spec.network, spec.precision
 
 
@@ -54,7 +52,7 @@ class StackEstimate:
 
 
 class Estimator:
-    """Knows what stacks cost on a device. Kinds of runs (dataset, algorithm, network) are measured when asked for."""
+    """Knows what stacks take on a device. Kinds of runs (dataset, algorithm, network) are measured when asked for."""
 
     def __init__(
         self,
@@ -62,34 +60,21 @@ class Estimator:
         options: JobOptions,
         device: str,
         *,
-        runs: Iterable[RunSpec] | None = None,
         measure: bool = True,
         notice: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.device, self.measure, self.options, self._notice = choose_device(device), measure, options, notice
-        self._runs: defaultdict[Kind, list[RunSpec]] = defaultdict(list)
-        for run in expansion.runs if runs is None else runs:
-            self._runs[_kind(run)].append(run)
+        self._runs = expansion.runs
         allowed = dict.fromkeys(options.allowances, True)
         self.dataset: Callable[[str], Dataset] = cache(
             lambda name: load_dataset(expansion.sources[name], options.data_dir, **allowed)
         )
-        self._models: dict[Kind, CostModel] = {}
+        self._measured: dict[tuple[str, ...], Rates] = {}
         self._works: dict[tuple[object, ...], Work] = {}
 
-    def model(self, spec: RunSpec) -> CostModel | None:
-        """The costs of runs like this one; None where measuring is not wanted."""
-        kind = _kind(spec)
-        if self.measure and kind not in self._models:
-            self._notice(f"measuring a few steps of {spec.algorithm} on {spec.dataset}")
-            fast, weights = self.options.fast, self.options.weights
-            dataset = self.dataset(spec.dataset)
-            self._models[kind] = calibrate(self._runs[kind], dataset, self.device, fast=fast, weights=weights)
-        return self._models.get(kind)
-
     def cap(self, missing: int, workers: int = 1, most: int | None = None) -> Cap:
-        """How large stacks may be: as memory allows, with work for every worker. A stack that is too large after all is
-        halved where it trains.
+        """How large stacks may be: as memory allows, with work for every worker. A stack that is too large for a GPU
+        after all is halved where it trains.
 
         :param missing: runs that are left to train.
         :param workers: stacks that train at a time.
@@ -97,18 +82,17 @@ class Estimator:
         """
         if most is not None and most < 1:
             raise SandmaskError(f"max_stack should be at least 1. Found {most}.")
-        fair = -(-missing // workers)
-        most = max(1, fair if most is None else min(fair, most))
-        return lambda members: min(self._fitting(members), most)
+        on_gpu = self.device.type == "cuda"
+        fair = max(1, -(-missing // workers))
+        limit = min(fair, MOST_ON_GPU if on_gpu else MOST, fair if most is None else most)
+        return lambda members: self._fitting(members[:limit], sharing=1 if on_gpu else workers)
 
-    def _fitting(self, members: Sequence[RunSpec]) -> int:
-        """How many runs of one key fit into the free memory. Their overhead is measured only where it is close."""
-        most = min(MOST.get(self.device.type, MOST["cpu"]), len(members))
-        work, free = self._work(members[0]), available_memory(self.device)
-        if work.memory(most, GUESSED_OVERHEAD) <= COMFORT * free:
-            return most
-        room = SHARE * free - work.memory(most, 0.0)
-        return max(1, min(most, int(room / (4 * self._overhead(members[0]) * work.numbers))))
+    def _fitting(self, members: Sequence[RunSpec], sharing: int) -> int:
+        """How many runs of one key fit into a worker's share of the free memory; measured where a guess does not."""
+        room = SHARE * available_memory(self.device) / sharing
+        if len(members) * GUESSED_BYTES * self._work(members[0]).numbers <= room:
+            return len(members)
+        return max(1, min(len(members), int(room / self._run_bytes(members[0]))))
 
     def arrange(self, workers: int) -> Arrange:
         """Return the function that puts stacks into the order of training.
@@ -116,11 +100,19 @@ class Estimator:
         :param workers: stacks that train at a time.
         """
         fill = GPU_RUNS if self.device.type == "cuda" else 1
-        return lambda stacks: balanced(stacks, workers, self._cost, fill)
+        return lambda stacks: balanced(stacks, workers, lambda spec: self._work(spec).total, fill)
 
-    def _cost(self, spec: RunSpec) -> float:
-        work = self._work(spec)
-        return spec.steps * work.step + work.evaluations * work.evaluation / 3  # a step also has a backward pass
+    def estimate(self, stack: PlannedStack) -> StackEstimate:
+        """Estimate a stack."""
+        first, runs = stack.specs[0], len(stack.specs)
+        work, rates = self._work(first), self._rates(first)
+        models = 0 if self.options.keep_models == "none" else 1 + len(averages_of(first.options))
+        return StackEstimate(
+            stack=stack,
+            seconds=None if rates is None else first.steps * rates.step_seconds + runs * work.total * rates.seconds,
+            memory_bytes=runs * self._run_bytes(first),
+            disk_bytes=ARCHIVE_BYTES + runs * (work.record_bytes + models * work.model_bytes),
+        )
 
     def _work(self, spec: RunSpec) -> Work:
         key = stack_key(spec)
@@ -128,21 +120,23 @@ class Estimator:
             self._works[key] = work_of(spec, self.dataset(spec.dataset))
         return self._works[key]
 
-    def _overhead(self, spec: RunSpec) -> float:
-        model = self.model(spec)
-        return GUESSED_OVERHEAD if model is None else model.overhead
+    def _rates(self, spec: RunSpec) -> Rates | None:
+        """What runs of this kind take, by the first of them: its hyperparameters are mostly the defaults.
 
-    def estimate(self, stack: PlannedStack) -> StackEstimate:
-        """Estimate a stack."""
-        first, runs = stack.specs[0], len(stack.specs)
-        work, model = self._work(first), self.model(first)
-        models = 0 if self.options.keep_models == "none" else 1 + len(averages_of(first.options))
-        return StackEstimate(
-            stack=stack,
-            seconds=None if model is None else model.seconds(work, runs, first.steps),
-            memory_bytes=work.memory(runs, self._overhead(first)),
-            disk_bytes=work.disk(runs, models),
-        )
+        None where measuring is not wanted.
+        """
+        kind = _kind(spec)
+        if self.measure and kind not in self._measured:
+            self._notice(f"measuring a few steps of {spec.algorithm} on {spec.dataset}")
+            first = next((run for run in self._runs if _kind(run) == kind), spec)
+            dataset, fast, weights = self.dataset(spec.dataset), self.options.fast, self.options.weights
+            self._measured[kind] = calibrate(first, dataset, self.device, fast=fast, weights=weights)
+        return self._measured.get(kind)
+
+    def _run_bytes(self, spec: RunSpec) -> float:
+        """The memory of one run."""
+        rates = self._rates(spec)
+        return self._work(spec).numbers * (GUESSED_BYTES if rates is None else rates.bytes)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+import pytest
+
+from sandmask.records import RunSpec
+from sandmask.sweeps import Estimator, PlannedStack, SweepSpec, _plan, expand
+from sandmask.sweeps._cost import Rates
+from sandmask.sweeps._job import JobOptions
+
+SWEEP = SweepSpec(("DebugVector",), ("ERM",), n_trials=8, n_hparams=1, hparams={"mlp_width": 8, "batch_size": 8})
+EXPANSION = expand(SWEEP)
+RUNS = EXPANSION.runs
+
+
+def estimator(*, measure: bool = False) -> Estimator:
+    return Estimator(EXPANSION, JobOptions(""), "cpu", measure=measure)
+
+
+def set_free_runs(monkeypatch: pytest.MonkeyPatch, count: float) -> None:
+    """Free memory for so many runs, by the guess of what a run takes."""
+    free = count * estimator().estimate(PlannedStack(RUNS[:1])).memory_bytes / _plan.SHARE
+    monkeypatch.setattr(_plan, "available_memory", lambda _: free)
+
+
+@pytest.mark.parametrize(
+    ("free", "workers", "most", "size"),
+    [
+        (1000, 1, None, 24),
+        (1000, 2, None, 12),
+        (1000, 1, 5, 5),
+        (10.5, 1, None, 10),
+        (10.5, 2, None, 5),
+        (0.1, 1, None, 1),
+    ],
+)
+def test_stacks_fit_into_the_memory_that_workers_share(
+    monkeypatch: pytest.MonkeyPatch, free: float, workers: int, most: int | None, size: int
+) -> None:
+    set_free_runs(monkeypatch, free)
+    assert len(RUNS) == 24
+    assert estimator().cap(len(RUNS), workers, most)(RUNS) == size
+
+
+def test_memory_is_measured_only_where_the_guess_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[RunSpec] = []
+
+    def calibrate(spec: RunSpec, *_: object, **__: object) -> Rates:
+        measured.append(spec)
+        return Rates(step_seconds=0.0, seconds=0.0, bytes=_plan.GUESSED_BYTES / 2)
+
+    monkeypatch.setattr(_plan, "calibrate", calibrate)
+    cap = estimator(measure=True).cap(len(RUNS))
+    set_free_runs(monkeypatch, 24.5)
+    assert (cap(RUNS), len(measured)) == (24, 0)
+    set_free_runs(monkeypatch, 8.25)
+    assert (cap(RUNS), len(measured)) == (16, 1)
+    assert (cap(RUNS), len(measured)) == (16, 1)  # once for all runs of a kind
+
+
+def test_a_measurement_is_plausible() -> None:
+    measuring = estimator(measure=True)
+    one, many = (measuring.estimate(PlannedStack(RUNS[:count])) for count in (1, 24))
+    assert one.seconds is not None
+    assert many.seconds is not None
+    assert 0 < one.seconds <= many.seconds < 3600
+    assert one.memory_bytes < many.memory_bytes < 2**33
+    assert estimator(measure=False).estimate(PlannedStack(RUNS)).seconds is None

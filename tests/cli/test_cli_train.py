@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,6 +208,18 @@ IMAGES = (
     "--device",
     "cpu",
 )
+
+
+def test_the_table_names_the_shares_of_splits_that_a_manifest_sets(photos: Path, tmp_path: Path) -> None:
+    files = sorted(photos.rglob("*.png"))
+    rows = [
+        f"{file},{file.parent.name},{file.parent.parent.name},{'out' if n % 2 else 'in'}"
+        for n, file in enumerate(files)
+    ]
+    manifest = tmp_path / "list.csv"
+    manifest.write_text("\n".join(["path,class,domain,split", *rows]))
+    result = run(str(manifest), "ERM", "--test-env", "a", "--out", str(tmp_path / "run"), *IMAGES)
+    assert re.search(r"in \(50%\) +out \(50%\)", result.stdout), result.stdout
 
 
 def test_says_what_a_folder_holds_and_names_it_without_its_path(photos: Path, tmp_path: Path) -> None:

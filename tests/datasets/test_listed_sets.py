@@ -74,6 +74,14 @@ def test_camelyon_examples_are_in_the_order_of_the_file(camelyon: Path) -> None:
     assert load("WILDSCamelyon", camelyon.parent).labels.tolist() == [1, 1, 0, 0] * 5
 
 
+def test_verify_names_a_listed_file_that_is_missing(camelyon: Path) -> None:
+    missing = next(camelyon.rglob("*.png"))
+    missing.unlink()
+    checked = verify(SOURCES["WILDSCamelyon"], camelyon.parent)
+    assert checked.status == "wrong"
+    assert f"{missing} cannot be read: No such file or directory" in checked.problems
+
+
 def test_bad_metadata_is_one_line(camelyon: Path) -> None:
     text = (camelyon / "metadata.csv").read_text()
     (camelyon / "metadata.csv").write_text(text.replace(",1,4,4,0", ",x,4,4,0", 1))

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from sandmask.cli._app import app
 from sandmask.paper import environments, printed
+from sandmask.paper._compare import printed_row
 from sandmask.records import RunRecord, write_archive
 from sandmask.records.testing import made_up_sweep
 from sandmask.reports import RuleReport, Table, build_report, render
@@ -91,3 +92,9 @@ def test_formats_show_and_explain_them(tmp_path: Path) -> None:
     write_archive(runs, tmp_path / "some.records.parquet")
     options = ["--selection", "training-domain", "--against-paper"]
     assert CliRunner().invoke(app, ["report", str(tmp_path), *options]).output == render(built)
+
+
+@pytest.mark.parametrize(("method", "row"), [("ERM", "ERM"), ("ERM (precision=bf16)", "ERM"), ("ERM + SMA", None)])
+def test_only_the_method_itself_is_compared_with_its_printed_row(method: str, row: str | None) -> None:
+    found = printed("training-domain", "PACS", printed_row(method))
+    assert (found and found.algorithm) == row

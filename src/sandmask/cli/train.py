@@ -157,10 +157,18 @@ def _print(run: "Run") -> None:
     ]
     if rows:
         title = f"{spec.algorithm} on {spec.dataset}, after step {record.steps[-1]}"
-        outside = float(record.spec.hparams.get("holdout_fraction", 0.2))
-        print_table(title, ("environment", "", f"in ({1 - outside:.0%})", f"out ({outside:.0%})"), rows)
+        print_table(title, ("environment", "", *_split_titles(record)), rows)
     _print_averages(record)
     typer.echo(f"records and model: {printable(str(run.folder))}")
+
+
+def _split_titles(record: "RunRecord") -> tuple[str, str]:
+    """The names of the splits, with their shares of the examples if these are known."""
+    if record.sizes is None:
+        return "in", "out"
+    inside, outside = (sum(sizes) for sizes in record.sizes)
+    share = outside / (inside + outside)
+    return f"in ({1 - share:.0%})", f"out ({share:.0%})"
 
 
 def _print_averages(record: "RunRecord") -> None:

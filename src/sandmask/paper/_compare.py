@@ -77,8 +77,8 @@ class Compared:
 
 
 def printed_row(method: str) -> str:
-    """The name of the printed row that a method is compared with."""
-    name = algorithm_of(method)
+    """The name of the printed row that a method is compared with; averaged weights (`ERM + SMA`) have none."""
+    name = method if " + " in method else algorithm_of(method)
     return PRINTED_AS.get(name, name)
 
 

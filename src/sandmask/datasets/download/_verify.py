@@ -126,9 +126,12 @@ def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verific
         ]
         if contents:
             problems += [str(error) for _, error in ImageStore(tree, CHECKED_SIZE, cache="none").corrupt()]
-        for kind in ("listing", "contents") if contents else ("listing",):
-            found = _digest(tree, with_contents=kind == "contents")
-            _compare(source, kind, found, Ledger(data_dir), problems, notes)
+        try:
+            for kind in ("listing", "contents") if contents else ("listing",):
+                found = _digest(tree, with_contents=kind == "contents")
+                _compare(source, kind, found, Ledger(data_dir), problems, notes)
+        except OSError as error:  # such as a file that a table lists and that is not there
+            problems.append(f"{error.filename} cannot be read: {error.strerror}")
     status: Literal["ok", "wrong"] = "wrong" if problems else "ok"
     return Verification(source.name, str(path), status, counts, tuple(problems), tuple(notes))
 

@@ -13,6 +13,7 @@ from torch.func import vmap
 from sandmask.functional import dense, random
 from sandmask.functional.dense import Dropout
 from sandmask.functional.kernels import head, moments, products
+from sandmask.functional.kernels.dense import narrow_layer
 from sandmask.functional.kernels.split import split
 from sandmask.functional.split import joined, largest_of, plain_split
 from sandmask.masks import gradient_moments
@@ -160,3 +161,25 @@ def test_the_next_layer_need_not_look_for_the_largest_magnitudes(monkeypatch: py
     y = torch.baddbmm(c.unsqueeze(1), hidden, v.mT).relu()
     for mine, other in zip(found, torch.autograd.grad(y.square().sum(), exact), strict=True):
         torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rate", [None, (0.0, 0.5)], ids=["", "dropout"])
+def test_a_layer_with_few_inputs(rate: tuple[float, ...] | None) -> None:
+    """Of inputs that the runs share, and of weights inside a longer vector, whose sums are those of float32."""
+    n_rows, n_in, n_out = 70, 18, 35
+    flat, x = normal(1000), normal(n_rows, n_in)[:1].expand(K, -1, -1)
+    weight, bias = flat[:, 7 : 7 + n_out * n_in].view(K, n_out, n_in), flat[:, 800 : 800 + n_out]
+    keys = random.keys(torch.stack([random.key_of(k) for k in range(K)]), n_rows).to(DEVICE)
+    drops = [None if rate is None else Dropout(torch.tensor(rate[k], device=DEVICE), keys[k]) for k in range(K)]
+    plain, exact = (
+        torch.stack([dense.plain_dense(x[k].to(t), weight[k].to(t), bias[k].to(t), drops[k], site=1) for k in range(K)])
+        for t in (torch.float32, torch.float64)
+    )
+    rates = None if rate is None else torch.tensor(rate, device=DEVICE)
+    with temporary_precision("fp32x3"):
+        found = narrow_layer(x, weight, bias, keys, rates, 1, 48)
+    assert_as_exact(found[..., :n_out], plain, exact)
+    assert found[..., n_out:].abs().sum() == 0
+    assert torch.equal(largest_of(found), found.amax((1, 2)))
+    weight[1, 3, 0] = torch.nan
+    assert narrow_layer(x, weight, bias, None, None, 1, 48).isnan().sum() == n_rows

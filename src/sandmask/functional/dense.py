@@ -119,6 +119,10 @@ class _Layer(Function):
         n_envs: int | None,  # noqa: ARG004 - as the next
         fold: Fold | None,  # noqa: ARG004 - for the backward pass
     ) -> Tensor:
+        if relu and has_kernels(x) and weight.shape[2] < NARROWEST and x.dtype == weight.dtype == torch.float32:
+            from sandmask.functional.kernels import dense as dense_kernels
+
+            return dense_kernels.narrow_layer(x, weight, bias, keys, rate, site, wide(weight.shape[1]))
         return layer_of_runs(*aligned(x, weight, bias), keys, rate, site, relu)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Hidden layers of K runs as GPU kernels: activation with dropout, its gradient, and padding."""
+"""Hidden layers of K runs as GPU kernels: layers with few inputs, activation and its gradient, padding."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -11,11 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.random import mix
-from sandmask.functional.kernels.split import scale_of
-from sandmask.functional.kernels.tiles import at_most
+from sandmask.functional.kernels.split import note_largest, scale_of
+from sandmask.functional.kernels.tiles import Tiles, at_most
 from sandmask.functional.split import Halves, largest_of, remember_largest, split_products
 
 BLOCK = 1024
+NARROW = Tiles(64, 128, 1, 4, 1)  # of a layer with few inputs
 LARGEST = tl.constexpr(65504.0)  # of float16
 
 
@@ -70,6 +71,53 @@ def _activate_kernel(
     tl.store(z + place, value, mask=inside)
     if notes:
         tl.atomic_max(largest + run, tl.max(tl.where(inside, value, 0.0), axis=0), sem="relaxed")
+
+
+@triton.jit
+def _narrow_kernel(
+    x,
+    weight,
+    bias,
+    keys,
+    rate,
+    out,
+    largest,
+    n_rows,
+    n_out,
+    width,
+    x_run,
+    x_row,
+    bias_run,
+    n_in: tl.constexpr,
+    site: tl.constexpr,
+    drops: tl.constexpr,
+    notes: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """relu(dropout(x W^T + b)), one tile of one run, by a sum over the inputs in float32. `weight` is W^T [in, out]."""
+    run = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1) * rows + tl.arange(0, rows)
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    is_row, is_column = row < n_rows, column < n_out
+    x += run * x_run + row * x_row
+    weight += run * n_in * n_out + column
+    value = tl.zeros((rows, columns), tl.float32)
+    for i in tl.static_range(n_in):
+        v = tl.load(x + i, mask=is_row, other=0.0)
+        w = tl.load(weight + i * n_out, mask=is_column, other=0.0)
+        value += v[:, None] * w[None, :]
+    value += tl.load(bias + run * bias_run + column, mask=is_column, other=0.0)[None, :]
+    if drops:
+        drop = tl.load(rate + run)
+        if drop > 0:
+            key = tl.load(keys + run * n_rows + row, mask=is_row, other=0)[:, None]
+            value = dropped(value, key, column[None, :], drop, site)
+    value = tl.where(value < 0, 0.0, value)  # not tl.maximum: NaN has to stay visible
+    inside = is_row[:, None] & (column < width)[None, :]
+    if notes:
+        note_largest(value, inside, largest + run)
+    tl.store(out + run * n_rows * width + row[:, None] * width + column[None, :], value, mask=inside)
 
 
 @triton.jit
@@ -142,6 +190,39 @@ def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, 
     if notes:
         remember_largest(z, largest)
     return z
+
+
+def narrow_layer(
+    x: Tensor, weight: Tensor, bias: Tensor, keys: Tensor | None, rate: Tensor | None, site: int, width: int
+) -> Tensor:
+    """relu(dropout(x W^T + b)) of x [K, N, in] with few inputs, in float32, with zeros added up to `width` units.
+
+    x may be shared by the runs, and W [K, out, in] and b [K, out] may be views of longer vectors.
+    """
+    (n_runs, n_rows, _), (_, n_out, n_in) = x.shape, weight.shape
+    x, bias = (t if t[0].is_contiguous() else t.contiguous() for t in (x, bias))
+    out = torch.empty(n_runs, n_rows, width, device=x.device)
+    notes = split_products()  # for the next layer
+    largest = torch.zeros(n_runs, device=x.device) if notes else out
+    drops = keys is not None and rate is not None
+    rows, columns = at_most(NARROW.rows, n_rows), at_most(NARROW.columns, width)
+    launch: Any = _narrow_kernel[(triton.cdiv(width, columns), triton.cdiv(n_rows, rows), n_runs)]
+    launch(
+        *(x, weight.mT.contiguous(), bias),
+        out if keys is None else keys.contiguous(),
+        out if rate is None else rate.float().contiguous(),
+        *(out, largest, n_rows, n_out, width, x.stride(0), x.stride(1), bias.stride(0)),
+        n_in=n_in,
+        site=site,
+        drops=drops,
+        notes=notes,
+        rows=rows,
+        columns=columns,
+        num_warps=NARROW.warps,
+    )
+    if notes:
+        remember_largest(out, largest)
+    return out
 
 
 def activate_backward(grad: Tensor, out: Tensor, rate: Tensor | None, part: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.backends.nvidia.compiler import CUDAOptions
 
 from sandmask.functional.kernels.random import mix
 from sandmask.functional.kernels.split import note_largest, scale_of
@@ -16,7 +17,9 @@ from sandmask.functional.kernels.tiles import Tiles, at_most
 from sandmask.functional.split import Halves, largest_of, remember_largest, split_products
 
 BLOCK = 1024
-NARROW = Tiles(64, 128, 1, 4, 1)  # of a layer with few inputs
+NARROW = Tiles(64, 64, 32, 4, 1)  # of a layer with few inputs
+# Six products of bfloat16 numbers on tensor cores: as exact as float32. Older versions of Triton lack them.
+EXACT = "bf16x6" if "bf16x6" in CUDAOptions.allowed_dot_input_precisions else "ieee"
 LARGEST = tl.constexpr(65504.0)  # of float16
 
 
@@ -83,30 +86,32 @@ def _narrow_kernel(
     out,
     largest,
     n_rows,
+    n_in,
     n_out,
     width,
     x_run,
     x_row,
+    weight_run,
     bias_run,
-    n_in: tl.constexpr,
     site: tl.constexpr,
     drops: tl.constexpr,
     notes: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
+    depth: tl.constexpr,
+    precision: tl.constexpr,
 ):
-    """relu(dropout(x W^T + b)), one tile of one run, by a sum over the inputs in float32. `weight` is W^T [in, out]."""
+    """relu(dropout(x W^T + b)), one tile of one run, from all inputs at once."""
     run = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * rows + tl.arange(0, rows)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
-    is_row, is_column = row < n_rows, column < n_out
-    x += run * x_run + row * x_row
-    weight += run * n_in * n_out + column
-    value = tl.zeros((rows, columns), tl.float32)
-    for i in tl.static_range(n_in):
-        v = tl.load(x + i, mask=is_row, other=0.0)
-        w = tl.load(weight + i * n_out, mask=is_column, other=0.0)
-        value += v[:, None] * w[None, :]
+    deep = tl.arange(0, depth)
+    is_row, is_column, is_deep = row < n_rows, column < n_out, deep < n_in
+    x += run * x_run + row[:, None] * x_row + deep[None, :]
+    weight += run * weight_run + column[:, None] * n_in + deep[None, :]
+    v = tl.load(x, mask=is_row[:, None] & is_deep[None, :], other=0.0)
+    w = tl.load(weight, mask=is_column[:, None] & is_deep[None, :], other=0.0)
+    value = tl.dot(v, tl.trans(w), input_precision=precision)
     value += tl.load(bias + run * bias_run + column, mask=is_column, other=0.0)[None, :]
     if drops:
         drop = tl.load(rate + run)
@@ -200,7 +205,7 @@ def narrow_layer(
     x may be shared by the runs, and W [K, out, in] and b [K, out] may be views of longer vectors.
     """
     (n_runs, n_rows, _), (_, n_out, n_in) = x.shape, weight.shape
-    x, bias = (t if t[0].is_contiguous() else t.contiguous() for t in (x, bias))
+    x, weight, bias = (t if t[0].is_contiguous() else t.contiguous() for t in (x, weight, bias))
     out = torch.empty(n_runs, n_rows, width, device=x.device)
     notes = split_products()  # for the next layer
     largest = torch.zeros(n_runs, device=x.device) if notes else out
@@ -208,16 +213,17 @@ def narrow_layer(
     rows, columns = at_most(NARROW.rows, n_rows), at_most(NARROW.columns, width)
     launch: Any = _narrow_kernel[(triton.cdiv(width, columns), triton.cdiv(n_rows, rows), n_runs)]
     launch(
-        *(x, weight.mT.contiguous(), bias),
+        *(x, weight, bias),
         out if keys is None else keys.contiguous(),
         out if rate is None else rate.float().contiguous(),
-        *(out, largest, n_rows, n_out, width, x.stride(0), x.stride(1), bias.stride(0)),
-        n_in=n_in,
+        *(out, largest, n_rows, n_in, n_out, width, x.stride(0), x.stride(1), weight.stride(0), bias.stride(0)),
         site=site,
         drops=drops,
         notes=notes,
         rows=rows,
         columns=columns,
+        depth=at_most(NARROW.depth, n_in),
+        precision=EXACT,
         num_warps=NARROW.warps,
     )
     if notes:

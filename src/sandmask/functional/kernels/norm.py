@@ -18,7 +18,9 @@ from sandmask.functional.kernels.moments import welford
 
 EPS = 1e-5
 NUMBERS = 2048  # of a sample, that a program works on at a time
+HELD = 2048  # numbers up to which it keeps all of a sample, and so reads it once
 WARPS = 8
+HELD_WARPS = 16  # of a program that keeps more numbers than `NUMBERS`
 
 
 class Normalized(NamedTuple):
@@ -67,9 +69,9 @@ def _normalize_kernel(
     value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
     seen: tl.constexpr = (min(block, n_pixels)) * (channels // groups)
     about = by_group(tl.sum(value, axis=0), channels, groups) / seen
-    total = tl.zeros((block, channels), tl.float32)
-    squares = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    total = tl.where(inside, value - about[None, :], 0.0)
+    squares = total * total
+    for start in range(block, n_pixels, block):
         inside = (start + pixel < n_pixels)[:, None]
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         away = tl.where(inside, value - about[None, :], 0.0)
@@ -86,7 +88,8 @@ def _normalize_kernel(
         bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
         for start in range(0, n_pixels, block):
             inside = (start + pixel < n_pixels)[:, None]
-            value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+            if block < n_pixels:  # else it is still there
+                value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
             result = (value - mean[None, :]) * slope[None, :] + bias[None, :]
             if relu:
                 result = tl.where(result < 0, 0.0, result)
@@ -130,9 +133,12 @@ def _normalize_backward_kernel(
     slope = tl.load(gamma + run * gamma_run + channel).to(tl.float32)
     size = n_pixels * (channels // groups)
 
-    of_beta = tl.zeros((block, channels), tl.float32)
-    of_gamma = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    inside = (pixel < n_pixels)[:, None]
+    g = tl.load(grad + across, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
+    of_beta = g
+    of_gamma = g * (value - m[None, :])
+    for start in range(block, n_pixels, block):
         inside = (start + pixel < n_pixels)[:, None]
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
@@ -146,8 +152,9 @@ def _normalize_backward_kernel(
     of_bias = tl.zeros((block, channels), tl.float32)
     for start in range(0, n_pixels, block):
         inside = (start + pixel < n_pixels)[:, None]
-        g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        if block < n_pixels:  # else they are still there
+            g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         before = (g * slope[None, :] - common[None, :] - (value - m[None, :]) * along[None, :]) * r[None, :]
         # The gradient of a NaN output is NaN too.
         before = tl.where(value > 0, before, tl.where(value == 0, 0.0, value))
@@ -211,8 +218,9 @@ def normalize(
     mean, scale = (torch.empty(n_runs, n_samples, groups, device=h.device) for _ in range(2))
     launch: Any = _normalize_kernel[(n_samples, n_runs)]
     n_pixels = height * width
-    sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block_of(n_pixels, channels))
-    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, num_warps=WARPS)
+    block = block_of(n_pixels, channels, HELD)
+    sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block)
+    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, num_warps=warps_of(block, channels))
     return Normalized(y, mean, scale)
 
 
@@ -231,8 +239,9 @@ def normalize_backward(
     if grad.stride(4) != 1 or grad.stride(2) != width * grad.stride(3):
         grad = grad.contiguous()
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
-    sizes = (height * width, channels, groups, block_of(height * width, channels))
-    launch(grad, h, mean, scale, gamma, result, sums, *strides, *sizes, num_warps=WARPS)
+    block = block_of(height * width, channels, HELD)
+    sizes = (height * width, channels, groups, block)
+    launch(grad, h, mean, scale, gamma, result, sums, *strides, *sizes, num_warps=warps_of(block, channels))
     return result, sums
 
 
@@ -251,6 +260,12 @@ def sample_moments(
     launch(sums, scale, buffers, *places, *sizes, block_of(n_samples // n_envs, channels), num_warps=WARPS)
 
 
-def block_of(n_rows: int, channels: int) -> int:
-    """The pixels, or other rows of `channels` numbers, that a program works on at a time."""
-    return min(max(NUMBERS // channels, 1), int(triton.next_power_of_2(n_rows)))
+def block_of(n_rows: int, channels: int, held: int = 0) -> int:
+    """The pixels, or other rows of `channels` numbers, that a program works on at a time: all, up to `held` numbers."""
+    rows = int(triton.next_power_of_2(n_rows))
+    return rows if rows * channels <= held else min(max(NUMBERS // channels, 1), rows)
+
+
+def warps_of(block: int, channels: int) -> int:
+    """The warps of a program that works on so many numbers at a time."""
+    return WARPS if block * channels <= NUMBERS else HELD_WARPS

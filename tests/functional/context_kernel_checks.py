@@ -18,7 +18,7 @@ from sandmask._physical import reachable
 from sandmask.functional import context_conv, conv
 from sandmask.functional.context_conv import convolution, has_context_kernels, normed_block, plain_normed_block
 from sandmask.functional.kernels import conv as conv_kernels
-from sandmask.functional.kernels import conv_weights
+from sandmask.functional.kernels import conv_weights, norm
 from sandmask.networks import small
 from sandmask.training import Stack, stack
 from sandmask.training.precision import set_precision, temporary_precision
@@ -156,6 +156,13 @@ def test_weights_of_large_images_are_summed_in_parts(n_in: int, monkeypatch: pyt
     in_parts = conv_weights.weight_gradient(grad, images, weight, 1)
     monkeypatch.setattr(conv_weights, "LONG", 1000)
     shared.assert_near(in_parts, conv_weights.weight_gradient(grad, images, weight, 1), 1e-6)
+
+
+@pytest.mark.parametrize("numbers", [16, 4096])
+def test_images_that_are_read_once_or_in_blocks(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "NUMBERS", min(numbers, norm.NUMBERS))
+    monkeypatch.setattr(norm, "HELD", numbers)
+    shared.test_a_block_of_k_runs_and_its_gradients(shared.CASES[3])
 
 
 def test_products_of_halves() -> None:

@@ -135,15 +135,6 @@ def test_a_block_of_k_runs_and_its_gradients(case: Case) -> None:
         assert_near(found, gradient, tolerance)
 
 
-@pytest.mark.parametrize("numbers", [16, 4096])
-def test_images_that_are_read_once_or_in_blocks(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sandmask.functional.kernels import norm
-
-    monkeypatch.setattr(norm, "NUMBERS", min(numbers, norm.NUMBERS))
-    monkeypatch.setattr(norm, "HELD", numbers)
-    test_a_block_of_k_runs_and_its_gradients(CASES[3])
-
-
 def test_results_are_the_same_each_time_and_whoever_is_beside() -> None:
     case = CASES[2]
     tensors = case.tensors()

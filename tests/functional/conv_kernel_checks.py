@@ -341,14 +341,7 @@ def test_stacked_runs_of_a_network_equal_runs_alone(algorithm: str, monkeypatch:
 
 
 def test_steps_that_compute_what_has_no_kernels_are_looped() -> None:
-    for algorithm, stacks in {
-        "ERM": True,
-        "ANDMask": True,
-        "Fish": True,
-        "IGA": False,
-        "DANN": True,
-        "ARM": True,
-    }.items():
+    for algorithm, stacks in {"ERM": True, "ANDMask": True, "Fish": True, "IGA": False, "DANN": True}.items():
         assert Stack(specs_of(algorithm), small_images(), DEVICE).stacks == stacks
 
 

@@ -4,10 +4,12 @@ On a GPU, or in a process with TRITON_INTERPRET=1, where Triton's interpreter ru
 """
 
 import importlib
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from sandmask._physical import reachable
 from sandmask.datasets import DATASETS, load_dataset
@@ -100,9 +102,29 @@ def test_keys_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     use_kernels(monkeypatch, wanted=False)
     for data in (0, 1, 12345, torch.arange(4, device=DEVICE).unsqueeze(1)):
         assert torch.equal(random_kernels.fold(keys, data), random.fold(keys, data))
+    wide = torch.arange(15, device=DEVICE).view(5, 3)
+    wanted = [random.fold(keys, 7), random.fold(keys.unsqueeze(1), wide), random.fold(keys.unsqueeze(1), wide[0])]
+    use_kernels(monkeypatch, wanted=True)
+    assert torch.equal(vmap(lambda key: random.fold(key, 7))(keys), wanted[0])
+    assert torch.equal(vmap(random.fold)(keys, wide), wanted[1])
+    assert torch.equal(vmap(random.fold, in_dims=(0, None))(keys, wide[0]), wanted[2])
     flat = torch.randn(2, 500, device=DEVICE)
     matrices = flat[:, 10 : 10 + 22 * 18].view(2, 22, 18)
     assert torch.equal(dense_kernels.pad(matrices, 24, 24), torch.nn.functional.pad(matrices, (0, 6, 0, 2)))
+
+
+def test_adam_on_parts_of_longer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    params, gradient = (torch.randn(2, 1500, device=DEVICE)[:, 100:1300] for _ in range(2))
+    means, squares = torch.rand(2, 2, 1200, device=DEVICE)
+    state = adam.AdamState(means, squares, torch.ones(2, device=DEVICE))
+    use_kernels(monkeypatch, wanted=True)
+    found, wanted = (
+        vmap(partial(step, lr=0.1, weight_decay=0.01))(params, gradient, state)
+        for step in (adam.adam_step, adam.plain_adam_step)
+    )
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize(("n_means", "n_iterates"), [(1, 1), (1, 2), (2, 1), (3, 2), (4, 3)])

@@ -57,6 +57,16 @@ def check_nested(ranks: Ranks, vector: Tensor) -> None:
     torch.testing.assert_close(found, Autograd().gradient(objective, vector))
 
 
+def check_pullbacks(ranks: Ranks, vector: Tensor) -> None:
+    batch = batch_of(2)
+    found: list[Tensor] = []
+    wanted: list[Tensor] = []
+    for results, way in ((found, AcrossProcesses(ranks, Autograd())), (wanted, Autograd())):
+        values, pull = way.pullback(lambda vector: losses(vector, batch), vector)
+        results += [values, pull(values + 1)]
+    torch.testing.assert_close(found, wanted)
+
+
 def check_transforms(ranks: Ranks, vector: Tensor) -> None:
     def objective(vector: Tensor) -> tuple[Tensor, tuple[()]]:
         return vmap(lambda x: divided(lambda x: x * vector[0], x))(torch.ones(2, WORLD)).sum(), ()
@@ -70,7 +80,7 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     try:
         vector = torch.randn(SIZE * SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        for check in (check_environments, check_nested, check_transforms):
+        for check in (check_environments, check_nested, check_pullbacks, check_transforms):
             check(Ranks(rank, WORLD), vector)
     finally:
         leave_group()

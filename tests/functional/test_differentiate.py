@@ -51,6 +51,33 @@ def test_gradient_value_and_auxiliary_output(way: Differentiator, batch: EnvBatc
 
 
 @both
+def test_a_pullback_is_the_gradient_in_two_parts(way: Differentiator, batch: EnvBatch) -> None:
+    vector = torch.linspace(-1, 1, N_PARAMS, dtype=torch.float64)
+    values, pull = way.pullback(lambda vector: losses(vector, batch), vector)
+    gradients, wanted = naive_gradients(vector.expand(N_ENVS, -1), batch)
+    torch.testing.assert_close(values, wanted)
+    weights = values.detach() + 1
+    gradient = pull(weights)
+    torch.testing.assert_close(gradient, weights @ gradients)
+    assert not any(t.requires_grad for t in (gradient, values, vector))
+
+
+def test_pullbacks_of_stacked_runs(batch: EnvBatch) -> None:
+    vectors = torch.randn(3, N_PARAMS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def gradient(way: Differentiator, vector: Tensor) -> tuple[Tensor, Tensor]:
+        values, pull = way.pullback(lambda vector: losses(vector, batch), vector)
+        return values, pull(values + 1)
+
+    for way in (AcrossRuns(), Functional()):
+        values, gradients = vmap(lambda vector: gradient(way, vector))(vectors)  # noqa: B023
+        for k, vector in enumerate(vectors):
+            own, wanted = gradient(Direct(), vector)
+            torch.testing.assert_close(values[k], own)
+            torch.testing.assert_close(gradients[k], wanted)
+
+
+@both
 def test_gradients_within_the_objective(way: Differentiator) -> None:
     """The gradient of |grad f|^2 for f = sum v^3 is 36 v^3."""
 

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
 from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks, trained
 from sandmask.functional import EnvBatch, FlatModule
+from sandmask.functional.context_conv import convolution, has_context_kernels, normed_block
 from sandmask.hparams import COUNT, Constant, Hparam
 from sandmask.networks import MLP, Network
 
-_HIDDEN = 64
+_HIDDEN, _GROUPS = 64, 8
 
 
 class ARM(Algorithm):
@@ -23,7 +24,6 @@ class ARM(Algorithm):
     """
 
     uses_context = True
-    stacks_by_kernels = False  # the context network's convolutions have none
     averaged = ("params", "context")
 
     def build_network(self) -> Network:
@@ -61,26 +61,47 @@ class ARM(Algorithm):
         inputs = x.flatten(0, 1)
         if self.problem.dtype != torch.float32:
             inputs = inputs.to(self.problem.dtype)
-        flat = self.context(self.context.unflatten(context), inputs).to(context.dtype)
-        maps = flat.view(*x.shape[:2], *flat.shape[1:])
-        share = (weight / weight.sum(1, keepdim=True)).view(*weight.shape, *[1] * (maps.dim() - 2))
-        mean = (share * maps).sum(1, keepdim=True).expand_as(maps)
-        return torch.cat([x, mean.to(x.dtype)], dim=2)
+        params, share = self.context.unflatten(context), weight / weight.sum(1, keepdim=True)
+        on_images = isinstance(self.context.skeleton, ContextConvNet)
+        if on_images and has_context_kernels(inputs, params["0.weight"], _GROUPS):
+            mean = self.context(params, inputs, share).unsqueeze(1)
+        else:
+            flat = self.context(params, inputs).to(context.dtype)
+            maps = flat.view(*x.shape[:2], *flat.shape[1:])
+            mean = (share.view(*weight.shape, *[1] * (maps.dim() - 2)) * maps).sum(1, keepdim=True)
+        return torch.cat([x, mean.to(x.dtype).expand(-1, x.shape[1], *mean.shape[2:])], dim=2)
+
+
+class ContextConvNet(nn.Sequential):
+    """Three 5 x 5 convolutions to one channel; ReLU and group normalization between them."""
+
+    def __init__(self, n_channels: int) -> None:
+        layers: list[nn.Module] = []
+        for n_in in (n_channels, _HIDDEN):
+            layers += [nn.Conv2d(n_in, _HIDDEN, 5, padding=2), nn.GroupNorm(_GROUPS, _HIDDEN), nn.ReLU()]
+        super().__init__(*layers, nn.Conv2d(_HIDDEN, 1, 5, padding=2))
+
+    def forward(self, x: Tensor, share: Tensor | None = None) -> Tensor:
+        """A map for every image [N, ...], or by kernels its mean over each environment, of `share` [E, N / E]."""
+        if share is None:
+            maps: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+            return maps
+        first, first_norm, _, second, second_norm, _, last = self
+        x = normed_block(x, *_own(first), *_own(first_norm), _GROUPS)
+        mean = normed_block(x, *_own(second), *_own(second_norm), _GROUPS, share)
+        return convolution(mean, *_own(last))  # the mean of convolutions is the convolution of the mean
+
+
+def _own(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """A layer's weight and bias."""
+    assert isinstance(layer, nn.Conv2d | nn.GroupNorm)
+    assert layer.bias is not None
+    return layer.weight, layer.bias
 
 
 def context_network(shape: tuple[int, ...]) -> nn.Module:
     """For images, three 5 x 5 convolutions to one channel; for vectors, an MLP to as many numbers."""
-    if len(shape) != 3:
-        return MLP(shape[0], _HIDDEN, 3, shape[0])
-    return nn.Sequential(
-        nn.Conv2d(shape[0], _HIDDEN, 5, padding=2),
-        nn.GroupNorm(8, _HIDDEN),
-        nn.ReLU(),
-        nn.Conv2d(_HIDDEN, _HIDDEN, 5, padding=2),
-        nn.GroupNorm(8, _HIDDEN),
-        nn.ReLU(),
-        nn.Conv2d(_HIDDEN, 1, 5, padding=2),
-    )
+    return ContextConvNet(shape[0]) if len(shape) == 3 else MLP(shape[0], _HIDDEN, 3, shape[0])
 
 
 ALGORITHMS.register(

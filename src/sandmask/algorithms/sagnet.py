@@ -1,5 +1,7 @@
 """Style-agnostic networks: classify by content, and unlearn style."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
 from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update, environment_risks
 from sandmask.functional import EnvBatch, FlatModule, adam_init, random
+from sandmask.functional.differentiate import Pull
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform, seed_hash
 
 _EPSILON = 1e-5
@@ -39,16 +42,19 @@ class SagNet(Algorithm):
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update of each."""
-        keys = [random.fold(key, turn) for turn in range(3)]
-        state, content_loss = self._learn_content(state, batch, hparams, keys[0])
-        state, style_loss = self._learn_style(state, batch, hparams, keys[1])
-        state, adversarial_loss = self._unlearn_style(state, batch, hparams, keys[2])
+        turns = Exchange.turns(batch, key, 3)
+        state, content_loss = self._learn_content(state, batch, hparams, turns[0])
+        features, pull = self.problem.differentiate.pullback(
+            lambda vector: self._features(vector, batch, hparams), state["params"]
+        )
+        state, style_loss = self._learn_style(state, features, batch, hparams, turns[1])
+        state, adversarial_loss = self._unlearn_style(state, features, pull, batch, hparams, turns[2])
         metrics = {"loss": content_loss, "style_loss": style_loss, "adversarial_loss": adversarial_loss}
         return {**state, "step": state["step"] + 1}, metrics
 
-    def _learn_content(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Tensor]:
-        exchange = Exchange(batch, key)
-
+    def _learn_content(
+        self, state: State, batch: EnvBatch, hparams: Hparams, exchange: "Exchange"
+    ) -> tuple[State, Tensor]:
         def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
             mixed = exchange.mix_styles(self._features(vector, batch, hparams))
             logits = self.network.classify(self.network.unflatten(vector), mixed)
@@ -62,8 +68,10 @@ class SagNet(Algorithm):
         params = torch.cat([featurizer, content])
         return {**state, "params": params, "adam": adam, "content_adam": content_adam}, loss
 
-    def _learn_style(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Tensor]:
-        swapped = Exchange(batch, key).swap_contents(self._features(state["params"], batch, hparams))
+    def _learn_style(
+        self, state: State, features: Tensor, batch: EnvBatch, hparams: Hparams, exchange: "Exchange"
+    ) -> tuple[State, Tensor]:
+        swapped = exchange.swap_contents(features)
 
         def risk(vector: Tensor) -> tuple[Tensor, tuple[()]]:
             logits = self.style(self.style.unflatten(vector), swapped)
@@ -73,17 +81,19 @@ class SagNet(Algorithm):
         style, adam = adam_update(state["style"], gradient, state["style_adam"], hparams)
         return {**state, "style": style, "style_adam": adam}, loss
 
-    def _unlearn_style(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Tensor]:
-        exchange = Exchange(batch, key)
-        featurizer, content = self.parts.split(state["params"])
+    def _unlearn_style(
+        self, state: State, features: Tensor, pull: Pull, batch: EnvBatch, hparams: Hparams, exchange: "Exchange"
+    ) -> tuple[State, Tensor]:
+        """`pull` makes a gradient of the parameters out of one of the features, which the style head's turn left."""
 
-        def distance_to_uniform(vector: Tensor) -> tuple[Tensor, tuple[()]]:
-            swapped = exchange.swap_contents(self._features(torch.cat([vector, content]), batch, hparams))
+        def distance_to_uniform(features: Tensor) -> tuple[Tensor, tuple[()]]:
+            swapped = exchange.swap_contents(features)
             logits = batch.split(self.style(self.style.unflatten(state["style"]), swapped))
             return hparams["sag_w_adv"] * batch.mean(-F.log_softmax(logits, dim=-1).mean(-1)).mean(), ()
 
-        gradient, loss, _ = self.problem.differentiate.gradient(distance_to_uniform, featurizer)
-        featurizer, adam = adam_update(featurizer, gradient, state["adam"], hparams)
+        of_features, loss, _ = self.problem.differentiate.gradient(distance_to_uniform, features)
+        featurizer, content = self.parts.split(state["params"])
+        featurizer, adam = adam_update(featurizer, self.parts.split(pull(of_features))[0], state["adam"], hparams)
         return {**state, "params": torch.cat([featurizer, content]), "adam": adam}, loss
 
     def _features(self, vector: Tensor, batch: EnvBatch, hparams: Hparams) -> Tensor:
@@ -94,25 +104,49 @@ class SagNet(Algorithm):
 class Exchange:
     """A random partner for every example of a batch, and a ratio, both drawn by the examples' own keys."""
 
-    def __init__(self, batch: EnvBatch, key: Tensor) -> None:
-        rows = random.fold(batch.example_keys.flatten(), key)
-        true = batch.weight.flatten() > 0
-        self.ratio = random.uniform(random.fold(rows, 0)).unsqueeze(-1)
-        # The n-th true example is given the n-th of the true examples in random order: padding takes no part.
-        shuffled = torch.where(true, random.uniform(random.fold(rows, 1)), 2.0).argsort(stable=True)
-        self.partner = shuffled[(true.cumsum(0) - 1).clamp_min(0)]
+    def __init__(self, batch: EnvBatch, key: Tensor, partner: Tensor | None = None) -> None:
+        self._batch, self._key = batch, key
+        self.partner = random_partners(batch, key) if partner is None else partner
+
+    @classmethod
+    def turns(cls, batch: EnvBatch, key: Tensor, n_turns: int) -> list["Exchange"]:
+        """An exchange by each of the keys that `key` gives for 0, 1, ...; drawn together, which is faster."""
+        keys = random.fold(key, torch.arange(n_turns, device=key.device))
+        partners = random_partners(batch, keys.unsqueeze(-1))
+        return [cls(batch, *own) for own in zip(keys.unbind(), partners.unbind(), strict=True)]
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        """The share of an example's own style in a mixture, [N, 1]."""
+        rows = random.fold(self._batch.example_keys.flatten(), self._key)
+        return random.uniform(random.fold(rows, 0)).unsqueeze(-1)
 
     def mix_styles(self, features: Tensor) -> Tensor:
         """Features [N, F] whose styles lie between their own and their partner's."""
         content, mean, variance = take_apart(features)
-        mean = self.ratio * mean + (1.0 - self.ratio) * mean[self.partner]
-        variance = self.ratio * variance + (1.0 - self.ratio) * variance[self.partner]
+        styles = torch.cat([mean, variance], dim=-1)
+        styles = self.ratio * styles + (1.0 - self.ratio) * self._of_partner(styles)
+        mean, variance = torch.split(styles, 1, dim=-1)
         return content * (variance + _EPSILON).sqrt() + mean
 
     def swap_contents(self, features: Tensor) -> Tensor:
         """Features [N, F] of their own style and their partner's content, which counts as a constant."""
         content, mean, variance = take_apart(features)
-        return content[self.partner].detach() * (variance + _EPSILON).sqrt() + mean
+        return self._of_partner(content.detach()) * (variance + _EPSILON).sqrt() + mean
+
+    def _of_partner(self, rows: Tensor) -> Tensor:
+        """Every example's partner's row of [N, ...]."""
+        return rows.gather(0, self.partner.unsqueeze(-1).expand_as(rows))
+
+
+def random_partners(batch: EnvBatch, key: Tensor) -> Tensor:
+    """The partner of every example, [N], or by keys [..., 1], [..., N].
+
+    The n-th true example is given the n-th of the true examples in random order: padding takes no part.
+    """
+    true, rows = batch.weight.flatten() > 0, random.fold(batch.example_keys.flatten(), key)
+    shuffled = torch.where(true, random.uniform(random.fold(rows, 1)), 2.0).argsort(dim=-1, stable=True)
+    return shuffled[..., (true.cumsum(0) - 1).clamp_min(0)]
 
 
 def take_apart(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from sandmask._physical import in_transform
 from sandmask.errors import SandmaskError
 from sandmask.functional.batch import EnvBatch
-from sandmask.functional.differentiate import Autograd, Differentiator, EnvironmentLosses, Objective
+from sandmask.functional.differentiate import Autograd, Differentiator, EnvironmentLosses, Objective, Pull
 from sandmask.functional.ranks import Ranks
 from sandmask.gradients._processes import reduce_sums
 from sandmask.masks import TensorMoments, gradient_moments
@@ -42,6 +42,11 @@ class AcrossProcesses(Differentiator):
         """See `Differentiator.gradient`."""
         part, value, aux = self._divided.gradient(objective, vector)
         return self.ranks.sum(part).div_(self.ranks.size), value, aux
+
+    def pullback(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, Pull]:
+        """See `Differentiator.pullback`."""
+        value, pull = self._divided.pullback(function, vector)
+        return value, lambda gradient: self.ranks.sum(pull(gradient)).div_(self.ranks.size)
 
     def environment_moments(
         self,
@@ -100,6 +105,11 @@ class _Divided(Autograd):
         """See `Differentiator.gradient`."""
         with dividing(self.ranks):
             return super().gradient(objective, vector)
+
+    def pullback(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, Pull]:
+        """See `Differentiator.pullback`."""
+        with dividing(self.ranks):
+            return super().pullback(function, vector)
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch

@@ -151,12 +151,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.fold is not None:
         ctx.fold(before, inputs, sums)
         return of_x, None, None, None, None
-    if conv_weights.has_few_weights(weight.shape[2]):
-        parts = conv_weights.weight_parts(before, inputs, 1, ctx.stride)
-        of_weight = parts.sum((1, 2)).view(weight.shape).to(weight.dtype)
-    else:
-        of_weight = weight.new_empty(weight.shape)
-        conv_weights.weight_moments(before, inputs, None, 1, ctx.stride, of_weight.flatten(1))
+    of_weight = conv_weights.weight_gradient(before, inputs, weight, ctx.stride)
     of_rest = (part.to(own.dtype) for part, own in zip(sums.sum(1).unbind(1), (bias, gamma, beta), strict=True))
     return of_x, of_weight, *of_rest
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value, vjp, vmap
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import on_all_runs
@@ -19,6 +19,7 @@ from sandmask.functional.batch import EnvBatch
 from sandmask.masks import GradientMoments, TensorMoments
 
 Objective = Callable[[Tensor], tuple[Tensor, Any]]
+Pull = Callable[[Tensor], Tensor]
 AT_ONCE_BYTES = 2**31  # of all environments' gradients together, that are kept at once on a GPU
 EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
 
@@ -29,6 +30,13 @@ class Differentiator(ABC):
     @abstractmethod
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Gradient, value and auxiliary output of `objective(vector) -> (value, aux)`."""
+
+    @abstractmethod
+    def pullback(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, Pull]:
+        """The value of `function(vector)`, and what makes the gradient of the vector out of that of the value.
+
+        For steps that need the value before they know its gradient. The latter may be called once.
+        """
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
@@ -60,6 +68,11 @@ class Functional(Differentiator):
         """See `Differentiator.gradient`."""
         gradient, (value, aux) = grad_and_value(objective, has_aux=True)(vector)
         return gradient, value, aux
+
+    def pullback(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, Pull]:
+        """See `Differentiator.pullback`."""
+        value, pull, *_ = vjp(function, vector)
+        return value, lambda gradient: pull(gradient)[0]
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
@@ -100,6 +113,25 @@ class AcrossRuns(Differentiator):
         gradient, value = on_all_runs(gradients, value)
         return gradient, value, detached(aux)
 
+    def pullback(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, Pull]:
+        """See `Differentiator.pullback`."""
+        kept: list[Tensor] = []  # the vectors of all runs, and their values
+
+        def leaf_of(vectors: Tensor) -> tuple[Tensor]:
+            kept.append(vectors.detach().requires_grad_())
+            return (kept[0],)
+
+        def value_of(values: Tensor) -> tuple[Tensor]:
+            kept.append(values)
+            return (values.detach(),)
+
+        def pull(slopes: Tensor) -> tuple[Tensor]:
+            return (_pulled(slopes, *kept),)
+
+        (leaf,) = on_all_runs(leaf_of, vector)
+        (value,) = on_all_runs(value_of, function(leaf))
+        return value, lambda gradient: on_all_runs(pull, gradient)[0]
+
 
 class _Plain(Differentiator):
     """Gradients through plain autograd."""
@@ -110,6 +142,12 @@ class _Plain(Differentiator):
         value, aux = objective(leaf)
         (gradient,) = torch.autograd.grad(value, leaf)
         return gradient, value.detach(), detached(aux)
+
+    def pullback(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, Pull]:
+        """See `Differentiator.pullback`."""
+        leaf = vector.detach().requires_grad_()
+        value = function(leaf)
+        return value.detach(), lambda gradient: _pulled(gradient, leaf, value)
 
 
 class Autograd(_Plain):
@@ -159,6 +197,12 @@ class Direct(_Plain):
 def moments_of(gradients: Tensor, *, log_magnitude: bool = False) -> TensorMoments:
     """The moments over environments of gradients [E, P]; works under `vmap`."""
     return _of_vector(GradientMoments.of_gradients(gradients, log_magnitude=log_magnitude, check_finite=False))
+
+
+def _pulled(slope: Tensor, leaf: Tensor, value: Tensor) -> Tensor:
+    """The gradient of the leaf, from that of the value."""
+    (gradient,) = torch.autograd.grad((value * slope).sum(), leaf)  # given gradients, autograd imports a compiler
+    return gradient
 
 
 def _of_one(losses: EnvironmentLosses) -> Callable[[Tensor, EnvBatch], Tensor]:

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from sandmask._physical import has_kernels, in_vmap
+from sandmask._physical import has_kernels, in_vmap, on_all_runs
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _ROUND_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -45,12 +45,22 @@ def key_of(seed: int) -> Tensor:
 
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
     """A new key for each value of `data` (an integer or an integer tensor, broadcast against `key`)."""
-    if has_kernels(key) and not in_vmap():
-        from sandmask.functional.kernels import random as random_kernels
-
-        return random_kernels.fold(key, data)
+    if has_kernels(key):
+        return _by_kernel(key, data)
     offset = (data + 1) * _GOLDEN
     return _mix(key + (_wrap(offset) if isinstance(offset, int) else offset))
+
+
+def _by_kernel(key: Tensor, data: Tensor | int) -> Tensor:
+    from sandmask.functional.kernels import random as random_kernels
+
+    if not in_vmap():
+        return random_kernels.fold(key, data)
+    if isinstance(data, Tensor):  # of one shape, as the leading dimension of all runs would broadcast otherwise
+        shape = torch.broadcast_shapes(key.shape, data.shape)  # type: ignore[no-untyped-call]
+        both = key.expand(shape), data.expand(shape)
+        return on_all_runs(lambda *all_runs: (random_kernels.fold(*all_runs),), *both)[0]
+    return on_all_runs(lambda key: (random_kernels.fold(key, data),), key)[0]
 
 
 def keys(key: Tensor, *shape: int) -> Tensor:

@@ -29,18 +29,20 @@ def _adam_kernel(
     new_mean,
     new_square,
     numel,
+    vector_run,
+    gradient_run,
     eps: tl.constexpr,
     block: tl.constexpr,
 ):
     run = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * block + tl.arange(0, block)
     inside = place < numel
+    p = tl.load(vector + run * vector_run + place, mask=inside) * tl.load(shrinkage + run)
+    g = tl.load(gradient + run * gradient_run + place, mask=inside) + tl.load(decay + run) * p
     place = run * numel + place
-    p = tl.load(vector + place, mask=inside) * tl.load(shrinkage + run)
     m = tl.load(mean + place, mask=inside)
     v = tl.load(square + place, mask=inside)
     b1, b2 = tl.load(beta1 + run), tl.load(beta2 + run)
-    g = tl.load(gradient + place, mask=inside) + tl.load(decay + run) * p
     m += (1.0 - b1) * (g - m)
     v = b2 * v + (1.0 - b2) * g * g
     step = tl.load(rate + run) * m / (tl.sqrt_rn(v) / tl.load(correction + run) + eps)
@@ -57,7 +59,7 @@ def adam(
     *settings: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """New parameters and running means [K, P].
+    """New parameters and running means [K, P]; those given may be parts of longer rows.
 
     `settings` are [K] each: weight decay, both betas, learning rate over the first correction, the root of the second
     correction, and the factor by which decoupled weight decay shrinks the parameters.
@@ -65,6 +67,7 @@ def adam(
     outs = [torch.empty(params.shape, device=params.device) for _ in range(3)]
     numel = params.shape[1]
     launch: Any = _adam_kernel[(triton.cdiv(numel, BLOCK), len(params))]
-    tensors = [tensor.contiguous() for tensor in (params, gradient, mean, square, *settings)]
-    launch(*tensors, *outs, numel, eps=eps, block=BLOCK)
+    params, gradient = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (params, gradient))
+    tensors = [params, gradient, *(tensor.contiguous() for tensor in (mean, square, *settings))]
+    launch(*tensors, *outs, numel, params.stride(0), gradient.stride(0), eps=eps, block=BLOCK)
     return outs[0], outs[1], outs[2]

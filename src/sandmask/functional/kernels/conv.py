@@ -1,14 +1,16 @@
-"""3 x 3 convolutions of K runs as GPU kernels: forward, and the gradient of the input.
+"""Convolutions of K runs as GPU kernels: forward, and the gradient of the input.
 
-Each, as the gradient of the weights in `conv_weights`, is a product of matrices whose one side, the input's
-pixels under each of the nine taps of the filter, exists only as addresses. Images are [K, N, height, width, channels];
-weights are [K, out, 9, in], as `by_tap` makes them. The runs are the last axis of a launch. Every number is summed by
-one program in one order: the results are the same each time.
+Filters are squares with an odd side, such as 3 x 3, and are padded by half of it. Each kernel, as the gradient of the
+weights in `conv_weights`, is a product of matrices whose one side, the input's pixels under each of the filter's taps,
+exists only as addresses. Images are [K, N, height, width, channels]; weights are [K, out, taps, in], as `by_tap` makes
+them. The runs are the last axis of a launch. Every number is summed by one program in one order: the results are the
+same each time.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN201, ANN202
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ INPUT_GRADIENT = dict(FORWARD)
 
 
 class Shape(NamedTuple):
-    """The shape of a convolution: sides and channels of the input, then of the output."""
+    """The shape of a convolution: sides and channels of input and output, and stride and side of the filter."""
 
     height: int
     width: int
@@ -39,6 +41,7 @@ class Shape(NamedTuple):
     wide: int
     n_out: int
     stride: int
+    side: int
 
 
 @triton.jit
@@ -49,13 +52,20 @@ def within(place, size: tl.constexpr):
 
 @triton.jit
 def first_tap(
-    row, height: tl.constexpr, width: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, stride: tl.constexpr
+    row,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    stride: tl.constexpr,
+    side: tl.constexpr,
 ):
     """Where the input pixels under the first tap of output pixels are: from the top, from the left, and in all."""
-    top = row % (high * wide) // wide * stride - 1
-    left = row % wide * stride - 1
+    padding: tl.constexpr = side // 2
+    top = row % (high * wide) // wide * stride - padding
+    left = row % wide * stride - padding
     if stride == 1:
-        return top, left, row - width - 1
+        return top, left, row - padding * width - padding
     return top, left, (row // (high * wide) * height + top) * width + left
 
 
@@ -73,6 +83,7 @@ def _forward_kernel(
     out,
     n_rows,
     bias_run,
+    relu: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
     n_in: tl.constexpr,
@@ -80,27 +91,29 @@ def _forward_kernel(
     wide: tl.constexpr,
     n_out: tl.constexpr,
     stride: tl.constexpr,
+    side: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
     split: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """relu(conv(x) + bias), one tile of output pixels and channels."""
+    """conv(x) + bias, or the ReLU of it, one tile of output pixels and channels."""
+    taps: tl.constexpr = side * side
     run = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     unit = tl.program_id(1) * columns + tl.arange(0, columns)
     deep = tl.arange(0, depth)
     known = row < n_rows
-    top, left, pixel = first_tap(row, height, width, high, wide, stride)
+    top, left, pixel = first_tap(row, height, width, high, wide, stride, side)
     corner = pixel * n_in
     x += run * x_run
-    weight += run * weight_run + unit[None, :] * (9 * n_in)
+    weight += run * weight_run + unit[None, :] * (taps * n_in)
     total = tl.zeros((rows, columns), tl.float32)
     if n_in % depth == 0:  # a step is some channels under one tap
-        for step in range(9 * n_in // depth):
+        for step in range(taps * n_in // depth):
             tap = step // (n_in // depth)
-            down, right = tap // 3, tap % 3
+            down, right = tap // side, tap % side
             inside = known & within(top + down, height) & within(left + right, width)
             begin = corner + (down * width + right) * n_in + step % (n_in // depth) * depth
             place = begin[:, None] + deep[None, :]
@@ -112,13 +125,13 @@ def _forward_kernel(
                 w_low = tl.load(weight + weight_low + (step * depth + deep)[:, None])
             total = multiply(value, value_low, w, w_low, total, split, precision)
     else:  # the first layer: all channels under all taps, in one row
-        for start in range(0, 9 * n_in, depth):
+        for start in range(0, taps * n_in, depth):
             place = start + deep
-            down, right = place // (3 * n_in), place // n_in % 3
+            down, right = place // (side * n_in), place // n_in % side
             y, z = top[:, None] + down[None, :], left[:, None] + right[None, :]
-            inside = known[:, None] & (place < 9 * n_in)[None, :] & within(y, height) & within(z, width)
+            inside = known[:, None] & (place < taps * n_in)[None, :] & within(y, height) & within(z, width)
             shift = corner[:, None] + ((down * width + right) * n_in + place % n_in)[None, :]
-            is_weight = (place < 9 * n_in)[:, None]
+            is_weight = (place < taps * n_in)[:, None]
             value = tl.load(x + shift, mask=inside, other=0.0)
             w = tl.load(weight + place[:, None], mask=is_weight, other=0.0)
             value_low, w_low = value, w
@@ -128,8 +141,8 @@ def _forward_kernel(
             total = multiply(value, value_low, w, w_low, total, split, precision)
     total = unscaled(total, x_largest + run, weight_largest + run, split)
     total += tl.load(bias + run * bias_run + unit).to(tl.float32)[None, :]
-    # Not tl.maximum: NaN has to stay visible.
-    total = tl.where(total < 0, 0.0, total)
+    if relu:  # not tl.maximum: NaN has to stay visible
+        total = tl.where(total < 0, 0.0, total)
     out += run * n_rows * n_out
     tl.store(out + row[:, None] * n_out + unit[None, :], total, mask=known[:, None])
 
@@ -153,6 +166,7 @@ def _input_gradient_kernel(
     wide: tl.constexpr,
     n_out: tl.constexpr,
     stride: tl.constexpr,
+    side: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
@@ -161,23 +175,27 @@ def _input_gradient_kernel(
 ):
     """One tile of input pixels and channels.
 
-    With a stride of 2, pixels at even and odd places are reached by different taps: one middle tap, or two outer ones.
-    A program's pixels are of one kind. Those with most taps come first, so that the last programs are short ones.
+    With a stride of 2, pixels at even and odd places are reached by different taps: of a 3 x 3 filter by one middle
+    tap, or two outer ones. A program's pixels are of one kind. Those with most taps of a 3 x 3 filter come first, so
+    that the last programs are short ones.
     """
+    padding: tl.constexpr = side // 2
     run = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     blocks: tl.constexpr = (n_in + columns - 1) // columns
     channel = tl.program_id(1) % blocks * columns + tl.arange(0, columns)
     deep = tl.arange(0, depth)
     odd_y, odd_x = 0, 0
-    first_y, first_x, count_y, count_x = 0, 0, 3, 3  # the taps that reach a pixel: every `stride`-th from the first on
+    # The taps that reach a pixel: every `stride`-th from the first on.
+    first_y, first_x, count_y, count_x = 0, 0, side, side
     tall, broad = height, width  # how many there are
-    last_y, last_x = 1, 1  # how far from a pixel's place is the output pixel that its first tap belongs to
+    last_y, last_x = padding, padding  # how far from a pixel's place is the output pixel that its first tap belongs to
     if stride == 2:
         kind = 3 - tl.program_id(1) // blocks
         odd_y, odd_x = kind // 2, kind % 2
-        first_y, first_x, count_y, count_x = 1 - odd_y, 1 - odd_x, 1 + odd_y, 1 + odd_x
-        last_y, last_x = odd_y, odd_x
+        first_y, first_x = (odd_y + padding) % 2, (odd_x + padding) % 2
+        count_y, count_x = (side + 1 - first_y) // 2, (side + 1 - first_x) // 2
+        last_y, last_x = (odd_y + padding) // 2, (odd_x + padding) // 2
         tall, broad = tl.maximum((height + 1 - odd_y) // 2, 1), tl.maximum((width + 1 - odd_x) // 2, 1)
     sample, place_y, place_x = row // (tall * broad), row // broad % tall, row % broad
     known = (sample < n_samples) & (odd_y < height) & (odd_x < width)
@@ -191,9 +209,9 @@ def _input_gradient_kernel(
         y, x = turn // count_x, turn % count_x
         inside = known & within(bottom - y, high) & within(right - x, wide)
         units = step % (n_out // depth) * depth + deep
-        tap = (first_y + stride * y) * 3 + first_x + stride * x
+        tap = (first_y + stride * y) * side + first_x + stride * x
         place = (corner - (y * wide + x) * n_out)[:, None] + units[None, :]
-        own = (units * (9 * n_in) + tap * n_in)[:, None] + channel[None, :]
+        own = (units * (side * side * n_in) + tap * n_in)[:, None] + channel[None, :]
         value = tl.load(grad + place, mask=inside[:, None], other=0.0)
         w = tl.load(weight + own, mask=(channel < n_in)[None, :], other=0.0)
         value_low, w_low = value, w
@@ -208,28 +226,28 @@ def _input_gradient_kernel(
 
 
 def by_tap(weight: Tensor) -> Tensor:
-    """Weights [K, out, in, 3, 3] as [K, out, 9, in], in memory too."""
+    """Weights [K, out, in, side, side] as [K, out, taps, in], in memory too."""
     return weight.flatten(3).transpose(2, 3).contiguous()
 
 
-def convolve(x: Tensor | Halves, taps: Tensor | Halves, bias: Tensor, stride: int) -> Tensor:
-    """relu(conv(x) + bias), [K, N, height, width, out].
+def convolve(x: Tensor | Halves, taps: Tensor | Halves, bias: Tensor, stride: int, *, relu: bool = True) -> Tensor:
+    """relu(conv(x) + bias), [K, N, height, width, out], or the same without the ReLU.
 
     x [K, N, height, width, in] may have a stride of 0 between runs, which then share it.
     """
     left, right = operand(x), operand(taps)
     n_samples, height, width, n_in = left.values.shape[-4:]
-    shape = Shape(
-        height, width, n_in, (height - 1) // stride + 1, (width - 1) // stride + 1, right.values.shape[-3], stride
-    )
+    n_out, n_taps = right.values.shape[-3:-1]
+    high, wide = (height - 1) // stride + 1, (width - 1) // stride + 1
+    shape = Shape(height, width, n_in, high, wide, n_out, stride, math.isqrt(n_taps))
     sizes = (len(bias), n_samples, shape.high, shape.wide, shape.n_out)
     out = torch.empty(sizes, dtype=_result_type(x), device=bias.device)
     n_rows = n_samples * shape.high * shape.wide
     tiles = FORWARD[kind(x)]
     rows, columns = at_most(tiles.rows, n_rows), at_most(tiles.columns, shape.n_out)
-    depth = dividing(tiles.depth, n_in) or at_most(tiles.depth, 9 * n_in)
+    depth = dividing(tiles.depth, n_in) or at_most(tiles.depth, n_taps * n_in)
     launch: Any = _forward_kernel[(triton.cdiv(n_rows, rows), shape.n_out // columns, len(bias))]
-    numbers = (n_rows, bias.stride(0), *shape, rows, columns, depth, isinstance(x, Halves))
+    numbers = (n_rows, bias.stride(0), relu, *shape, rows, columns, depth, isinstance(x, Halves))
     launch(*left, *right, bias, out, *numbers, **how(tiles))
     return out
 
@@ -238,7 +256,8 @@ def input_gradient(grad: Tensor | Halves, taps: Tensor | Halves, stride: int, si
     """The gradient of the input, [K, N, *sides, in], from that of the convolution's result, contiguous."""
     left, right = operand(grad), operand(taps)
     n_samples, high, wide, n_out = left.values.shape[-4:]
-    shape = Shape(sides[0], sides[1], right.values.shape[-1], high, wide, n_out, stride)
+    n_taps, n_in = right.values.shape[-2:]
+    shape = Shape(sides[0], sides[1], n_in, high, wide, n_out, stride, math.isqrt(n_taps))
     n_runs = len(left.values)
     out = torch.empty(n_runs, n_samples, *sides, shape.n_in, dtype=_result_type(grad), device=left.values.device)
     tiles = INPUT_GRADIENT[kind(grad)]

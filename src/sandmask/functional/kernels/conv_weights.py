@@ -1,9 +1,9 @@
-"""The gradients of a 3 x 3 convolution's weights, of K runs and by environment, as GPU kernels.
+"""The gradients of a convolution's weights, of K runs and by environment, as GPU kernels.
 
 The gradient in each of E environments is a product of two matrices, and the masks need its moments over environments.
 Computed tile by tile, with the loop over environments inside, the E gradients never exist in memory. A first layer's
 few weights are one tile, for which one program would have to read everything: there, parts of the pixels are summed by
-programs of their own.
+programs of their own. So they are in layers with large images, whose tiles are too few to occupy a GPU evenly.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -27,6 +27,7 @@ FEW = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128,
 MANY = {2: Tiles(128, 64, 64, 8, 4), 4: Tiles(64, 32, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
 PARTS = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(64, 64, 64, 4, 3)}
 PART = 2048  # pixels that a program sums over in a layer of few weights
+LONG = 32768  # the same in a layer of many, with more pixels than this
 NARROW = 64  # weights of an output channel, up to which a layer has few
 
 
@@ -50,6 +51,7 @@ def _weight_gradient(
     wide: tl.constexpr,
     n_out: tl.constexpr,
     stride: tl.constexpr,
+    side: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
@@ -64,19 +66,19 @@ def _weight_gradient(
         row += begin
         at = row[:, None] * n_out + unit[None, :]
         g = tl.load(grad + at, mask=known[:, None], other=0.0)
-        top, left, pixel = first_tap(row, height, width, high, wide, stride)
+        top, left, pixel = first_tap(row, height, width, high, wide, stride, side)
         corner = pixel * n_in
         if n_in % columns == 0:  # all columns are under one tap
             tap = block // (n_in // columns)
-            down, right = tap // 3, tap % 3
+            down, right = tap // side, tap % side
             inside = (known & within(top + down, height) & within(left + right, width))[:, None]
             corner += (down * width + right) * n_in + block % (n_in // columns) * columns
             place = corner[:, None] + tl.arange(0, columns)[None, :]
         else:
             number = block * columns + tl.arange(0, columns)
-            below, beside = number // (3 * n_in), number // n_in % 3
+            below, beside = number // (side * n_in), number // n_in % side
             y, z = top[:, None] + below[None, :], left[:, None] + beside[None, :]
-            inside = known[:, None] & (number < 9 * n_in)[None, :] & within(y, height) & within(z, width)
+            inside = known[:, None] & (number < side * side * n_in)[None, :] & within(y, height) & within(z, width)
             place = corner[:, None] + ((below * width + beside) * n_in + number % n_in)[None, :]
         value = tl.load(x + place, mask=inside, other=0.0)
         g_low, value_low = g, value
@@ -119,6 +121,7 @@ def _weight_moments_kernel(
     wide: tl.constexpr,
     n_out: tl.constexpr,
     stride: tl.constexpr,
+    side: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
@@ -136,14 +139,14 @@ def _weight_moments_kernel(
     unscale += run * n_envs
     mean = _weight_gradient(
         grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, 0, n_rows, whole,
-        height, width, n_in, high, wide, n_out, stride, rows, columns, depth, split, precision,
+        height, width, n_in, high, wide, n_out, stride, side, rows, columns, depth, split, precision,
     )  # fmt: skip
     if scaled:
         mean *= tl.load(unscale)
     if n_envs == 2:  # this case apart, as of the first environment one tile is enough to remember
         second = _weight_gradient(
             grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, n_rows, n_rows, whole,
-            height, width, n_in, high, wide, n_out, stride, rows, columns, depth, split, precision,
+            height, width, n_in, high, wide, n_out, stride, side, rows, columns, depth, split, precision,
         )  # fmt: skip
         if scaled:
             second *= tl.load(unscale + 1)
@@ -157,15 +160,16 @@ def _weight_moments_kernel(
         for e in range(1, n_envs):
             product = _weight_gradient(
                 grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, e * n_rows, n_rows, whole,
-                height, width, n_in, high, wide, n_out, stride, rows, columns, depth, split, precision,
+                height, width, n_in, high, wide, n_out, stride, side, rows, columns, depth, split, precision,
             )  # fmt: skip
             if scaled:
                 product *= tl.load(unscale + e)
             signs, mean, m2 = welford(product, e, signs, mean, m2)
-    # The parameter is [out, in, 3, 3].
+    # The parameter is [out, in, side, side].
+    taps: tl.constexpr = side * side
     column = block * columns + tl.arange(0, columns)
-    place = run * out_run + unit[:, None] * (9 * n_in) + (column % n_in * 9 + column // n_in)[None, :]
-    inside = (column < 9 * n_in)[None, :]
+    place = run * out_run + unit[:, None] * (taps * n_in) + (column % n_in * taps + column // n_in)[None, :]
+    inside = (column < taps * n_in)[None, :]
     tl.store(mean_out + place, mean, mask=inside)
     if not only_mean:
         tl.store(signs_out + place, signs, mask=inside)
@@ -184,7 +188,7 @@ def _weight_parts_kernel(
     x_largest,
     out,
     n_rows,
-    part: tl.constexpr,
+    part,
     height: tl.constexpr,
     width: tl.constexpr,
     n_in: tl.constexpr,
@@ -192,46 +196,57 @@ def _weight_parts_kernel(
     wide: tl.constexpr,
     n_out: tl.constexpr,
     stride: tl.constexpr,
+    side: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
     split: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """The gradient of all weights of some output channels, out of a part of one environment's pixels."""
+    """The gradient of one tile of weights, out of a part of one environment's pixels."""
     run = tl.program_id(2).to(tl.int64)
-    unit = tl.program_id(0) * rows + tl.arange(0, rows)
+    taps: tl.constexpr = side * side
+    blocks: tl.constexpr = (taps * n_in + columns - 1) // columns
+    unit = tl.program_id(0) // blocks * rows + tl.arange(0, rows)
+    block = tl.program_id(0) % blocks
     parts = tl.cdiv(n_rows, part)
     e, begin = tl.program_id(1) // parts, tl.program_id(1) % parts * part
     grad += run * grad_run
     x += run * x_run
     total = _weight_gradient(
-        grad, grad_low, grad_largest + run, x, x_low, x_largest + run, unit, 0,
+        grad, grad_low, grad_largest + run, x, x_low, x_largest + run, unit, block,
         e * n_rows + begin, tl.minimum(n_rows - begin, part), False,
-        height, width, n_in, high, wide, n_out, stride, rows, columns, depth, split, precision,
+        height, width, n_in, high, wide, n_out, stride, side, rows, columns, depth, split, precision,
     )  # fmt: skip
-    column = tl.arange(0, columns)
-    place = unit[:, None] * (9 * n_in) + (column % n_in * 9 + column // n_in)[None, :]
-    out += (run * tl.num_programs(1) + tl.program_id(1)) * (n_out * 9 * n_in)
-    tl.store(out + place, total, mask=(column < 9 * n_in)[None, :])
+    column = block * columns + tl.arange(0, columns)
+    place = unit[:, None] * (taps * n_in) + (column % n_in * taps + column // n_in)[None, :]
+    out += (run * tl.num_programs(1) + tl.program_id(1)) * (n_out * taps * n_in)
+    tl.store(out + place, total, mask=(column < taps * n_in)[None, :])
 
 
 def weight_moments(
-    grad: Tensor | Halves, x: Tensor | Halves, unscale: Tensor | None, n_envs: int, stride: int, *targets: Tensor
+    grad: Tensor | Halves,
+    x: Tensor | Halves,
+    unscale: Tensor | None,
+    n_envs: int,
+    stride: int,
+    *targets: Tensor,
+    side: int = 3,
 ) -> None:
-    """Moments over environments of the gradients of the weights [out, in, 3, 3], from contiguous tensors.
+    """Moments over environments of the gradients of the weights [out, in, side, side], from contiguous tensors.
 
-    The N samples are those of one environment after the other. Targets are views [K, out * in * 9] of larger buffers
+    The N samples are those of one environment after the other. Targets are views [K, out * in * taps] of larger buffers
     [K, P]: sum of signs, mean and M2, or the mean alone, which of one environment is the gradient. Each environment's
     gradient is multiplied by `unscale` [K, E].
     """
     left, right = operand(grad), operand(x)
-    n_rows, shape = _shape_of(left, right, n_envs, stride)
+    n_rows, shape = _shape_of(left, right, n_envs, stride, side)
     tiles = (FEW if n_envs <= 2 else MANY)[kind(x)]
-    columns = dividing(tiles.columns, shape.n_in) or at_most(tiles.columns, 9 * shape.n_in)
+    n_weights = side * side * shape.n_in
+    columns = dividing(tiles.columns, shape.n_in) or at_most(tiles.columns, n_weights)
     rows, depth = at_most(tiles.rows, shape.n_out), at_most(tiles.depth, n_rows)
     signs, mean, m2 = targets if len(targets) == 3 else targets * 3
-    programs = (shape.n_out // rows, triton.cdiv(9 * shape.n_in, columns), len(left.values))
+    programs = (shape.n_out // rows, triton.cdiv(n_weights, columns), len(left.values))
     launch: Any = _weight_moments_kernel[programs]
     sizes = (n_rows, mean.stride(0), n_envs, len(targets) == 1, unscale is not None, n_rows % depth == 0)
     scale = left.values if unscale is None else unscale.contiguous()
@@ -239,28 +254,46 @@ def weight_moments(
     launch(*left, *right, scale, signs, mean, m2, *numbers, **how(tiles))
 
 
-def has_few_weights(n_in: int) -> bool:
+def has_few_weights(n_in: int, side: int = 3) -> bool:
     """Whether `weight_parts` is for a layer of so many input channels, rather than `weight_moments`."""
-    return 9 * n_in <= NARROW
+    return side * side * n_in <= NARROW
 
 
-def weight_parts(grad: Tensor | Halves, x: Tensor | Halves, n_envs: int, stride: int) -> Tensor:
-    """Parts [K, E, parts, out * in * 9] that sum to each environment's gradient of the weights [out, in, 3, 3]."""
+def weight_parts(grad: Tensor | Halves, x: Tensor | Halves, n_envs: int, stride: int, side: int = 3) -> Tensor:
+    """Parts [K, E, parts, out * in * taps] that sum to each environment's gradient of the weights.
+
+    These are [out, in, side, side], with side * side taps.
+    """
     left, right = operand(grad), operand(x)
-    n_rows, shape = _shape_of(left, right, n_envs, stride)
-    n_runs, n_out, n_weights = len(left.values), shape.n_out, 9 * shape.n_in
+    n_rows, shape = _shape_of(left, right, n_envs, stride, side)
+    n_runs, n_out, n_weights = len(left.values), shape.n_out, side * side * shape.n_in
     tiles = PARTS[kind(x)]
-    parts = n_envs * triton.cdiv(n_rows, PART)
+    rows, depth = at_most(tiles.rows, n_out), at_most(tiles.depth, n_rows)
+    columns, part = at_most(NARROW, n_weights), PART
+    if not has_few_weights(shape.n_in, side):
+        columns = dividing(tiles.columns, shape.n_in) or columns
+        part = depth * triton.cdiv(n_rows, depth * triton.cdiv(n_rows, LONG))  # parts of the same size
+    parts = n_envs * triton.cdiv(n_rows, part)
     out = torch.empty(n_runs, n_envs, parts // n_envs, n_out * n_weights, device=left.values.device)
-    rows, columns, depth = at_most(tiles.rows, n_out), at_most(NARROW, n_weights), at_most(tiles.depth, n_rows)
-    launch: Any = _weight_parts_kernel[(n_out // rows, parts, n_runs)]
-    numbers = (n_rows, PART, *shape, rows, columns, depth, isinstance(x, Halves))
+    launch: Any = _weight_parts_kernel[(n_out // rows * triton.cdiv(n_weights, columns), parts, n_runs)]
+    numbers = (n_rows, part, *shape, rows, columns, depth, isinstance(x, Halves))
     launch(*left, *right, out, *numbers, **how(tiles))
     return out
 
 
-def _shape_of(grad: Operand, x: Operand, n_envs: int, stride: int) -> tuple[int, Shape]:
+def weight_gradient(grad: Tensor | Halves, x: Tensor | Halves, weight: Tensor, stride: int) -> Tensor:
+    """The gradient of the weights [K, out, in, side, side], from all samples together."""
+    n_in, side = weight.shape[2], weight.shape[4]
+    pixels = operand(grad).values.shape[-4:-1].numel()
+    if has_few_weights(n_in, side) or pixels > LONG:
+        return weight_parts(grad, x, 1, stride, side).sum((1, 2)).view(weight.shape).to(weight.dtype)
+    found = weight.new_empty(weight.shape)
+    weight_moments(grad, x, None, 1, stride, found.flatten(1), side=side)
+    return found
+
+
+def _shape_of(grad: Operand, x: Operand, n_envs: int, stride: int, side: int) -> tuple[int, Shape]:
     """The output pixels of an environment, and the shape of the convolution."""
     n_samples, high, wide, n_out = grad.values.shape[-4:]
     height, width, n_in = x.values.shape[-3:]
-    return n_samples // n_envs * high * wide, Shape(height, width, n_in, high, wide, n_out, stride)
+    return n_samples // n_envs * high * wide, Shape(height, width, n_in, high, wide, n_out, stride, side)

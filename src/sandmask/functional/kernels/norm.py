@@ -1,11 +1,11 @@
 """Group normalization of K runs as GPU kernels, after a ReLU whose derivative the backward pass takes along.
 
-Images are [K, N, pixels, channels]. A program has one sample of one run, and reads it twice; the second time it comes
-from the cache.
+The backward pass of one before a ReLU is in `norm_relu`. Images are [K, N, pixels, channels]. A program has one sample
+of one run, and reads it twice; the second time it comes from the cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,9 @@ from sandmask.functional.kernels.moments import welford
 
 EPS = 1e-5
 NUMBERS = 2048  # of a sample, that a program works on at a time
+HELD = 2048  # numbers up to which it keeps all of a sample, and so reads it once
 WARPS = 8
+HELD_WARPS = 16  # of a program that keeps more numbers than `NUMBERS`
 
 
 class Normalized(NamedTuple):
@@ -30,7 +32,7 @@ class Normalized(NamedTuple):
 
 
 @triton.jit
-def _by_group(of_channels, channels: tl.constexpr, groups: tl.constexpr):
+def by_group(of_channels, channels: tl.constexpr, groups: tl.constexpr):
     """Sums over each group's channels, for each channel."""
     sums = tl.sum(tl.reshape(of_channels, (groups, channels // groups)), axis=1)
     return tl.reshape(tl.broadcast_to(sums[:, None], (groups, channels // groups)), (channels,))
@@ -51,6 +53,8 @@ def _normalize_kernel(
     channels: tl.constexpr,
     groups: tl.constexpr,
     block: tl.constexpr,
+    writes: tl.constexpr,
+    relu: tl.constexpr,
 ):
     run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
     channel = tl.arange(0, channels)
@@ -64,28 +68,32 @@ def _normalize_kernel(
     place, inside = pixel[:, None] * channels + channel[None, :], (pixel < n_pixels)[:, None]
     value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
     seen: tl.constexpr = (min(block, n_pixels)) * (channels // groups)
-    about = _by_group(tl.sum(value, axis=0), channels, groups) / seen
-    total = tl.zeros((block, channels), tl.float32)
-    squares = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    about = by_group(tl.sum(value, axis=0), channels, groups) / seen
+    total = tl.where(inside, value - about[None, :], 0.0)
+    squares = total * total
+    for start in range(block, n_pixels, block):
         inside = (start + pixel < n_pixels)[:, None]
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         away = tl.where(inside, value - about[None, :], 0.0)
         total += away
         squares += away * away
-    shift = _by_group(tl.sum(total, axis=0), channels, groups) / size
-    variance = _by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
+    shift = by_group(tl.sum(total, axis=0), channels, groups) / size
+    variance = by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
     mean = about + shift
     # Not tl.maximum: NaN has to stay visible.
     scale = 1.0 / tl.sqrt_rn(tl.where(variance < 0, 0.0, variance) + eps)
 
-    slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
-    bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
-    for start in range(0, n_pixels, block):
-        inside = (start + pixel < n_pixels)[:, None]
-        value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
-        result = (value - mean[None, :]) * slope[None, :] + bias[None, :]
-        tl.store(y + start * channels + place, result, mask=inside)
+    if writes:
+        slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
+        bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
+        for start in range(0, n_pixels, block):
+            inside = (start + pixel < n_pixels)[:, None]
+            if block < n_pixels:  # else it is still there
+                value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+            result = (value - mean[None, :]) * slope[None, :] + bias[None, :]
+            if relu:
+                result = tl.where(result < 0, 0.0, result)
+            tl.store(y + start * channels + place, result, mask=inside)
     group = channel // (channels // groups)
     first = channel % (channels // groups) == 0
     tl.store(mean_out + image * groups + group, mean, mask=first)
@@ -125,9 +133,12 @@ def _normalize_backward_kernel(
     slope = tl.load(gamma + run * gamma_run + channel).to(tl.float32)
     size = n_pixels * (channels // groups)
 
-    of_beta = tl.zeros((block, channels), tl.float32)
-    of_gamma = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    inside = (pixel < n_pixels)[:, None]
+    g = tl.load(grad + across, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
+    of_beta = g
+    of_gamma = g * (value - m[None, :])
+    for start in range(block, n_pixels, block):
         inside = (start + pixel < n_pixels)[:, None]
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
@@ -135,14 +146,15 @@ def _normalize_backward_kernel(
         of_gamma += g * (value - m[None, :])
     beta_sum = tl.sum(of_beta, axis=0)
     gamma_sum = tl.sum(of_gamma, axis=0) * r
-    common = _by_group(slope * beta_sum, channels, groups) / size
-    along = _by_group(slope * gamma_sum, channels, groups) / size * r
+    common = by_group(slope * beta_sum, channels, groups) / size
+    along = by_group(slope * gamma_sum, channels, groups) / size * r
 
     of_bias = tl.zeros((block, channels), tl.float32)
     for start in range(0, n_pixels, block):
         inside = (start + pixel < n_pixels)[:, None]
-        g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
+        if block < n_pixels:  # else they are still there
+            g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         before = (g * slope[None, :] - common[None, :] - (value - m[None, :]) * along[None, :]) * r[None, :]
         # The gradient of a NaN output is NaN too.
         before = tl.where(value > 0, before, tl.where(value == 0, 0.0, value))
@@ -194,15 +206,21 @@ def _sample_moments_kernel(
     tl.store(buffers + 2 * buffer, m2)
 
 
-def normalize(h: Tensor, gamma: Tensor, beta: Tensor, groups: int) -> Normalized:
-    """Group normalization of h [K, N, height, width, channels]; gamma and beta are [K, channels]."""
+def normalize(
+    h: Tensor, gamma: Tensor, beta: Tensor, groups: int, *, relu: bool = False, writes: bool = True
+) -> Normalized:
+    """Group normalization of h [K, N, height, width, channels]; gamma and beta are [K, channels].
+
+    With `relu`, the ReLU of it. Without `writes`, only means and deviations are found, and `y` is h.
+    """
     n_runs, n_samples, height, width, channels = h.shape
-    y = torch.empty_like(h)
+    y = torch.empty_like(h) if writes else h
     mean, scale = (torch.empty(n_runs, n_samples, groups, device=h.device) for _ in range(2))
     launch: Any = _normalize_kernel[(n_samples, n_runs)]
     n_pixels = height * width
-    sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, _block(n_pixels, channels))
-    launch(h, gamma, beta, y, mean, scale, *sizes, num_warps=WARPS)
+    block = block_of(n_pixels, channels, HELD)
+    sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block)
+    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, num_warps=warps_of(block, channels))
     return Normalized(y, mean, scale)
 
 
@@ -221,8 +239,9 @@ def normalize_backward(
     if grad.stride(4) != 1 or grad.stride(2) != width * grad.stride(3):
         grad = grad.contiguous()
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
-    sizes = (height * width, channels, groups, _block(height * width, channels))
-    launch(grad, h, mean, scale, gamma, result, sums, *strides, *sizes, num_warps=WARPS)
+    block = block_of(height * width, channels, HELD)
+    sizes = (height * width, channels, groups, block)
+    launch(grad, h, mean, scale, gamma, result, sums, *strides, *sizes, num_warps=warps_of(block, channels))
     return result, sums
 
 
@@ -238,8 +257,15 @@ def sample_moments(
     launch: Any = _sample_moments_kernel[(3, n_runs)]
     sizes = (n_envs, n_samples // n_envs, buffers.stride(0), buffers.stride(1), unscale is not None, channels)
     scale = sums if unscale is None else unscale.contiguous()
-    launch(sums, scale, buffers, *places, *sizes, _block(n_samples // n_envs, channels), num_warps=WARPS)
+    launch(sums, scale, buffers, *places, *sizes, block_of(n_samples // n_envs, channels), num_warps=WARPS)
 
 
-def _block(n_rows: int, channels: int) -> int:
-    return min(max(NUMBERS // channels, 1), int(triton.next_power_of_2(n_rows)))
+def block_of(n_rows: int, channels: int, held: int = 0) -> int:
+    """The pixels, or other rows of `channels` numbers, that a program works on at a time: all, up to `held` numbers."""
+    rows = int(triton.next_power_of_2(n_rows))
+    return rows if rows * channels <= held else min(max(NUMBERS // channels, 1), rows)
+
+
+def warps_of(block: int, channels: int) -> int:
+    """The warps of a program that works on so many numbers at a time."""
+    return WARPS if block * channels <= NUMBERS else HELD_WARPS

@@ -259,6 +259,15 @@ def weight_parts(grad: Tensor | Halves, x: Tensor | Halves, n_envs: int, stride:
     return out
 
 
+def weight_gradient(grad: Tensor | Halves, x: Tensor | Halves, weight: Tensor, stride: int) -> Tensor:
+    """The gradient of the weights [K, out, in, 3, 3], from all samples together."""
+    if has_few_weights(weight.shape[2]):
+        return weight_parts(grad, x, 1, stride).sum((1, 2)).view(weight.shape).to(weight.dtype)
+    found = weight.new_empty(weight.shape)
+    weight_moments(grad, x, None, 1, stride, found.flatten(1))
+    return found
+
+
 def _shape_of(grad: Operand, x: Operand, n_envs: int, stride: int) -> tuple[int, Shape]:
     """The output pixels of an environment, and the shape of the convolution."""
     n_samples, high, wide, n_out = grad.values.shape[-4:]

@@ -5,7 +5,7 @@ from the cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class Normalized(NamedTuple):
 
 
 @triton.jit
-def _by_group(of_channels, channels: tl.constexpr, groups: tl.constexpr):
+def by_group(of_channels, channels: tl.constexpr, groups: tl.constexpr):
     """Sums over each group's channels, for each channel."""
     sums = tl.sum(tl.reshape(of_channels, (groups, channels // groups)), axis=1)
     return tl.reshape(tl.broadcast_to(sums[:, None], (groups, channels // groups)), (channels,))
@@ -64,7 +64,7 @@ def _normalize_kernel(
     place, inside = pixel[:, None] * channels + channel[None, :], (pixel < n_pixels)[:, None]
     value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
     seen: tl.constexpr = (min(block, n_pixels)) * (channels // groups)
-    about = _by_group(tl.sum(value, axis=0), channels, groups) / seen
+    about = by_group(tl.sum(value, axis=0), channels, groups) / seen
     total = tl.zeros((block, channels), tl.float32)
     squares = tl.zeros((block, channels), tl.float32)
     for start in range(0, n_pixels, block):
@@ -73,8 +73,8 @@ def _normalize_kernel(
         away = tl.where(inside, value - about[None, :], 0.0)
         total += away
         squares += away * away
-    shift = _by_group(tl.sum(total, axis=0), channels, groups) / size
-    variance = _by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
+    shift = by_group(tl.sum(total, axis=0), channels, groups) / size
+    variance = by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
     mean = about + shift
     # Not tl.maximum: NaN has to stay visible.
     scale = 1.0 / tl.sqrt_rn(tl.where(variance < 0, 0.0, variance) + eps)
@@ -99,12 +99,14 @@ def _normalize_backward_kernel(
     mean,
     scale,
     gamma,
+    more,
     result,
     sums,
     grad_run,
     grad_sample,
     grad_pixel,
     gamma_run,
+    has_more: tl.constexpr,
     n_pixels: tl.constexpr,
     channels: tl.constexpr,
     groups: tl.constexpr,
@@ -119,6 +121,7 @@ def _normalize_backward_kernel(
     grad += run * grad_run + sample * grad_sample
     across = pixel[:, None] * grad_pixel + channel[None, :]
     h += image * n_pixels * channels
+    more += image * n_pixels * channels
     result += image * n_pixels * channels
     m = tl.load(mean + image * groups + group)
     r = tl.load(scale + image * groups + group)
@@ -135,8 +138,8 @@ def _normalize_backward_kernel(
         of_gamma += g * (value - m[None, :])
     beta_sum = tl.sum(of_beta, axis=0)
     gamma_sum = tl.sum(of_gamma, axis=0) * r
-    common = _by_group(slope * beta_sum, channels, groups) / size
-    along = _by_group(slope * gamma_sum, channels, groups) / size * r
+    common = by_group(slope * beta_sum, channels, groups) / size
+    along = by_group(slope * gamma_sum, channels, groups) / size * r
 
     of_bias = tl.zeros((block, channels), tl.float32)
     for start in range(0, n_pixels, block):
@@ -144,6 +147,8 @@ def _normalize_backward_kernel(
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         before = (g * slope[None, :] - common[None, :] - (value - m[None, :]) * along[None, :]) * r[None, :]
+        if has_more:
+            before += tl.load(more + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         # The gradient of a NaN output is NaN too.
         before = tl.where(value > 0, before, tl.where(value == 0, 0.0, value))
         of_bias += tl.where(inside, before, 0.0)
@@ -201,29 +206,35 @@ def normalize(h: Tensor, gamma: Tensor, beta: Tensor, groups: int) -> Normalized
     mean, scale = (torch.empty(n_runs, n_samples, groups, device=h.device) for _ in range(2))
     launch: Any = _normalize_kernel[(n_samples, n_runs)]
     n_pixels = height * width
-    sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, _block(n_pixels, channels))
+    sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block_of(n_pixels, channels))
     launch(h, gamma, beta, y, mean, scale, *sizes, num_warps=WARPS)
     return Normalized(y, mean, scale)
 
 
 def normalize_backward(
-    grad: Tensor, h: Tensor, mean: Tensor, scale: Tensor, gamma: Tensor, groups: int
+    grad: Tensor, h: Tensor, mean: Tensor, scale: Tensor, gamma: Tensor, groups: int, more: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The gradient of what was given to the ReLU that made h, and sums [K, N, 3, channels] over every sample's pixels.
 
     Summed over samples, these are the gradients of the bias before the ReLU, of gamma and of beta. A `grad` that is the
-    same for all pixels may have a stride of 0 between them.
+    same for all pixels may have a stride of 0 between them. `more` is added to the gradient of h.
     """
     n_runs, n_samples, height, width, channels = h.shape
     result = torch.empty_like(h)
     sums = torch.empty(n_runs, n_samples, 3, channels, device=h.device)
     launch: Any = _normalize_backward_kernel[(n_samples, n_runs)]
-    if grad.stride(4) != 1 or grad.stride(2) != width * grad.stride(3):
-        grad = grad.contiguous()
+    grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
-    sizes = (height * width, channels, groups, _block(height * width, channels))
-    launch(grad, h, mean, scale, gamma, result, sums, *strides, *sizes, num_warps=WARPS)
+    sizes = (more is not None, height * width, channels, groups, block_of(height * width, channels))
+    also = h if more is None else more.contiguous()
+    launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=WARPS)
     return result, sums
+
+
+def by_pixel(grad: Tensor) -> Tensor:
+    """An image [K, N, height, width, channels] with the same distance, which may be 0, from each pixel to the next."""
+    regular = grad.stride(4) == 1 and grad.stride(2) == grad.shape[3] * grad.stride(3)
+    return grad if regular else grad.contiguous()
 
 
 def sample_moments(
@@ -238,8 +249,9 @@ def sample_moments(
     launch: Any = _sample_moments_kernel[(3, n_runs)]
     sizes = (n_envs, n_samples // n_envs, buffers.stride(0), buffers.stride(1), unscale is not None, channels)
     scale = sums if unscale is None else unscale.contiguous()
-    launch(sums, scale, buffers, *places, *sizes, _block(n_samples // n_envs, channels), num_warps=WARPS)
+    launch(sums, scale, buffers, *places, *sizes, block_of(n_samples // n_envs, channels), num_warps=WARPS)
 
 
-def _block(n_rows: int, channels: int) -> int:
+def block_of(n_rows: int, channels: int) -> int:
+    """How many rows of so many channels a program works on at a time."""
     return min(max(NUMBERS // channels, 1), int(triton.next_power_of_2(n_rows)))

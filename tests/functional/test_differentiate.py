@@ -5,7 +5,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional, make_batch, random
+from sandmask.functional import (
+    AcrossRuns,
+    Autograd,
+    Differentiator,
+    Direct,
+    EnvBatch,
+    Functional,
+    Params,
+    make_batch,
+    random,
+)
 
 both = pytest.mark.parametrize("way", [Functional(), Autograd(), Direct()], ids=["functional", "autograd", "direct"])
 N_ENVS, N_PARAMS = 4, 6
@@ -133,3 +143,41 @@ def test_ways_that_stack(way: Differentiator, batch: EnvBatch) -> None:
         gradients, expected = naive_gradients(vectors[k].expand(N_ENVS, -1), batch)
         torch.testing.assert_close(together[k], gradients.mean(0))
         torch.testing.assert_close(values[k], expected)
+
+
+def scattered(way: Differentiator, vector: Tensor, batch: EnvBatch) -> tuple[Tensor, Tensor]:
+    """An objective that contains the environments' gradients, by two parameters, and the risks."""
+
+    def risks(params: Params, batch: EnvBatch) -> Tensor:
+        return losses(torch.cat([params["a"], params["b"]]), batch)
+
+    a, b = torch.split(vector, [2, N_PARAMS - 2])
+    gradients, values = way.inner_gradients(risks, {"a": a, "b": b}, batch)
+    distances = [(gradient - gradient.mean(0)).square().sum() for gradient in gradients.values()]
+    return values.mean() + 3.0 * (distances[0] + distances[1]), values
+
+
+@pytest.mark.parametrize(
+    ("way", "stacked"),
+    [(Functional(), False), (Autograd(), False), (Direct(), False), (Functional(), True), (AcrossRuns(), True)],
+    ids=["functional", "autograd", "direct", "functional-stacked", "across-runs-stacked"],
+)
+def test_gradients_of_environments_within_the_objective(way: Differentiator, stacked: bool, batch: EnvBatch) -> None:
+    vectors = torch.randn(3, N_PARAMS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def step(vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return way.gradient(lambda vector: scattered(way, vector, batch), vector)
+
+    found = vmap(step)(vectors) if stacked else [torch.stack(each) for each in zip(*map(step, vectors), strict=True)]
+    for k, vector in enumerate(vectors):
+        leaf = vector.clone().requires_grad_()
+        rows, values = [], []
+        for e in range(N_ENVS):
+            values.append(((torch.tanh(batch.x[e] @ leaf) - batch.y[e]) ** 2).mean())
+            rows.append(torch.autograd.grad(values[e], leaf, create_graph=True)[0])
+        matrix = torch.stack(rows)
+        value = torch.stack(values).mean() + 3.0 * ((matrix - matrix.mean(0)) ** 2).sum()
+        torch.testing.assert_close(found[0][k], torch.autograd.grad(value, leaf)[0])
+        torch.testing.assert_close(found[1][k], value.detach())
+        torch.testing.assert_close(found[2][k], torch.stack(values).detach())
+    assert not any(tensor.requires_grad for tensor in found)

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-CHECKS = ("context_kernel_checks", "conv_kernel_checks", "split_kernel_checks", "stack_kernel_checks")
+CHECKS = (
+    "context_kernel_checks",
+    "conv_kernel_checks",
+    "second_kernel_checks",
+    "split_kernel_checks",
+    "stack_kernel_checks",
+)
 
 if torch.cuda.is_available():
     pytest.register_assert_rewrite(*CHECKS)

@@ -1,11 +1,10 @@
 """Inter-environmental gradient alignment (Koyama and Yamaguchi, 2020)."""
 
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
 from sandmask.algorithms._functions import Hparams, State
-from sandmask.functional import EnvBatch, Params
+from sandmask.functional import EnvBatch, Functional, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 
 
@@ -15,7 +14,6 @@ class IGA(ObjectiveAlgorithm):
     Whether the mean gradient counts as a constant makes no difference: the distances from it sum to zero.
     """
 
-    stacks_by_kernels = False
     by_environment = False
     divides = False
 
@@ -24,12 +22,11 @@ class IGA(ObjectiveAlgorithm):
     ) -> tuple[Tensor, State]:
         """The mean risk plus the weighted scatter of the environments' gradients."""
 
-        def risk(params: Params, fields: EnvBatch) -> Tensor:
-            one = EnvBatch(*(field.unsqueeze(0) for field in fields))
-            return self.risks(params, one, hparams)[0]
-
-        # The objective is itself differentiated: `torch.func` nests, in itself as in plain autograd.
-        gradients, risks = vmap(grad_and_value(risk), in_dims=(None, 0))(params, batch)
+        # Layers have kernels with second derivatives in networks that need them to stack. For others `vmap` is faster.
+        differentiate = Functional() if self.network.stacks else self.problem.differentiate
+        gradients, risks = differentiate.inner_gradients(
+            lambda params, batch: self.risks(params, batch, hparams), params, batch
+        )
         return risks.mean() + hparams["penalty"] * scatter(gradients), {}
 
 

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from sandmask._physical import apply_to_runs, has_kernels, leading
-from sandmask.functional.conv import LARGEST, NARROWEST, _channels_last, _factor, _rows, kernels_suit
+from sandmask.functional.conv import LARGEST, NARROWEST, channels_last, factor, kernels_suit, rows
 from sandmask.functional.split import Halves
 
 LARGEST_IMAGE = 4096  # pixels; a program normalizes an image, which of a large one takes it long
@@ -73,9 +73,9 @@ class _NormedBlock(Function):
         from sandmask.functional.kernels import conv as conv_kernels
         from sandmask.functional.kernels import norm, norm_relu
 
-        taps, inputs = _factor(conv_kernels.by_tap(weight)), _factor(_channels_last(x))
-        h = conv_kernels.convolve(inputs, taps, _rows(bias), 1, relu=False)
-        own = (_rows(gamma), _rows(beta))
+        taps, inputs = factor(conv_kernels.by_tap(weight)), factor(channels_last(x))
+        h = conv_kernels.convolve(inputs, taps, rows(bias), 1, relu=False)
+        own = (rows(gamma), rows(beta))
         y, mean, scale = norm.normalize(h, *own, groups, relu=True, writes=share is None)
         if share is not None:
             y = norm_relu.mean_of_normalized(h, mean, scale, *own, share.contiguous(), groups)
@@ -96,7 +96,7 @@ class _NormedBlock(Function):
         from sandmask.functional.kernels import norm_relu
 
         x, weight, bias, gamma, beta, share, h, mean, scale, *factors = ctx.saved_tensors
-        own = (mean, scale, _rows(gamma), _rows(beta), ctx.groups)
+        own = (mean, scale, rows(gamma), rows(beta), ctx.groups)
         shares = None if share is None else share.contiguous()
         found, sums = norm_relu.normalize_relu_backward(grad.permute(0, 1, 3, 4, 2), h, *own, shares)
         of_x, of_weight = _of_convolution(found, x, weight, factors, wanted=ctx.needs_input_grad[0])
@@ -116,8 +116,8 @@ class _Convolution(Function):
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         from sandmask.functional.kernels import conv as conv_kernels
 
-        taps, inputs = _factor(conv_kernels.by_tap(weight)), _factor(_channels_last(x))
-        h = conv_kernels.convolve(inputs, taps, _rows(bias), 1, relu=False)
+        taps, inputs = factor(conv_kernels.by_tap(weight)), factor(channels_last(x))
+        h = conv_kernels.convolve(inputs, taps, rows(bias), 1, relu=False)
         return h.permute(0, 1, 4, 2, 3), *_kept(inputs, taps)
 
     @staticmethod
@@ -154,7 +154,7 @@ def _of_convolution(
     from sandmask.functional.kernels import conv as conv_kernels
     from sandmask.functional.kernels import conv_weights
 
-    before = _factor(found)
-    inputs, taps = (_channels_last(x), *factors) if len(factors) == 1 else (Halves(*factors[:2]), Halves(*factors[2:]))
+    before = factor(found)
+    inputs, taps = (channels_last(x), *factors) if len(factors) == 1 else (Halves(*factors[:2]), Halves(*factors[2:]))
     of_x = conv_kernels.input_gradient(before, taps, 1, x.shape[3:]).permute(0, 1, 4, 2, 3) if wanted else None
     return of_x, conv_weights.weight_gradient(before, inputs, weight, 1)

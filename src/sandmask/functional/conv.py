@@ -5,13 +5,12 @@ channels next to each other in memory, [K, N, height, width, channels], so that 
 order it wants, and plain operations can take over anywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.func import vmap
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -108,26 +107,35 @@ class _ConvBlock(Function):
         from sandmask.functional.kernels import conv as conv_kernels
         from sandmask.functional.kernels import norm
 
-        taps, inputs = _factor(conv_kernels.by_tap(weight)), _factor(_channels_last(x))
-        h = conv_kernels.convolve(inputs, taps, _rows(bias), stride)
-        y, mean, scale = norm.normalize(h, _rows(gamma), _rows(beta), groups)
+        taps, inputs = factor(conv_kernels.by_tap(weight)), factor(channels_last(x))
+        h = conv_kernels.convolve(inputs, taps, rows(bias), stride)
+        y, mean, scale = norm.normalize(h, rows(gamma), rows(beta), groups)
         factors = (*inputs, *taps) if isinstance(inputs, Halves) and isinstance(taps, Halves) else (taps,)
         return y.permute(0, 1, 4, 2, 3), h, mean, scale, *factors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.stride, ctx.groups, ctx.fold = inputs
-        ctx.mark_non_differentiable(*output[1:])
+        ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> Any:
-        if grad is None:
+    def backward(ctx: Any, grad: Tensor | None, of_h: Tensor | None, *_: None) -> Any:
+        """`of_h`, the gradient of what is normalized, comes from a gradient of gradients."""
+        if grad is None and of_h is None:
             return (None,) * 8
+        saved = ctx.saved_tensors
+        if grad is None:
+            grad = torch.zeros_like(saved[5]).permute(0, 1, 4, 2, 3)
+        wants_x, how = ctx.needs_input_grad[0], (ctx.stride, ctx.groups)
         if torch.is_grad_enabled():
-            return *_differentiable_gradients(ctx, grad), None, None, None
-        return *_gradients(ctx, grad), None, None, None
+            from sandmask.functional.conv_second import differentiable_gradients
+
+            if ctx.fold is not None or of_h is not None:
+                raise RuntimeError("Third derivatives, and those of gradients that are folded, have no kernels.")
+            return *differentiable_gradients(saved, grad, *how, wants_x), None, None, None
+        return *block_gradients(saved, grad, of_h, *how, wants_x, ctx.fold)[0], None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -135,39 +143,38 @@ class _ConvBlock(Function):
         return outputs, (0,) * len(outputs)
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of the input, and of the parameters unless they are folded."""
+def block_gradients(
+    saved: Sequence[Tensor],
+    grad: Tensor,
+    of_h: Tensor | None,
+    stride: int,
+    groups: int,
+    wants_x: bool,
+    fold: Fold | None = None,
+) -> tuple[list[Tensor | None], Tensor | Halves]:
+    """Gradients of the input and of the parameters, unless they are folded, and that of the convolution's result."""
     from sandmask.functional.kernels import conv as conv_kernels
     from sandmask.functional.kernels import conv_weights, norm
 
-    x, weight, bias, gamma, beta, h, mean, scale, *factors = ctx.saved_tensors
+    x, weight, bias, gamma, beta, h, mean, scale, *factors = saved
     wanted = grad.permute(0, 1, 3, 4, 2)
-    found, sums = norm.normalize_backward(wanted, h, mean, scale, _rows(gamma), ctx.groups)
-    before = _factor(found)
-    inputs, taps = (_channels_last(x), *factors) if len(factors) == 1 else (Halves(*factors[:2]), Halves(*factors[2:]))
+    found, sums = norm.normalize_backward(wanted, h, mean, scale, rows(gamma), groups, of_h)
+    before = factor(found)
+    inputs, taps = factors_of(x, factors)
     of_x = None
-    if ctx.needs_input_grad[0]:
-        of_x = conv_kernels.input_gradient(before, taps, ctx.stride, x.shape[3:]).permute(0, 1, 4, 2, 3)
-    if ctx.fold is not None:
-        ctx.fold(before, inputs, sums)
-        return of_x, None, None, None, None
-    of_weight = conv_weights.weight_gradient(before, inputs, weight, ctx.stride)
+    if wants_x:
+        of_x = conv_kernels.input_gradient(before, taps, stride, x.shape[3:]).permute(0, 1, 4, 2, 3)
+    if fold is not None:
+        fold(before, inputs, sums)
+        return [of_x, None, None, None, None], before
+    of_weight = conv_weights.weight_gradient(before, inputs, weight, stride)
     of_rest = (part.to(own.dtype) for part, own in zip(sums.sum(1).unbind(1), (bias, gamma, beta), strict=True))
-    return of_x, of_weight, *of_rest
+    return [of_x, of_weight, *of_rest], before
 
 
-def _differentiable_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The same with a graph of their own, for gradients of gradients: by the plain twin."""
-    tensors = ctx.saved_tensors[:5]
-    if ctx.fold is not None:
-        raise RuntimeError("Gradients that are folded into moments cannot be differentiated again.")
-
-    def plain(x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-        return plain_conv_block(x, weight, bias, gamma, beta, ctx.stride, ctx.groups)
-
-    wanted = [tensor for tensor, needed in zip(tensors, ctx.needs_input_grad, strict=False) if needed]
-    found = iter(torch.autograd.grad(vmap(plain)(*tensors), wanted, grad, create_graph=True))
-    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:5])
+def factors_of(x: Tensor, factors: Sequence[Tensor]) -> tuple[Tensor | Halves, Tensor | Halves]:
+    """A block's input and its weights by tap as the kernels take them, from what the forward pass kept."""
+    return (channels_last(x), factors[0]) if len(factors) == 1 else (Halves(*factors[:2]), Halves(*factors[2:]))
 
 
 class _PixelMean(Function):
@@ -192,7 +199,7 @@ class _PixelMean(Function):
         return y, 0
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """x [K, N, channels, height, width] as [K, N, height, width, channels], in memory too.
 
     What the runs share stays one image for all of them, with a stride of 0.
@@ -201,7 +208,7 @@ def _channels_last(x: Tensor) -> Tensor:
     return moved[:1].contiguous().expand(moved.shape) if x.stride(0) == 0 else moved.contiguous()
 
 
-def _factor(x: Tensor) -> Tensor | Halves:
+def factor(x: Tensor) -> Tensor | Halves:
     """A factor of the kernels' products: halves, where numbers in float32 are to be multiplied as such."""
     if x.dtype != torch.float32 or not split_products():
         return x
@@ -210,6 +217,6 @@ def _factor(x: Tensor) -> Tensor | Halves:
     return split(x)
 
 
-def _rows(values: Tensor) -> Tensor:
+def rows(values: Tensor) -> Tensor:
     """[K, n] with contiguous rows at any distance."""
     return values if values.stride(1) == 1 else values.contiguous()

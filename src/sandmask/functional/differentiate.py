@@ -14,14 +14,16 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from sandmask._physical import on_all_runs
+from sandmask._physical import in_vmap, on_all_runs
 from sandmask.functional.batch import EnvBatch
+from sandmask.functional.flat import Params
 from sandmask.masks import GradientMoments, TensorMoments
 
 Objective = Callable[[Tensor], tuple[Tensor, Any]]
 Pull = Callable[[Tensor], Tensor]
 AT_ONCE_BYTES = 2**31  # of all environments' gradients together, that are kept at once on a GPU
 EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
+Risks = Callable[[Params, EnvBatch], Tensor]
 
 
 class Differentiator(ABC):
@@ -60,6 +62,44 @@ class Differentiator(ABC):
         gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
         return moments_of(gradients, log_magnitude=log_magnitude), values
 
+    def inner_gradients(self, risks: Risks, params: Params, batch: EnvBatch) -> tuple[Params, Tensor]:
+        """Each environment's gradient [E, ...] by every parameter, and the risks [E], for use inside of an objective.
+
+        `risks(params, batch)` gives one risk per environment of the batch, each of its own examples alone.
+        """
+
+        def risk(params: Params, fields: EnvBatch) -> Tensor:
+            return risks(params, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
+
+        # The objective is itself differentiated: `torch.func` nests, in itself as in plain autograd.
+        gradients, values = vmap(grad_and_value(risk), in_dims=(None, 0))(params, batch)
+        return gradients, values
+
+
+class _ByGraph(Differentiator):
+    """Takes gradients inside of an objective by plain autograd too.
+
+    One environment's after the other, each of all runs: layers see no gradient transform, and can compute in kernels.
+    """
+
+    def inner_gradients(self, risks: Risks, params: Params, batch: EnvBatch) -> tuple[Params, Tensor]:
+        """See `Differentiator.inner_gradients`. In float32 at least."""
+        names, kept = list(params), list[Tensor]()
+
+        def handles_of(*tensors: Tensor) -> tuple[Tensor, ...]:
+            kept.extend(tensor.view_as(tensor) for tensor in tensors)
+            return tuple(kept)
+
+        def gradients(values: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(values.sum(), kept, create_graph=True)
+
+        reached = on_all_runs if in_vmap() else _here
+        handles = dict(zip(names, reached(handles_of, *params.values()), strict=True))
+        values = [risks(handles, batch.environment(e))[0] for e in range(batch.n_envs)]
+        found = [[_exact(piece) for piece in reached(gradients, value)] for value in values]
+        stacked = (torch.stack(pieces) for pieces in zip(*found, strict=True))
+        return dict(zip(names, stacked, strict=True)), torch.stack(values)
+
 
 class Functional(Differentiator):
     """Through `torch.func`; the environments' gradients are taken together."""
@@ -89,7 +129,7 @@ class Functional(Differentiator):
         return moments_of(gradients, log_magnitude=log_magnitude), values
 
 
-class AcrossRuns(Differentiator):
+class AcrossRuns(_ByGraph):
     """Inside of one level of `vmap`, by plain autograd on the tensors of all K runs underneath.
 
     Layers see no gradient transform, and can compute in kernels for K runs. The environments' gradients are taken one
@@ -177,7 +217,7 @@ class Autograd(_Plain):
         return _of_vector(moments), values
 
 
-class Direct(_Plain):
+class Direct(_ByGraph, _Plain):
     """Plain autograd, with the environments' gradients taken together: one run of a small model.
 
     It spares the seconds that the first call of `torch.func.grad` takes to import the compiler.
@@ -203,6 +243,15 @@ def _pulled(slope: Tensor, leaf: Tensor, value: Tensor) -> Tensor:
     """The gradient of the leaf, from that of the value."""
     (gradient,) = torch.autograd.grad((value * slope).sum(), leaf)  # given gradients, autograd imports a compiler
     return gradient
+
+
+def _here(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """In place of `on_all_runs`, where there is one run."""
+    return function(*tensors)
+
+
+def _exact(value: Tensor) -> Tensor:
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _of_one(losses: EnvironmentLosses) -> Callable[[Tensor, EnvBatch], Tensor]:

@@ -73,6 +73,8 @@ class _Head(Function):
         from sandmask.functional.kernels import head as head_kernels
 
         x, weight = ctx.saved_tensors
+        if torch.is_grad_enabled() and ctx.fold is None:
+            return *_differentiable_gradients(x, weight, grad), None, None
         part = PART if ctx.n_envs is None else x.shape[1] // ctx.n_envs
         of_x, sums = head_kernels.gradients(grad.contiguous(), x.contiguous(), weight.contiguous(), part)
         if ctx.fold is not None:
@@ -84,6 +86,13 @@ class _Head(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         y: Tensor = _Head.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
         return y, 0
+
+
+def _differentiable_gradients(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    """The gradients by torch's own operations, for gradients of gradients: a small part of a network."""
+    n_in = weight.shape[-1]
+    of_x = F.pad(torch.bmm(grad, weight), (0, x.shape[-1] - n_in)).to(x.dtype)
+    return of_x, torch.bmm(grad.mT, saturated(x[..., :n_in]).to(weight.dtype)), grad.sum(1)
 
 
 def linear_pair(x: Tensor, weight: Tensor, bias: Tensor, classifier: Tensor, classifier_bias: Tensor) -> Tensor:

@@ -223,7 +223,7 @@ def narrow_layer(
         rows=rows,
         columns=columns,
         depth=at_most(NARROW.depth, n_in),
-        precision=EXACT,
+        precision=EXACT if x.is_cuda else "ieee",
         num_warps=NARROW.warps,
     )
     if notes:

@@ -107,12 +107,14 @@ def _normalize_backward_kernel(
     mean,
     scale,
     gamma,
+    more,
     result,
     sums,
     grad_run,
     grad_sample,
     grad_pixel,
     gamma_run,
+    has_more: tl.constexpr,
     n_pixels: tl.constexpr,
     channels: tl.constexpr,
     groups: tl.constexpr,
@@ -127,6 +129,7 @@ def _normalize_backward_kernel(
     grad += run * grad_run + sample * grad_sample
     across = pixel[:, None] * grad_pixel + channel[None, :]
     h += image * n_pixels * channels
+    more += image * n_pixels * channels
     result += image * n_pixels * channels
     m = tl.load(mean + image * groups + group)
     r = tl.load(scale + image * groups + group)
@@ -156,6 +159,8 @@ def _normalize_backward_kernel(
             g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
             value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         before = (g * slope[None, :] - common[None, :] - (value - m[None, :]) * along[None, :]) * r[None, :]
+        if has_more:
+            before += tl.load(more + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         # The gradient of a NaN output is NaN too.
         before = tl.where(value > 0, before, tl.where(value == 0, 0.0, value))
         of_bias += tl.where(inside, before, 0.0)
@@ -225,24 +230,30 @@ def normalize(
 
 
 def normalize_backward(
-    grad: Tensor, h: Tensor, mean: Tensor, scale: Tensor, gamma: Tensor, groups: int
+    grad: Tensor, h: Tensor, mean: Tensor, scale: Tensor, gamma: Tensor, groups: int, more: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The gradient of what was given to the ReLU that made h, and sums [K, N, 3, channels] over every sample's pixels.
 
     Summed over samples, these are the gradients of the bias before the ReLU, of gamma and of beta. A `grad` that is the
-    same for all pixels may have a stride of 0 between them.
+    same for all pixels may have a stride of 0 between them. `more` is added to the gradient of h.
     """
     n_runs, n_samples, height, width, channels = h.shape
     result = torch.empty_like(h)
     sums = torch.empty(n_runs, n_samples, 3, channels, device=h.device)
     launch: Any = _normalize_backward_kernel[(n_samples, n_runs)]
-    if grad.stride(4) != 1 or grad.stride(2) != width * grad.stride(3):
-        grad = grad.contiguous()
+    grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
     block = block_of(height * width, channels, HELD)
-    sizes = (height * width, channels, groups, block)
-    launch(grad, h, mean, scale, gamma, result, sums, *strides, *sizes, num_warps=warps_of(block, channels))
+    sizes = (more is not None, height * width, channels, groups, block)
+    also = h if more is None else more.contiguous()
+    launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=warps_of(block, channels))
     return result, sums
+
+
+def by_pixel(grad: Tensor) -> Tensor:
+    """An image [K, N, height, width, channels] with the same distance, which may be 0, from each pixel to the next."""
+    regular = grad.stride(4) == 1 and grad.stride(2) == grad.shape[3] * grad.stride(3)
+    return grad if regular else grad.contiguous()
 
 
 def sample_moments(

@@ -6,7 +6,10 @@ python -m benchmarks.image_step generated memory        # noise in PACS's layout
 
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torchvision.io import write_jpeg
@@ -17,7 +20,8 @@ from sandmask.functional import EnvBatch
 from sandmask.training import Stack, make_spec, set_precision
 from sandmask.training.cuda_graph import Carry, Program
 
-STEPS, READINGS, CALLS = 100_000, 5, 3
+STEPS, READINGS = 100_000, 5
+STEPS_A_READING = 30  # between two waits for the device; a multiple of those that a captured program takes at once
 
 
 def generate(folder: Path, each: int = 24) -> Path:
@@ -39,7 +43,7 @@ class FixedBatch(Stack):
         self._fixed = batch
         return self
 
-    def batches(self, start: torch.Tensor, count: int):  # type: ignore[no-untyped-def]  # noqa: ANN201, ARG002
+    def batches(self, start: torch.Tensor, count: int, read: Sequence[Any] = ()) -> Iterator[EnvBatch]:  # noqa: ARG002
         """That batch."""
         return (self._fixed for _ in range(count))
 
@@ -53,26 +57,26 @@ def program(dataset: Dataset, algorithm: str, *, compiled: bool, fast: bool, bar
     kind = FixedBatch if bare else Stack
     stack = kind([spec], dataset, torch.device("cuda"), weights="none", compiled=compiled)
     if isinstance(stack, FixedBatch):
-        feed = Stack.feed(stack, 0)
-        stack.use(next(feed))
-        feed.close()
+        stack.use(next(Stack.batches(stack, torch.tensor(0, device="cuda"), 1)))
     run = Program(stack, Carry(stack.init(), {}, torch.full((1,), -1, device="cuda")), fast=fast)
     run.advance(1)
     return run
 
 
 def milliseconds(runs: dict[str, Program]) -> dict[str, float]:
-    """Of one step of each, taking turns; a call of a captured program is several steps."""
-    per_call = {name: _steps_a_call(run) for name, run in runs.items()}
-    actions = {name: lambda run=run: run.advance(run.chunk) for name, run in runs.items()}
-    seconds = alternate(actions, READINGS, warmup=1, calls=CALLS)
-    return {name: 1e3 * value / per_call[name] for name, value in seconds.items()}
+    """Of one step of each, taking turns."""
+    for run in runs.values():
+        several(run)  # compiles and captures
+    actions = {name: partial(several, run) for name, run in runs.items()}
+    seconds = alternate(actions, READINGS, warmup=1)
+    return {name: 1e3 * value / STEPS_A_READING for name, value in seconds.items()}
 
 
-def _steps_a_call(run: Program) -> int:
-    before = run.done
-    run.advance(run.chunk)
-    return run.done - before
+def several(run: Program, steps: int = STEPS_A_READING) -> None:
+    """Move a program on by the same number of steps, however many a call of it takes."""
+    end = run.done + steps
+    while run.done < end:
+        run.advance(end - run.done)
 
 
 def main() -> None:

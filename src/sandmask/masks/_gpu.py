@@ -57,7 +57,8 @@ def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
     alike = {(gradient.dtype, gradient.device, len(gradient)) for gradient in gradients}
     if len(alike) > 1 or not all(map(is_dense, one_environment)):
         return None
-    flat = torch.cat([s.as_strided((len(s), s[0].numel()), (s.stride(0), 1)) for s in gradients], dim=1)
+    rows = [s.as_strided((len(s), s[0].numel()), (s.stride(0), 1)) for s in gradients]
+    flat = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
     if not triton.takes(flat):
         return None
     parts = (unpack(moment, one_environment) for moment in triton.moments(flat))

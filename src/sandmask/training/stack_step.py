@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional
 from sandmask.functional.across_processes import AcrossProcesses
+from sandmask.functional.compiling import Traced
 from sandmask.functional.differentiate import AT_ONCE_BYTES, detached, moments_of
 from sandmask.functional.tape import MomentTape
 from sandmask.gradients import OnePass, UnsupportedError
@@ -65,7 +66,8 @@ def looped_step(algorithm: Algorithm) -> Step:
     """The same for networks that are best computed one run after the other."""
     step = algorithm.step
     if (by_mask := masked(algorithm)) is not None:
-        step = partial(_one_pass_step, by_mask)
+        found = _compiled_moments(by_mask) if algorithm.network.compiled else _one_pass_moments
+        step = partial(_one_pass_step, by_mask, found)
     return run_by_run(step, (0, 0, 0, 0))
 
 
@@ -81,7 +83,8 @@ def run_by_run(function: Callable[..., Any], in_dims: tuple[int | None, ...]) ->
 
     def of_runs(*args: Any) -> Any:
         each = [one(k, args) for k in range(len(pytree.tree_leaves(args[0])[0]))]
-        return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+        # One run's tensors are not copied: its parameters and Adam's means may be most of what a step writes.
+        return pytree.tree_map(lambda *of: torch.stack(of) if len(of) > 1 else of[0].unsqueeze(0), *each)
 
     return of_runs
 
@@ -120,11 +123,11 @@ def _taped_moments(
 
 
 def _one_pass_step(
-    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    algorithm: Masked, found: Moments, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[State, Metrics]:
     """A step of one run whose environments' gradients come from one pass over all of them, where they fit."""
     try:
-        moments, values, changes = _one_pass_moments(algorithm, state, batch, hparams, key)
+        moments, values, changes = found(algorithm, state, batch, hparams, key)
     except UnsupportedError:
         return algorithm.step(state, batch, hparams, key)
     with torch.no_grad():
@@ -134,8 +137,43 @@ def _one_pass_step(
 def _one_pass_moments(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[TensorMoments, Tensor, State]:
+    if algorithm.network.compiled:
+        raise UnsupportedError("a compiled network, which hides its layers")
+    gradients, values, changes = one_pass_gradients(algorithm, state, batch, hparams, key)
+    return moments_of(gradients), values, changes
+
+
+def _compiled_moments(algorithm: Masked) -> Moments:
+    """The same on a GPU, where the pass, forwards and backwards, is compiled as one program."""
+    compiled = Traced(partial(one_pass_gradients, algorithm))
+    refused: list[UnsupportedError] = []
+
+    def found(
+        _: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[TensorMoments, Tensor, State]:
+        if refused or not compiles_passes(key.device):
+            raise UnsupportedError("a network whose environments take passes of their own")
+        try:
+            gradients, values, changes = compiled(state, batch, hparams, key)
+        except UnsupportedError as error:
+            refused.append(error)
+            raise
+        return moments_of(gradients), values, changes
+
+    return found
+
+
+def compiles_passes(device: torch.device) -> bool:
+    """Whether one pass over all environments is compiled as a whole: on a GPU."""
+    return device.type == "cuda"
+
+
+def one_pass_gradients(
+    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+) -> tuple[Tensor, Tensor, State]:
+    """The environments' gradients [E, P] from one pass over all of them, and what `terms` gives."""
     network, n_envs = algorithm.network, batch.n_envs
-    if network.compiled or network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
+    if network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
         raise UnsupportedError("environments that do not fit, or should not share a pass")
     leaf = state["params"].detach().requires_grad_()
     params = network.unflatten(leaf)
@@ -144,8 +182,8 @@ def _one_pass_moments(
         values, changes = algorithm.terms(params, state, batch, hparams, key)
     tape.run(values.sum(), [leaf])
     with torch.no_grad():
-        moments = moments_of(network.flatten_each(tape.gradients()))
-    return moments, values.detach(), detached(changes)
+        gradients = network.flatten_each(tape.gradients())
+    return gradients, values.detach(), detached(changes)
 
 
 def _objective_step(

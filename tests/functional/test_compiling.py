@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels, is_traced
 from sandmask.algorithms import ALGORITHMS, Composed, MaskedAlgorithm, Problem, State
-from sandmask.functional import Autograd, compiling, make_batch, random
+from sandmask.functional import Autograd, make_batch, random
 from sandmask.functional.compiling import Traced
 from sandmask.hparams import Hparam
 from sandmask.networks import build_featurizer
@@ -21,7 +21,7 @@ SHAPE = (3, 32, 32)
 @pytest.fixture(autouse=True)
 def _record_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded runs without being compiled, which takes minutes on a CPU."""
-    monkeypatch.setattr(compiling.torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
 
 def masked(name: str = "SANDMask", network: str = "test_resnet.r160_in1k", **values: float) -> tuple[Any, ...]:
@@ -118,7 +118,7 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run
 
-    monkeypatch.setattr(compiling.torch, "compile", failing)
+    monkeypatch.setattr(torch, "compile", failing)
     twice = Traced(lambda x: 2 * x)
     with pytest.warns(UserWarning, match="torch.compile failed"):
         assert twice(torch.ones(())).item() == 2

@@ -12,8 +12,9 @@ from sandmask.functional import Autograd, make_batch, random
 from sandmask.functional.compiling import Traced
 from sandmask.hparams import Hparam
 from sandmask.networks import build_featurizer
-from sandmask.training import stack_step
-from sandmask.training.stack_step import looped_step, one_pass_gradients
+from sandmask.training import one_pass
+from sandmask.training.one_pass import one_pass_gradients
+from sandmask.training.stack_step import looped_step
 
 SHAPE = (3, 32, 32)
 
@@ -46,7 +47,8 @@ def test_a_recorded_pass_follows_its_arguments(name: str) -> None:
     algorithm, state, first, hparams, key = masked(name)
     traced = Traced(lambda *args: one_pass_gradients(algorithm, *args))
     for number in range(2):
-        arguments = (state, first if number == 0 else batch(1), hparams, key)
+        params = algorithm.network.unflatten(state["params"])
+        arguments = (params, state, first if number == 0 else batch(1), hparams, key)
         expected = one_pass_gradients(algorithm, *arguments)
         for one, other in zip(pytree.tree_leaves(traced(*arguments)), pytree.tree_leaves(expected), strict=True):
             assert torch.equal(one, other)
@@ -78,7 +80,7 @@ def test_gradients_inside_of_what_is_recorded() -> None:
 
 def compiled_step(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The step of a compiled network as on a GPU."""
-    monkeypatch.setattr(stack_step, "compiles_passes", lambda _: True)
+    monkeypatch.setattr(one_pass, "compiles_passes", lambda _: True)
     algorithm.network.compile()
     return looped_step(algorithm)
 
@@ -101,7 +103,7 @@ def test_a_step_of_a_compiled_network_is_that_of_the_network(rescale: int, monke
 def test_what_cannot_share_a_pass_takes_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, *arguments = masked()
     expected = algorithm.step(*arguments)
-    monkeypatch.setattr(stack_step, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(one_pass, "AT_ONCE_BYTES", 0)
     step = compiled_step(algorithm, monkeypatch)
     for _ in range(2):
         state, metrics = step(*leading(arguments))

@@ -105,6 +105,7 @@ class Network:
         self.init = self._flat.init
         self.flatten = self._flat.flatten
         self.flatten_each = self._flat.flatten_each
+        self.join_each = self._flat.join_each
         self.named = self._flat.named
         self.unflatten = self._unflatten if self.norms else self._flat.unflatten
         self._pairs = parts.pairs

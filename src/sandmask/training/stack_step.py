@@ -17,17 +17,14 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional
 from sandmask.functional.across_processes import AcrossProcesses
-from sandmask.functional.compiling import Traced
-from sandmask.functional.differentiate import AT_ONCE_BYTES, detached, moments_of
+from sandmask.functional.differentiate import detached
 from sandmask.functional.tape import MomentTape
-from sandmask.gradients import OnePass, UnsupportedError
+from sandmask.gradients import UnsupportedError
 from sandmask.masks import TensorMoments
 from sandmask.networks import Network
+from sandmask.training.one_pass import Masked, Moments, compiled_moments, one_pass_moments
 
 Step = Callable[[State, EnvBatch, Hparams, Tensor], tuple[State, Metrics]]
-
-Masked = MaskedAlgorithm | Composed  # with `terms` and `finish`
-Moments = Callable[[Masked, State, EnvBatch, Hparams, Tensor], tuple[TensorMoments, Tensor, State]]
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000
@@ -66,7 +63,7 @@ def looped_step(algorithm: Algorithm) -> Step:
     """The same for networks that are best computed one run after the other."""
     step = algorithm.step
     if (by_mask := masked(algorithm)) is not None:
-        found = _compiled_moments(by_mask) if algorithm.network.compiled else _one_pass_moments
+        found = compiled_moments(by_mask) if algorithm.network.compiled else one_pass_moments
         step = partial(_one_pass_step, by_mask, found)
     return run_by_run(step, (0, 0, 0, 0))
 
@@ -94,7 +91,7 @@ def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks
     by_mask = masked(algorithm)
     if not isinstance(by_mask, MaskedAlgorithm):
         return algorithm.step
-    found: Moments = _taped_moments if stacks else _one_pass_moments
+    found: Moments = _taped_moments if stacks else one_pass_moments
 
     def step(state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         def of_own(part: EnvBatch) -> tuple[TensorMoments, Tensor]:
@@ -132,58 +129,6 @@ def _one_pass_step(
         return algorithm.step(state, batch, hparams, key)
     with torch.no_grad():
         return algorithm.finish(state, moments, values, changes, hparams)
-
-
-def _one_pass_moments(
-    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
-) -> tuple[TensorMoments, Tensor, State]:
-    if algorithm.network.compiled:
-        raise UnsupportedError("a compiled network, which hides its layers")
-    gradients, values, changes = one_pass_gradients(algorithm, state, batch, hparams, key)
-    return moments_of(gradients), values, changes
-
-
-def _compiled_moments(algorithm: Masked) -> Moments:
-    """The same on a GPU, where the pass, forwards and backwards, is compiled as one program."""
-    compiled = Traced(partial(one_pass_gradients, algorithm))
-    refused: list[UnsupportedError] = []
-
-    def found(
-        _: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
-    ) -> tuple[TensorMoments, Tensor, State]:
-        if refused or not compiles_passes(key.device):
-            raise UnsupportedError("a network whose environments take passes of their own")
-        try:
-            gradients, values, changes = compiled(state, batch, hparams, key)
-        except UnsupportedError as error:
-            refused.append(error)
-            raise
-        return moments_of(gradients), values, changes
-
-    return found
-
-
-def compiles_passes(device: torch.device) -> bool:
-    """Whether one pass over all environments is compiled as a whole: on a GPU."""
-    return device.type == "cuda"
-
-
-def one_pass_gradients(
-    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
-) -> tuple[Tensor, Tensor, State]:
-    """The environments' gradients [E, P] from one pass over all of them, and what `terms` gives."""
-    network, n_envs = algorithm.network, batch.n_envs
-    if network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
-        raise UnsupportedError("environments that do not fit, or should not share a pass")
-    leaf = state["params"].detach().requires_grad_()
-    params = network.unflatten(leaf)
-    tape = OnePass(params, [batch.y.shape[1]] * n_envs)
-    with tape:
-        values, changes = algorithm.terms(params, state, batch, hparams, key)
-    tape.run(values.sum(), [leaf])
-    with torch.no_grad():
-        gradients = network.flatten_each(tape.gradients())
-    return gradients, values.detach(), detached(changes)
 
 
 def _objective_step(

@@ -19,6 +19,9 @@ from sandmask.functional.kernels import rescaling as rescaling_kernels
 from sandmask.functional.kernels import running_means as mean_kernels
 from sandmask.functional.tape import layers, moment_tape
 from sandmask.masks import _base as masks
+from sandmask.masks import _gpu as mask_kernels
+from sandmask.masks import _triton as triton_masks
+from sandmask.masks import gradient_moments, moments_of_parts
 from sandmask.training import Stack, averaging, make_spec, set_precision
 
 shared = importlib.import_module("conv_kernel_checks")
@@ -119,6 +122,20 @@ def test_means_follow_iterates(n_means: int, n_iterates: int, monkeypatch: pytes
     found = mean_kernels.follow(means, iterates, shares)
     torch.testing.assert_close(found, averaging.plain_follow(means, iterates, shares))
     assert n_iterates > 1 or torch.equal(found[0], torch.stack([means[0][0], iterates[0][1]]))
+
+
+def test_moments_of_parts_are_written_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gradients of two precisions, whose sizes are no multiples of what a kernel reads at a time."""
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    grads = torch.randn(3, 2501, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    parts = [grads[:, :1500].half(), grads[:, 1500:].contiguous()]
+    plain = moments_of_parts([part.float() for part in parts]) if INTERPRETED else None
+    monkeypatch.setattr(mask_kernels, "kernels", lambda _: triton_masks)
+    found = moments_of_parts(parts)
+    expected = plain or gradient_moments(torch.cat([part.float() for part in parts], 1))
+    for name in ("sign_sum", "mean", "m2"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rescaled", [None, 0.0, 1.0])

@@ -4,12 +4,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels, is_traced
 from sandmask.algorithms import ALGORITHMS, Composed, MaskedAlgorithm, Problem, State
 from sandmask.functional import Autograd, make_batch, random
 from sandmask.functional.compiling import Traced
+from sandmask.gradients import ApartPass, OnePass
 from sandmask.hparams import Hparam
 from sandmask.networks import build_featurizer
 from sandmask.training import one_pass
@@ -87,6 +89,26 @@ def compiled_step(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def leading(tree: Any) -> Any:
     return pytree.tree_map(lambda t: t.unsqueeze(0), tree)
+
+
+def test_pieces_of_shared_and_unused_parameters() -> None:
+    """Against the stacked gradients of `OnePass`, of a convolution that is used twice and a layer that is not used."""
+    shapes = {"kernel": (2, 2, 1, 1), "weight": (3, 8), "unused": (4,)}
+    params = {name: torch.randn(shape).requires_grad_() for name, shape in shapes.items()}
+    x = torch.randn(6, 2, 2, 2)
+
+    def passed(tape: OnePass) -> OnePass:
+        with tape:
+            y = torch.conv2d(torch.conv2d(x, params["kernel"]).relu(), params["kernel"])
+            value = F.linear(y.flatten(1), params["weight"]).square().sum()
+        tape.run(value, list(params.values()))
+        return tape
+
+    expected, apart = passed(OnePass(params, [4, 2])).gradients(), passed(ApartPass(params, [4, 2]))
+    assert isinstance(apart, ApartPass)
+    assert apart.pieces().keys() == expected.keys()
+    for name, pieces in apart.pieces().items():
+        assert torch.equal(torch.stack(list(pieces)), expected[name])
 
 
 @pytest.mark.parametrize("rescale", [0, 1])

@@ -67,7 +67,11 @@ def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
 
 
 def moments_of_parts(parts: Sequence[Tensor]) -> TensorMoments:
-    """Moments [P] of gradients [E, P] that are given in parts [E, n], which may differ in dtype."""
+    """Compute moments over environments of gradients `[E, P]` that are given in parts.
+
+    :param parts: gradients `[E, n]`, one after the other; they may differ in dtype.
+    :return: moments `[P]`, in float32.
+    """
     triton = kernels(parts)
     if triton is None or not all(map(triton.takes, parts)):
         each = [gradient_moments(part) for part in parts]

@@ -6,7 +6,10 @@ python -m benchmarks.image_step generated memory        # noise in PACS's layout
 
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torchvision.io import write_jpeg
@@ -17,7 +20,8 @@ from sandmask.functional import EnvBatch
 from sandmask.training import Stack, make_spec, set_precision
 from sandmask.training.cuda_graph import Carry, Program
 
-STEPS, READINGS, CALLS = 100_000, 5, 3
+STEPS, READINGS = 100_000, 5
+STEPS_A_READING = 30  # between two waits for the device; a multiple of those that a captured program takes at once
 
 
 def generate(folder: Path, each: int = 24) -> Path:
@@ -34,45 +38,51 @@ def generate(folder: Path, each: int = 24) -> Path:
 class FixedBatch(Stack):
     """A stack that trains on one batch again and again: the same step without its data."""
 
-    def use(self, batch: EnvBatch) -> "FixedBatch":
-        """The batch to train on."""
-        self._fixed = batch
-        return self
+    batch: EnvBatch
 
-    def batches(self, start: torch.Tensor, count: int):  # type: ignore[no-untyped-def]  # noqa: ANN201, ARG002
+    @classmethod
+    def of(cls, stack: Stack) -> "FixedBatch":
+        """The steps of another stack, whose dataset is resident, on the batch of its first step."""
+        fixed = cls.__new__(cls)
+        fixed.__dict__.update(vars(stack))
+        fixed.batch = next(stack.batches(torch.tensor(0, device=stack.device), 1))
+        return fixed
+
+    def batches(self, start: torch.Tensor, count: int, read: Sequence[Any] = ()) -> Iterator[EnvBatch]:  # noqa: ARG002
         """That batch."""
-        return (self._fixed for _ in range(count))
+        return (self.batch for _ in range(count))
 
 
-def program(dataset: Dataset, algorithm: str, *, compiled: bool, fast: bool, bare: bool = False) -> Program:
-    """One training run, ready to be moved on."""
+def stack_of(dataset: Dataset, algorithm: str, *, compiled: bool) -> Stack:
+    """One training run."""
     hparams = {"tau": 0.5} if algorithm == "SANDMask" else {}
     options = {"network": "resnet50.tv_in1k", "weights": "none", "precision": "bf16"}
     spec = make_spec(DATASETS["PACS"], algorithm, [3], steps=STEPS, hparams=hparams, **options)  # type: ignore[arg-type]
     set_precision("bf16")
-    kind = FixedBatch if bare else Stack
-    stack = kind([spec], dataset, torch.device("cuda"), weights="none", compiled=compiled)
-    if isinstance(stack, FixedBatch):
-        feed = Stack.feed(stack, 0)
-        stack.use(next(feed))
-        feed.close()
+    return Stack([spec], dataset, torch.device("cuda"), weights="none", compiled=compiled)
+
+
+def program(stack: Stack, *, fast: bool) -> Program:
+    """The run, ready to be moved on."""
     run = Program(stack, Carry(stack.init(), {}, torch.full((1,), -1, device="cuda")), fast=fast)
     run.advance(1)
     return run
 
 
 def milliseconds(runs: dict[str, Program]) -> dict[str, float]:
-    """Of one step of each, taking turns; a call of a captured program is several steps."""
-    per_call = {name: _steps_a_call(run) for name, run in runs.items()}
-    actions = {name: lambda run=run: run.advance(run.chunk) for name, run in runs.items()}
-    seconds = alternate(actions, READINGS, warmup=1, calls=CALLS)
-    return {name: 1e3 * value / per_call[name] for name, value in seconds.items()}
+    """Of one step of each, taking turns."""
+    for run in runs.values():
+        several(run)  # compiles and captures
+    actions = {name: partial(several, run) for name, run in runs.items()}
+    seconds = alternate(actions, READINGS, warmup=1)
+    return {name: 1e3 * value / STEPS_A_READING for name, value in seconds.items()}
 
 
-def _steps_a_call(run: Program) -> int:
-    before = run.done
-    run.advance(run.chunk)
-    return run.done - before
+def several(run: Program, steps: int = STEPS_A_READING) -> None:
+    """Move a program on by the same number of steps, however many a call of it takes."""
+    end = run.done + steps
+    while run.done < end:
+        run.advance(end - run.done)
 
 
 def main() -> None:
@@ -91,14 +101,13 @@ def main() -> None:
     for cache, compiled, fast in ways:
         dataset = load_dataset("PACS", where, cache=cache)
         on_device = dataset if cache == "device" else load_dataset("PACS", where, cache="device")
-        t = milliseconds(
-            {
-                "ERM": program(dataset, "ERM", compiled=compiled, fast=fast),
-                "SAND": program(dataset, "SANDMask", compiled=compiled, fast=fast),
-                "bare ERM": program(on_device, "ERM", compiled=compiled, fast=fast, bare=True),
-                "bare SAND": program(on_device, "SANDMask", compiled=compiled, fast=fast, bare=True),
-            }
-        )
+        runs = {}
+        for name, algorithm in (("ERM", "ERM"), ("SAND", "SANDMask")):
+            stack = stack_of(dataset, algorithm, compiled=compiled)
+            resident = stack if cache == "device" else stack_of(on_device, algorithm, compiled=compiled)
+            runs[name] = program(stack, fast=fast)
+            runs[f"bare {name}"] = program(FixedBatch.of(resident), fast=fast)
+        t = milliseconds(runs)
         how = " + ".join([*(["compiled"] if compiled else []), "captured" if fast else "eager"])
         shares = (f"{t['bare ERM'] / t['ERM']:.0%}", f"{t['bare SAND'] / t['SAND']:.0%}")
         ratio = f"{t['SAND'] / t['ERM']:.2f}"

@@ -4,7 +4,8 @@
 tensors of all runs at once, with K as the leading dimension.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,24 @@ else:
     _CAN_ASK = True
 
 Kernel = Callable[..., tuple[Tensor, ...]]
+
+_tracing = False
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Within this context, operations are recorded: all have to be torch's own, since kernels would not be noticed."""
+    global _tracing  # noqa: PLW0603 - tracing is a state of the process
+    before, _tracing = _tracing, True
+    try:
+        yield
+    finally:
+        _tracing = before
+
+
+def is_traced() -> bool:
+    """Whether operations are being recorded or compiled."""
+    return _tracing or torch.compiler.is_compiling()
 
 
 def in_transform() -> bool:
@@ -85,7 +104,7 @@ def leading(n_runs: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...])
 
 def has_kernels(tensor: Tensor) -> bool:
     """Whether GPU kernels can be used for this tensor."""
-    if tensor.device.type != "cuda" or tensor.dtype == torch.float64 or not reachable():
+    if is_traced() or tensor.device.type != "cuda" or tensor.dtype == torch.float64 or not reachable():
         return False
     try:
         import triton  # noqa: F401

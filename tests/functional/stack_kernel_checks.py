@@ -13,19 +13,23 @@ from torch.func import vmap
 
 from sandmask._physical import reachable
 from sandmask.datasets import DATASETS, load_dataset
-from sandmask.functional import adam, dense, head, random
+from sandmask.functional import adam, dense, head, random, rescaling
 from sandmask.functional.kernels import dense as dense_kernels
 from sandmask.functional.kernels import head as head_kernels
 from sandmask.functional.kernels import random as random_kernels
+from sandmask.functional.kernels import rescaling as rescaling_kernels
 from sandmask.functional.kernels import running_means as mean_kernels
 from sandmask.functional.tape import layers, moment_tape
 from sandmask.masks import _base as masks
+from sandmask.masks import _gpu as mask_kernels
+from sandmask.masks import _triton as triton_masks
+from sandmask.masks import gradient_moments, moments_of_parts
 from sandmask.training import Stack, averaging, make_spec, set_precision
 
 shared = importlib.import_module("conv_kernel_checks")
 DEVICE, INTERPRETED = shared.DEVICE, shared.INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: kernels may divide by zero
-MODULES = (adam, averaging, dense, head, masks, random, layers, moment_tape)
+MODULES = (adam, averaging, dense, head, masks, random, rescaling, layers, moment_tape)
 
 
 def use_kernels(patch: pytest.MonkeyPatch, *, wanted: bool) -> None:
@@ -73,6 +77,7 @@ def trained(patch: pytest.MonkeyPatch, algorithm: str, precision: str, dropout: 
         ("ANDMask", "fp32", 0.0),
         ("SANDMask", "fp32", 0.5),
         ("SANDMask-released", "fp32", 0.0),
+        ("SANDMask-rescaled", "fp32", 0.0),
         ("SANDMask", "fp16", 0.0),
         ("ERM", "fp32x3", 0.5),
         ("SANDMask", "fp32x3", 0.5),
@@ -139,6 +144,48 @@ def test_means_follow_iterates(n_means: int, n_iterates: int, monkeypatch: pytes
     found = mean_kernels.follow(means, iterates, shares)
     torch.testing.assert_close(found, averaging.plain_follow(means, iterates, shares))
     assert n_iterates > 1 or torch.equal(found[0], torch.stack([means[0][0], iterates[0][1]]))
+
+
+def test_moments_of_parts_are_written_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gradients of two precisions, whose sizes are no multiples of what a kernel reads at a time."""
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    grads = torch.randn(3, 2501, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    parts = [grads[:, :1500].half(), grads[:, 1500:].contiguous()]
+    plain = moments_of_parts([part.float() for part in parts]) if INTERPRETED else None
+    monkeypatch.setattr(mask_kernels, "kernels", lambda _: triton_masks)
+    found = moments_of_parts(parts)
+    expected = plain or gradient_moments(torch.cat([part.float() for part in parts], 1))
+    for name in ("sign_sum", "mean", "m2"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rescaled", [None, 0.0, 1.0])
+def test_masked_gradients_are_divided_tensor_by_tensor(rescaled: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors of one element, of one tile and of many; masks that are zero, and numbers that become too large."""
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    monkeypatch.setattr(rescaling_kernels, "BLOCK", 2)
+    tile = rescaling_kernels.TILE
+    sizes = [1, tile, 7, 5 * tile + 3, 2 * tile, 1, 20]
+    generator = torch.Generator().manual_seed(0)
+    masked, weights = (torch.rand(2, sum(sizes), generator=generator).to(DEVICE) for _ in range(2))
+    masked -= 0.5
+    weights[1, -21] = 0.0  # the whole mask of a tensor
+    weights[0, -20:] = 1e-12
+    masked[0, -20:-17] = torch.tensor([1e30, -1e30, torch.nan], device=DEVICE)
+    wanted = None if rescaled is None else torch.tensor([1.0, rescaled], device=DEVICE)
+    found = {}
+    for kernels in (False, True):
+        use_kernels(monkeypatch, wanted=kernels)
+        dims = (0, 0, None if wanted is None else 0)
+        of_runs = torch.func.vmap(lambda m, w, on: rescaling.rescale_tensors(m, w, sizes, on), in_dims=dims)
+        found[kernels] = of_runs(masked, weights, wanted)
+        alone = rescaling.rescale_tensors(masked[1], weights[1], sizes, None if wanted is None else wanted[1])
+        torch.testing.assert_close(alone, found[kernels][1])
+    torch.testing.assert_close(found[True], found[False], rtol=1e-5, atol=0.0, equal_nan=True)
+    largest = torch.finfo(torch.float32).max
+    assert found[True][0, -20:-18].tolist() == [largest, -largest]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -40,6 +40,25 @@ def test_flattening_is_the_inverse() -> None:
     assert torch.equal(flat.flatten(flat.named(vector)), vector)
 
 
+def test_values_of_environments_are_joined_in_parts() -> None:
+    """Convolutions in channels-last and float16 next to float32; stacked values and lists of them."""
+
+    def mixed() -> nn.Module:
+        module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+        module.memory_format = torch.channels_last  # type: ignore[assignment]
+        return module
+
+    flat = FlatModule(mixed, torch.float16)
+    params = flat.unflatten(flat.init(0))
+    lists = {name: [param * e for e in range(3)] for name, param in params.items()}
+    stacked = {name: torch.stack(values) for name, values in lists.items()}
+    expected = flat.flatten_each(stacked)
+    for named in (lists, stacked):
+        parts = flat.join_each(named)
+        assert [part.dtype for part in parts] == [torch.float16, torch.float32]
+        assert torch.equal(torch.cat([part.float() for part in parts], dim=1), expected)
+
+
 def test_gradients_by_the_vector_are_the_modules() -> None:
     flat, module, x = FlatModule(build), module_after(2), torch.randn(5, 4)
 

@@ -14,7 +14,8 @@ from sandmask.algorithms._functions import Hparams, Metrics, State, descend
 from sandmask.functional import EnvBatch, Params
 from sandmask.functional.differentiate import moments_of
 from sandmask.functional.flat import Slot
-from sandmask.masks import Mask, MaskError, TensorMoments, agreement_counts, rescale_by_sparsity
+from sandmask.functional.rescaling import rescale_tensors
+from sandmask.masks import Mask, MaskError, TensorMoments, agreement_counts
 
 DIAGNOSTICS = "diagnostics"  # the metric that is a vector; its entries go by the names of `diagnostic_names`
 BINS = 10
@@ -125,10 +126,9 @@ class MaskedAlgorithm(Algorithm):
                 f"Derive {type(self).__name__} from `sandmask.algorithms.LogMaskedAlgorithm`."
             )
         weights, gradient = mask.weigh(moments)
-        if mask.rescale == "sparsity":
-            gradient = self._rescale(gradient, weights)
-        elif "rescale" in hparams:
-            gradient = torch.where(hparams["rescale"] > 0, self._rescale(gradient, weights), gradient)
+        if mask.rescale == "sparsity" or "rescale" in hparams:
+            wanted = None if mask.rescale == "sparsity" else hparams["rescale"]
+            gradient = rescale_tensors(gradient, weights, [slot.numel for slot in self.network.slots], wanted)
         return gradient, {}, self.metrics_of(weights, moments)
 
     def metrics_of(self, weights: Tensor, moments: TensorMoments) -> Metrics:
@@ -137,12 +137,6 @@ class MaskedAlgorithm(Algorithm):
         if self.problem.diagnostics:
             metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)
         return metrics
-
-    def _rescale(self, gradient: Tensor, weights: Tensor) -> Tensor:
-        """Divide by the mask's density, tensor by tensor of the flat vector."""
-        sizes = [slot.numel for slot in self.network.slots]
-        pieces = zip(torch.split(gradient, sizes), torch.split(weights, sizes), strict=True)
-        return torch.cat([rescale_by_sparsity(masked, mask) for masked, mask in pieces])
 
 
 class LogMaskedAlgorithm(MaskedAlgorithm):

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +72,20 @@ class Dataset(ABC):
         """`training_inputs` of each (indices, key) in turn; sets that decode read up to `depth` ahead."""
         for indices, key in requests:
             yield self.training_inputs(indices, key)
+
+    def read_batches(self, requests: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Any]:
+        """Read ahead for a training step: for each (indices, key), both on the CPU, what `prepare` needs.
+
+        That is a tree of tensors on the device. Sets that read far more slowly than they augment give here what they
+        have read, and augment in `prepare`, which may be part of a captured program.
+        """
+        device = self.labels.device
+        yield from self.training_batches((indices.to(device), key.to(device)) for indices, key in requests)
+
+    def prepare(self, read: Any, shape: torch.Size, key: Tensor) -> Tensor:  # noqa: ARG002
+        """The `training_inputs` of `shape` examples, of what `read_batches` gave for them; `key` is on the device."""
+        inputs: Tensor = read
+        return inputs
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from sandmask.registry import closest
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SHOWN_CORRUPT = 5  # images that an error names
+READ_AHEAD = 4  # minibatches that are read while steps are computed
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +99,15 @@ class ImageDataset(Dataset):
         shaped = ((indices, (indices.shape, key)) for indices, key in requests)
         for stored, (shape, key) in self._feed.fetch_ahead(shaped, depth):
             yield self._trained_on(stored, shape, key)
+
+    def read_batches(self, requests: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Stored]:
+        """Decoded images, which travel to the device as they are kept; `prepare` augments them there."""
+        for stored, _ in self._feed.fetch_ahead(requests, READ_AHEAD):
+            yield stored
+
+    def prepare(self, read: Stored, shape: torch.Size, key: Tensor) -> Tensor:
+        """Augmented and normalized images."""
+        return self._trained_on(read, shape, key)
 
     def augment(self, images: Tensor, key: Tensor, aspects: Tensor | None = None) -> Tensor:
         """Augment and normalize images [..., 3, h, w], uint8 or float in 0..1 (see `Augmentation`)."""

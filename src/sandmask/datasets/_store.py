@@ -226,6 +226,7 @@ class Feed:
         place = place_cache(store.cache, store.n_bytes, device)
         self.place: CacheMode = place if place == "device" or store.keep else "none"
         self._all: Stored | None = None
+        self._copies: torch.cuda.Stream | None = None
 
     def fetch(self, indices: Tensor) -> Stored:
         """The images with these numbers, in order of the flattened `indices`."""
@@ -233,7 +234,7 @@ class Feed:
             images = self._on_device()
             flat = indices.to(self.device).reshape(-1)
             return Stored(images.pixels[flat], images.aspects[flat])
-        return self._start(indices).result().to(self.device)
+        return self._arrived(self._start(indices).result())
 
     def fetch_ahead(self, requests: Iterable[tuple[Tensor, T]], depth: int) -> Iterator[tuple[Stored, T]]:
         """Serve (indices, anything) in turn; up to `depth` requests are decoded while the caller computes."""
@@ -272,9 +273,23 @@ class Feed:
 
     def _next(self, waiting: deque[tuple[Reading, T]]) -> tuple[Stored, T]:
         reading, tag = waiting[0]
-        batch = reading.result().to(self.device)
+        batch = self._arrived(reading.result())
         waiting.popleft()
         return batch, tag
+
+    def _arrived(self, batch: Stored) -> Stored:
+        """The batch on the device. A GPU copies it while it computes what it was given before."""
+        if self.device.type != "cuda":
+            return batch.to(self.device)
+        if self._copies is None:
+            self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._copies):
+            moved = batch.to(self.device)
+        current.wait_stream(self._copies)
+        for tensor in moved:
+            tensor.record_stream(current)  # its memory belongs to the other stream, and should outlive its use here
+        return moved
 
     def _on_device(self) -> Stored:
         """All images; decoded at the first call."""

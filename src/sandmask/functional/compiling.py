@@ -5,6 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sandmask._physical import tracing
 
 
 class Compiled:
@@ -27,3 +31,43 @@ class Compiled:
             warnings.warn(f"torch.compile failed ({reason}); continuing without it.", stacklevel=2)
             self._compiled = None
             return self._function(*args)
+
+
+class Traced:
+    """A function of trees of tensors that takes gradients itself, as one compiled program of torch's operations.
+
+    At the first call with tensors of given shapes, the function runs and its operations, those of backward passes
+    included, are recorded. It should depend on values through tensors alone. If the compiler fails, a warning says so,
+    and the recorded operations run as they are.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._programs: dict[Any, tuple[Compiled, pytree.TreeSpec]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's result, detached."""
+        leaves, form = pytree.tree_flatten(args)
+        shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
+        case = (form, shapes)
+        if case not in self._programs:
+            self._programs[case] = self._trace(leaves, form)
+        program, out_form = self._programs[case]
+        with torch.no_grad():
+            return pytree.tree_unflatten(program(*leaves), out_form)
+
+    def _trace(self, leaves: list[Tensor], form: pytree.TreeSpec) -> tuple[Compiled, pytree.TreeSpec]:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        forms: list[pytree.TreeSpec] = []
+
+        def flat(*leaves: Tensor) -> list[Tensor]:
+            with torch.enable_grad():
+                found = self._function(*pytree.tree_unflatten(leaves, form))
+            results, out_form = pytree.tree_flatten(found)
+            forms.append(out_form)
+            return [result.detach() for result in results]
+
+        with tracing():
+            graph = make_fx(flat)(*leaves)
+        return Compiled(graph), forms[0]

@@ -6,8 +6,9 @@ one `cat`.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -110,6 +111,19 @@ class FlatModule:
         """Flat vectors [E, P], in float32, of E values of every parameter: [E, *shape] by name."""
         pieces = [slot.write(named[slot.name], leading=1) for slot in self.slots]
         return torch.cat([piece.to(torch.promote_types(piece.dtype, torch.float32)) for piece in pieces], dim=1)
+
+    def join_each(self, named: Mapping[str, Sequence[Tensor] | Tensor]) -> list[Tensor]:
+        """Parts [E, n] of flat vectors [E, P], in order: one for all neighbours of a dtype.
+
+        :param named: E values of every parameter by name, as [E, *shape] or as a list.
+        """
+        parts: list[Tensor] = []
+        for _, alike in groupby(self.slots, key=lambda slot: named[slot.name][0].dtype):
+            slots = list(alike)
+            n_envs = len(named[slots[0].name])
+            pieces = [slot.write(named[slot.name][e]) for e in range(n_envs) for slot in slots]
+            parts.append(torch.cat(pieces).view(n_envs, -1))
+        return parts
 
     def named(self, vector: Tensor) -> Params:
         """The parameters by name, as views of the vector and of its type: what a model file holds."""

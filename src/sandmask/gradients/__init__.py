@@ -2,13 +2,14 @@
 
 from sandmask.gradients._backward import backward
 from sandmask.gradients._environments import environment_gradients, environment_moments, set_gradients
-from sandmask.gradients._one_pass import OnePass
+from sandmask.gradients._one_pass import ApartPass, OnePass
 from sandmask.gradients._recording import Recording, record
 from sandmask.gradients._report import MaskReport, MaskSummary
 from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.gradients._validator import Leak, find_leaks, freeze_batchnorm
 
 __all__ = [
+    "ApartPass",
     "Leak",
     "MaskReport",
     "MaskSummary",

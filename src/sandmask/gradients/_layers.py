@@ -66,7 +66,7 @@ class _Conv2d(torch.autograd.Function):
             of_one: Tensor = backward(g, v, weight, *how, [False, True, False])[1]
             return of_one
 
-        tape.add(own_weight, lambda: tape.by_environment(of_weight, grad, x))
+        tape.add(own_weight, lambda: tape.each_environment(of_weight, grad, x))
         tape.add(own_bias, lambda: tape.sums(grad, (2, 3)))
         of_x = backward(grad, x, weight, *how, [True, False, False])[0] if ctx.needs_input_grad[1] else None
         return None, of_x, None, None, None, None, None, None
@@ -89,7 +89,7 @@ class _Embedding(torch.autograd.Function):
             of_one: Tensor = of_rows(g, i, len(weight), padding, False)
             return of_one
 
-        ctx.tape.add(weight, lambda: ctx.tape.by_environment(of_weight, grad.contiguous(), ids))
+        ctx.tape.add(weight, lambda: ctx.tape.each_environment(of_weight, grad.contiguous(), ids))
         return None, None, None, None
 
 

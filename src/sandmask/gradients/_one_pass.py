@@ -72,8 +72,8 @@ class OnePass(Tape):
         if x.ndim < 2 or x.shape[0] != sum(self.sizes):
             raise UnsupportedError(f"a layer's input has the shape {tuple(x.shape)}")
 
-    def add(self, param: Tensor | None, gradients: Callable[[], Tensor]) -> None:
-        """Add gradients `[E, *shape]` of a parameter; a shared one is added to."""
+    def add(self, param: Tensor | None, gradients: Callable[[], Tensor | list[Tensor]]) -> None:
+        """Add gradients of a parameter, `[E, *shape]` or E of them; a shared one is added to."""
         if not self._running:
             raise MaskError(
                 "This forward pass was recorded, and its weights have no gradient in an ordinary backward pass. Call "
@@ -81,23 +81,25 @@ class OnePass(Tape):
             )
         if param is None or id(param) not in self.names or not self._records:
             return
-        name = self.names[id(param)]
-        found = gradients().to(param.dtype)
+        self.keep(self.names[id(param)], gradients(), param.dtype)
+
+    def keep(self, name: str, found: Tensor | list[Tensor], dtype: torch.dtype) -> None:
+        """Keep the gradients of a parameter, or fold them."""
+        gradients = (found if isinstance(found, Tensor) else _stacked(found)).to(dtype)
         if self.folds:
             if name in self._moments:
                 raise UnsupportedError("a parameter is used twice")
-            self._moments[name] = gradient_moments(found.detach())
+            self._moments[name] = gradient_moments(gradients.detach())
             return
-        self._gradients[name] = self._gradients[name] + found if name in self._gradients else found
+        self._gradients[name] = self._gradients[name] + gradients if name in self._gradients else gradients
+
+    def each_environment(self, of_rows: Callable[..., Tensor], *tensors: Tensor) -> list[Tensor]:
+        """`of_rows` of each environment's rows."""
+        return [of_rows(*part) for part in zip(*(torch.split(t, self.sizes) for t in tensors), strict=True)]
 
     def by_environment(self, of_rows: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`of_rows` of each environment's rows, stacked."""
-        parts = zip(*(torch.split(tensor, self.sizes) for tensor in tensors), strict=True)
-        found = [of_rows(*part) for part in parts]
-        if found[0].is_contiguous():
-            return torch.stack(found)
-        # Channels last: keep each gradient's order in memory, which is its parameter's.
-        return torch.stack([one.permute(0, 2, 3, 1) for one in found]).permute(0, 1, 4, 2, 3)
+        return _stacked(self.each_environment(of_rows, *tensors))
 
     def sums(self, values: Tensor, over: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
         """The sums of each environment's rows, and over these further dimensions."""
@@ -152,6 +154,36 @@ class OnePass(Tape):
             name: found[name] if name in found else param.new_zeros(len(self.sizes), *param.shape)
             for name, param in self.params.items()
         }
+
+
+class ApartPass(OnePass):
+    """A pass that stacks nothing: `pieces()` has the gradients as layers give them, `[E, *shape]` or a list of E.
+
+    For programs that put all of them in one place, where a stack of each would be one more copy.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], sizes: Sizes) -> None:
+        super().__init__(params, sizes)
+        self._pieces: dict[str, Tensor | list[Tensor]] = {}
+
+    def keep(self, name: str, found: Tensor | list[Tensor], dtype: torch.dtype) -> None:
+        """See `OnePass.keep`."""
+        if name in self._pieces:
+            found = [one + other for one, other in zip(self._pieces[name], found, strict=True)]
+        self._pieces[name] = found.to(dtype) if isinstance(found, Tensor) else [each.to(dtype) for each in found]
+
+    def pieces(self) -> dict[str, Tensor | list[Tensor]]:
+        """Name -> E gradients; zeros for parameters that were not used."""
+        n_envs = len(self.sizes)
+        unused = {name: p.detach() for name, p in self.params.items() if name not in self._pieces}
+        return {**self._pieces, **{name: torch.zeros_like(p).expand(n_envs, *p.shape) for name, p in unused.items()}}
+
+
+def _stacked(found: Sequence[Tensor]) -> Tensor:
+    if found[0].is_contiguous():
+        return torch.stack(list(found))
+    # Channels last: keep each gradient's order in memory, which is its parameter's.
+    return torch.stack([one.permute(0, 2, 3, 1) for one in found]).permute(0, 1, 4, 2, 3)
 
 
 def _looks_at_the_batch(_: Tensor, running_mean: Tensor | None, *__: Any, training: bool = False, **___: Any) -> bool:

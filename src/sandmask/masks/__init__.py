@@ -31,6 +31,7 @@ from sandmask.masks._functional import (
     rescale_by_sparsity,
     sand_weights,
 )
+from sandmask.masks._gpu import moments_of_parts
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 from sandmask.masks._sand import SANDMask
@@ -56,6 +57,7 @@ __all__ = [
     "fold_runs",
     "geometric_mean",
     "gradient_moments",
+    "moments_of_parts",
     "rescale_by_sparsity",
     "sand_weights",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sandmask._physical import in_transform, on_all_runs
 from sandmask.masks._functional import Scalar, TensorMoments
+from sandmask.masks._two_pass import gradient_moments
 from sandmask.masks._welford import Sums
 
 if TYPE_CHECKING:
@@ -57,11 +58,30 @@ def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
     alike = {(gradient.dtype, gradient.device, len(gradient)) for gradient in gradients}
     if len(alike) > 1 or not all(map(is_dense, one_environment)):
         return None
-    flat = torch.cat([s.as_strided((len(s), s[0].numel()), (s.stride(0), 1)) for s in gradients], dim=1)
+    rows = [s.as_strided((len(s), s[0].numel()), (s.stride(0), 1)) for s in gradients]
+    flat = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
     if not triton.takes(flat):
         return None
     parts = (unpack(moment, one_environment) for moment in triton.moments(flat))
     return [TensorMoments(len(flat), *of_one) for of_one in zip(*parts, strict=True)]
+
+
+def moments_of_parts(parts: Sequence[Tensor]) -> TensorMoments:
+    """Compute moments over environments of gradients `[E, P]` that are given in parts.
+
+    :param parts: gradients `[E, n]`, one after the other; they may differ in dtype.
+    :return: moments `[P]`, in float32.
+    """
+    triton = kernels(parts)
+    if triton is None or not all(map(triton.takes, parts)):
+        each = [gradient_moments(part) for part in parts]
+        sums = zip(*((one.sign_sum, one.mean, one.m2) for one in each), strict=True)
+        return TensorMoments(len(parts[0]), *(torch.cat(of_parts) for of_parts in sums))
+    sizes = [part.shape[1] for part in parts]
+    moments = torch.empty(3, sum(sizes), device=parts[0].device)
+    for part, outs in zip(parts, torch.split(moments, sizes, dim=1), strict=True):
+        triton.moments(part, outs.unbind(0))
+    return TensorMoments(len(parts[0]), *moments)
 
 
 def weigh_by_kernel(mask: "Mask", moments: TensorMoments) -> tuple[Tensor, Tensor] | None:

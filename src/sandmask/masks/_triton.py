@@ -7,6 +7,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,9 +168,9 @@ def masked_mean(mask: "Mask", grads: Tensor) -> Tensor:
     return out
 
 
-def moments(grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of signs, mean and M2 over the first dimension of gradients `[E, *shape]`, in float32."""
-    outs = [torch.empty(grads.shape[1:], device=grads.device) for _ in range(3)]
+def moments(grads: Tensor, outs: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of signs, mean and M2 over the first dimension of gradients `[E, *shape]`, in float32; written to `outs`."""
+    outs = outs or [torch.empty(grads.shape[1:], device=grads.device) for _ in range(3)]
     launch: Any = _moments_kernel[(triton.cdiv(outs[0].numel(), _BLOCK),)]
     launch(grads, *outs, *_sizes(grads), **_constants(grads))
     return outs[0], outs[1], outs[2]

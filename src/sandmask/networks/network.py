@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask._physical import is_traced
 from sandmask.errors import SandmaskError
 from sandmask.functional.across_processes import divided
 from sandmask.functional.compiling import Compiled
@@ -104,6 +105,7 @@ class Network:
         self.init = self._flat.init
         self.flatten = self._flat.flatten
         self.flatten_each = self._flat.flatten_each
+        self.join_each = self._flat.join_each
         self.named = self._flat.named
         self.unflatten = self._unflatten if self.norms else self._flat.unflatten
         self._pairs = parts.pairs
@@ -191,7 +193,7 @@ class Network:
 
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         x = self._lowered(x)
-        if self._compiled is None or not torch.is_grad_enabled():
+        if self._compiled is None or is_traced() or not torch.is_grad_enabled():
             return self._flat(params, x, drop)
         features: Tensor = self._compiled(params, x, drop)
         return features

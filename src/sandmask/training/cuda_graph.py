@@ -7,7 +7,7 @@ several steps at once, and computes what the eager one does.
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,8 +70,8 @@ class Program:
         self.chunk = max(n for n in range(1, LONGEST + 1) if every % n == 0)  # fits evenly between two evaluations
         self._seconds = math.inf  # that a step took last, where the host waits for it
         self._captures = fast and stack.device.type == "cuda"
-        self._feed: Generator[EnvBatch, None, None] | None = None
-        self._batch: EnvBatch | None = None  # where a captured step finds a batch that comes from elsewhere
+        self._feed: Generator[Any, None, None] | None = None
+        self._read: Any = None  # where a captured step finds what was read for it
         self._step: Callable[[], None] | None = None
         self._evaluation: Callable[[], None] | None = None
         self._evaluated: tuple[Tensor, Metrics]  # the last results; those of a captured evaluation are always here
@@ -95,23 +95,23 @@ class Program:
     def _may_capture(self) -> bool:
         return self._captures and bool(self.carry.sums)  # the first step, which names the metrics, is eager
 
-    def _several(self, count: int) -> Carry:
-        return advance(self.stack, self.carry, self.stack.batches(self.carry.state["step"][0], count))
+    def _several(self, count: int, read: Sequence[Any] = ()) -> Carry:
+        return advance(self.stack, self.carry, self.stack.batches(self.carry.state["step"][0], count, read))
 
     def _advance_fed(self) -> None:
         if self._feed is None:
-            self._feed = self.stack.feed(self.done)
-        batch = next(self._feed)
+            self._feed = self.stack.read(self.done)
+        read = next(self._feed)
         if not self._may_capture():
-            self._set(advance(self.stack, self.carry, [batch]))
+            self._set(self._several(1, [read]))
             return
-        if self._batch is None:
-            self._batch = EnvBatch(*(field.clone() for field in batch))
-        static = self._batch
-        _copy(batch, static)
+        if self._read is None:
+            self._read = pytree.tree_map(torch.clone, read)
+        static = self._read
+        _copy(read, static)
 
         def take() -> Carry:
-            return advance(self.stack, self.carry, [static])
+            return self._several(1, [static])
 
         self._replay(take, warm_up=take)
 

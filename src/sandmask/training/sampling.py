@@ -1,5 +1,6 @@
 """Splits and minibatches, as functions of seeds and keys."""
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,6 +75,14 @@ class Sampler:
         longest = int(self.sizes.max())
         padded = [[torch.nn.functional.pad(pool, (0, longest - len(pool))) for pool in run] for run in pools]
         self.indices = torch.stack([torch.stack(run) for run in padded]).to(device)  # [K, E, longest]
+
+    def to(self, device: torch.device) -> "Sampler":
+        """The same sampler for keys on `device`."""
+        moved = copy.copy(self)
+        moved.sizes, moved.indices = self.sizes.to(device), self.indices.to(device)
+        if self._classes is not None:
+            moved._classes = _Classes(*(field.to(device) for field in self._classes))  # noqa: SLF001 - its own kind
+        return moved
 
     def __call__(self, keys: Tensor) -> Tensor:
         """Indices of examples [..., K, E, B] for keys [..., K]."""

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -47,6 +46,7 @@ from sandmask.training.stack_step import (
 
 EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
+DRAWN = 16  # steps whose examples are drawn together, where they are drawn on the host
 _BESIDE = ("averages", "plateau")  # entries of the state that algorithms do not know
 _log = logging.getLogger(__name__)
 _INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step are for
@@ -182,34 +182,44 @@ class Stack:
 
     def feed(self, start: int) -> Generator[EnvBatch, None, None]:
         """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""
-        requested: deque[tuple[Tensor, Tensor]] = deque()
+        for step, read in enumerate(self.read(start), start):
+            yield from self.batches(torch.tensor(step, device=self.device), 1, [read])
+
+    def read(self, start: int) -> Generator[Any, None, None]:
+        """What the dataset reads for steps `start`, `start` + 1, ...: `batches` makes their minibatches of it.
+
+        The numbers of the examples are drawn on the host, so that those who read need not wait for the device.
+        """
+        sampler, keys = self.sampler.to(torch.device("cpu")), self.keys.cpu()
 
         def requests() -> Iterator[tuple[Tensor, Tensor]]:
-            for keys in map(self._step_keys, range(start, self.specs[0].steps)):
-                indices = self._indices(keys)
-                requested.append((keys, indices))
-                yield indices, random.fold(keys, _AUGMENT)
+            for steps in torch.split(torch.arange(start, self.specs[0].steps), DRAWN):
+                of_steps = random.fold(keys, steps.unsqueeze(-1))
+                indices = sampler(random.fold(of_steps, _INDICES))
+                yield from zip(indices, random.fold(of_steps, _AUGMENT), strict=True)
 
-        for x in self.dataset.training_batches(requests()):
-            keys, indices = requested.popleft()
-            yield EnvBatch(x, self.dataset.labels[indices], self._ones, self._example_keys(keys))
+        yield from self.dataset.read_batches(requests())
 
-    def batches(self, start: Tensor, count: int) -> Iterator[EnvBatch]:
-        """The minibatches of `count` steps from `start` (a whole number on the device) on, for resident datasets.
+    def batches(self, start: Tensor, count: int, read: Sequence[Any] = ()) -> Iterator[EnvBatch]:
+        """The minibatches of `count` steps from `start` (a whole number on the device) on.
 
-        The same as from `feed`; what is random about them is drawn for all steps together.
+        Datasets that are not resident need what was `read` for these steps. What is random about the minibatches is
+        drawn for all steps together.
         """
         keys = self._step_keys(start + torch.arange(count, device=self.device))
         indices, example_keys = self._indices(keys), self._example_keys(keys)
         augment = random.fold(keys, _AUGMENT)
         labels = self.dataset.labels[indices]
         for step in range(count):
-            x = self.dataset.training_inputs(indices[step], augment[step])
+            if read:
+                x = self.dataset.prepare(read[step], indices.shape[1:], augment[step])
+            else:
+                x = self.dataset.training_inputs(indices[step], augment[step])
             yield EnvBatch(x, labels[step], self._ones, example_keys[step])
 
-    def _step_keys(self, steps: Tensor | int) -> Tensor:
+    def _step_keys(self, steps: Tensor) -> Tensor:
         """Keys [..., K] of steps [...]."""
-        return random.fold(self.keys, steps.unsqueeze(-1) if isinstance(steps, Tensor) else steps)
+        return random.fold(self.keys, steps.unsqueeze(-1))
 
     def _indices(self, step_keys: Tensor) -> Tensor:
         """Indices [..., K, E, B] of the examples of steps."""

@@ -17,16 +17,14 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional
 from sandmask.functional.across_processes import AcrossProcesses
-from sandmask.functional.differentiate import AT_ONCE_BYTES, detached, moments_of
+from sandmask.functional.differentiate import detached
 from sandmask.functional.tape import MomentTape
-from sandmask.gradients import OnePass, UnsupportedError
+from sandmask.gradients import UnsupportedError
 from sandmask.masks import TensorMoments
 from sandmask.networks import Network
+from sandmask.training.one_pass import Masked, Moments, compiled_moments, one_pass_moments
 
 Step = Callable[[State, EnvBatch, Hparams, Tensor], tuple[State, Metrics]]
-
-Masked = MaskedAlgorithm | Composed  # with `terms` and `finish`
-Moments = Callable[[Masked, State, EnvBatch, Hparams, Tensor], tuple[TensorMoments, Tensor, State]]
 
 # Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
 LARGE_MODEL = 4_000_000
@@ -65,7 +63,8 @@ def looped_step(algorithm: Algorithm) -> Step:
     """The same for networks that are best computed one run after the other."""
     step = algorithm.step
     if (by_mask := masked(algorithm)) is not None:
-        step = partial(_one_pass_step, by_mask)
+        found = compiled_moments(by_mask) if algorithm.network.compiled else one_pass_moments
+        step = partial(_one_pass_step, by_mask, found)
     return run_by_run(step, (0, 0, 0, 0))
 
 
@@ -81,7 +80,8 @@ def run_by_run(function: Callable[..., Any], in_dims: tuple[int | None, ...]) ->
 
     def of_runs(*args: Any) -> Any:
         each = [one(k, args) for k in range(len(pytree.tree_leaves(args[0])[0]))]
-        return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+        # One run's tensors are not copied: its parameters and Adam's means may be most of what a step writes.
+        return pytree.tree_map(lambda *of: torch.stack(of) if len(of) > 1 else of[0].unsqueeze(0), *each)
 
     return of_runs
 
@@ -91,7 +91,7 @@ def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks
     by_mask = masked(algorithm)
     if not isinstance(by_mask, MaskedAlgorithm):
         return algorithm.step
-    found: Moments = _taped_moments if stacks else _one_pass_moments
+    found: Moments = _taped_moments if stacks else one_pass_moments
 
     def step(state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         def of_own(part: EnvBatch) -> tuple[TensorMoments, Tensor]:
@@ -120,32 +120,15 @@ def _taped_moments(
 
 
 def _one_pass_step(
-    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    algorithm: Masked, found: Moments, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[State, Metrics]:
     """A step of one run whose environments' gradients come from one pass over all of them, where they fit."""
     try:
-        moments, values, changes = _one_pass_moments(algorithm, state, batch, hparams, key)
+        moments, values, changes = found(algorithm, state, batch, hparams, key)
     except UnsupportedError:
         return algorithm.step(state, batch, hparams, key)
     with torch.no_grad():
         return algorithm.finish(state, moments, values, changes, hparams)
-
-
-def _one_pass_moments(
-    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
-) -> tuple[TensorMoments, Tensor, State]:
-    network, n_envs = algorithm.network, batch.n_envs
-    if network.compiled or network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
-        raise UnsupportedError("environments that do not fit, or should not share a pass")
-    leaf = state["params"].detach().requires_grad_()
-    params = network.unflatten(leaf)
-    tape = OnePass(params, [batch.y.shape[1]] * n_envs)
-    with tape:
-        values, changes = algorithm.terms(params, state, batch, hparams, key)
-    tape.run(values.sum(), [leaf])
-    with torch.no_grad():
-        moments = moments_of(network.flatten_each(tape.gradients()))
-    return moments, values.detach(), detached(changes)
 
 
 def _objective_step(

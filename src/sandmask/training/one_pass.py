@@ -1,0 +1,101 @@
+"""The moments of a large network's gradients from one pass over all environments of one run.
+
+Such a network trains one run at a time, by plain autograd. Its layers keep the gradients of the weights apart by
+environment (`sandmask.gradients.OnePass`); all else, forwards and backwards, is computed of all environments together.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sandmask.algorithms import Composed, Hparams, MaskedAlgorithm, State
+from sandmask.functional import EnvBatch, Params
+from sandmask.functional.compiling import Traced
+from sandmask.functional.differentiate import AT_ONCE_BYTES, detached, moments_of
+from sandmask.gradients import ApartPass, OnePass, UnsupportedError
+from sandmask.masks import TensorMoments, moments_of_parts
+
+Masked = MaskedAlgorithm | Composed  # with `terms` and `finish`
+Moments = Callable[[Masked, State, EnvBatch, Hparams, Tensor], tuple[TensorMoments, Tensor, State]]
+Pieces = dict[str, Tensor | list[Tensor]]  # name -> gradients of E environments: [E, *shape], or E tensors
+
+
+def one_pass_moments(
+    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+) -> tuple[TensorMoments, Tensor, State]:
+    """Moments [P] of the environments' gradients, and what `terms` gives.
+
+    Raises `UnsupportedError` where environments need passes of their own.
+    """
+    network = algorithm.network
+    if network.compiled:
+        raise UnsupportedError("a compiled network, which hides its layers")
+    params = network.unflatten(state["params"].detach())
+    if key.device.type == "cpu":
+        tape = OnePass(leaves := _leaves(params), _sizes(algorithm, batch))
+        values, changes = _differentiated(tape, leaves, algorithm, state, batch, hparams, key)
+        with torch.no_grad():
+            return moments_of(network.flatten_each(tape.gradients())), values, changes
+    pieces, values, changes = one_pass_gradients(algorithm, params, state, batch, hparams, key)
+    with torch.no_grad():
+        return moments_of_parts(network.join_each(pieces)), values, changes
+
+
+def compiled_moments(algorithm: Masked) -> Moments:
+    """The same for a compiled network on a GPU: all of the pass, forwards and backwards, is one compiled program."""
+    compiled = Traced(partial(one_pass_gradients, algorithm))
+    refused: list[UnsupportedError] = []
+
+    def found(
+        _: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[TensorMoments, Tensor, State]:
+        if refused or not compiles_passes(key.device):
+            raise UnsupportedError("a network whose environments take passes of their own")
+        network = algorithm.network
+        params = network.unflatten(state["params"].detach())
+        try:
+            pieces, values, changes = compiled(params, state, batch, hparams, key)
+        except UnsupportedError as error:
+            refused.append(error)
+            raise
+        return moments_of_parts(network.join_each(pieces)), values, changes
+
+    return found
+
+
+def compiles_passes(device: torch.device) -> bool:
+    """Whether one pass over all environments is compiled as a whole: on a GPU."""
+    return device.type == "cuda"
+
+
+def one_pass_gradients(
+    algorithm: Masked, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+) -> tuple[Pieces, Tensor, State]:
+    """The environments' gradients by the parameters, and what `terms` gives."""
+    tape = ApartPass(leaves := _leaves(params), _sizes(algorithm, batch))
+    values, changes = _differentiated(tape, leaves, algorithm, state, batch, hparams, key)
+    return tape.pieces(), values, changes
+
+
+def _sizes(algorithm: Masked, batch: EnvBatch) -> list[int]:
+    """The numbers of examples of the environments, if these may share a pass."""
+    network, n_envs = algorithm.network, batch.n_envs
+    if network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
+        raise UnsupportedError("environments that do not fit, or should not share a pass")
+    return [batch.y.shape[1]] * n_envs
+
+
+def _leaves(params: Params) -> Params:
+    return {name: param.detach().requires_grad_() for name, param in params.items()}
+
+
+def _differentiated(
+    tape: OnePass, params: Params, algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+) -> tuple[Tensor, State]:
+    """What `terms` gives; the tape then has the gradients."""
+    with tape:
+        values, changes = algorithm.terms(params, state, batch, hparams, key)
+    tape.run(values.sum(), list(params.values()))
+    return values.detach(), detached(changes)

@@ -87,27 +87,23 @@ def dense_cases(n_runs: int, batch: int, width: int) -> Iterator[Case]:
         x, _, _, grad = first(dtype)
         return grad.mT @ x
 
-    def choose(module: object, *names: str) -> Callable[[Tiles], None]:
-        def chosen(tiles: Tiles) -> None:
-            for name in names:
-                setattr(module, name, tiles)
-
-        return chosen
+    def choose(module: object, name: str) -> Callable[[Tiles], None]:
+        return lambda tiles: setattr(module, name, tiles)
 
     yield Case(
-        *(f"layer {batch} x {width}", PRODUCTS, choose(products, "WIDE", "NARROW")),
+        *(f"layer {batch} x {width}", PRODUCTS, choose(products, "FORWARD")),
         *(lambda: products.layer(inputs, own, bias), forward, operations),
     )
     yield Case(
-        *("its input's gradient", PRODUCTS, choose(products, "WIDE", "NARROW")),
+        *("its input's gradient", PRODUCTS, choose(products, "BACKWARD")),
         *(lambda: products.input_gradient(gradients, own), backward, operations),
     )
     yield Case(
-        *("its weight's gradient", WEIGHTS, choose(products, "WIDE", "NARROW")),
+        *("its weight's gradient", WEIGHTS, choose(products, "WEIGHTS")),
         *(lambda: products.weight_gradient(gradients, inputs), of_weight, operations),
     )
     yield Case(
-        *("its weight's moments", MOMENTS, choose(moments, "SPLIT_WEIGHT_MOMENTS", "SPLIT_AT_ONCE"), weight_moments),
+        *("its weight's moments", MOMENTS, choose(moments, "SPLIT_WEIGHT_MOMENTS"), weight_moments),
         *(lambda dtype: of_weight(dtype) / E, operations),
     )
 

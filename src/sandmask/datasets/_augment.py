@@ -81,6 +81,11 @@ N_DRAWS = 2 * CROP_TRIES + 12
 CPU_BLOCK = 4  # images worked on at a time on a CPU, so that they stay in its cache
 
 
+def draws_of(key: Tensor, shape: torch.Size) -> Tensor:
+    """The random numbers in 0..1 that images [*shape, ...] are augmented with; for `key` see `Augmentation`."""
+    return uniform(key, *shape[key.ndim :], N_DRAWS)
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """Augmentation of training images, in this order: crop, resize, flip, colours, grey."""
@@ -103,9 +108,12 @@ class Augmentation:
         `aspects` [...] is width / height of the originals, where the images were squeezed to another shape:
         crops then have the distribution that they would have had on the originals.
         """
+        return self.apply(images, draws_of(key.to(images.device), images.shape[:-3]), aspects)
+
+    def apply(self, images: Tensor, draws: Tensor, aspects: Tensor | None = None) -> Tensor:
+        """The same with random numbers [..., N_DRAWS] from `draws_of`."""
         lead = images.shape[:-3]
-        flat = images.flatten(0, -4) if lead else images[None]
-        draws = uniform(key.to(images.device), *lead[key.ndim :], N_DRAWS).reshape(-1, N_DRAWS)
+        flat, draws = images.reshape(-1, *images.shape[-3:]), draws.reshape(-1, N_DRAWS)
         if aspects is None:
             aspect = torch.full((len(flat),), images.shape[-1] / images.shape[-2], device=images.device)
         else:

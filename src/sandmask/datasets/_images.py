@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sandmask._text import printable
-from sandmask.datasets._augment import Augmentation
+from sandmask.datasets._augment import Augmentation, draws_of
 from sandmask.datasets._base import Dataset
 from sandmask.datasets._decode import common_size
 from sandmask.datasets._store import CACHE_MODES, CacheMode, Feed, ImageStore, Stored
@@ -109,11 +109,6 @@ class ImageDataset(Dataset):
         """Augmented and normalized images."""
         return self._trained_on(read, shape, key)
 
-    def augment(self, images: Tensor, key: Tensor, aspects: Tensor | None = None) -> Tensor:
-        """Augment and normalize images [..., 3, h, w], uint8 or float in 0..1 (see `Augmentation`)."""
-        assert self.augmentation is not None
-        return normalized(self.augmentation(images, key, aspects), *self.normalization)
-
     def unaugmented(self) -> "ImageDataset":
         """The same dataset, whose training images are those of evaluations."""
         changed = copy.copy(self)
@@ -140,7 +135,7 @@ class ImageDataset(Dataset):
     def compiled(self) -> "ImageDataset":
         """The same dataset, whose augmentation is compiled: a slow start, then a few kernels instead of hundreds."""
         changed = copy.copy(self)
-        changed._compiled = Compiled(changed.augment)  # noqa: SLF001 - its own kind
+        changed._compiled = Compiled(changed._augment)  # noqa: SLF001 - its own kind
         return changed
 
     @property
@@ -190,9 +185,14 @@ class ImageDataset(Dataset):
         if self.augmentation is None:
             return self._evaluated(stored, shape)
         pixels = stored.pixels.permute(0, 3, 1, 2)
-        augment = self._compiled or self.augment
-        done: Tensor = augment(pixels.reshape(*shape, *pixels.shape[1:]), key, stored.aspects.reshape(shape))
+        draws = draws_of(key.to(pixels.device), shape)  # not compiled: Inductor has no 64-bit products of indices
+        augment = self._compiled or self._augment
+        done: Tensor = augment(pixels.reshape(*shape, *pixels.shape[1:]), draws, stored.aspects.reshape(shape))
         return done
+
+    def _augment(self, images: Tensor, draws: Tensor, aspects: Tensor) -> Tensor:
+        assert self.augmentation is not None
+        return normalized(self.augmentation.apply(images, draws, aspects), *self.normalization)
 
 
 def evaluated(pixels: Tensor, size: int) -> Tensor:

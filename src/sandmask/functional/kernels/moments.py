@@ -21,7 +21,6 @@ from sandmask.functional.split import Halves
 BLOCK = 1024
 WEIGHT_MOMENTS = Tiles(64, 64, 128, 4, 3)
 SPLIT_WEIGHT_MOMENTS = Tiles(64, 64, 64, 4, 3)
-SPLIT_AT_ONCE = Tiles(128, 64, 128, 8, 2)  # for environments of 65 to 128 rows
 
 
 @triton.jit
@@ -117,10 +116,7 @@ def weight_moments(
     split = isinstance(x, Halves)
     left, right = (operand(side if isinstance(side, Halves) else side.contiguous()) for side in (grad, x))
     n_runs, n_rows = len(right.values), right.values.shape[-2] // n_envs
-    tiles = WEIGHT_MOMENTS
-    if split:
-        at_once = SPLIT_WEIGHT_MOMENTS.depth < n_rows <= SPLIT_AT_ONCE.depth
-        tiles = SPLIT_AT_ONCE if at_once else SPLIT_WEIGHT_MOMENTS
+    tiles = SPLIT_WEIGHT_MOMENTS if split else WEIGHT_MOMENTS
     block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
     rows_per_step = at_most(tiles.depth, n_rows)
     launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]

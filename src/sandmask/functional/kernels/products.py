@@ -15,8 +15,9 @@ from sandmask.functional.kernels.split import multiply, note_largest, operand, u
 from sandmask.functional.kernels.tiles import Tiles, at_most
 from sandmask.functional.split import Halves, remember_largest
 
-WIDE = Tiles(128, 128, 64, 8, 3)
-NARROW = Tiles(128, 64, 32, 4, 3)  # where wide tiles would compute many columns that do not exist
+# Deeper tiles are up to 13% faster, but tensor cores then add up more numbers in one go, which is less exact.
+FORWARD = BACKWARD = Tiles(128, 64, 32, 4, 3)
+WEIGHTS = Tiles(128, 128, 64, 8, 3)
 
 
 @triton.jit
@@ -86,17 +87,12 @@ def _product_kernel(
     tl.store(out + row[:, None] * n_columns + column[None, :], value, mask=is_row & is_column)
 
 
-def tiles_for(n_columns: int) -> Tiles:
-    """Wide tiles compute a column in 0.85 of the time."""
-    wide, narrow = (triton.cdiv(n_columns, tiles.columns) * tiles.columns for tiles in (WIDE, NARROW))
-    return WIDE if 0.85 * wide <= narrow else NARROW
-
-
 def _launch(
     a: Halves,
     b: Halves,
     sizes: tuple[int, int, int],
     strides: tuple[int, int, int, int],
+    tiles: Tiles,
     bias: Tensor | None = None,
     keys: Tensor | None = None,
     rate: Tensor | None = None,
@@ -105,7 +101,6 @@ def _launch(
     notes: bool = True,
 ) -> Tensor:
     (n_rows, n_columns, n_deep), n_runs = sizes, len(a.values)
-    tiles = tiles_for(n_columns)
     out = torch.empty(n_runs, n_rows, n_columns, device=a.values.device)
     largest = torch.zeros(n_runs, device=out.device) if notes else out
     rows, columns, depth = at_most(tiles.rows, n_rows), at_most(tiles.columns, n_columns), at_most(tiles.depth, n_deep)
@@ -146,18 +141,18 @@ def layer(
     n_rows, n_in = x.values.shape[2:]
     n_out = weight.values.shape[2]
     noise = (keys, rate, site) if relu else (None, None, 0)
-    return _launch(x, weight, (n_rows, n_out, n_in), (n_in, 1, 1, n_in), bias, *noise, relu)
+    return _launch(x, weight, (n_rows, n_out, n_in), (n_in, 1, 1, n_in), FORWARD, bias, *noise, relu)
 
 
 def input_gradient(grad: Halves, weight: Halves) -> Tensor:
     """g W of g [K, N, out] and W [K, out, in]."""
     n_rows, n_out = grad.values.shape[2:]
     n_in = weight.values.shape[3]
-    return _launch(grad, weight, (n_rows, n_in, n_out), (n_out, 1, n_in, 1))
+    return _launch(grad, weight, (n_rows, n_in, n_out), (n_out, 1, n_in, 1), BACKWARD)
 
 
 def weight_gradient(grad: Halves, x: Halves) -> Tensor:
     """g^T x of g [K, N, out] and x [K, N, in]."""
     n_rows, n_out = grad.values.shape[2:]
     n_in = x.values.shape[3]
-    return _launch(grad, x, (n_out, n_in, n_rows), (1, n_out, n_in, 1), notes=False)
+    return _launch(grad, x, (n_out, n_in, n_rows), (1, n_out, n_in, 1), WEIGHTS, notes=False)

@@ -4,18 +4,23 @@ On a GPU, or in a process with TRITON_INTERPRET=1, where Triton's interpreter ru
 """
 
 import importlib
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from sandmask.functional import dense, random
+from sandmask.functional import dense, head, random
 from sandmask.functional.dense import Dropout
-from sandmask.functional.kernels import head, moments, products
+from sandmask.functional.flat import Slot
+from sandmask.functional.kernels import head as head_kernels
+from sandmask.functional.kernels import moments, products
 from sandmask.functional.kernels.dense import narrow_layer
 from sandmask.functional.kernels.split import split
 from sandmask.functional.split import joined, largest_of, plain_split
+from sandmask.functional.tape import MomentTape, layers, moment_tape
 from sandmask.masks import gradient_moments
 from sandmask.training.precision import temporary_precision
 
@@ -127,7 +132,7 @@ def test_a_product_remembers_its_largest_magnitudes_until_it_is_changed() -> Non
     y = products.layer(split(x), split(weight), bias)
     g = products.input_gradient(split(y), split(weight))
     with temporary_precision("fp32x3"):
-        of_x, _ = head.gradients(normal(E * B, 2), y, normal(2, OUT), B)
+        of_x, _ = head_kernels.gradients(normal(E * B, 2), y, normal(2, OUT), B)
     for found in (y, g, of_x):
         assert torch.equal(largest_of(found), found.abs().amax((1, 2)))
         found.mul_(2.0)
@@ -183,3 +188,36 @@ def test_a_layer_with_few_inputs(rate: tuple[float, ...] | None) -> None:
     assert torch.equal(largest_of(found), found.amax((1, 2)))
     weight[1, 3, 0] = torch.nan
     assert narrow_layer(x, weight, bias, None, None, 1, 48).isnan().sum() == n_rows
+
+
+def test_an_environment_with_tiny_gradients_keeps_its_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradients are 1e-20 of those of the others, beyond the range of halves."""
+    x, params = normal(E * B, 32), [normal(48, 32), normal(48), normal(40, 48), normal(40), normal(2, 40), normal(2)]
+    slots = [Slot(name, tensor.shape[1:], tensor[0].numel()) for name, tensor in zip("wbvcha", params, strict=True)]
+    sizes = torch.tensor([1.0, 1e-20, 1.0], dtype=torch.float64, device=DEVICE)
+
+    def losses(x: Tensor, *own: Tensor, tape: MomentTape | None) -> Tensor:
+        w, b, v, c, h, a = own
+        with nullcontext() if tape is None else tape.watch(dict(zip("wbvcha", own, strict=True))):
+            logits = head.head(dense.dense(dense.dense(x, w, b), v, c), h, a)
+        return logits.view(E, -1).double().square().mean(1) * sizes
+
+    for module in (dense, head, layers, moment_tape):
+        monkeypatch.setattr(module, "has_kernels", lambda _: True)
+    found = {}
+    for scales in (False, True):
+        tape = MomentTape(slots, K, E, torch.empty(0, device=DEVICE), scales=scales)
+        leaves = [param.clone().requires_grad_() for param in params]
+        with temporary_precision("fp32x3"):
+            tape.run(vmap(partial(losses, tape=tape))(x, *leaves).sum(), leaves)
+        found[scales] = tape.moments()
+    monkeypatch.undo()
+    exact = [param.double().requires_grad_() for param in params]
+    by_env = [
+        torch.cat([g.flatten(1) for g in torch.autograd.grad(value, exact, retain_graph=True)], 1)
+        for value in vmap(partial(losses, tape=None))(x.double(), *exact).sum(0)
+    ]
+    wanted = gradient_moments(torch.stack(by_env))
+    assert (found[True].sign_sum == wanted.sign_sum).double().mean() > 0.99
+    assert (found[False].sign_sum == wanted.sign_sum).double().mean() < 0.9
+    assert_as_exact(found[True].mean, found[False].mean, wanted.mean)

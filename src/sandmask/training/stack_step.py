@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from sandmask._physical import has_kernels
 from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional
 from sandmask.functional.across_processes import AcrossProcesses
 from sandmask.functional.differentiate import detached
+from sandmask.functional.split import split_products
 from sandmask.functional.tape import MomentTape
 from sandmask.gradients import UnsupportedError
 from sandmask.masks import TensorMoments
@@ -166,13 +168,21 @@ def _masked_step(
     return stepped
 
 
+def _scales(algorithm: Masked, vectors: Tensor) -> bool:
+    """Whether numbers have a small range and all gradients pass the logits, where they can be scaled."""
+    if algorithm.network.dtype == torch.float16:
+        return True
+    through_logits = isinstance(algorithm, MaskedAlgorithm) and type(algorithm).risks is Algorithm.risks
+    return through_logits and split_products() and has_kernels(vectors)
+
+
 def moments_of_runs(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
 ) -> tuple[TensorMoments, Tensor, State]:
     """Moments [K, P] of the environments' gradients, and what `terms` gives of K runs."""
     n_runs, n_envs = batch.y.shape[:2]
-    vectors, scales = state["params"], algorithm.network.dtype == torch.float16
-    tape = MomentTape(algorithm.network.slots, n_runs, n_envs, vectors, scales=scales)
+    vectors = state["params"]
+    tape = MomentTape(algorithm.network.slots, n_runs, n_envs, vectors, scales=_scales(algorithm, vectors))
 
     def terms(vector: Tensor, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[Tensor, State]:
         params = algorithm.network.unflatten(vector)

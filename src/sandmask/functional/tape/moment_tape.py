@@ -37,7 +37,9 @@ CACHED = 2**20
 class MomentTape(Tape):
     """While active, inside `vmap`, layers that use watched parameters fold their gradients into moments [K, P].
 
-    With `scales` these are of a network in float16 whose last layer is in float32: from there on gradients are scaled.
+    With `scales`, gradients are scaled environment by environment at the last layer, the one that uses the last
+    parameter; all gradients have to pass it. Float16 has a small range, and so have halves (see `split`): without
+    scaling, an environment that is fitted far better than others would lose its signs.
     """
 
     layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
@@ -52,7 +54,7 @@ class MomentTape(Tape):
     def __init__(self, slots: Sequence[Slot], n_runs: int, n_envs: int, like: Tensor, *, scales: bool = False) -> None:
         super().__init__({})
         self.n_envs = n_envs
-        self._scales = scales
+        self._scales_at = slots[-1].name if scales else None
         numel = sum(slot.numel for slot in slots)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         self._buffers = torch.empty(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
@@ -67,10 +69,9 @@ class MomentTape(Tape):
         self._used: set[str] = set()
         self._filled: set[Place] = set()
 
-    def computed(self, output: Tensor, used: set[str]) -> Tensor:  # noqa: ARG002
-        """Scale the gradients of what leaves a network in float16."""
-        leaves = self._scales and output.dtype != torch.float16
-        return _scaled(output, self.n_envs, self._note) if leaves else output
+    def computed(self, output: Tensor, used: set[str]) -> Tensor:
+        """Scale the gradients of what leaves the network."""
+        return _scaled(output, self.n_envs, self._note) if self._scales_at in used else output
 
     def _note(self, unscale: Tensor) -> None:
         self.unscale = unscale
@@ -131,9 +132,9 @@ class MomentTape(Tape):
 def _scaled(logits: Tensor, n_envs: int, note: Callable[[Tensor], None]) -> Tensor:
     """The logits [N, classes] of one of K runs. Their gradient is multiplied, environment by environment.
 
-    Factors are powers of two that bring an environment's largest gradient to about 64; float16 reaches from 6e-8 to
-    65,504. They cannot be chosen by the losses: in float32 the loss of well-fitted examples is 0, but their gradients
-    are not. `note` is given the inverse factors [K, E].
+    Factors are powers of two that bring an environment's largest gradient to about 64. They cannot be chosen by the
+    losses: in float32 the loss of well-fitted examples is 0, but their gradients are not. `note` is given the inverse
+    factors [K, E].
     """
     y: Tensor = _Scaled.apply(logits, n_envs, note)  # type: ignore[no-untyped-call]
     return y

@@ -13,7 +13,7 @@ def main() -> None:
     """The console script."""
     try:
         from sandmask.cli._app import run
-    except KeyboardInterrupt:  # the first tenths of a second; from then on the app knows what to do
+    except KeyboardInterrupt:  # while the app is imported; afterwards it handles interrupts itself
         sys.stderr.write("\ninterrupted\n")
         sys.exit(130)
     run()

@@ -1,11 +1,22 @@
 """Options that several commands share, so that they read the same everywhere."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sandmask.cli import _completion
+from sandmask.hparams import parse_overrides
+
+
+def arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a command as arguments of the function that it calls, which have the same names.
+
+    Options that were not given are left out.
+    """
+    named = {name: value for name, value in given.items() if value is not None and name != "json"}
+    return {**named, "hparams": parse_overrides(named["hparams"])} if "hparams" in named else named
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 PluginOption = Annotated[

@@ -1,6 +1,5 @@
 """The options that describe a sweep, which `plan` and `run` share, and the printed plan."""
 
-import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from sandmask._text import counted, in_shell
 from sandmask.api._progress import duration
 from sandmask.cli import _completion, _options
 from sandmask.cli._console import print_table
-from sandmask.hparams import parse_overrides
 
 if TYPE_CHECKING:
     from sandmask.sweeps import Plan, StackEstimate
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path("runs/sweep")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's folder.")]
-Request = dict[str, Any]
 
 
 def _given(
@@ -67,7 +64,7 @@ def _given(
     ] = None,
     steps: _options.StepsOption = None,
     checkpoint_every: _options.CheckpointEveryOption = None,
-    hparam: _options.HparamOption = None,
+    hparams: _options.HparamOption = None,
     network: _options.NetworkOption = None,
     weights: _options.WeightsOption = None,
     precision: Annotated[
@@ -117,30 +114,18 @@ def _given(
             autocompletion=_completion.words("median", "hyperband", "none"),
         ),
     ] = None,
-    plugin: _options.PluginOption = None,
+    plugins: _options.PluginOption = None,
 ) -> None:
     """The signature of a request."""
 
 
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a request, as one that has a request's options instead.
-
-    The request is the arguments of `sandmask.sweep` that say which runs there are, and the plugins.
-    """
-    options = inspect.signature(_given).parameters
-    _, folder, *others = inspect.signature(command).parameters.values()
-    parameters = [folder, *options.values(), *others]
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        request = {name: values.pop(name) for name in options}
-        request["hparams"] = parse_overrides(request.pop("hparam") or []) or None
-        request["plugins"] = request.pop("plugin") or ()
-        command(request, **values)
-
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
-    return wrapper
+    """Give a command that takes a folder, its own options and `**request` the options of a request."""
+    folder, *own, _ = inspect.signature(command).parameters.values()
+    parameters = [folder, *inspect.signature(_given).parameters.values(), *own]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 LONGEST = 40  # rows of the table

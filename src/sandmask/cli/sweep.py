@@ -1,21 +1,20 @@
 """`sandmask sweep`: plan, run and watch thousands of runs."""
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
 
 import sandmask
 from sandmask._signals import exit_status
 from sandmask._text import counted, in_shell
+from sandmask.api import Sweep
+from sandmask.api._progress import view
 from sandmask.cli import _completion, _options
-from sandmask.cli._console import print_json, print_table
-from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, plan_json, print_plan, with_request
-
-if TYPE_CHECKING:
-    from sandmask.api import Sweep
-    from sandmask.sweeps import SweepStatus
+from sandmask.cli._console import plain_rows, print_json, print_table
+from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, plan_json, print_plan, with_request
 
 app = typer.Typer(help="Train many runs: plan, run, status.", no_args_is_help=True)
 
@@ -42,7 +41,6 @@ Calibrate = Annotated[
 @app.command()
 @with_request
 def plan(
-    request: Request,
     folder: Folder = DEFAULT_FOLDER,
     workers: Workers = None,
     device: Device = None,
@@ -53,6 +51,7 @@ def plan(
     skip_corrupt: _options.SkipCorruptOption = False,
     allow_missing_classes: _options.MissingClassesOption = False,
     json: _options.JsonOption = False,
+    **request: Any,
 ) -> None:
     """Estimate runs, stacks, time, memory and disk of a sweep, and count the runs that DIR already has.
 
@@ -74,7 +73,6 @@ def plan(
 @app.command()
 @with_request
 def run(
-    request: Request,
     folder: Folder = DEFAULT_FOLDER,
     executor: Annotated[
         str,
@@ -115,6 +113,7 @@ def run(
     tensorboard: _options.TensorBoardOption = None,
     log: _options.LogOption = None,
     json: _options.JsonOption = False,
+    **request: Any,
 ) -> None:
     """Train the missing runs of a sweep in DIR. Rerun to resume.
 
@@ -129,9 +128,9 @@ def run(
 
     sandmask sweep run runs/spirals --executor ray --ray-address auto --gpus-per-worker 0.5
     """
-    arguments = _arguments({**locals(), "slurm": slurm or (), "log": log or ()})
+    given = _arguments(locals())
     try:
-        swept = sandmask.sweep(**arguments)
+        swept = sandmask.sweep(**given)
     except KeyboardInterrupt as error:
         if not getattr(error, "__notes__", None):  # interrupted before the first run
             raise
@@ -142,12 +141,12 @@ def run(
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a command as arguments of the function that it calls, which have the same names."""
-    own = {name: value for name, value in given.items() if name not in ("request", "json")}
-    return {**own, **given["request"], "progress": False if given["json"] else "lines"}
+    """The arguments of `sandmask.sweep` or `sandmask.plan_sweep`, from the parameters of a command."""
+    own = {**given, **given["request"], "progress": False if given["json"] else "lines"}
+    return _options.arguments({name: value for name, value in own.items() if name != "request"})
 
 
-def _print(swept: "Sweep", *, json: bool) -> None:
+def _print(swept: Sweep, *, json: bool) -> None:
     planned, failed = len(swept.runs), dict(swept.failed)
     if json:
         print_json({"folder": str(swept.folder), "runs": planned, "done": planned - len(failed), "failed": failed})
@@ -178,15 +177,12 @@ def models(
 
     sandmask predict runs/spirals points.csv --run 1a2b3c4d
     """
-    from sandmask.api import Sweep
-
     found = Sweep.read(folder, plugin or ()).models()
-    plain = found.astype(object).where(found.notna(), None).to_dict("records")
     if json:
-        print_json(plain)
+        print_json(plain_rows(found))
         return
     columns = [str(name) for name in found if name != "file"]
-    rows = [tuple(_cell(row[name]) for name in columns) for row in plain]
+    rows = [tuple(_cell(row[name]) for name in columns) for row in plain_rows(found)]
     print_table(f"{counted(len(rows), 'model')} in {folder}", tuple(columns), rows)
 
 
@@ -209,29 +205,14 @@ def status(
 
     sandmask sweep status runs/spirals --watch
     """
-    from rich.console import Console
-
-    from sandmask.api import Sweep
-    from sandmask.api._progress import view
-
     look = Sweep.read(folder, plugin or ()).status
     if json:
         print_json(look().to_json())
     elif watch:
-        _watch(look)
+        with Live(auto_refresh=False) as live:
+            while (found := look()).done < found.planned:
+                live.update(view(found), refresh=True)
+                time.sleep(1.0)
+            live.update(view(found), refresh=True)
     else:
         Console().print(view(look()))
-
-
-def _watch(look: Callable[[], "SweepStatus"]) -> None:
-    from rich.live import Live
-
-    from sandmask.api._progress import view
-
-    with Live(auto_refresh=False) as live:
-        while True:
-            found = look()
-            live.update(view(found), refresh=True)
-            if found.done == found.planned:
-                return
-            time.sleep(1.0)

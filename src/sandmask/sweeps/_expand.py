@@ -16,7 +16,7 @@ from sandmask.hparams import OPTIONAL, Space, seed_hash, space_for
 from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records import RunSpec, parse_measures, read_runs
 from sandmask.records._averages import first_stage
-from sandmask.registry import closest
+from sandmask.registry import check_known, closest
 from sandmask.selection import RULES, SEARCH, is_settled
 from sandmask.sweeps._optuna import distribution, rehearse, sampler_name
 from sandmask.sweeps._spec import ALL, OPTUNA, SweepSpec
@@ -47,8 +47,7 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
     :param sweep: the sweep.
     """
     rules = tuple(RULES) if ALL in sweep.selection else sweep.selection
-    if sweep.precision not in PRECISIONS:
-        raise SandmaskError(f"Unknown precision {sweep.precision!r}. {closest(sweep.precision, list(PRECISIONS))}")
+    check_known("precision", sweep.precision, PRECISIONS)
     return replace(
         sweep,
         datasets=tuple(absolute(name) for name in sweep.datasets),

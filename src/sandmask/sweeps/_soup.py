@@ -20,10 +20,9 @@ from torch import Tensor
 
 from sandmask.algorithms import Algorithm, State
 from sandmask.datasets import Dataset
-from sandmask.errors import SandmaskError
 from sandmask.hparams import seed_hash
 from sandmask.records import RunRecord, RunSpec, averaged_spec, recorded_measures, split_averages
-from sandmask.registry import closest
+from sandmask.registry import check_known
 from sandmask.selection import mean_over_environments
 from sandmask.training import KeptModel, Stack, StackModels, kept_models
 from sandmask.training.history import History
@@ -66,8 +65,7 @@ def parse_soups(names: Iterable[str]) -> tuple[str, ...]:
     """
     asked = list(names)
     for name in asked:
-        if name not in SOUPS:
-            raise SandmaskError(f"Unknown kind of soup {name!r}. {closest(name, list(SOUPS))}")
+        check_known("kind of soup", name, SOUPS)
     return tuple(name for name in SOUPS if name in asked)
 
 

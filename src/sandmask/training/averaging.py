@@ -13,9 +13,8 @@ from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels
 from sandmask.algorithms import Hparams, State
-from sandmask.errors import SandmaskError
 from sandmask.records import AVERAGES
-from sandmask.registry import closest
+from sandmask.registry import check_known
 
 SMA_START = 100.0  # iterates that a uniform mean leaves out (Arpit et al., 2022)
 EMA_DECAY = 0.999
@@ -27,7 +26,7 @@ Average = dict[str, Any]  # tensors [K, ...]; those under "weights" have the sha
 
 
 def average_metric(name: str) -> str:
-    """The metric of an evaluation that holds what an average achieves: a vector, see `average_metrics`."""
+    """The metric with the accuracies of an average: a vector, see `average_metrics`."""
     return f"average/{name}"
 
 
@@ -37,8 +36,7 @@ def parse_averages(names: Sequence[str]) -> tuple[str, ...]:
     :param names: "sma", "ema", "swad".
     """
     for name in names:
-        if name not in AVERAGES:
-            raise SandmaskError(f"Unknown average {name!r}. {closest(name, list(AVERAGES))}")
+        check_known("average", name, AVERAGES)
     return tuple(name for name in AVERAGES if name in names)
 
 
@@ -81,7 +79,7 @@ def _shares(name: str, average: Average, done: Tensor, hparams: Hparams) -> Tens
         return 1.0 / (length + numbers.unsqueeze(1))
     if name == "sma":
         return 1.0 / (done - hparams.get("sma_start", SMA_START)).clamp(min=1.0)
-    # A uniform mean until the window is full: the first iterates would otherwise weigh far too much.
+    # A uniform mean at first: the first iterates would otherwise have too much weight.
     decay = hparams.get("ema_decay", torch.full_like(done, EMA_DECAY))
     return torch.maximum(1.0 - decay, 1.0 / done.clamp(min=1.0))
 
@@ -99,7 +97,7 @@ def follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) 
 
 
 def plain_follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
-    """The same by torch's own operations."""
+    """`follow` with torch's operations."""
     followed = list(means)
     for iterate, of_means in zip(iterates, shares.unbind(1), strict=True):
         followed = [
@@ -109,7 +107,8 @@ def plain_follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Te
 
 
 def _start_swad(weights: dict[str, Tensor]) -> Average:
-    zeros = torch.zeros(len(next(iter(weights.values()))), device=next(iter(weights.values())).device)
+    first = next(iter(weights.values()))
+    zeros = torch.zeros(len(first), device=first.device)
     return {
         "segment": _copy(weights),  # the mean of the iterates since the last evaluation, and how many they are
         "length": zeros,
@@ -164,7 +163,7 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
         "threshold": threshold,
         "ended": torch.where(bad & (waiting >= SWAD_TOLERANCE), 1.0, average["ended"]),
     }
-    is_new = average["length"] > 0  # not where a run was interrupted after this evaluation, and repeats it
+    is_new = average["length"] > 0  # a run that was interrupted after this evaluation repeats it
     evaluated: Average = pytree.tree_map(lambda new, old: where(is_new, new, old), found, average)
     return evaluated
 

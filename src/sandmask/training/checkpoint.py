@@ -39,7 +39,7 @@ def _named_leaves(tree: Any) -> dict[str, Tensor]:
 
 
 def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """CRC32 of metadata and tensors: a disk may flip a bit, and training would go on with a wrong number."""
+    """CRC32 of metadata and tensors."""
     checksum = zlib.crc32(json.dumps(metadata).encode())
     for name in sorted(tensors):
         checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
@@ -49,14 +49,14 @@ def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
 def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
     """Write a tree of tensors and JSON metadata; the file appears complete, or the old one stays."""
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in _named_leaves(tree).items()}
-    # One entry: several come in any order, and the same tree is to make the same file.
+    # A single entry, because the order of several is not fixed, and equal trees should give equal files.
     text = json.dumps({**metadata, _CHECKSUM: _checksum(metadata, tensors)})
     with replacing(path, durable=True) as temporary:
         temporary.write_bytes(save(tensors, {"sandmask": text}))
 
 
 class DamagedFileError(SandmaskError):
-    """The content of a file is not what was written. A file that could not be read is not damaged by that."""
+    """The content of a file is not what was written. An error of reading it is not a `DamagedFileError`."""
 
 
 def _damaged(path: Path) -> SandmaskError:
@@ -70,7 +70,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except UnicodeEncodeError as error:
         raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
     try:
-        path.open("rb").close()  # too many open files, or no permission: safetensors has the same error for damage
+        path.open("rb").close()  # raises OSError if it cannot be read; safetensors reports this as damage
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:
@@ -93,16 +93,16 @@ def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
 
 
 def load_metadata(path: Path) -> dict[str, Any]:
-    """The JSON metadata of a file that `save_tree` wrote, unchecked: that would take reading all of it."""
+    """The JSON metadata of a file that `save_tree` wrote. The checksum is not verified."""
     with _opened(path) as file:
         return _description(path, file)[0]
 
 
 def load_checked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The metadata of such a file and its tensors by name, on the CPU, if all is as it was written."""
+    """The metadata and the tensors by name, on the CPU, of a file that `save_tree` wrote. Verifies the checksum."""
     with _opened(path) as file:
         metadata, checksum = _description(path, file)
-        # Copied, since a tensor inside a file starts anywhere, and CPU kernels round by how their memory is aligned.
+        # Copied into aligned memory: the rounding of CPU kernels depends on the alignment.
         leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is not a dict
     if checksum not in (None, _checksum(metadata, leaves)):
         raise _damaged(path)
@@ -152,7 +152,7 @@ def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
             "train them with --keep-checkpoint."
         )
     if load_metadata(path).get("runs") == [new.id]:
-        return  # a call before this one was killed right after this file was written
+        return  # an earlier call was killed right after it wrote this file
     metadata, leaves = load_checked(path)
     if metadata["runs"] != [old.id]:
         raise SandmaskError(f"{path} belongs to another run. Choose another folder with --out.")

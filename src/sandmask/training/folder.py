@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch.utils import _pytree as pytree
 
+from sandmask._memory import is_out_of_memory
 from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
@@ -73,7 +74,7 @@ class RunFolder:
         if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
                 with ranks.together():
-                    # All that may raise a user error comes before the first file is written.
+                    # Everything that may raise a user error comes before the first file is written.
                     stack = Stack(
                         [spec],
                         dataset,
@@ -142,23 +143,21 @@ class RunFolder:
         """The file of the model with averaged weights, such as model-sma.safetensors."""
         return (self.path / MODEL).with_stem(f"model-{average}")
 
-    def finished(self, spec: RunSpec) -> bool:
-        """Whether the folder holds this run, trained to its end, with its model and all of its records."""
-        return self.has_model(spec) and self._has_all_records(spec)
-
     def has_model(self, spec: RunSpec) -> bool:
         """Whether the folder holds the final model of this run."""
         return (self.path / MODEL).exists() and load_info(self.path / MODEL).spec == spec
 
-    def _has_all_records(self, spec: RunSpec) -> bool:
-        """Whether the record file holds the end of this run, and every evaluation before it."""
-        runs = read_runs(self.path / RECORDS) if (self.path / RECORDS).exists() else []
+    def finished(self, spec: RunSpec) -> bool:
+        """Whether the folder holds this run, trained to its end, with its model and all of its records."""
+        runs = self._runs() if self.has_model(spec) else []
         if [run.spec for run in runs] != [spec] or runs[0].status == "running":
             return False
         last = spec.steps if runs[0].diverged_at is None else runs[0].diverged_at
-        expected = (step for step in evaluation_steps(spec.steps, spec.checkpoint_every) if step < last)
-        recorded: list[int] = runs[0].steps.tolist()
-        return recorded == list(expected)
+        expected = [step for step in evaluation_steps(spec.steps, spec.checkpoint_every) if step < last]
+        return bool(runs[0].steps.tolist() == expected)
+
+    def _runs(self) -> list[RunRecord]:
+        return read_runs(self.path / RECORDS) if (self.path / RECORDS).exists() else []
 
     def record(self) -> RunRecord:
         """The run's record."""
@@ -169,7 +168,7 @@ class RunFolder:
 
     def _prepare(self, spec: RunSpec) -> None:
         """Refuse a folder of another run, whose files would be lost; give the run in it more steps if it has fewer."""
-        found = [run.spec for run in read_runs(self.path / RECORDS)] if (self.path / RECORDS).exists() else []
+        found = [run.spec for run in self._runs()]
         if (self.path / MODEL).exists():
             found.append(load_info(self.path / MODEL).spec)
         others = [other for other in found if other != spec]
@@ -199,11 +198,11 @@ def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
 
 @contextmanager
 def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
-    """A model or a batch that is too large is a user error; torch has no error type for a CPU without free memory."""
+    """Raise a user error where memory is too small for a model or a batch."""
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise SandmaskError(
             f"{device} ran out of memory. Give it a smaller network or batch (--hparam batch_size=...), or free memory "

@@ -1,4 +1,4 @@
-"""The evaluations of a stack while it trains: on its device, and in its checkpoint."""
+"""The evaluations of a stack while it trains. They are on its device, and in its checkpoint."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from sandmask.training.stack import Stack
 
 
 class History:
-    """T evaluations of K runs: right answers [T, K, G], and the mean of every metric since the one before, [T, K].
+    """T evaluations of K runs: right answers [T, K, G], and the mean of every metric since the previous one, [T, K].
 
     Mask diagnostics, averages and metrics beyond accuracy are vectors, [T, K, M]; readers find their entries by name.
     Those that are tables have no names of entries, and go to the records' tables.
@@ -74,9 +74,9 @@ class History:
         return {"counts": self.counts, "curves": self.curves}
 
     def write(self, step: int, counts: Tensor, sums: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-        """Note an evaluation, with sums of metrics since the one before, and metrics of the present state.
+        """Store an evaluation: sums of metrics since the previous one, and metrics `now` of the present state.
 
-        Noted again after a restart, it is the same.
+        Storing it again after a restart changes nothing.
         """
         row = self.row(step)
         since = step - self.steps[row - 1] if row > 0 else 1
@@ -105,7 +105,7 @@ class History:
         """Every metric [K] of one evaluation; waits for the device."""
         row = self.row(step)
         curves = self._named()
-        values = torch.stack([curve[row] for curve in curves.values()]).tolist()  # one transfer, not one a metric
+        values = torch.stack([curve[row] for curve in curves.values()]).tolist()  # one transfer for all metrics
         return dict(zip(curves, values, strict=True))
 
     def _tables(self) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ class History:
         """
         accuracies = self.stack.evaluator.fractions(self.counts)
         curves = {name: curve.double().cpu().numpy() for name, curve in self._named().items()}
-        # SWAD has counts at the last evaluation only; what it has none of is left out with its accuracies.
+        # SWAD has counts at the last evaluation only; its other rows are left out with its accuracies.
         tables = {name: curve.nan_to_num(0.0).long().cpu().numpy() for name, curve in self._tables().items()}
         steps, dataset = np.array(self.steps), self.stack.dataset
         records = []

@@ -128,7 +128,7 @@ def _connected(name: str, purpose: str, *, offline: bool = False) -> Iterator[An
             )
         try:
             yield huggingface_hub
-        except (OSError, ValueError) as error:  # what the package and its transport raise derives from these
+        except (OSError, ValueError) as error:  # base classes of the errors of the package and its transport
             if isinstance(error, SandmaskError):
                 raise
             reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -1,11 +1,10 @@
 """Metrics beyond accuracy of K runs, from counts of their answers.
 
 Everything is counted in whole numbers, which add up to the same in any order: a run's metrics do not depend on its
-stack, on the batches of an evaluation, or on a GPU's order of work.
+stack, on the batches of an evaluation, or on the order of operations on a GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 
 import torch
 from torch import Tensor
@@ -103,9 +102,5 @@ class Counter:
         Counts of all processes are added up, once.
         """
         counts = {name: self.ranks.sum(count) for name, count in self._counts.items()}
-        return {name: _by_split(_COMPUTED[name][0](counts)) for name in self.names}
-
-
-def _by_split(values: Tensor) -> Tensor:
-    """[K, G, ...] as rows [K, numbers] that have the groups of one split together."""
-    return torch.stack([values[:, 0::2], values[:, 1::2]], 1).reshape(len(values), prod(values.shape[1:])).double()
+        values = {name: _COMPUTED[name][0](counts) for name in self.names}  # [K, G, ...]
+        return {name: torch.cat([of[:, 0::2], of[:, 1::2]], 1).flatten(1).double() for name, of in values.items()}

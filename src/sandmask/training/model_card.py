@@ -1,4 +1,4 @@
-"""A model card: what a model is, how it was trained and how good it is, as Markdown with the Hub's metadata."""
+"""Model cards: a description of a model, its training and its accuracy, as Markdown with the Hub's metadata."""
 
 import json
 from collections.abc import Sequence

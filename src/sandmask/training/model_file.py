@@ -1,6 +1,6 @@
 """Algorithms from specs, and model files: weights by name, constants of the networks, and metadata.
 
-Nothing but such a file is needed to predict: no dataset, and no pretrained weights.
+A model file is all that is needed to predict: neither the dataset nor pretrained weights.
 """
 
 from collections.abc import Mapping
@@ -105,12 +105,11 @@ def state_of(path: Path, leaves: Mapping[str, Tensor], algorithm: Algorithm, dev
 def model_tree(algorithm: Algorithm, state: State) -> dict[str, Any]:
     """A state without its optimizers, the parameters by name, and the networks' constants.
 
-    Constants (frozen batch-norm statistics) are not part of the state, but without them a pretrained backbone
-    computes something else.
+    Constants are the statistics of frozen batch-norm layers, which are not part of the state.
     """
     left_out = ("params", "step", *algorithm.training_only)
     extra = {k: v for k, v in state.items() if k not in left_out and not isinstance(v, AdamState)}
-    # Copies: a file takes no two names for the same memory, which buffers may have.
+    # Copies, because buffers may share memory, which safetensors does not allow.
     constants = pytree.tree_map(torch.clone, constants_of(algorithm))
     return {"params": algorithm.network.named(state["params"]), "extra": extra, "constants": constants}
 

@@ -1,4 +1,4 @@
-"""From what a user has (files, pictures, arrays) to what a model takes, as evaluation during training did it."""
+"""Preprocessing of a user's examples (files, images, arrays), the same as in evaluation during training."""
 
 import os
 from collections.abc import Iterable
@@ -73,7 +73,7 @@ class Preprocessing:
         """One example `[*input_shape]`, float32."""
         if self.kind != "image" or (isinstance(item, np.ndarray | Tensor) and not _is_uint8(item)):
             return self._array(item).to(device)
-        # As in training: squeezed on the CPU, like every file; then to the device, and the rest there.
+        # As in training: squeezed on the CPU, everything else on the device.
         pixels = squeeze(self._pixels(item).cpu(), self.storage_size).to(device)
         image = evaluated(pixels.permute(1, 2, 0)[None], self.input_shape[-1])[0]
         return normalized(image, torch.tensor(self.mean, device=device), torch.tensor(self.std, device=device))
@@ -124,7 +124,7 @@ def _decoded(path: Path) -> Tensor:
 
 
 def _picture(image: Any) -> Tensor:
-    """The pixels of a PIL image, by the rules that hold for files."""
+    """The pixels of a PIL image, converted like those of files."""
     try:
         return rgb_pixels(image)
     except UnsupportedPixelsError as error:
@@ -136,5 +136,5 @@ def _is_uint8(array: Any) -> bool:
 
 
 def _is_picture(item: Any) -> bool:
-    """Whether it is a PIL image, asked without importing PIL."""
+    """Whether it is a PIL image. PIL is not imported."""
     return hasattr(item, "convert") and hasattr(item, "getbands")

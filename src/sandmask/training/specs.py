@@ -1,4 +1,4 @@
-"""From what a user asks for to a complete run spec, and which specs can train as one program."""
+"""Complete run specs from a user's arguments, and which specs can train as one program."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -122,7 +122,7 @@ def init_seed(spec: RunSpec) -> int:
 
 
 def _check_evaluations(steps: int, every: int) -> None:
-    """Refuse more evaluations than memory and a record file should hold."""
+    """Refuse more evaluations than fit in memory and a record file."""
     if steps > every * MOST_EVALUATIONS:
         raise SandmaskError(
             f"{steps:,} steps with an evaluation every {every:,} exceed the limit of {MOST_EVALUATIONS:,} evaluations. "
@@ -132,7 +132,7 @@ def _check_evaluations(steps: int, every: int) -> None:
 
 
 def _weights_name(network: str, weights: str | None) -> str:
-    """What the records say the network started from: a file by its name, without the folder."""
+    """The initial weights as records name them: a file by its name, without the folder."""
     if network in NETWORKS:
         return "none"
     return "pretrained" if weights is None else Path(weights).name
@@ -164,7 +164,10 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
 
 
 def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
-    """float16 has a small range, which takes scaling; that is done where each environment's gradient is on its own."""
+    """Refuse precisions that a network or an algorithm cannot use.
+
+    float16 needs scaled losses, which only the gradient masks on the MLP have.
+    """
     if spec.precision == "fp16" and not (spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm)):
         raise SandmaskError(
             f"--precision fp16 is for gradient masks on the MLP only. Found {spec.algorithm} with {spec.network}. "
@@ -178,7 +181,7 @@ def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
 
 
 def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> None:
-    """Refuse metrics that would take more room than memory and a record file should give them."""
+    """Refuse metrics with too many numbers for memory and a record file."""
     evaluations = -(-spec.steps // spec.checkpoint_every) + 1
     for name in names:
         numbers = evaluations * MEASURES[name].size(len(dataset.environments), len(dataset.classes))
@@ -212,7 +215,7 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
 
 
 def leak_of(spec: RunSpec) -> str | None:
-    """Return a warning for a run whose environments see each other's examples, and None for all others.
+    """Return a warning if the environments of a run influence each other's gradients; None otherwise.
 
     :param spec: spec of the run.
     """
@@ -225,5 +228,5 @@ def leak_of(spec: RunSpec) -> str | None:
 
 
 def trains_alone(spec: RunSpec) -> bool:
-    """Whether a run is better trained by itself: its network fills the machine, as timm's do, or does not stack."""
+    """Whether runs of this network train one at a time: timm's networks fill a GPU, and others cannot be stacked."""
     return spec.network not in NETWORKS or not NETWORKS[spec.network].stacks

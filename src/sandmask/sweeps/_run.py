@@ -20,7 +20,7 @@ from sandmask.sweeps._search import Search
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, group, remove_leftovers, unfinished_stacks
 
 POLL_SECONDS = 0.3
-LOSSES = 20  # of workers in a row, without a run finished in between, before stacks are given up
+LOSSES = 20  # of workers in a row, without a finished run in between, before their runs are given up
 LONGEST = 400  # characters of an error in a message
 
 

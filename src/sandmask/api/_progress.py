@@ -1,4 +1,4 @@
-"""Progress of a run and of a sweep: in a terminal, in a notebook, as lines of a log, or nowhere."""
+"""The progress of a run or a sweep: in a terminal, in a notebook, as lines of a log, or not at all."""
 
 import html
 import io
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sandmask.training import Progress as Report
 
 
-# True shows progress in a terminal or a notebook; "lines" also writes a line now and then where there is neither.
+# True shows progress in a terminal or a notebook; "lines" also prints lines elsewhere.
 ShowProgress = bool | Literal["lines"]
 Screen = Literal["terminal", "notebook", "lines", "none"]
 
@@ -53,7 +53,7 @@ def choose_screen(progress: ShowProgress) -> Screen:
 
 
 def say_on(screen: Screen, text: str) -> None:
-    """Print a line. Notebooks mark what is on standard error as if it were an error, so there it is standard output."""
+    """Print a line on standard error; in notebooks, which mark that as an error, on standard output."""
     if screen == "notebook":
         sys.stdout.write(f"{text}\n")
     elif screen != "none":
@@ -61,7 +61,7 @@ def say_on(screen: Screen, text: str) -> None:
 
 
 class NotebookText:
-    """A piece of text in the output of a notebook's cell that `show` replaces. It needs no widgets."""
+    """Text in the output of a notebook's cell, which `show` replaces. It works without widgets."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -77,12 +77,12 @@ class NotebookText:
 
 
 LINE_SECONDS = 10.0  # between lines of a log
-NOTEBOOK_SECONDS = 0.25  # between updates of a notebook, where each is a message to the browser
-EVALUATION_SECONDS = 1.0  # after which an evaluation is long enough to show how far it is
+NOTEBOOK_SECONDS = 0.25  # between updates of a notebook
+EVALUATION_SECONDS = 1.0  # after which the progress of an evaluation is shown
 
 
 class _Status(ProgressColumn):
-    """Loss, accuracies and rate: what a narrow terminal cuts first."""
+    """Loss, accuracies and rate, which a narrow terminal cuts off first."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
@@ -97,7 +97,7 @@ class TrainingBar:
         self._first: tuple[float, int] | None = None
         self._last_line = time.monotonic()
         self._done = 0
-        self._evaluation = (0.0, 0)  # when the present one began, and how many examples are done
+        self._evaluation = (0.0, 0)  # the start of the current one, and the examples done
         self._text = NotebookText()
         self._bar: Progress | None = None
         if screen == "terminal":
@@ -130,10 +130,12 @@ class TrainingBar:
             self.status = self._describe(report.accuracies, report.losses[0])
         self._done = report.done
         is_last = report.done == report.steps and report.accuracies is not None
-        self._show(self.status + self._rate(now, report.done), now, at_once=is_last)
+        start, first = self._first
+        rate = f"  {(report.done - first) / (now - start):.1f} steps/s" if now > start and report.done > first else ""
+        self._show(self.status + rate, now, at_once=is_last)
 
     def evaluating(self, done: int, total: int) -> None:
-        """Show how many examples of an evaluation are done, if it takes long."""
+        """Show the progress of an evaluation that takes long."""
         now = time.monotonic()
         began, before = self._evaluation
         began = began if done > before else now
@@ -153,10 +155,6 @@ class TrainingBar:
                 self._text.show(line)
             else:
                 say_on(self.screen, line)
-
-    def _rate(self, now: float, done: int) -> str:
-        start, first = self._first or (now, done)
-        return f"  {(done - first) / (now - start):.1f} steps/s" if now > start and done > first else ""
 
     def _describe(self, accuracies: "Accuracies", loss: float) -> str:
         held_out = list(self.spec.test_envs)
@@ -230,7 +228,7 @@ def bar(share: float, width: int) -> str:
 
 
 class SweepDisplay:
-    """Looks into a sweep's folder from a thread of its own, and shows what it finds."""
+    """Shows the status of a sweep, from a thread of its own."""
 
     def __init__(self, look: Callable[[], "SweepStatus"], screen: Screen) -> None:
         self._look, self.screen = look, screen
@@ -254,7 +252,7 @@ class SweepDisplay:
             self._thread.join()
         if self._live:
             self._live.stop()
-        if self.screen == "notebook":  # where the last state stays
+        if self.screen == "notebook":  # the last state stays visible
             self._show()
 
     def say(self, text: str) -> None:
@@ -269,7 +267,7 @@ class SweepDisplay:
             self._show()
 
     def _show(self) -> None:
-        """Show the state of the sweep. The sweep itself reports a damaged file, so the display ignores it."""
+        """Show the state of the sweep. Errors of reading it are ignored: the sweep itself reports them."""
         with suppress(SandmaskError, OSError):
             status = self._look()
             if self._live:

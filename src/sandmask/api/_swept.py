@@ -1,4 +1,4 @@
-"""A sweep that has been trained, or is being trained: its records, its tables, how far it is."""
+"""A sweep in its folder: records, tables, models and status."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,21 +85,12 @@ class Sweep:
         """
         import pandas as pd
 
-        rows = [
-            {
-                "run": model.spec.id,
-                "dataset": model.spec.dataset,
-                "algorithm": model.spec.algorithm,
-                "test_envs": ",".join(map(str, model.spec.test_envs)),
-                "trial_seed": model.spec.trial_seed,
-                "hparams_seed": model.spec.hparams_seed,
-                "average": model.average,
-                "step": model.step,
-                "validation": None if record is None else validation_of(record, model.step),
-                "file": str(model.file),
-            }
-            for model, record in models_with_records(self.folder, self.records())
-        ]
+        rows = []
+        for model, record in models_with_records(self.folder, self.records()):
+            spec, envs = model.spec, ",".join(map(str, model.spec.test_envs))
+            validation = None if record is None else validation_of(record, model.step)
+            run = (spec.id, spec.dataset, spec.algorithm, envs, spec.trial_seed, spec.hparams_seed)
+            rows.append((*run, model.average, model.step, validation, str(model.file)))
         return of_averages(pd.DataFrame(rows, columns=list(_MODEL_COLUMNS)))
 
     def table(self) -> "pd.DataFrame":

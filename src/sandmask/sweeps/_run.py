@@ -157,7 +157,9 @@ class _Driver:
     ) -> None:
         with suppress(BrokenExecutor):  # what was not handed out is planned again
             for stack in stacks:
-                future = executor.submit(run_job, self._job(stack))
+                source = self.expansion.sources[stack.specs[0].dataset]
+                job = Job(source, tuple(spec.to_json() for spec in stack.specs), self.options)
+                future = executor.submit(run_job, job)
                 futures[future] = stack
                 if self.search is not None and future.done():  # it may change what is best trained next
                     return
@@ -167,26 +169,18 @@ class _Driver:
         taken = {run.id for stack in futures.values() for run in stack.specs}
         self._submit(executor, self._plan([run for run in self._missing() if run.id not in taken]), futures)
 
-    def _job(self, stack: PlannedStack) -> Job:
-        source = self.expansion.sources[stack.specs[0].dataset]
-        return Job(source, tuple(spec.to_json() for spec in stack.specs), self.options)
-
     def _note(self, outcome: Outcome) -> None:
-        # Models first: once its records are there, a run counts as done.
+        # Files of a worker that does not see this disk. Models first: once its records are there, a run counts as done.
         for name in sorted(outcome.archives, key=lambda name: name.endswith(ARCHIVE_SUFFIX)):
-            self._fetch(name, outcome.archives[name])
+            target = self.folder.stacks / name
+            with turn(self.folder.stacks):
+                if not target.exists():
+                    with replacing(target, durable=True) as temporary:
+                        temporary.write_bytes(outcome.archives[name])
         if outcome.state in ("memory", "failed"):
             if outcome.message not in self.result.failed.values():  # once, though it may be true of every stack
                 self.notice(f"stack {outcome.stack}: {outcome.message}")
             self.result.failed.update(dict.fromkeys(outcome.runs, outcome.message))
-
-    def _fetch(self, name: str, content: bytes) -> None:
-        """A file of a worker that writes to a disk of its own: records, or models."""
-        target = self.folder.stacks / name
-        with turn(self.folder.stacks):
-            if not target.exists():
-                with replacing(target, durable=True) as temporary:
-                    temporary.write_bytes(content)
 
     def _lost(self, stacks: Sequence[PlannedStack], error: BaseException) -> None:
         """A worker died. What waited for it is planned again, unless that keeps happening while nothing gets done."""

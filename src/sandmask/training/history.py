@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms import DIAGNOSTICS, diagnostic_names
-from sandmask.records import MEASURES, Measure, RunRecord, Status, average_metrics
+from sandmask.records import MEASURES, RunRecord, Status, average_metrics
 from sandmask.training.averaging import average_metric
 from sandmask.training.evaluation import Accuracies, evaluation_steps
 from sandmask.training.stack import Stack
@@ -35,30 +35,30 @@ class History:
         """The number of the evaluation at this step, or of the next one."""
         return bisect_left(self.steps, step)
 
-    def _table(self, name: str) -> Measure | None:
-        """The metric beyond accuracy of this name, if it is a table; that of an average is `average/sma/confusion`."""
-        last = name.rpartition("/")[2]
-        is_table = last in self.stack.evaluator.metrics and MEASURES[last].is_table
-        return MEASURES[last] if is_table else None
+    def _entries(self, name: str) -> list[str] | None:
+        """The names of the entries of a metric: its own, if it is a number; None for a table.
 
-    def _entries(self, name: str) -> list[str]:
-        """The names of the entries of a metric that is not a table: its own, if it is a number."""
+        The metrics of an average are named like `average/sma/confusion`.
+        """
         n_envs = len(self.stack.dataset.environments)
         prefix, slash, last = name.rpartition("/")
         if name == DIAGNOSTICS:
             return diagnostic_names(self.stack.algorithm.network.slots)
         if name in map(average_metric, self.stack.averages):
             return average_metrics(last, n_envs)
-        if last in self.stack.evaluator.metrics:
-            return [f"{prefix}{slash}{entry}" for entry in MEASURES[last].entries(n_envs)]
-        return [name]
+        if last not in self.stack.evaluator.metrics:
+            return [name]
+        return (
+            None if MEASURES[last].is_table else [f"{prefix}{slash}{each}" for each in MEASURES[last].entries(n_envs)]
+        )
 
     def zeros(self, name: str) -> Tensor:
         """A metric of all runs: [K], or [K, M]."""
         n_runs, device, dataset = self.stack.n_runs, self.stack.device, self.stack.dataset
-        if (table := self._table(name)) is not None:  # of whole numbers, which float32 holds exactly
-            return torch.zeros(n_runs, table.size(len(dataset.environments), len(dataset.classes)), device=device)
         entries = self._entries(name)
+        if entries is None:  # a table of whole numbers, which float32 holds exactly
+            table = MEASURES[name.rpartition("/")[2]]
+            return torch.zeros(n_runs, table.size(len(dataset.environments), len(dataset.classes)), device=device)
         if entries == [name]:
             return torch.zeros(n_runs, device=device)
         dtype = torch.float32 if name == DIAGNOSTICS else torch.float64
@@ -91,10 +91,8 @@ class History:
         """Every metric [T, K] by its name, without tables."""
         curves: dict[str, Tensor] = {}
         for name, curve in self.curves.items():
-            if self._table(name) is not None:
-                continue
-            entries = self._entries(name)
-            curves.update({name: curve} if entries == [name] else zip(entries, curve.unbind(-1), strict=True))
+            if (entries := self._entries(name)) is not None:
+                curves.update({name: curve} if entries == [name] else zip(entries, curve.unbind(-1), strict=True))
         return curves
 
     def accuracies(self, step: int) -> Accuracies:
@@ -110,7 +108,7 @@ class History:
 
     def _tables(self) -> dict[str, Tensor]:
         """Every table [T, K, M] by its name."""
-        return {name: curve for name, curve in self.curves.items() if self._table(name) is not None}
+        return {name: curve for name, curve in self.curves.items() if self._entries(name) is None}
 
     def tables(self, step: int) -> dict[str, list[list[int]]]:
         """The counts [K, M] of every table at one evaluation; waits for the device."""

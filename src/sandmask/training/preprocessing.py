@@ -96,10 +96,8 @@ class Preprocessing:
 
     def _pixels(self, item: Any) -> Tensor:
         """The pixels [3, height, width] of a file, a picture or a uint8 array, before any resizing."""
-        if isinstance(item, str | os.PathLike):
-            return _decoded(Path(item))
-        if _is_picture(item):
-            return _picture(item)
+        if isinstance(item, str | os.PathLike) or _is_picture(item):
+            return _decoded(item)
         if isinstance(item, Tensor):
             planes = item[None] if item.ndim == 2 else item
         else:
@@ -116,17 +114,12 @@ class Preprocessing:
         return planes.expand(3, -1, -1)
 
 
-def _decoded(path: Path) -> Tensor:
+def _decoded(item: Any) -> Tensor:
+    """The pixels of a file or a PIL image."""
     try:
-        return decode(path).pixels.permute(2, 0, 1)
+        return rgb_pixels(item) if _is_picture(item) else decode(Path(item)).pixels.permute(2, 0, 1)
     except CorruptImageError as error:
-        raise SandmaskError(f"{path} cannot be decoded as an image ({error.reason}).") from error
-
-
-def _picture(image: Any) -> Tensor:
-    """The pixels of a PIL image, converted like those of files."""
-    try:
-        return rgb_pixels(image)
+        raise SandmaskError(f"{Path(item)} cannot be decoded as an image ({error.reason}).") from error
     except UnsupportedPixelsError as error:
         raise SandmaskError(f"This PIL image cannot be used: {error}.") from error
 

@@ -79,7 +79,12 @@ def make_spec(
         if not 0 <= value < 2**63:
             raise SandmaskError(f"{name} should be from 0 to 2^63 - 1. Found {value}.")
     network = network or entry.network
-    network = NETWORKS[network].name if network in NETWORKS else network
+    if network in NETWORKS:
+        network, weights_name = NETWORKS[network].name, "none"
+    else:
+        weights_name = "pretrained" if weights is None else Path(weights).name
+    kept = parse_averages(averages)
+    options = {"averages": ",".join(kept)} if kept else {}
     return RunSpec(
         dataset=entry.name,
         algorithm=chosen.name,
@@ -92,9 +97,9 @@ def make_spec(
         seed=seed,
         space=space,
         network=network,
-        weights=_weights_name(network, weights),
+        weights=weights_name,
         precision=precision,
-        options=_options(averages, shared_init=shared_init),
+        options={**options, INIT: SHARED} if shared_init else options,
     )
 
 
@@ -110,12 +115,6 @@ def _check_patience(hparams: Mapping[str, float]) -> None:
     )
 
 
-def _options(averages: Sequence[str], *, shared_init: bool) -> dict[str, str]:
-    """The options of a spec; those with their default value are left out."""
-    kept = parse_averages(averages)
-    return {**({"averages": ",".join(kept)} if kept else {}), **({INIT: SHARED} if shared_init else {})}
-
-
 def init_seed(spec: RunSpec) -> int:
     """The seed of a run's initial weights: its own, or one that all runs of its trial have."""
     return seed_hash(INIT, spec.trial_seed) if spec.options.get(INIT) == SHARED else spec.seed
@@ -129,13 +128,6 @@ def _check_evaluations(steps: int, every: int) -> None:
             f"Evaluate less often, with --checkpoint-every {-(-steps // MOST_EVALUATIONS)} or more, or use fewer "
             "--steps."
         )
-
-
-def _weights_name(network: str, weights: str | None) -> str:
-    """The initial weights as records name them: a file by its name, without the folder."""
-    if network in NETWORKS:
-        return "none"
-    return "pretrained" if weights is None else Path(weights).name
 
 
 def check_environments(spec: RunSpec, dataset: Dataset) -> None:

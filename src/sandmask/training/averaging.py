@@ -1,7 +1,7 @@
-"""Averages of a run's weights, kept beside the weights while it trains: SMA, EMA and SWAD.
+"""Averages of a run's weights while it trains: SMA, EMA and SWAD.
 
-An average never changes the training. One run gives the accuracies of its last iterate and of every average.
-All functions take stacked tensors: K runs in the first dimension, each with its own numbers.
+An average does not change the training. One run gives the accuracies of its last iterate and of every average.
+All functions take tensors of K runs, with K as the first dimension.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SMA_START = 100.0  # iterates that a uniform mean leaves out (Arpit et al., 2022
 EMA_DECAY = 0.999
 SWAD_CONVERGE, SWAD_TOLERANCE = 3, 6  # evaluations (Cha et al., 2021)
 SWAD_RATIO = 0.3
-AT_ONCE = 2  # iterates that averages take in together: on a GPU, that halves the passes over memory
+AT_ONCE = 2  # iterates per update of the averages: on a GPU, two of them halve the passes over memory
 
 Average = dict[str, Any]  # tensors [K, ...]; those under "weights" have the shapes of the state's entries
 
@@ -47,9 +47,9 @@ def start_averages(names: Sequence[str], state: State, entries: Sequence[str]) -
 
 
 def step_averages(averages: dict[str, Average], iterates: Sequence[State], hparams: Hparams) -> dict[str, Average]:
-    """The averages after steps that led to these states, one after the other.
+    """Update the averages with the states after some steps, in their order.
 
-    States may have the learning rate of their step as "rate": where it is 0, training has ended, and SMA and EMA stay.
+    A state may have the learning rate of its step as "rate". If it is 0, training has ended, and SMA and EMA stay.
     """
     if not averages or not iterates:
         return averages
@@ -72,7 +72,7 @@ def step_averages(averages: dict[str, Average], iterates: Sequence[State], hpara
 
 
 def _shares(name: str, average: Average, done: Tensor, hparams: Hparams) -> Tensor:
-    """The share that each iterate gets in an average, like the steps done [iterates, K]; 1 replaces the average."""
+    """The share of each iterate in an average, [iterates, K] as `done`; 1 replaces the average."""
     if name == "swad":
         numbers = torch.arange(1, len(done) + 1, dtype=done.dtype, device=done.device)
         length: Tensor = average["length"]
@@ -85,9 +85,9 @@ def _shares(name: str, average: Average, done: Tensor, hparams: Hparams) -> Tens
 
 
 def follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
-    """Means [K, ...] after each iterate [K, ...] in turn has moved them towards itself; on a GPU by one kernel.
+    """Move means [K, ...] towards each iterate [K, ...] in turn; on a GPU with one kernel.
 
-    `shares` says how far, [means, iterates, K]: 0 leaves a mean as it is, 1 replaces it by the iterate.
+    `shares` are [means, iterates, K]: 0 leaves a mean as it is, 1 replaces it by the iterate.
     """
     if has_kernels(means[0]):
         from sandmask.functional.kernels import running_means
@@ -143,7 +143,7 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     bad = started & ~ended & ~good
     waiting = average["waiting"] + bad
     total = average["segments"] + torch.where(good, average["waiting"] + 1.0, 0.0)
-    # With a good segment, those that waited count too.
+    # A good segment also adds the pending ones.
     share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
     weights, pending = {}, {}
     for e in entries:
@@ -183,7 +183,7 @@ def column(values: Tensor, like: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Whole rows of tensors [K, ...], by a condition [K]."""
+    """Select whole rows of tensors [K, ...] by a condition [K]."""
     return torch.where(column(condition, yes), yes, no)
 
 

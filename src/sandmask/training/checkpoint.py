@@ -1,6 +1,6 @@
-"""Trees of tensors on disk: written whole or not at all, read back into the same structure.
+"""Trees of tensors in files, which are complete or absent.
 
-Checkpoints can be made from others: of the same run with more steps, and of some of a stack's runs.
+A checkpoint can be converted: to the same run with more steps, or to some of a stack's runs.
 """
 
 import json
@@ -115,7 +115,7 @@ def load_tree(path: Path, like: Any, device: torch.device) -> Any:
 
 
 def as_tree(path: Path, leaves: Mapping[str, Tensor], like: Any, device: torch.device) -> Any:
-    """The same from tensors by name, which were read from this file."""
+    """The tensors by name of a file as a tree of the structure, shapes and dtypes of `like`."""
     expected = _named_leaves(like)
     if odd := sorted(leaves.keys() ^ expected.keys())[:3]:
         raise SandmaskError(
@@ -131,14 +131,15 @@ def as_tree(path: Path, leaves: Mapping[str, Tensor], like: Any, device: torch.d
 
 
 def is_longer(spec: RunSpec, than: RunSpec) -> bool:
-    """Whether a run is the other one with more steps."""
+    """Whether a run differs from another one only in that it has more steps."""
     return spec.steps > than.steps and replace(spec, steps=than.steps) == than
 
 
 def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
-    """Turn the checkpoint of a run into that of the same run with more steps; refuse what would not be the same run.
+    """Convert the checkpoint of a run to one of the same run with more steps.
 
-    A step does not depend on how many steps follow, so the longer run ends as if it had been started as such.
+    The result is the same as if the run had been started with that number of steps. If its first steps depend on the
+    number of steps, the run is refused.
     """
     if reason := _depends_on_steps(new):
         raise SandmaskError(
@@ -156,7 +157,7 @@ def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
     metadata, leaves = load_checked(path)
     if metadata["runs"] != [old.id]:
         raise SandmaskError(f"{path} belongs to another run. Choose another folder with --out.")
-    kept = -(-old.steps // old.checkpoint_every)  # evaluations of the old run that the new one has, too
+    kept = -(-old.steps // old.checkpoint_every)  # evaluations that both runs have
     total = len(list(evaluation_steps(new.steps, new.checkpoint_every)))
     for name, leaf in leaves.items():
         if name.startswith("history."):

@@ -20,7 +20,7 @@ from sandmask.training.sampling import holdout_fraction, split_environment, trai
 from sandmask.training.stack_step import looped_step, stacked_step
 
 CONTEXT = 64  # examples in a batch for methods that use the whole batch, as in DomainBed
-EXAMPLES, IMAGES = 256, 32  # of each environment that `HeldOut` takes, at most: of small inputs, of `LARGE` ones
+EXAMPLES, IMAGES = 256, 32  # per environment in `HeldOut`, at most; `IMAGES` for inputs larger than `LARGE`
 LARGE = 10_000  # numbers in an example
 
 Predict = Callable[[Tensor], Tensor]  # inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
@@ -98,7 +98,7 @@ class Evaluator:
         return tuple(self._sizes[run, 0::2].tolist()), tuple(self._sizes[run, 1::2].tolist())
 
     def alone(self, predict: Predict) -> Tally:
-        """For methods whose prediction of an example depends on that example alone: any batches will do."""
+        """For methods whose prediction of an example depends on that example alone."""
         n_runs, n_groups = self.shape
         shape = (n_runs, self._belongs.shape[1], n_groups)
         counts = torch.zeros(shape, device=self._belongs.device)
@@ -184,12 +184,12 @@ def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _laid_out(x: Tensor) -> Tensor:
-    """Images on a CPU with the channels last in memory, for which its convolutions are faster; others as they are."""
+    """Images in the channels-last format if they are on a CPU, whose convolutions are faster with it."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 and x.device.type == "cpu" else x
 
 
 def evaluation_steps(steps: int, every: int) -> Iterator[int]:
-    """The steps after which a run is evaluated: every so many, and the last."""
+    """The steps after which a run is evaluated: every `every` steps, and the last."""
     yield from range(0, steps, every)
     if (steps - 1) % every:
         yield steps - 1
@@ -216,7 +216,7 @@ class HeldOut:
         self._together = max(1, len(specs) * int(specs[0].hparams["batch_size"]) // count)
 
     def __call__(self, state: State, hparams: Hparams) -> Metrics:
-        """The probe's metrics [K]; never waits for the device where the dataset is there."""
+        """The probe's metrics [K]. It does not wait for the device if the dataset is resident."""
         starts = range(0, len(self.indices), self._together)
         parts = [self._look(state["params"], hparams, slice(begin, begin + self._together)) for begin in starts]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

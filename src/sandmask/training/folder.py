@@ -1,9 +1,9 @@
-"""A run's folder: its records, its checkpoint while it trains, and the model it ends with.
+"""The folder of a run.
 
 records.jsonl            spec and evaluations
-checkpoint.safetensors   everything needed to continue; removed when the run is done, unless it is to be kept
-model.safetensors        the weights by name, with what is needed to use them
-model-sma.safetensors    the same for averaged weights, where the run keeps them
+checkpoint.safetensors   everything needed to resume; removed when the run is done, unless `keep_checkpoint` is set
+model.safetensors        the final weights by name, with everything needed to predict
+model-sma.safetensors    the same for averaged weights
 """
 
 from collections.abc import Iterator, Sequence
@@ -167,7 +167,7 @@ class RunFolder:
         return runs[0]
 
     def _prepare(self, spec: RunSpec) -> None:
-        """Refuse a folder of another run, whose files would be lost; give the run in it more steps if it has fewer."""
+        """Refuse a folder of another run. If the same run with fewer steps is in it, extend its checkpoint."""
         found = [run.spec for run in self._runs()]
         if (self.path / MODEL).exists():
             found.append(load_info(self.path / MODEL).spec)

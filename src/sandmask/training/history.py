@@ -65,7 +65,7 @@ class History:
         return torch.zeros(n_runs, len(entries), device=device, dtype=dtype)
 
     def open_curves(self, names: Iterable[str]) -> None:
-        """Make room for these metrics; what is never written stays NaN."""
+        """Allocate curves of these metrics, filled with NaN."""
         for name in names:
             self.curves[name] = torch.stack([self.zeros(name)] * len(self.steps)).fill_(torch.nan)
 
@@ -116,9 +116,9 @@ class History:
         return {name: counts[row].nan_to_num(0.0).long().tolist() for name, counts in self._tables().items()}
 
     def records(self, done: int, diverged_at: Tensor, pruned_at: Mapping[int, int]) -> list[RunRecord]:
-        """The runs' records after `done` steps; a run that diverged keeps its evaluations from before that.
+        """The runs' records after `done` steps.
 
-        Of a run that was pruned, those until then; `pruned_at` has the step of each.
+        Runs that diverged keep their earlier evaluations, and pruned ones those until their step in `pruned_at`.
         """
         accuracies = self.stack.evaluator.fractions(self.counts)
         curves = {name: curve.double().cpu().numpy() for name, curve in self._named().items()}

@@ -83,7 +83,7 @@ def _record(run: "TrainedRun") -> RunRecord | None:
 
 
 def _config(run: "TrainedRun") -> dict[str, Any]:
-    """The model in plain words; `load_run` does not need it, as the model file says the same."""
+    """The content of config.json. `load_run` does not need it: the model file holds the same."""
     numbered = dict(enumerate(run.classes))
     return {
         "model_type": "sandmask",
@@ -115,7 +115,7 @@ def _check_name(repository: str) -> None:
 
 @contextmanager
 def _connected(name: str, purpose: str, *, offline: bool = False) -> Iterator[Any]:
-    """The package `huggingface_hub`, with its errors in one line; `offline` allows the cache alone."""
+    """The package `huggingface_hub`, with its errors in one line; `offline` allows to use the cache only."""
     if find_spec("huggingface_hub") is None:
         raise SandmaskError(f"{name} needs the package huggingface_hub: pip install 'sandmask[huggingface]'")
     import huggingface_hub

@@ -112,7 +112,7 @@ def _used(state: State) -> State:
 
 @dataclass(frozen=True)
 class KeptModel:
-    """A model in a file of many: of one run, of its weights or of an average of them, after one of its steps."""
+    """A model of one run in a file of many: its weights, or an average of them, after one of its steps."""
 
     file: Path
     place: int  # in the file
@@ -127,7 +127,7 @@ class KeptModel:
 
     @property
     def shown_id(self) -> str:
-        """The id that reports have for it: an average of a run is a row of its own there."""
+        """The id in reports, where an average of a run is a row of its own."""
         return averaged_spec(self.spec, self.average).id
 
 
@@ -176,9 +176,7 @@ def kept_models(folder: Path) -> Iterator[KeptModel]:
 
 
 def find_model(folder: Path, run: str | None, average: str | None) -> KeptModel:
-    """The model of a run, by its id (or the beginning of it) in the sweep or in a report; of the only run, if there is
-    one.
-    """
+    """The model of a run, by the beginning of its id in the sweep or in a report; `run` is None for the only model."""
     every = list(kept_models(folder))
     of_kind = [model for model in every if model.average == average]
     found = [model for model in of_kind if run is None or model.spec.id.startswith(run)]

@@ -1,6 +1,6 @@
 """Metrics beyond accuracy of K runs, from counts of their answers.
 
-Everything is counted in whole numbers, which add up to the same in any order: a run's metrics do not depend on its
+Counts are whole numbers, whose sum does not depend on the order: a run's metrics do not depend on its
 stack, on the batches of an evaluation, or on the order of operations on a GPU.
 """
 
@@ -46,7 +46,7 @@ def confusion(counts: Counts) -> Tensor:
     return counts["confusion"]
 
 
-# What computes each metric of `records.MEASURES`, and the counts that it needs.
+# The function of each metric of `records.MEASURES`, and the counts that it needs.
 _COMPUTED: dict[str, tuple[Callable[[Counts], Tensor], tuple[str, ...]]] = {
     "f1": (f1, ("right", "true", "predicted")),
     "ece": (ece, ("surplus", "true")),
@@ -86,7 +86,7 @@ class Counter:
         one = torch.ones_like(right)
         for name, counts in self._counts.items():
             if name == "surplus":
-                # A run that has diverged has no confidence; its record ends before this evaluation.
+                # The confidence of a run that has diverged is NaN; its record ends before this evaluation.
                 confidence = logits.float().softmax(-1).amax(-1).double().nan_to_num(1.0)
                 places = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
                 amount = (confidence * _UNIT).round().long() - right * _UNIT

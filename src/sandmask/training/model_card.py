@@ -32,7 +32,7 @@ class ModelCard:
         self.average = run.info.average.upper() if run.info.average else None
         self.method = self.spec.algorithm + (f" + {self.average}" if self.average else "")
         self.held_out = ", ".join(run.environments[env] for env in self.spec.test_envs)
-        # Whether the run trained on the examples that are held back for selection, too.
+        # Whether the run also trained on the examples that are held back for selection.
         self.full_data = float(self.spec.hparams.get(FULL_DATA, 0)) > 0
 
     def text(self, name: str) -> str:
@@ -58,7 +58,7 @@ class ModelCard:
         return "\n\n".join(parts) + "\n"
 
     def _evaluation(self) -> int | None:
-        """Which evaluation of the record is of this model; None if none is."""
+        """The index of this model's evaluation in the record; None if there is none."""
         if self.record is None or not len(self.record.steps):
             return None
         if self.info.step is None:
@@ -109,7 +109,7 @@ class ModelCard:
         return f"{step}; it was not selected among the run's checkpoints."
 
     def _over_trials(self) -> str:
-        """What the method achieves in the sweep, with its error."""
+        """The accuracy of the method in the sweep, with its error."""
         cell = self._cell()
         if cell is None or cell.mean is None:
             return "The error over repetitions is not known."
@@ -123,7 +123,7 @@ class ModelCard:
 
     def _cell(self) -> Cell | None:
         spec = self.spec
-        if not self.runs or len(spec.test_envs) != 1 or self.full_data:  # whose selection takes another sweep
+        if not self.runs or len(spec.test_envs) != 1 or self.full_data:  # the latter is selected by another sweep
             return None
         method = method_names(split_averages(self.runs)).get(averaged_spec(spec, self.info.average).id)
         tables = build_report(self.runs, [RULE]).rules[0].datasets

@@ -79,7 +79,7 @@ class Preprocessing:
         return normalized(image, torch.tensor(self.mean, device=device), torch.tensor(self.std, device=device))
 
     def _array(self, array: Any, leading: int = 0) -> Tensor:
-        """Preprocessed examples, with so many dimensions before an example's own."""
+        """Preprocessed examples, with `leading` dimensions before those of an example."""
         if not isinstance(array, np.ndarray | Tensor):
             raise SandmaskError(f"This model takes {self.expected}. Found {type(array).__name__}.")
         if tuple(array.shape[leading:]) != self.input_shape or array.ndim != leading + len(self.input_shape):

@@ -1,4 +1,4 @@
-"""`sandmask.soup`: one model out of many runs of a sweep."""
+"""`sandmask.soup`: combine the models of a sweep."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -98,7 +98,7 @@ def soup(
 
 
 def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candidates]:
-    """The cells of the kinds of weights that were asked for."""
+    """The cells with the requested kinds of weights."""
     if of is None:
         return list(found)
     averages = parse_averages([name for name in of if name != WEIGHTS])
@@ -107,7 +107,7 @@ def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candi
 
 
 def _possible(cell: Candidates, kinds: Sequence[str]) -> tuple[list[str], str]:
-    """The kinds that a cell's models allow, and why others are not possible; "" where all are."""
+    """The kinds of soups that are possible for a cell, and why others are not; "" if all are."""
     reason = why_no_mean(cell)
     refused = [kind for kind in kinds if reason is not None and kind != ENSEMBLE]
     where = f"{cell.spec.algorithm} on {cell.spec.dataset}"

@@ -39,7 +39,7 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: PathLike, plugins: Iterable[PathLike] = ()) -> "Sweep":
-        """The sweep that a folder holds, which may be under way in another process; nothing is trained.
+        """Read the sweep in a folder. It may be training in another process.
 
         :param folder: the sweep's folder.
         :param plugins: Python files that register its algorithms or datasets.
@@ -133,12 +133,12 @@ class Sweep:
 
 
 def all_runs(folder: SweepFolder, spec: SweepSpec, expansion: Expansion) -> tuple[RunSpec, ...]:
-    """All runs of a sweep in a folder. Those of a search become known while it runs. Nothing is written."""
+    """All runs of a sweep in a folder, with the proposals of a search so far. Nothing is written."""
     search = open_search(folder, spec, expansion) if folder.journal.exists() else None
     return expansion.runs if search is None else search.runs()
 
 
 def of_averages(models: "pd.DataFrame") -> "pd.DataFrame":
-    """A frame of models with None for the average of the weights themselves, as `load_run` takes it, and not NaN."""
+    """Replace NaN in the column `average` by None, as `load_run` takes it."""
     averages = models["average"].astype(object)
     return models.assign(average=averages.where(averages.notna(), None))

@@ -1,7 +1,7 @@
 """The command line, one file per subcommand; `main` is the console script.
 
-A subcommand is a line in `_app.COMMANDS` and a module with a typer function. Only the command that is
-run gets imported, so that `sandmask --help` answers at once.
+A subcommand is a line in `_app.COMMANDS` and a module with a typer function. Only the command that is run is imported,
+so that `sandmask --help` is fast.
 """
 
 import sys

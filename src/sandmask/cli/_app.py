@@ -35,7 +35,7 @@ RUN, READ, LOOK = "Run", "Read results", "Look things up"
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its line in the help, and where it lives.
+    """A subcommand: its line in the help, and its module.
 
     The module holds either `app`, a `typer.Typer` with subcommands of its own, or a function named like the module,
     which is the command.
@@ -48,7 +48,7 @@ class Command:
 
     @property
     def exists(self) -> bool:
-        """Whether its package is installed. Asking for the module itself would import the package."""
+        """Whether its package is installed. The package is not imported."""
         return importlib.util.find_spec(self.module.rpartition(".")[0]) is not None
 
     def load(self) -> Any:
@@ -120,7 +120,7 @@ def _interrupted(_: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-# A command line that cannot be understood; typer's own class for it has moved between versions.
+# Typer's class for an invalid command line, which is in different modules in different versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 # The greeting: a title, and lines to copy with what each is for.
@@ -143,7 +143,7 @@ MORE = {"sandmask --help": "all commands", "sandmask doctor": "check the install
 
 
 class LazyGroup(TyperGroup):
-    """Lists the table of commands, imports only the one that is run, and reports mistakes in one line."""
+    """Lists the commands, imports only the one that is run, and reports user errors in one line."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -152,7 +152,7 @@ class LazyGroup(TyperGroup):
             self.add_command(TyperCommand(name, help=each.summary, rich_help_panel=each.panel))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """The command to run: the real one instead of its line in the list."""
+        """Import the command to run."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, readable(self.table[name].load(), ctx) if name in self.table else command, rest
 
@@ -167,7 +167,7 @@ class LazyGroup(TyperGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run; a user's mistake ends in one line on standard error and exit status 2."""
+        """Run the command. User errors print one line on standard error and exit with status 2."""
         with _one_line():
             return super().invoke(ctx)
 
@@ -191,7 +191,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _described(error: Exception) -> str | None:
-    """Describe an error of the user; empty if another process or a help page has done so, None for a bug."""
+    """Describe a user error; "" if another process or a help page has done so, None for a bug."""
     if isinstance(error, OtherProcessError):
         return ""
     if isinstance(error, SandmaskError):
@@ -208,7 +208,7 @@ def _described(error: Exception) -> str | None:
 
 
 def _say(text: str) -> None:
-    """Print a line on standard error, once, if torchrun started several processes that would say the same."""
+    """Print a line on standard error. Several processes of torchrun print it once."""
     if first_to_say(text):
         typer.echo(text, err=True)
 
@@ -224,7 +224,7 @@ def _nameless(error: OSError) -> str:
 
 
 def _explained(error: Any) -> str:
-    """Describe an error in a command line and name its help; empty for a group alone, whose help is printed."""
+    """Describe an error in a command line and name its help; "" for a group alone, which prints its help."""
     said = _no_such_option(error) or " ".join(error.format_message().split())
     if not said:
         return ""
@@ -308,7 +308,7 @@ class _StandardOutput(io.TextIOWrapper):
 
 
 def run() -> None:
-    """Read the command line and do what it says."""
+    """Run the command line."""
     interrupts_end_imports()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -17,7 +17,7 @@ from sandmask.plugins import GROUP, VARIABLE
 from sandmask.registry import Registry, parts_of
 
 _PACKAGE = Path(__file__).parents[1]
-# What registers a name: the package that ours are in, and the records (or decorators) that are called.
+# By kind: our package with these entries, and the classes (or decorators) that register a name.
 _KINDS = {
     "algorithm": ("algorithms", {"AlgorithmEntry"}),
     "dataset": ("datasets", {"DatasetEntry", "ImageSet", "Mixture"}),

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they read the same everywhere."""
+"""Options that several commands share, and how they become arguments of the API."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -116,7 +116,7 @@ def _given(
     ] = None,
     plugins: _options.PluginOption = None,
 ) -> None:
-    """The signature of a request."""
+    """The options of a request, as the parameters of a function."""
 
 
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
@@ -141,7 +141,7 @@ def size(n_bytes: float) -> str:
 
 
 def print_plan(plan: "Plan", folder: Path) -> None:
-    """The stacks in order, then what they take."""
+    """Print the stacks in order, then time, memory and disk."""
     grouped: defaultdict[tuple[str, ...], list[StackEstimate]] = defaultdict(list)
     for each in plan.stacks:
         first = each.stack.specs[0]
@@ -174,7 +174,7 @@ def print_plan(plan: "Plan", folder: Path) -> None:
 
 
 def plan_json(plan: "Plan") -> dict[str, Any]:
-    """Everything, for scripts."""
+    """The plan as JSON values."""
     stacks = [
         {
             "stack": each.stack.id,

@@ -44,7 +44,7 @@ def import_domainbed(
 
 
 def _check_nothing_is_lost(runs: Sequence[RunRecord], archive: Path) -> None:
-    """The same sweep may be imported again, with more runs; another one whose folder has the same name may not."""
+    """Refuse to replace an archive that holds other runs. The same sweep may be imported again with more runs."""
     if not archive.exists():
         return
     kept = {run.spec.id for run in runs}

@@ -108,7 +108,7 @@ def _text(value: Any) -> str:
 
 
 def _networks(search: str | None) -> list[Row]:
-    """The registered networks and the datasets' defaults; with `search`, timm's pretrained ones of such names."""
+    """The registered networks and the datasets' defaults; with `search`, pretrained networks of timm that match."""
     if search is None:
         from sandmask.datasets import DATASETS
         from sandmask.networks import NETWORKS

@@ -1,4 +1,4 @@
-"""`sandmask soup`: one model out of many runs of a sweep."""
+"""`sandmask soup`: combine the models of a sweep."""
 
 from typing import Annotated
 

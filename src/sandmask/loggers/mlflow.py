@@ -31,7 +31,7 @@ class MlflowLogger:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of the tables of a new database
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs the tables of a new database
         address, artifacts = target or None, None
         if target and "://" not in target:
             folder = Path(target)

@@ -1,4 +1,4 @@
-"""Selection rules: their registry, DomainBed's three, two of ours, and all of them by another metric than accuracy."""
+"""Selection rules: the registry, DomainBed's three rules, two of ours, and rules by other metrics than accuracy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class SelectionRule:
     remedy: str = "train with --diagnostics"
 
     def lacks(self, run: RunRecord) -> bool:
-        """Whether a run did not record what the rule judges by."""
+        """Whether a run did not record the metrics that the rule needs."""
         return not run.metrics.keys() >= set(self.needs_metrics)
 
 
@@ -106,9 +106,9 @@ def selection_rule(
 
 
 def mean_over_environments(accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of each row, summed in the order in which the mean of a list is summed.
+    """Return the mean of each row, summed in the same order as the mean of a list.
 
-    Ties decide tables, and they are ties of rounded sums, which depend on the order.
+    The order changes the rounding, and with it ties, which decide tables.
 
     :param accuracy: accuracies `[T, environments]`.
     """
@@ -254,7 +254,7 @@ _BY = " by "
 
 
 def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
-    """A rule that takes the values of a metric for accuracies; of one where lower is better, one minus the values.
+    """A rule that uses a metric in place of accuracy, or one minus the metric if lower is better.
 
     :param rule: a rule that judges runs by accuracies.
     :param metric: "accuracy", which gives the rule itself, or a metric of `MEASURES` that is a number.
@@ -295,7 +295,7 @@ def find_rule(name: str) -> SelectionRule:
 
 
 def _seen_by(run: RunRecord, measure: Measure) -> RunRecord | None:
-    """A run whose accuracies are the values of a metric; None where it did not record them."""
+    """The run with the values of a metric in place of its accuracies; None if it did not record the metric."""
     inside, outside = (_values(run, measure, split) for split in ("in", "out"))
     if inside is None or outside is None:
         return None

@@ -1,4 +1,4 @@
-"""From a sweep to its runs."""
+"""The runs of a sweep."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -158,7 +158,7 @@ def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence
 def run_seed(
     dataset: str, algorithm: str, test_envs: tuple[int, ...], hparams_seed: int, trial_seed: int, seed: int = 0
 ) -> int:
-    """Return the seed of a run: a hash of what the run is, as in DomainBed's sweeps.
+    """Return the seed of a run: a hash of its arguments, as in DomainBed's sweeps.
 
     :param dataset: name of the dataset.
     :param algorithm: name of the algorithm.

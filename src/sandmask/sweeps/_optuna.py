@@ -30,7 +30,7 @@ REDUCTION = 3  # Hyperband keeps one run in three at a ninth and at a third of t
 
 
 def require() -> None:
-    """Refuse a search where Optuna is not installed; otherwise, let it write warnings only."""
+    """Raise an error if Optuna is not installed; otherwise, reduce its log to warnings."""
     if find_spec("optuna") is None:
         raise SandmaskError("--search optuna needs Optuna. Install it with: pip install 'sandmask[optuna]'")
     from optuna.logging import WARNING, set_verbosity
@@ -129,7 +129,7 @@ class _Lock:
         return True
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
 
@@ -143,11 +143,11 @@ def _ends_whole(path: Path) -> bool:
 
 
 class DamagedJournalError(SandmaskError):
-    """The journal is not what was written."""
+    """The content of the journal is not what was written."""
 
 
 def open_journal(path: Path) -> "JournalStorage":
-    """The studies in a journal file, which is created if it is not there.
+    """The studies in a journal file, which is created if it does not exist.
 
     An incomplete last line, left by a killed process, is removed, because the line appended to it would be lost.
     """

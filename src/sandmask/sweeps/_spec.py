@@ -83,7 +83,7 @@ class SweepSpec:
 
     @property
     def full_data(self) -> bool:
-        """Whether runs train on the examples that are held back for selection, too."""
+        """Whether runs also train on the examples that are held back for selection."""
         return float(self.hparams.get(FULL_DATA, 0)) > 0
 
     def _check_words(self) -> None:
@@ -172,7 +172,7 @@ def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
-    """A value as the field `key` has it; another type than the field's is an error."""
+    """A value of the field `key`, converted to its type; a wrong type is an error."""
     if key in LISTS:
         values = value if isinstance(value, list) else [value]
         if all(type(each) in (str, int) for each in values):

@@ -69,7 +69,7 @@ def capped(members: Sequence[RunSpec], cap: Cap) -> list[tuple[RunSpec, ...]]:
 
 
 def equal_parts(specs: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
-    """The fewest parts with at most `limit` runs each, as equal as they can be."""
+    """The fewest parts with at most `limit` runs each, of about equal size."""
     n_parts = -(-len(specs) // limit)
     bounds = [len(specs) * part // n_parts for part in range(n_parts + 1)]
     return [tuple(specs[start:stop]) for start, stop in pairwise(bounds)]
@@ -118,7 +118,7 @@ def balanced(
 def _simulate(
     order: Sequence[PlannedStack], workers: int, seconds: Callable[[PlannedStack], float]
 ) -> tuple[list[float], PlannedStack]:
-    """When each worker ends if every free one takes the next stack, and the stack that ends last."""
+    """The time at which each worker ends if free workers take the next stack, and the stack that ends last."""
     free = [0.0] * workers
     latest, last = -1.0, order[0]
     for stack in order:
@@ -182,7 +182,7 @@ def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Seque
 
 
 def remove_leftovers(folder: SweepFolder) -> None:
-    """Remove files of killed processes. Call it under the lock, when no process trains."""
+    """Remove files of killed processes. Call it while holding the turn, when no process trains."""
     remove_abandoned(folder.path)
     for pattern in (".*.tmp", "*.lock", "*.stop"):
         for path in folder.stacks.glob(pattern):

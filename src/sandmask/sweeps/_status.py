@@ -1,4 +1,4 @@
-"""Progress of stacks, written by the processes that train them, and the status of a sweep that any process reads."""
+"""Progress files of stacks, which workers write, and the status of a sweep, which any process can read."""
 
 import json
 import os
@@ -117,10 +117,10 @@ class StackStatus:
     runs: int
     done: int  # steps
     steps: int
-    rate: float  # run-steps a second
+    rate: float  # run-steps per second
     device: str
     host: str
-    updated: float  # when, in seconds since 1970
+    updated: float  # time of the last update, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -145,18 +145,18 @@ class SweepStatus:
     running: int
     run_steps: int  # of all planned runs
     run_steps_done: int
-    rate: float  # run-steps a second, summed over stacks under way
+    rate: float  # run-steps per second of all stacks that are being trained
     stacks: tuple[StackStatus, ...]
     standings: tuple[Standing, ...]
 
     @property
     def missing(self) -> int:
-        """Runs that are neither done nor under way."""
+        """Runs that are neither done nor running."""
         return self.planned - self.done - self.running
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present rate; None while nothing is known of it."""
+        """At the present rate; None if the rate is not known."""
         return (self.run_steps - self.run_steps_done) / self.rate if self.rate > 0 else None
 
     def to_json(self) -> dict[str, Any]:

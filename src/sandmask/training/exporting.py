@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sandmask._files import replacing
 from sandmask.errors import SandmaskError
-from sandmask.registry import Registry
+from sandmask.registry import check_known
 from sandmask.training.trained_run import TrainedRun
 
 METADATA = "sandmask"  # the metadata's name in an ONNX file; with .json, that of the extra file in a .pt2
@@ -37,7 +37,6 @@ Model = Callable[[Tensor], Tensor]
 class ExportFormat:
     """A way to save a model: `write(module, example, metadata, path)`, and `read(path)` for the check."""
 
-    name: str
     suffix: str
     write: Callable[[nn.Module, Tensor, str, Path], None]
     read: Callable[[Path], Model]
@@ -62,15 +61,16 @@ def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str]
     :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given, `ID.pt2` in a
         sweep's.
     """
+    check_known("export format", format_name, FORMATS)
     chosen = FORMATS[format_name]
     if missing := [package for package in chosen.packages if find_spec(package) is None]:
-        raise SandmaskError(f"Export as {chosen.name} needs {', '.join(missing)}: pip install 'sandmask[export]'")
+        raise SandmaskError(f"Export as {format_name} needs {', '.join(missing)}: pip install 'sandmask[export]'")
     path = run.path / f"{run.name}{chosen.suffix}" if output is None else Path(output)
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a device"
         raise SandmaskError(f"{path} is {what}. Name the file to write, such as model{chosen.suffix}.")
     module = run.module().cpu().requires_grad_(False)
-    with warnings.catch_warnings(), _explained(run, chosen.name, path):
+    with warnings.catch_warnings(), _explained(run, format_name, path):
         for message in _KNOWN_WARNINGS:
             warnings.filterwarnings("ignore", message)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,6 +148,7 @@ def _read_onnx(path: Path) -> Model:
     return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
 
 
-FORMATS: Registry[ExportFormat] = Registry("export format")
-FORMATS.register(ExportFormat("torch-export", ".pt2", _write_torch, lambda path: torch.export.load(path).module()))
-FORMATS.register(ExportFormat("onnx", ".onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")))
+FORMATS = {
+    "torch-export": ExportFormat(".pt2", _write_torch, lambda path: torch.export.load(path).module()),
+    "onnx": ExportFormat(".onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
+}

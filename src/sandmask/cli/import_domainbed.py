@@ -13,7 +13,7 @@ from sandmask.records import RunRecord, read_domainbed, read_runs, write_archive
 
 def import_domainbed(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's output folder.")],
-    out: Annotated[Path, typer.Option("--out", metavar="STORE", help="The folder of records to write into.")],
+    out: Annotated[Path, typer.Option(metavar="STORE", help="The folder of records to write into.")],
     include_incomplete: Annotated[
         bool, typer.Option("--include-incomplete", help="Also import runs without a file `done`, as unfinished.")
     ] = False,

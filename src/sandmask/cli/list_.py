@@ -51,8 +51,7 @@ def list_(
         ),
     ],
     search: Annotated[
-        str | None,
-        typer.Option("--search", help="Only names that match, such as '*mask*'. Networks: all of timm."),
+        str | None, typer.Option(help="Only names that match, such as '*mask*'. Networks: all of timm.")
     ] = None,
     json: _options.JsonOption = False,
     plugin: _options.PluginOption = None,

@@ -38,8 +38,7 @@ def report(
         ),
     ] = None,
     html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE|-", help="Write a page with tables, figures and every run's curves."),
+        Path | None, typer.Option(metavar="FILE|-", help="Write a page with tables, figures and every run's curves.")
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     format_name: Annotated[

@@ -26,7 +26,6 @@ def soup(
     of: Annotated[
         list[str] | None,
         typer.Option(
-            "--of",
             metavar="A,B",
             help="What to combine: weights, or averages that the sweep kept: sma, ema, swad. (default: all)",
             autocompletion=_completion.words("weights", "sma", "ema", "swad"),

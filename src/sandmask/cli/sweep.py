@@ -19,23 +19,15 @@ from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, plan_json, print
 app = typer.Typer(help="Train many runs: plan, run, status.", no_args_is_help=True)
 
 Workers = Annotated[
-    int | None,
-    typer.Option("--workers", metavar="N", min=1, help="Stacks that train at a time. (default: one per GPU or core)"),
+    int | None, typer.Option(metavar="N", min=1, help="Stacks that train at a time. (default: one per GPU or core)")
 ]
 Device = Annotated[
-    str | None,
-    typer.Option("--device", help="cpu, cuda, or several for local workers: cuda:0,cuda:1. (default: all GPUs)"),
+    str | None, typer.Option(help="cpu, cuda, or several for local workers: cuda:0,cuda:1. (default: all GPUs)")
 ]
 MaxStack = Annotated[
-    int | None,
-    typer.Option(
-        "--max-stack", metavar="N", min=1, help="Largest number of runs in a stack. (default: as memory allows)"
-    ),
+    int | None, typer.Option(metavar="N", min=1, help="Largest number of runs in a stack. (default: as memory allows)")
 ]
-Calibrate = Annotated[
-    bool,
-    typer.Option("--calibrate/--no-calibrate", help="Measure a few steps of each method to estimate time and memory."),
-]
+Calibrate = Annotated[bool, typer.Option(help="Measure a few steps of each method to estimate time and memory.")]
 
 
 @app.command()
@@ -84,10 +76,7 @@ def run(
     ] = "local",
     workers: Workers = None,
     device: Device = None,
-    mps: Annotated[
-        bool,
-        typer.Option("--mps/--no-mps", help="Start NVIDIA MPS where workers share a GPU and it is not running."),
-    ] = True,
+    mps: Annotated[bool, typer.Option(help="Start NVIDIA MPS where workers share a GPU and it is not running.")] = True,
     gpus_per_worker: Annotated[
         float, typer.Option(metavar="N", min=0, help="GPUs per worker, for ray (may be a fraction) and slurm.")
     ] = 0.0,

@@ -30,12 +30,10 @@ def train(
         ),
     ],
     algorithm: Annotated[
-        str,
-        typer.Argument(help="An algorithm; see: sandmask list algorithms", autocompletion=_completion.algorithm),
+        str, typer.Argument(help="An algorithm; see: sandmask list algorithms", autocompletion=_completion.algorithm)
     ],
     test_env: Annotated[
-        list[str],
-        typer.Option("--test-env", metavar="E", help="Environment to hold out, as a name or a number. Repeatable."),
+        list[str], typer.Option(metavar="E", help="Environment to hold out, as a name or a number. Repeatable.")
     ],
     steps: _options.StepsOption = None,
     checkpoint_every: _options.CheckpointEveryOption = None,

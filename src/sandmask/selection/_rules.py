@@ -269,11 +269,9 @@ def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
     measure = MEASURES[metric]
 
     def choose(run: RunRecord, pairs: Sequence[RunRecord]) -> Choice | None:
-        seen = _seen_by(run, measure)
-        others = [_seen_by(pair, measure) for pair in pairs]
-        if seen is None or None in others:
-            return None
-        return rule.choose(seen, [other for other in others if other is not None])
+        seen = [_seen_by(each, measure) for each in (run, *pairs)]
+        known = [each for each in seen if each is not None]
+        return rule.choose(known[0], known[1:]) if len(known) == len(seen) else None
 
     return replace(
         rule,
@@ -296,16 +294,11 @@ def find_rule(name: str) -> SelectionRule:
 
 def _seen_by(run: RunRecord, measure: Measure) -> RunRecord | None:
     """The run with the values of a metric in place of its accuracies; None if it did not record the metric."""
-    inside, outside = (_values(run, measure, split) for split in ("in", "out"))
+    inside, outside = (measured(run, measure.name, split) for split in ("in", "out"))
     if inside is None or outside is None:
         return None
+    if measure.lower_is_better:
+        inside, outside = 1.0 - inside, 1.0 - outside
+    # NaN is never the best.
+    inside, outside = (np.where(np.isnan(values), -1.0, values) for values in (inside, outside))
     return replace(run, accuracy_in=inside, accuracy_out=outside, sizes=None)
-
-
-def _values(run: RunRecord, measure: Measure, split: str) -> NDArray[np.float64] | None:
-    """The values of a metric, where larger is better; NaN is never the best."""
-    values = measured(run, measure.name, split)
-    if values is None:
-        return None
-    values = 1.0 - values if measure.lower_is_better else values
-    return np.where(np.isnan(values), -1.0, values)

@@ -1,6 +1,7 @@
 """Model cards: a description of a model, its training and its accuracy, as Markdown with the Hub's metadata."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -148,10 +149,7 @@ class ModelCard:
 
 def _plain(text: str) -> str:
     """A name in a line or a table of Markdown."""
-    escaped = printable(text)
-    for mark in "\\`*_[]<>|#":
-        escaped = escaped.replace(mark, f"\\{mark}")
-    return escaped
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))
 
 
 def _code(text: str) -> str:

@@ -11,7 +11,7 @@ import typer
 from sandmask._text import counted, in_shell
 from sandmask.api._progress import duration
 from sandmask.cli import _completion, _options
-from sandmask.cli._console import print_table
+from sandmask.cli._console import plain_rows, print_table
 
 if TYPE_CHECKING:
     from sandmask.sweeps import Plan, StackEstimate
@@ -175,19 +175,10 @@ def print_plan(plan: "Plan", folder: Path) -> None:
 
 def plan_json(plan: "Plan") -> dict[str, Any]:
     """The plan as JSON values."""
-    stacks = [
-        {
-            "stack": each.stack.id,
-            "dataset": each.stack.specs[0].dataset,
-            "algorithm": each.stack.specs[0].algorithm,
-            "shape": each.shape,
-            "runs": [spec.id for spec in each.stack.specs],
-            "seconds": each.seconds,
-            "memory_bytes": round(each.memory_bytes),
-            "disk_bytes": round(each.disk_bytes),
-        }
-        for each in plan.stacks
-    ]
+    stacks = plain_rows(plan.frame())
+    for row, each in zip(stacks, plan.stacks, strict=True):
+        row["runs"] = [spec.id for spec in each.stack.specs]
+        row |= {"memory_bytes": round(each.memory_bytes), "disk_bytes": round(each.disk_bytes)}
     return {
         "runs": plan.runs,
         "done": plan.done,

@@ -67,9 +67,7 @@ OPTIONAL: tuple[Hparam, ...] = (
     Hparam("class_balanced", 0, Constant(0), SWITCH),  # minibatches with equal shares of the classes
     Hparam("data_augmentation", 1, Constant(1), SWITCH),  # of images
     Hparam("nonlinear_classifier", 0, Constant(0), SWITCH),  # two hidden layers
-    Hparam(
-        "last_blocks", 0, Constant(0), NON_NEGATIVE
-    ),  # vision transformers: number of blocks whose class tokens are used
+    Hparam("last_blocks", 0, Constant(0), NON_NEGATIVE),  # vision transformers: blocks whose class tokens are used
     Hparam("attention_only", 0, Constant(0), SWITCH),  # vision transformers: train the attention layers alone
     Hparam("freeze_bn", 1, Constant(1), SWITCH),  # batch-norm uses the statistics of the pretrained weights
 )

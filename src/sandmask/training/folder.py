@@ -205,8 +205,8 @@ def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise SandmaskError(
-            f"{device} ran out of memory. Give it a smaller network or batch (--hparam batch_size=...), or free memory "
-            "and rerun the same command to continue from its last checkpoint."
+            f"{device} ran out of memory. Use a smaller network or batch (--hparam batch_size=...), or free memory and "
+            "rerun the same command to continue from the last checkpoint."
         ) from error
 
 

@@ -41,7 +41,7 @@ class Keeper:
     """
 
     def __init__(self, stack: Stack, how: str) -> None:
-        self.stack, self.how = stack, how
+        self.stack = stack
         kinds = (WEIGHTS, *(name for name in stack.averages if name != "swad")) if how == "best" else ()
         self.values = {kind: torch.full((stack.n_runs,), -torch.inf, dtype=torch.float64) for kind in kinds}
         self.steps = {kind: torch.full((stack.n_runs,), -1) for kind in kinds}

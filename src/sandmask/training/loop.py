@@ -209,10 +209,7 @@ class Trainer:
         carry = self.program.carry
         names = {"metrics": list(carry.sums), "curves": list(self.history.curves)}
         runs = [spec.id for spec in self.stack.specs]
-        extras = {"diagnostics": self.stack.diagnostics, "measures": list(self.stack.evaluator.metrics)}
-        extras["keeps"] = "best" if self.keeper.values else "last"
-        metadata = {"runs": runs, "done": carry.done, **extras, **names}
-        save_tree(self.checkpoint, self._tree(carry), metadata)
+        save_tree(self.checkpoint, self._tree(carry), {"runs": runs, "done": carry.done, **self._extras(), **names})
         self._saved = time.monotonic()
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
@@ -249,18 +246,23 @@ class Trainer:
         self.history.counts, self.history.curves = history["counts"], history["curves"]
         return Carry(**tree)
 
+    def _extras(self) -> dict[str, Any]:
+        """The options for what is recorded and kept, which cannot change when a run is resumed."""
+        metrics, keeps = list(self.stack.evaluator.metrics), "best" if self.keeper.values else "last"
+        return {"diagnostics": self.stack.diagnostics, "measures": metrics, "keeps": keeps}
+
     def _check_extras(self, metadata: dict[str, Any]) -> None:
-        """Refuse a checkpoint that was started with other options for what is recorded and kept."""
-        if (before := metadata.get("diagnostics", False)) != self.stack.diagnostics:
-            how = "with" if before else "without"
+        """Refuse a checkpoint that was started with other options."""
+        before, now = {"diagnostics": False, "measures": [], "keeps": "last", **metadata}, self._extras()
+        if before["diagnostics"] != now["diagnostics"]:
+            how = "with" if before["diagnostics"] else "without"
             raise SandmaskError(
                 f"{self.checkpoint} was started {how} --diagnostics. Continue {how} it, or delete it to start over."
             )
-        there, asked = metadata.get("measures", []), list(self.stack.evaluator.metrics)
-        if there != asked:
-            how = f"with --metrics {','.join(there)}" if there else "without --metrics"
+        if before["measures"] != now["measures"]:
+            how = f"with --metrics {','.join(before['measures'])}" if before["measures"] else "without --metrics"
             raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
-        if metadata.get("keeps", "last") != ("best" if self.keeper.values else "last"):
+        if before["keeps"] != now["keeps"]:
             raise SandmaskError(
                 f"{self.checkpoint} was started with other --keep-models. Use the same, or delete it to start over."
             )

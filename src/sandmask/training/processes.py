@@ -75,7 +75,7 @@ def _meet(backend: str) -> None:
         dist.init_process_group(backend, store=place, rank=rank, world_size=size, timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise SandmaskError(f"The processes of this run do not reach each other: {reason}.") from error
+        raise SandmaskError(f"The processes of this run cannot reach each other: {reason}.") from error
 
 
 @cache
@@ -99,7 +99,9 @@ def _own_of_many(text: str | None) -> torch.device:
     if text not in (None, "cuda") or not torch.cuda.is_available():
         device = choose_device(text)
         if device.type != "cpu":
-            raise SandmaskError(f"Several processes train on --device cpu, or on cuda, a GPU each. Found {text!r}.")
+            raise SandmaskError(
+                f"Several processes train on --device cpu, or on cuda, one GPU each. Found {text!r}."
+            )
         return device
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= count:

@@ -99,9 +99,7 @@ def _own_of_many(text: str | None) -> torch.device:
     if text not in (None, "cuda") or not torch.cuda.is_available():
         device = choose_device(text)
         if device.type != "cpu":
-            raise SandmaskError(
-                f"Several processes train on --device cpu, or on cuda, one GPU each. Found {text!r}."
-            )
+            raise SandmaskError(f"Several processes train on --device cpu, or on cuda, one GPU each. Found {text!r}.")
         return device
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= count:

@@ -114,34 +114,6 @@ def distribution(hparam: Hparam) -> "BaseDistribution | None":
     return FloatDistribution(low, high, log=log)
 
 
-class _Lock:
-    """A lock on the journal that is released when its process ends, even if it is killed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: FileIO | None = None
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        file = FileIO(self._path, "a+")
-        lock(file, wait=True)
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        """Release the lock."""
-        if self._file is not None:
-            self._file.close()
-
-
-def _ends_whole(path: Path) -> bool:
-    """Whether the last line of a file is complete."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-        return file.read() in (b"\n", b"")
-    return True
-
-
 class DamagedJournalError(SandmaskError):
     """The content of the journal is not what was written."""
 
@@ -170,3 +142,31 @@ def open_journal(path: Path) -> "JournalStorage":
     except Exception as error:  # a damaged line may raise anything when it is replayed
         said = " ".join(str(error).split())
         raise DamagedJournalError(f"{path} is damaged: {said}. Rerun the sweep; it uses the records.") from error
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether the last line of a file is complete."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+        return file.read() in (b"\n", b"")
+    return True
+
+
+class _Lock:
+    """A lock on the journal that is released when its process ends, even if it is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        file = FileIO(self._path, "a+")
+        lock(file, wait=True)
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self._file is not None:
+            self._file.close()

@@ -168,33 +168,6 @@ def _soup_spec(cell: Candidates, kind: str) -> RunSpec:
     return replace(cell.spec, hparams=shared, hparams_seed=0, options={**cell.spec.options, "soup": kind})
 
 
-@lru_cache(maxsize=4)
-def _read(file: Path, stamp: int) -> StackModels:  # noqa: ARG001 - a file that was replaced is read again
-    return StackModels(file)
-
-
-def _file_of(member: Member) -> StackModels:
-    return _read(member.model.file, member.model.file.stat().st_mtime_ns)
-
-
-def _model(member: Member, device: torch.device) -> Model:
-    """A member's own algorithm, whose shapes may differ from those of other members, and its state."""
-    models = _file_of(member)
-    info = models.info(member.model)
-    algorithm = build_algorithm(info.spec, info, weights="none", dropout=False).to(device)
-    return algorithm, models.state(member.model, algorithm, device)
-
-
-def _mean(stack: Stack, members: Sequence[Member]) -> State:
-    """The mean of the averaged entries of members' states; other entries are the best member's."""
-    states = (_file_of(member).state(member.model, stack.algorithm, stack.device) for member in members)
-    state = next(states)
-    total = {entry: state[entry].double() for entry in stack.algorithm.averaged}
-    for more in states:
-        total = {entry: value + more[entry].double() for entry, value in total.items()}
-    return {**state, **{e: (value / len(members)).to(state[e].dtype) for e, value in total.items()}}
-
-
 def _greedy(stack: Stack, members: Sequence[Member]) -> list[Member]:
     """The members of a greedy soup, from members in the order of their validation accuracy."""
 
@@ -209,6 +182,33 @@ def _greedy(stack: Stack, members: Sequence[Member]) -> list[Member]:
         if value >= best:
             chosen, best = [*chosen, member], value
     return chosen
+
+
+def _mean(stack: Stack, members: Sequence[Member]) -> State:
+    """The mean of the averaged entries of members' states; other entries are the best member's."""
+    states = (_file_of(member).state(member.model, stack.algorithm, stack.device) for member in members)
+    state = next(states)
+    total = {entry: state[entry].double() for entry in stack.algorithm.averaged}
+    for more in states:
+        total = {entry: value + more[entry].double() for entry, value in total.items()}
+    return {**state, **{e: (value / len(members)).to(state[e].dtype) for e, value in total.items()}}
+
+
+def _model(member: Member, device: torch.device) -> Model:
+    """A member's own algorithm, whose shapes may differ from those of other members, and its state."""
+    models = _file_of(member)
+    info = models.info(member.model)
+    algorithm = build_algorithm(info.spec, info, weights="none", dropout=False).to(device)
+    return algorithm, models.state(member.model, algorithm, device)
+
+
+def _file_of(member: Member) -> StackModels:
+    return _read(member.model.file, member.model.file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path, stamp: int) -> StackModels:  # noqa: ARG001 - a file that was replaced is read again
+    return StackModels(file)
 
 
 @torch.no_grad()

@@ -28,24 +28,6 @@ _CHECKSUM = "crc32"
 _CONSTANT = {"lr_final": 1.0, "lr_drop": 1.0, "lr_warmup": 0.0}
 
 
-def _named_leaves(tree: Any) -> dict[str, Tensor]:
-    """The tensors of a tree, by their paths: names of fields, keys of dicts and places in lists."""
-
-    def word(key: Any) -> str:
-        return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))
-
-    leaves, _ = pytree.tree_flatten_with_path(tree)
-    return {".".join(map(word, path)): leaf for path, leaf in leaves}
-
-
-def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """CRC32 of metadata and tensors."""
-    checksum = zlib.crc32(json.dumps(metadata).encode())
-    for name in sorted(tensors):
-        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
-    return f"{checksum:08x}"
-
-
 def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
     """Write a tree of tensors and JSON metadata; the file appears complete, or the old one stays."""
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in _named_leaves(tree).items()}
@@ -53,43 +35,6 @@ def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
     text = json.dumps({**metadata, _CHECKSUM: _checksum(metadata, tensors)})
     with replacing(path, durable=True) as temporary:
         temporary.write_bytes(save(tensors, {"sandmask": text}))
-
-
-class DamagedFileError(SandmaskError):
-    """The content of a file is not what was written. An error of reading it is not a `DamagedFileError`."""
-
-
-def _damaged(path: Path) -> SandmaskError:
-    return DamagedFileError(f"{path} is damaged: its checksum does not match. Delete it to start the run over.")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        str(path).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
-    try:
-        path.open("rb").close()  # raises OSError if it cannot be read; safetensors reports this as damage
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except OSError as error:
-        raise SandmaskError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except SafetensorError as error:
-        kind = SandmaskError if "os error" in str(error) else DamagedFileError
-        raise kind(f"{path} cannot be read: {error}. Delete it to start the run over.") from error
-
-
-def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
-    """The metadata of an open file, and its checksum: None in files of an earlier version."""
-    text = (file.metadata() or {}).get("sandmask")
-    if text is None:
-        raise DamagedFileError(f"{path} was not written by sandmask: it has no run description.")
-    try:
-        metadata: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _damaged(path) from error
-    return metadata, metadata.pop(_CHECKSUM, None)
 
 
 def load_metadata(path: Path) -> dict[str, Any]:
@@ -193,3 +138,58 @@ def split_checkpoint(checkpoint: Path, parts: Sequence[tuple[Sequence[RunSpec], 
             name: leaf.index_select(1 if name.startswith("history.") else 0, chosen) for name, leaf in leaves.items()
         }
         save_tree(path, part, {**metadata, "runs": ids})
+
+
+class DamagedFileError(SandmaskError):
+    """The content of a file is not what was written. An error of reading it is not a `DamagedFileError`."""
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
+    try:
+        path.open("rb").close()  # raises OSError if it cannot be read; safetensors reports this as damage
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise SandmaskError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        kind = SandmaskError if "os error" in str(error) else DamagedFileError
+        raise kind(f"{path} cannot be read: {error}. Delete it to start the run over.") from error
+
+
+def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
+    """The metadata of an open file, and its checksum: None in files of an earlier version."""
+    text = (file.metadata() or {}).get("sandmask")
+    if text is None:
+        raise DamagedFileError(f"{path} was not written by sandmask: it has no run description.")
+    try:
+        metadata: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _damaged(path) from error
+    return metadata, metadata.pop(_CHECKSUM, None)
+
+
+def _damaged(path: Path) -> SandmaskError:
+    return DamagedFileError(f"{path} is damaged: its checksum does not match. Delete it to start the run over.")
+
+
+def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """CRC32 of metadata and tensors."""
+    checksum = zlib.crc32(json.dumps(metadata).encode())
+    for name in sorted(tensors):
+        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
+def _named_leaves(tree: Any) -> dict[str, Tensor]:
+    """The tensors of a tree, by their paths: names of fields, keys of dicts and places in lists."""
+
+    def word(key: Any) -> str:
+        return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))
+
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    return {".".join(map(word, path)): leaf for path, leaf in leaves}

@@ -52,27 +52,6 @@ _log = logging.getLogger(__name__)
 _INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # the uses of a step's random keys
 
 
-def _prepared(spec: RunSpec, dataset: Dataset) -> Dataset:
-    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
-    if not isinstance(dataset, ImageDataset):
-        return dataset
-    if not spec.hparams.get("data_augmentation", 1):
-        dataset = dataset.unaugmented()
-    return dataset.normalized_by(*normalization(spec.network))
-
-
-def _scaled(state: State, spec: RunSpec) -> State:
-    """The first state with parameters `init_scale` times as large."""
-    scale = float(spec.hparams.get("init_scale", 1.0))
-    return state if scale == 1.0 else {**state, "params": state["params"] * scale}
-
-
-@cache
-def _say_why(network: str, reason: str) -> None:
-    """Log why a user's own network is not stacked, once per process."""
-    _log.warning("Runs of the network %s train one after the other: %s.", network, reason)
-
-
 def without_averages(state: State) -> tuple[State, dict[str, Average]]:
     """The state that algorithms know, and the averages beside it."""
     return {name: value for name, value in state.items() if name not in _BESIDE}, state.get("averages", {})
@@ -314,3 +293,24 @@ class Stack:
     def held_out(self, state: State) -> Metrics:
         """Metrics [K] of the environments' gradients on held-out examples; none without diagnostics."""
         return {} if self._held_out is None else self._held_out(state, self.hparams)
+
+
+def _prepared(spec: RunSpec, dataset: Dataset) -> Dataset:
+    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
+    if not isinstance(dataset, ImageDataset):
+        return dataset
+    if not spec.hparams.get("data_augmentation", 1):
+        dataset = dataset.unaugmented()
+    return dataset.normalized_by(*normalization(spec.network))
+
+
+def _scaled(state: State, spec: RunSpec) -> State:
+    """The first state with parameters `init_scale` times as large."""
+    scale = float(spec.hparams.get("init_scale", 1.0))
+    return state if scale == 1.0 else {**state, "params": state["params"] * scale}
+
+
+@cache
+def _say_why(network: str, reason: str) -> None:
+    """Log why a user's own network is not stacked, once per process."""
+    _log.warning("Runs of the network %s train one after the other: %s.", network, reason)

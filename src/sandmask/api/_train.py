@@ -212,7 +212,7 @@ def train(
                 record = folder.train(
                     spec,
                     data,
-                    own_device(ranks, wanted),
+                    own_device(ranks.size, wanted),
                     weights=weights,
                     compiled=compiled,
                     fast=fast,

@@ -83,7 +83,7 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
     if "torch" in sys.modules or plugins or os.environ.get(VARIABLE) or entry_points(group=GROUP):
         return
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
-    name = _without_parameters(dataset)
+    name = dataset.partition(":")[0]  # "Spirals" of "Spirals:seed=1"
     if name not in datasets and not _may_be_own(dataset):
         datasets[name]
     for part in parts_of(algorithm):
@@ -93,7 +93,7 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
 def is_swapped(dataset: str, algorithm: str) -> bool:
     """Whether the first name is an algorithm's and the second a dataset's."""
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
-    is_dataset = _without_parameters(algorithm) in datasets
+    is_dataset = algorithm.partition(":")[0] in datasets
     is_algorithm = all(part in algorithms for part in parts_of(dataset))
     return is_dataset and is_algorithm and dataset not in datasets and algorithm not in algorithms
 
@@ -104,11 +104,6 @@ def _catalogue(kind: str) -> Registry[_Name]:
     for name in registered(kind):
         catalogue.register(_Name(name))
     return catalogue
-
-
-def _without_parameters(dataset: str) -> str:
-    """The registered name of a dataset that may be a variant: "Spirals" of "Spirals:seed=1"."""
-    return dataset.partition(":")[0]
 
 
 def _may_be_own(dataset: str) -> bool:

@@ -7,7 +7,6 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,6 @@ def as_tree(path: Path, leaves: Mapping[str, Tensor], like: Any, device: torch.d
                 f"{path} does not fit this run: {name} is {tuple(leaf.shape)}, expected {tuple(want.shape)}."
             )
     return pytree.tree_unflatten([leaves[name].to(device) for name in expected], pytree.tree_structure(like))
-
-
-def is_longer(spec: RunSpec, than: RunSpec) -> bool:
-    """Whether a run differs from another one only in that it has more steps."""
-    return spec.steps > than.steps and replace(spec, steps=than.steps) == than
 
 
 def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:

@@ -8,7 +8,7 @@ model-sma.safetensors    the same for averaged weights
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,7 @@ from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.loggers import Logger, RunLog
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, averages_of, read_runs
 from sandmask.training.averaging import averaged_state
-from sandmask.training.checkpoint import extend_checkpoint, is_longer, load_checked
+from sandmask.training.checkpoint import extend_checkpoint, load_checked
 from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model
@@ -173,7 +173,7 @@ class RunFolder:
             found.append(load_info(self.path / MODEL).spec)
         others = [other for other in found if other != spec]
         for other in others:
-            if not is_longer(spec, other):
+            if spec.steps <= other.steps or replace(spec, steps=other.steps) != other:
                 raise SandmaskError(
                     f"{self.path} holds another run, {other.algorithm} on {other.dataset}: it differs in "
                     f"{', '.join(_differences(other, spec))}. Choose another folder with --out, or delete that one."

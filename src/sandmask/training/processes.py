@@ -47,7 +47,7 @@ def joined(device: str | None) -> Iterator[Ranks]:
     if size == 1:
         yield ALONE
         return
-    on_cpu = _own_of_many(device).type == "cpu"
+    on_cpu = own_device(size, device).type == "cpu"
     if not is_there:
         _meet("gloo" if on_cpu else "cpu:gloo,cuda:nccl")
     try:
@@ -85,20 +85,14 @@ def _rendezvous() -> tuple[Any, int, int]:
     return found
 
 
-def own_device(ranks: Ranks, text: str | None) -> torch.device:
-    """The device that this process trains on.
+def own_device(size: int, text: str | None) -> torch.device:
+    """The device of this process, which is one of `size`: the CPU, or the GPU with its number on its machine.
 
-    :param ranks: the processes.
-    :param text: "cpu", "cuda" or None, as for `choose_device`; "cuda:1" in a single process.
+    :param text: "cpu", "cuda" or None, as for `choose_device`; "cuda:1" for a single process.
     """
-    return choose_device(text) if ranks.size == 1 else _own_of_many(text)
-
-
-def _own_of_many(text: str | None) -> torch.device:
-    """The CPU, or the GPU with the process's number on its machine."""
-    if text not in (None, "cuda") or not torch.cuda.is_available():
+    if size == 1 or text not in (None, "cuda") or not torch.cuda.is_available():
         device = choose_device(text)
-        if device.type != "cpu":
+        if size > 1 and device.type != "cpu":
             raise SandmaskError(f"Several processes train on --device cpu, or on cuda, one GPU each. Found {text!r}.")
         return device
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()

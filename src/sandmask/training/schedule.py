@@ -40,7 +40,8 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
         every = (hparams.get("lr_drop_every", torch.ones_like(done)) * steps).round().clamp(min=1.0)
         factor = factor * hparams["lr_drop"] ** torch.floor(step / every)
     if repeats(hparams):
-        factor = factor * plateau_factor(repeated_drops(hparams, step))
+        planned = [hparams[name] for name in LR_DROP_STEPS if name in hparams]
+        factor = factor * plateau_factor(torch.stack([(at > 0) & (step > at) for at in planned]).sum(0))
     if "lr_warmup" in hparams:
         length = (hparams["lr_warmup"] * steps).clamp(min=1.0)
         factor = factor * ((step + 1.0) / length).clamp(max=1.0)
@@ -91,9 +92,3 @@ def plateau_factor(drops: Tensor) -> Tensor:
 def repeats(hparams: Mapping[str, object]) -> bool:
     """Whether a run drops its learning rate at given steps: see `LR_DROP_STEPS`."""
     return any(name in hparams for name in LR_DROP_STEPS)
-
-
-def repeated_drops(hparams: Hparams, step: Tensor) -> Tensor:
-    """How many of the drops at `LR_DROP_STEPS` come before `step`."""
-    planned = [hparams[name] for name in LR_DROP_STEPS if name in hparams]
-    return torch.stack([(at > 0) & (step > at) for at in planned]).sum(0)

@@ -147,7 +147,10 @@ class Stack:
 
     def init(self) -> State:
         """The runs' states before the first step, stacked: every tensor has a leading dimension K."""
-        states = [_scaled(self.algorithm.init(init_seed(spec)), spec) for spec in self.specs]
+        states = [self.algorithm.init(init_seed(spec)) for spec in self.specs]
+        for state, spec in zip(states, self.specs, strict=True):
+            if (scale := float(spec.hparams.get("init_scale", 1.0))) != 1.0:
+                state["params"] = state["params"] * scale
         stacked: State = pytree.tree_map(lambda *leaves: torch.stack(leaves).to(self.device), *states)
         if self.averages:
             stacked["averages"] = start_averages(self.averages, stacked, self.algorithm.averaged)
@@ -165,7 +168,8 @@ class Stack:
         requested: deque[tuple[Tensor, Tensor]] = deque()
 
         def requests() -> Iterator[tuple[Tensor, Tensor]]:
-            for keys in map(self._step_keys, range(start, self.specs[0].steps)):
+            for step in range(start, self.specs[0].steps):
+                keys = random.fold(self.keys, step)
                 indices = self._indices(keys)
                 requested.append((keys, indices))
                 yield indices, random.fold(keys, _AUGMENT)
@@ -179,17 +183,14 @@ class Stack:
 
         They equal those of `feed`; random numbers are drawn for all steps at once.
         """
-        keys = self._step_keys(start + torch.arange(count, device=self.device))
+        steps = start + torch.arange(count, device=self.device)
+        keys = random.fold(self.keys, steps.unsqueeze(-1))  # [count, K]
         indices, example_keys = self._indices(keys), self._example_keys(keys)
         augment = random.fold(keys, _AUGMENT)
         labels = self.dataset.labels[indices]
         for step in range(count):
             x = self.dataset.training_inputs(indices[step], augment[step])
             yield EnvBatch(x, labels[step], self._ones, example_keys[step])
-
-    def _step_keys(self, steps: Tensor | int) -> Tensor:
-        """Keys [..., K] of steps [...]."""
-        return random.fold(self.keys, steps.unsqueeze(-1) if isinstance(steps, Tensor) else steps)
 
     def _indices(self, step_keys: Tensor) -> Tensor:
         """Indices [..., K, E, B] of the examples of steps."""
@@ -302,12 +303,6 @@ def _prepared(spec: RunSpec, dataset: Dataset) -> Dataset:
     if not spec.hparams.get("data_augmentation", 1):
         dataset = dataset.unaugmented()
     return dataset.normalized_by(*normalization(spec.network))
-
-
-def _scaled(state: State, spec: RunSpec) -> State:
-    """The first state with parameters `init_scale` times as large."""
-    scale = float(spec.hparams.get("init_scale", 1.0))
-    return state if scale == 1.0 else {**state, "params": state["params"] * scale}
 
 
 @cache

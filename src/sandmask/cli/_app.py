@@ -101,17 +101,12 @@ COMMANDS = (
 )
 
 
-def interrupts_end_imports() -> None:
-    """Make Ctrl-C exit at once while torch is imported, and raise `KeyboardInterrupt` at any other time.
+def _interrupted(_: int, frame: FrameType | None) -> None:
+    """On Ctrl-C, exit at once while torch is imported, and raise `KeyboardInterrupt` at any other time.
 
     Torch swallows exceptions while it imports numpy: the program would continue with half of numpy. Nothing needs to be
-    cleaned up by then. A process that ignores SIGINT still does.
+    cleaned up by then.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupted)
-
-
-def _interrupted(_: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
             os.write(2, b"\ninterrupted\n")
@@ -309,7 +304,8 @@ class _StandardOutput(io.TextIOWrapper):
 
 def run() -> None:
     """Run the command line."""
-    interrupts_end_imports()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process that ignores SIGINT still does
+        signal.signal(signal.SIGINT, _interrupted)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # the parent process has closed it

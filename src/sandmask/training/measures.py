@@ -41,18 +41,13 @@ def per_class(counts: Counts) -> Tensor:
     return torch.stack([counts["right"], counts["true"]], -1)
 
 
-def confusion(counts: Counts) -> Tensor:
-    """Examples by true and predicted class, [K, G, C * C]."""
-    return counts["confusion"]
-
-
 # The function of each metric of `records.MEASURES`, and the counts that it needs.
 _COMPUTED: dict[str, tuple[Callable[[Counts], Tensor], tuple[str, ...]]] = {
     "f1": (f1, ("right", "true", "predicted")),
     "ece": (ece, ("surplus", "true")),
     "worst-group": (worst_group, ("right", "true")),
     "per-class": (per_class, ("right", "true")),
-    "confusion": (confusion, ("confusion",)),
+    "confusion": (lambda counts: counts["confusion"], ("confusion",)),  # true and predicted class: [K, G, C * C]
 }
 
 

@@ -42,6 +42,7 @@ class ModelCard:
         :param name: what to load the model by, such as "hf:me/my-model".
         """
         average = f" (weights averaged by {self.average})" if self.average else ""
+        command = run_command(self.spec, self.info.environments)
         parts = [
             self._metadata(),
             f"# {_plain(self.method)} on {_plain(self.spec.dataset)}",
@@ -54,7 +55,7 @@ class ModelCard:
             "## Use",
             self._use(name),
             "## Training",
-            self._training(),
+            f"```console\n$ {command}\n```" if command else "The weights are a mean of several runs.",
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -141,10 +142,6 @@ class ModelCard:
             f"run.classify({example})  # {comment}\n```\n\n"
             f"Classes: {', '.join(_plain(each) for each in self.info.classes)}."
         )
-
-    def _training(self) -> str:
-        command = run_command(self.spec, self.info.environments)
-        return f"```console\n$ {command}\n```" if command else "The weights are a mean of several runs."
 
 
 def _plain(text: str) -> str:

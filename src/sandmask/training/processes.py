@@ -162,18 +162,18 @@ class AgreedStop:
 
     def __call__(self, *, now: bool = False) -> None:
         """Raise if a process was told to stop. With `now`, always ask the other processes."""
-        if self.ranks.size == 1:
-            _raise(stop_requested())
-            return
-        self._next -= 1
-        if self._next > 0 and not now:
-            return
-        seconds = time.monotonic() - self._asked
-        told, seconds = self.ranks.largest(torch.tensor([stop_requested(), seconds], dtype=torch.float64)).tolist()
-        _raise(int(told))
-        rate = self._calls / max(seconds, 1e-6)
-        self._calls = self._next = max(1, min(int(rate * _AGREE_SECONDS), 2 * self._calls))
-        self._asked = time.monotonic()
+        told: float = stop_requested()
+        if self.ranks.size > 1:
+            self._next -= 1
+            if self._next > 0 and not now:
+                return
+            seconds = time.monotonic() - self._asked
+            told, seconds = self.ranks.largest(torch.tensor([told, seconds], dtype=torch.float64)).tolist()
+            rate = self._calls / max(seconds, 1e-6)
+            self._calls = self._next = max(1, min(int(rate * _AGREE_SECONDS), 2 * self._calls))
+            self._asked = time.monotonic()
+        if told:
+            raise TerminatedError if told == signal.SIGTERM else KeyboardInterrupt
 
     def within(self, evaluating: Evaluating | None) -> Evaluating:
         """A callback for evaluations that also checks for signals."""
@@ -184,9 +184,3 @@ class AgreedStop:
                 evaluating(done, total)
 
         return on_batch
-
-
-def _raise(told: int) -> None:
-    """Raise the exception of a signal; 0 is no signal."""
-    if told:
-        raise TerminatedError if told == signal.SIGTERM else KeyboardInterrupt

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,15 +24,12 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from sandmask._text import counted, printable, tell
+from sandmask._text import counted, duration, printable, tell
 from sandmask.errors import SandmaskError
-
-if TYPE_CHECKING:
-    from sandmask.records import RunSpec
-    from sandmask.sweeps import SweepStatus
-    from sandmask.training import Accuracies
-    from sandmask.training import Progress as Report
-
+from sandmask.records import RunSpec
+from sandmask.sweeps import SweepStatus
+from sandmask.training import Accuracies
+from sandmask.training import Progress as Report
 
 # True shows progress in a terminal or a notebook; "lines" also prints lines elsewhere.
 ShowProgress = bool | Literal["lines"]
@@ -91,7 +88,7 @@ class _Status(ProgressColumn):
 class TrainingBar:
     """Shows a run's steps, loss, accuracies and rate; `update` takes the loop's reports."""
 
-    def __init__(self, spec: "RunSpec", screen: Screen) -> None:
+    def __init__(self, spec: RunSpec, screen: Screen) -> None:
         self.spec, self.screen = spec, screen
         self.status = ""
         self._first: tuple[float, int] | None = None
@@ -120,7 +117,7 @@ class TrainingBar:
         if self._bar:
             self._bar.stop()
 
-    def update(self, report: "Report") -> None:
+    def update(self, report: Report) -> None:
         """Show one more report."""
         if self.screen == "none":
             return
@@ -156,7 +153,7 @@ class TrainingBar:
             else:
                 say_on(self.screen, line)
 
-    def _describe(self, accuracies: "Accuracies", loss: float) -> str:
+    def _describe(self, accuracies: Accuracies, loss: float) -> str:
         held_out = list(self.spec.test_envs)
         train = [e for e in range(accuracies.inside.shape[1]) if e not in held_out]
         trained = accuracies.outside[0, train].mean()
@@ -168,17 +165,7 @@ LOOK_SECONDS = 1.0
 NOTEBOOK_WIDTH = 120
 
 
-def duration(seconds: float | None) -> str:
-    """Format a duration: 45 s, 12 min, 3 h 20 min."""
-    if seconds is None:
-        return "unknown"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def headline(status: "SweepStatus") -> str:
+def headline(status: SweepStatus) -> str:
     """The state of a sweep in one line."""
     parts = [f"{status.done}/{status.planned} runs done"]
     if status.running:
@@ -190,7 +177,7 @@ def headline(status: "SweepStatus") -> str:
     return ", ".join(parts)
 
 
-def standings(status: "SweepStatus") -> str:
+def standings(status: SweepStatus) -> str:
     """The table so far in one line."""
     datasets = {row.dataset for row in status.standings}
     shown = [
@@ -200,7 +187,7 @@ def standings(status: "SweepStatus") -> str:
     return "held out, so far: " + ", ".join(shown) if shown else ""
 
 
-def view(status: "SweepStatus", width: int = 24) -> Any:
+def view(status: SweepStatus, width: int = 24) -> Any:
     """The state of a sweep as a rich renderable."""
     share = status.run_steps_done / status.run_steps if status.run_steps else 0.0
     lines: list[Any] = [Text(f"{bar(share, 2 * width)} {share:4.0%}  {headline(status)}")]
@@ -230,7 +217,7 @@ def bar(share: float, width: int) -> str:
 class SweepDisplay:
     """Shows the status of a sweep, from a thread of its own."""
 
-    def __init__(self, look: Callable[[], "SweepStatus"], screen: Screen) -> None:
+    def __init__(self, look: Callable[[], SweepStatus], screen: Screen) -> None:
         self._look, self.screen = look, screen
         self._live: Live | None = None
         if screen == "terminal":
@@ -279,7 +266,7 @@ class SweepDisplay:
                     say_on(self.screen, line)
 
 
-def _plain(status: "SweepStatus") -> str:
+def _plain(status: SweepStatus) -> str:
     """The view of a terminal as plain text."""
     console = Console(file=io.StringIO(), width=NOTEBOOK_WIDTH, force_terminal=False, force_jupyter=False)
     with console.capture() as captured:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -16,14 +16,11 @@ from sandmask.datasets import DATASETS, Dataset, ImageDataset, dataset_entry, lo
 from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
-from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
+from sandmask.sweeps import Expansion, JobOptions, SweepFolder, SweepSpec, normalized, read_sweep
 from sandmask.sweeps._spec import LISTS, OPTUNA
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
-
-if TYPE_CHECKING:
-    from sandmask.sweeps import Expansion, JobOptions
 
 PathLike = str | os.PathLike[str]
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
@@ -254,7 +251,7 @@ def check_images(dataset: Dataset, screen: Screen, *, keep: bool) -> None:
         dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep)
 
 
-def check_sources(expansion: "Expansion", options: "JobOptions", names: Iterable[str], screen: Screen) -> None:
+def check_sources(expansion: Expansion, options: JobOptions, names: Iterable[str], screen: Screen) -> None:
     """Announce and check the image datasets of a sweep. Its workers load them again."""
     for name in dict.fromkeys(names):
         entry = dataset_entry(expansion.sources[name])

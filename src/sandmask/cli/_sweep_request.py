@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandmask._text import counted, in_shell
-from sandmask.api._progress import duration
+from sandmask._text import counted, duration, in_shell
 from sandmask.cli import _completion, _options
 from sandmask.cli._console import plain_rows, print_table
 

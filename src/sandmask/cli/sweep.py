@@ -1,20 +1,19 @@
 """`sandmask sweep`: plan, run and watch thousands of runs."""
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
 
 import sandmask
 from sandmask._signals import exit_status
 from sandmask._text import counted, in_shell
-from sandmask.api import Sweep
-from sandmask.api._progress import view
 from sandmask.cli import _completion, _options
 from sandmask.cli._console import plain_rows, print_json, print_table
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, plan_json, print_plan, with_request
+
+if TYPE_CHECKING:
+    from sandmask.api import Sweep
 
 app = typer.Typer(help="Train many runs: plan, run, status.", no_args_is_help=True)
 
@@ -135,7 +134,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     return _options.arguments({name: value for name, value in own.items() if name != "request"})
 
 
-def _print(swept: Sweep, *, json: bool) -> None:
+def _print(swept: "Sweep", *, json: bool) -> None:
     planned, failed = len(swept.runs), dict(swept.failed)
     if json:
         print_json({"folder": str(swept.folder), "runs": planned, "done": planned - len(failed), "failed": failed})
@@ -166,6 +165,8 @@ def models(
 
     sandmask predict runs/spirals points.csv --run 1a2b3c4d
     """
+    from sandmask.api import Sweep
+
     found = Sweep.read(folder, plugin or ()).models()
     if json:
         print_json(plain_rows(found))
@@ -194,6 +195,12 @@ def status(
 
     sandmask sweep status runs/spirals --watch
     """
+    from rich.console import Console
+    from rich.live import Live
+
+    from sandmask.api import Sweep
+    from sandmask.api._progress import view
+
     look = Sweep.read(folder, plugin or ()).status
     if json:
         print_json(look().to_json())

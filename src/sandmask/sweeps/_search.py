@@ -23,6 +23,7 @@ from sandmask.sweeps._folder import SweepFolder, stamp_of
 from sandmask.sweeps._locks import turn
 from sandmask.sweeps._optuna import DamagedJournalError, make_pruner, make_sampler, open_journal
 from sandmask.sweeps._spec import OPTUNA, SweepSpec
+from sandmask.training import Trainer
 from sandmask.training.evaluation import evaluation_steps
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import JournalStorage
     from optuna.trial import FrozenTrial, TrialState
-
-    from sandmask.training.loop import Trainer
 
 GENERATIONS = 5  # a fifth of a study's runs train at a time, and the study learns from the others
 RUNGS = 10  # evaluations of a run, at most, at which the pruner is asked
@@ -298,7 +297,7 @@ class Pruning:
             for name in map(study_name, specs)
         }
 
-    def __call__(self, trainer: "Trainer", step: int) -> None:
+    def __call__(self, trainer: Trainer, step: int) -> None:
         """Ask about every run after an evaluation."""
         from optuna.trial import TrialState
 

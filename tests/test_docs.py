@@ -218,7 +218,7 @@ def test_documented_runs_train_something(page: Path) -> None:
         chosen = ALGORITHMS[given["algorithm"]]
         dataset = DATASETS[given["dataset"]] if given["dataset"] in DATASETS else DATASETS["PACS"]  # a folder of images
         space = space_for(dataset.scope, dataset.name, chosen.name, chosen.hparams, given["space"])
-        values = resolve(space, given["hparams_seed"], given["trial_seed"], parse_overrides(given["hparam"] or []))
+        values = resolve(space, given["hparams_seed"], given["trial_seed"], parse_overrides(given["hparams"] or []))
         assert chosen.caution(values) is None, line
 
 

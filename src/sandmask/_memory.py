@@ -1,4 +1,4 @@
-"""Free memory of the machine, within the limits of its control groups (containers)."""
+"""Free memory of the machine, within the limits of its control groups (containers), and errors where it ran out."""
 
 from pathlib import Path
 
@@ -10,6 +10,11 @@ def free_memory() -> int | None:
     limits = (read_accounts(_PROC / "meminfo", "MemAvailable"), *_free_in_groups())
     known = [free for free in limits if free is not None]
     return max(min(known), 0) if known else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out. On a GPU, the error's type says so, and on a CPU its message. Torch is not imported."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def read_accounts(file: Path, name: str) -> int | None:

@@ -40,6 +40,20 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+def duration(seconds: float | None) -> str:
+    """Format a duration.
+
+    >>> duration(45), duration(700), duration(12000)
+    ('45 s', '12 min', '3 h 20 min')
+    """
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def in_shell(path: str | os.PathLike[str]) -> str:
     """A path as it is typed in a shell, for commands to copy."""
     return printable(shlex.quote(os.fspath(path)))

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from sandmask._memory import is_out_of_memory
 from sandmask.errors import SandmaskError
 
 GROUP = "sandmask.plugins"
@@ -115,7 +116,7 @@ def plugin_failure(error: BaseException) -> str | None:
     :param error: the exception.
     :return: the line; None if the exception was raised elsewhere.
     """
-    if os.environ.get(TRACEBACK) or isinstance(error, SandmaskError) or _is_out_of_memory(error):
+    if os.environ.get(TRACEBACK) or isinstance(error, SandmaskError) or is_out_of_memory(error):
         return None
     frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = [(file, line) for file, line in frames if _sources & {file, *file.parents}]
@@ -137,11 +138,6 @@ def plugin_failures_named() -> Iterator[None]:
         if (failure := plugin_failure(error)) is None:
             raise
         raise SandmaskError(failure) from error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, which is handled elsewhere. This works without torch."""
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _note_source(module_name: str) -> None:

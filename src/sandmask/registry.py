@@ -46,6 +46,13 @@ def closest(word: str, choices: list[str]) -> str:
     return f"{hint}Choose from: {', '.join(choices)}."
 
 
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise an error for a name that is not one of the known names of a kind of things."""
+    choices = list(known)
+    if name not in choices:
+        raise SandmaskError(f"Unknown {kind} {name!r}. {closest(name, choices)}")
+
+
 def simplified(name: str) -> str:
     """Return a name as look-ups compare it: in lower case, without hyphens and underscores."""
     return name.lower().replace("-", "").replace("_", "")

@@ -58,7 +58,9 @@ def test_zsh_and_fish_are_served_too() -> None:
     assert ask("sandmask train Spi", "fish", _TYPER_COMPLETE_FISH_ACTION="get-args") == ["Spirals"]
 
 
-@pytest.mark.parametrize("line", ["sandmask train Spirals VR", "sandmask data download P"])
+@pytest.mark.parametrize(
+    "line", ["sandmask train Spirals VR", "sandmask sweep run runs --algorithms VR", "sandmask data download P"]
+)
 def test_nothing_heavy_is_loaded(line: str) -> None:
     code = (
         "import sys\nfrom sandmask.cli import main\n"

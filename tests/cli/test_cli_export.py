@@ -135,7 +135,7 @@ def test_a_file_that_computes_something_else_is_not_written(
     kept = tmp_path / "model.onnx"
     kept.write_text("an older one")
     entry = exporting.FORMATS["onnx"]
-    changed = exporting.ExportFormat(entry.name, entry.suffix, entry.write, read)
+    changed = exporting.ExportFormat(entry.suffix, entry.write, read)
     monkeypatch.setitem(exporting.FORMATS, "onnx", changed)
     with pytest.raises(SandmaskError, match="does not match the run"):
         export_run(load_run(vectors), "onnx", kept)

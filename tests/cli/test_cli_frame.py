@@ -80,7 +80,14 @@ def test_help_lists_what_is_installed_and_nothing_else() -> None:
         assert (line.summary in result.stdout) == line.exists
 
 
-@pytest.mark.parametrize("args", [(), ("--help",), ("--version",), ("list", "--help"), ("hparams", "--help")])
+@pytest.mark.parametrize(
+    "args",
+    [
+        *((), ("--help",), ("--version",)),
+        *((command, "--help") for command in ("list", "hparams", "train", "soup", "predict", "export", "data")),
+        *(("sweep", command, "--help") for command in ("plan", "run", "models", "status")),
+    ],
+)
 def test_help_imports_no_torch(args: tuple[str, ...]) -> None:
     code = (
         "import sys, json\nfrom sandmask.cli import main\n"

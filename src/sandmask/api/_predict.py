@@ -87,7 +87,7 @@ def predict_files(run: TrainedRun, files: Sequence[Path], top: int) -> Predictio
 
 
 def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Iterator[Path]:
-    """The files; instead of a folder, the files in it that the model takes; instead of a manifest, those it lists."""
+    """The files, with the files in a folder or listed by a manifest in place of it."""
     is_image = run.info.preprocessing.kind == "image"
     endings = SUFFIXES if is_image else ARRAYS
     for path in files:
@@ -109,7 +109,7 @@ def _expanded(run: TrainedRun, files: Sequence[Path], found: Predictions) -> Ite
 
 
 def _batches(run: TrainedRun, files: Sequence[Path], failures: list[str]) -> Iterator[list["Example"]]:
-    """The files' examples, some files at a time; all at once for a method that looks at the whole batch."""
+    """The files' examples, in batches of files; all files at once for methods that use the whole batch."""
 
     def read(path: Path) -> list[Example] | SandmaskError:
         try:
@@ -151,7 +151,7 @@ class Example:
 
 
 def read_examples(run: TrainedRun, path: Path) -> list[Example]:
-    """The examples in a file, ready for the run's model; an error that names the file where there are none."""
+    """The preprocessed examples in a file; an error if there are none."""
     if not path.is_file():
         raise SandmaskError(f"There is no file {path}.")
     if path.suffix.lower() in ARRAYS:
@@ -167,7 +167,7 @@ def read_examples(run: TrainedRun, path: Path) -> list[Example]:
 
 
 def _of_array(run: TrainedRun, path: Path, name: str, array: NDArray[Any]) -> Iterator[Example]:
-    """The examples in an array: it is one, or it holds one per row."""
+    """The examples in an array: the array itself, or its rows."""
     file = f"{path}:{name}" if name else str(path)
     shape = run.input_shape
     if path.suffix.lower() == ".csv" and array.shape[1:] == (math.prod(shape),):
@@ -199,7 +199,7 @@ def _arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _read_csv(path: Path) -> NDArray[Any]:
-    """Numbers, one example a line; a first line of names is passed over."""
+    """Numbers, one example per line; a header line is skipped."""
     with path.open(encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
     if lines and not any(map(_is_number, lines[0].split(","))):

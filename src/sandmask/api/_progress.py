@@ -1,4 +1,4 @@
-"""Progress of a run and of a sweep: in a terminal, in a notebook, as lines of a log, or nowhere."""
+"""The progress of a run or a sweep: in a terminal, in a notebook, as lines of a log, or not at all."""
 
 import html
 import io
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,17 +24,14 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from sandmask._text import counted, printable, tell
+from sandmask._text import counted, duration, printable, tell
 from sandmask.errors import SandmaskError
+from sandmask.records import RunSpec
+from sandmask.sweeps import SweepStatus
+from sandmask.training import Accuracies
+from sandmask.training import Progress as Report
 
-if TYPE_CHECKING:
-    from sandmask.records import RunSpec
-    from sandmask.sweeps import SweepStatus
-    from sandmask.training import Accuracies
-    from sandmask.training import Progress as Report
-
-
-# True shows progress in a terminal or a notebook; "lines" also writes a line now and then where there is neither.
+# True shows progress in a terminal or a notebook; "lines" also prints lines elsewhere.
 ShowProgress = bool | Literal["lines"]
 Screen = Literal["terminal", "notebook", "lines", "none"]
 
@@ -53,7 +50,7 @@ def choose_screen(progress: ShowProgress) -> Screen:
 
 
 def say_on(screen: Screen, text: str) -> None:
-    """Print a line. Notebooks mark what is on standard error as if it were an error, so there it is standard output."""
+    """Print a line on standard error; in notebooks, which mark that as an error, on standard output."""
     if screen == "notebook":
         sys.stdout.write(f"{text}\n")
     elif screen != "none":
@@ -61,7 +58,7 @@ def say_on(screen: Screen, text: str) -> None:
 
 
 class NotebookText:
-    """A piece of text in the output of a notebook's cell that `show` replaces. It needs no widgets."""
+    """Text in the output of a notebook's cell, which `show` replaces. It works without widgets."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -77,12 +74,12 @@ class NotebookText:
 
 
 LINE_SECONDS = 10.0  # between lines of a log
-NOTEBOOK_SECONDS = 0.25  # between updates of a notebook, where each is a message to the browser
-EVALUATION_SECONDS = 1.0  # after which an evaluation is long enough to show how far it is
+NOTEBOOK_SECONDS = 0.25  # between updates of a notebook
+EVALUATION_SECONDS = 1.0  # after which the progress of an evaluation is shown
 
 
 class _Status(ProgressColumn):
-    """Loss, accuracies and rate: what a narrow terminal cuts first."""
+    """Loss, accuracies and rate, which a narrow terminal cuts off first."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
@@ -91,13 +88,13 @@ class _Status(ProgressColumn):
 class TrainingBar:
     """Shows a run's steps, loss, accuracies and rate; `update` takes the loop's reports."""
 
-    def __init__(self, spec: "RunSpec", screen: Screen) -> None:
+    def __init__(self, spec: RunSpec, screen: Screen) -> None:
         self.spec, self.screen = spec, screen
         self.status = ""
         self._first: tuple[float, int] | None = None
         self._last_line = time.monotonic()
         self._done = 0
-        self._evaluation = (0.0, 0)  # when the present one began, and how many examples are done
+        self._evaluation = (0.0, 0)  # the start of the current one, and the examples done
         self._text = NotebookText()
         self._bar: Progress | None = None
         if screen == "terminal":
@@ -120,7 +117,7 @@ class TrainingBar:
         if self._bar:
             self._bar.stop()
 
-    def update(self, report: "Report") -> None:
+    def update(self, report: Report) -> None:
         """Show one more report."""
         if self.screen == "none":
             return
@@ -130,10 +127,12 @@ class TrainingBar:
             self.status = self._describe(report.accuracies, report.losses[0])
         self._done = report.done
         is_last = report.done == report.steps and report.accuracies is not None
-        self._show(self.status + self._rate(now, report.done), now, at_once=is_last)
+        start, first = self._first
+        rate = f"  {(report.done - first) / (now - start):.1f} steps/s" if now > start and report.done > first else ""
+        self._show(self.status + rate, now, at_once=is_last)
 
     def evaluating(self, done: int, total: int) -> None:
-        """Show how many examples of an evaluation are done, if it takes long."""
+        """Show the progress of an evaluation that takes long."""
         now = time.monotonic()
         began, before = self._evaluation
         began = began if done > before else now
@@ -154,11 +153,7 @@ class TrainingBar:
             else:
                 say_on(self.screen, line)
 
-    def _rate(self, now: float, done: int) -> str:
-        start, first = self._first or (now, done)
-        return f"  {(done - first) / (now - start):.1f} steps/s" if now > start and done > first else ""
-
-    def _describe(self, accuracies: "Accuracies", loss: float) -> str:
+    def _describe(self, accuracies: Accuracies, loss: float) -> str:
         held_out = list(self.spec.test_envs)
         train = [e for e in range(accuracies.inside.shape[1]) if e not in held_out]
         trained = accuracies.outside[0, train].mean()
@@ -170,17 +165,7 @@ LOOK_SECONDS = 1.0
 NOTEBOOK_WIDTH = 120
 
 
-def duration(seconds: float | None) -> str:
-    """Format a duration: 45 s, 12 min, 3 h 20 min."""
-    if seconds is None:
-        return "unknown"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def headline(status: "SweepStatus") -> str:
+def headline(status: SweepStatus) -> str:
     """The state of a sweep in one line."""
     parts = [f"{status.done}/{status.planned} runs done"]
     if status.running:
@@ -192,7 +177,7 @@ def headline(status: "SweepStatus") -> str:
     return ", ".join(parts)
 
 
-def standings(status: "SweepStatus") -> str:
+def standings(status: SweepStatus) -> str:
     """The table so far in one line."""
     datasets = {row.dataset for row in status.standings}
     shown = [
@@ -202,7 +187,7 @@ def standings(status: "SweepStatus") -> str:
     return "held out, so far: " + ", ".join(shown) if shown else ""
 
 
-def view(status: "SweepStatus", width: int = 24) -> Any:
+def view(status: SweepStatus, width: int = 24) -> Any:
     """The state of a sweep as a rich renderable."""
     share = status.run_steps_done / status.run_steps if status.run_steps else 0.0
     lines: list[Any] = [Text(f"{bar(share, 2 * width)} {share:4.0%}  {headline(status)}")]
@@ -230,9 +215,9 @@ def bar(share: float, width: int) -> str:
 
 
 class SweepDisplay:
-    """Looks into a sweep's folder from a thread of its own, and shows what it finds."""
+    """Shows the status of a sweep, from a thread of its own."""
 
-    def __init__(self, look: Callable[[], "SweepStatus"], screen: Screen) -> None:
+    def __init__(self, look: Callable[[], SweepStatus], screen: Screen) -> None:
         self._look, self.screen = look, screen
         self._live: Live | None = None
         if screen == "terminal":
@@ -254,7 +239,7 @@ class SweepDisplay:
             self._thread.join()
         if self._live:
             self._live.stop()
-        if self.screen == "notebook":  # where the last state stays
+        if self.screen == "notebook":  # the last state stays visible
             self._show()
 
     def say(self, text: str) -> None:
@@ -269,7 +254,7 @@ class SweepDisplay:
             self._show()
 
     def _show(self) -> None:
-        """Show the state of the sweep. The sweep itself reports a damaged file, so the display ignores it."""
+        """Show the state of the sweep. Errors of reading it are ignored: the sweep itself reports them."""
         with suppress(SandmaskError, OSError):
             status = self._look()
             if self._live:
@@ -281,7 +266,7 @@ class SweepDisplay:
                     say_on(self.screen, line)
 
 
-def _plain(status: "SweepStatus") -> str:
+def _plain(status: SweepStatus) -> str:
     """The view of a terminal as plain text."""
     console = Console(file=io.StringIO(), width=NOTEBOOK_WIDTH, force_terminal=False, force_jupyter=False)
     with console.capture() as captured:

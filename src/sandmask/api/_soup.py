@@ -1,4 +1,4 @@
-"""`sandmask.soup`: one model out of many runs of a sweep."""
+"""`sandmask.soup`: combine the models of a sweep."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -81,7 +81,7 @@ def soup(
     def load(name: str) -> Dataset:
         return load_dataset(sources[name], place, **dict.fromkeys(allowed, True))
 
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[Any, ...]] = []
     notes: list[str] = []
     for cell in found:
         possible, refused = _possible(cell, chosen)
@@ -98,7 +98,7 @@ def soup(
 
 
 def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candidates]:
-    """The cells of the kinds of weights that were asked for."""
+    """The cells with the requested kinds of weights."""
     if of is None:
         return list(found)
     averages = parse_averages([name for name in of if name != WEIGHTS])
@@ -107,7 +107,7 @@ def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candi
 
 
 def _possible(cell: Candidates, kinds: Sequence[str]) -> tuple[list[str], str]:
-    """The kinds that a cell's models allow, and why others are not possible; "" where all are."""
+    """The kinds of soups that are possible for a cell, and why others are not; "" if all are."""
     reason = why_no_mean(cell)
     refused = [kind for kind in kinds if reason is not None and kind != ENSEMBLE]
     where = f"{cell.spec.algorithm} on {cell.spec.dataset}"
@@ -115,36 +115,29 @@ def _possible(cell: Candidates, kinds: Sequence[str]) -> tuple[list[str], str]:
     return [kind for kind in kinds if kind not in refused], said
 
 
-def _served(cell: Candidates, made: Soup, shelf: Path) -> dict[str, Any]:
-    """Write a soup into a folder of its own, which then is that of a run, and describe it."""
+def _served(cell: Candidates, made: Soup, shelf: Path) -> tuple[Any, ...]:
+    """Write a soup to a folder of its own, in the layout of a run, and return its row of the table."""
     record, spec = made.record, made.record.spec
     envs = "-".join(map(str, spec.test_envs))
     words = [Path(spec.dataset).name, spec.algorithm, *(spec.options.get(name) for name in ("average", "soup"))]
     folder = shelf / "-".join([*filter(None, words), f"env{envs}", f"trial{spec.trial_seed}"])
-    # Removed first and written last, the records say that all is there.
+    # The records are removed first and written last: if they are there, the soup is complete.
     (folder / RECORDS).unlink(missing_ok=True)
     (folder / MODEL).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     if made.state is not None:
         save_model(folder / MODEL, made.stack.algorithm, made.state, spec, "done", made.stack.dataset)
     _write_record(record, folder / RECORDS)
-    return {
-        "dataset": spec.dataset,
-        "algorithm": spec.algorithm,
-        "average": spec.options.get("average"),
-        "soup": spec.options["soup"],
-        "test_env": ", ".join(record.env_names[env] for env in spec.test_envs),
-        "trial_seed": spec.trial_seed,
-        "members": len(made.members),
-        "candidates": len(cell.members),
-        "validation": validation_of(record, int(record.steps[0])),
-        "held_out": float(record.accuracy_in[0, list(spec.test_envs)].mean()),
-        "folder": str(folder),
-    }
+    held_out = ", ".join(record.env_names[env] for env in spec.test_envs)
+    accuracy = float(record.accuracy_in[0, list(spec.test_envs)].mean())
+    return (
+        *(spec.dataset, spec.algorithm, spec.options.get("average"), spec.options["soup"], held_out, spec.trial_seed),
+        *(len(made.members), len(cell.members), validation_of(record, int(record.steps[0])), accuracy, str(folder)),
+    )
 
 
 def _write_record(record: RunRecord, path: Path) -> None:
-    """The record as a file that appears whole: a killed process leaves no soup without its numbers."""
+    """Write the record. The file is complete or absent, even if the process is killed."""
     with replacing(path, durable=True) as temporary, RecordWriter(temporary) as writer:
         run = writer.start(record.spec, record.env_names, record.classes, record.sizes)
         step = int(record.steps[0])

@@ -1,4 +1,4 @@
-"""`sandmask.sweep`: many runs, from a few words to records and tables. `sandmask.plan_sweep`: what they take."""
+"""`sandmask.sweep` trains many runs, and `sandmask.plan_sweep` estimates their time, memory and disk."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -98,7 +98,7 @@ def sweep(
     """Train the missing runs of a sweep in a folder. The same call resumes it; asking for more extends it.
 
     A sweep has a run for each dataset, algorithm, held-out environment, hyperparameter draw and trial. Arguments that
-    are None are as the folder's earlier sweep has them, or the default. An interrupt saves what is under way and raises
+    are None have the values of the sweep in the folder, or the defaults. An interrupt saves checkpoints and raises
     `KeyboardInterrupt`.
 
         swept = sandmask.sweep("runs/spirals", "Spirals", ["ERM", "SANDMask"], test_envs=[0], n_hparams=4, n_trials=1)
@@ -161,7 +161,7 @@ def sweep(
     """
     given = locals()
     asked = cast("SweepRequest", {name: given[name] for name in SweepRequest.__annotations__})
-    screen = choose_screen(progress)  # a wrong value is refused before anything is written
+    screen = choose_screen(progress)  # raises an error for a wrong value before anything is written
     files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
     load_plugins(files)
     loggers = named_loggers(log, tensorboard)
@@ -261,7 +261,7 @@ def plan_sweep(
     progress: ShowProgress = True,
     **request: Unpack[SweepRequest],
 ) -> Plan:
-    """Estimate what a sweep takes: runs, stacks, time, memory and disk. Nothing is written.
+    """Estimate the runs, stacks, time, memory and disk of a sweep. Nothing is written.
 
         plan = sandmask.plan_sweep("runs/spirals", datasets="Spirals", algorithms=["ERM", "SANDMask"])
         plan.seconds, plan.memory_bytes, plan.disk_bytes

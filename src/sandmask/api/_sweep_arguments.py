@@ -1,11 +1,11 @@
-"""From the arguments of `sandmask.train` and `sandmask.sweep` to a sweep spec, checked images and workers."""
+"""Arguments of `sandmask.train` and `sandmask.sweep`: sweep specs, checks of images, and workers."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -16,18 +16,15 @@ from sandmask.datasets import DATASETS, Dataset, ImageDataset, dataset_entry, lo
 from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
-from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
+from sandmask.sweeps import Expansion, JobOptions, SweepFolder, SweepSpec, normalized, read_sweep
 from sandmask.sweeps._spec import LISTS, OPTUNA
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
 
-if TYPE_CHECKING:
-    from sandmask.sweeps import Expansion, JobOptions
-
 PathLike = str | os.PathLike[str]
 Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
-MOST_CORES = 8  # workers on a CPU, unless more are asked for: each takes half a gigabyte
+MOST_CORES = 8  # default number of workers on a CPU, at most: each takes half a gigabyte
 _SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and submitit's
 _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
@@ -63,12 +60,12 @@ class SweepRequest(TypedDict, total=False):
 def requested_sweep(
     folder: SweepFolder, device: str | None = None, *, config: PathLike | None = None, **given: Any
 ) -> SweepSpec:
-    """The sweep that is asked for.
+    """The sweep that the arguments, the folder and the configuration file describe.
 
     :param folder: the sweep's folder, which may hold an earlier request.
-    :param device: where it will train, which decides the precision of a new sweep that names none.
+    :param device: where it will train, which decides the default precision.
     :param config: TOML file with fields of `SweepSpec`.
-    :param given: fields of `SweepSpec`; None is what was not mentioned.
+    :param given: fields of `SweepSpec`; those that are None are not changed.
     """
     fields: dict[str, Any] = {
         name: names(value) if name in LISTS else value for name, value in given.items() if value is not None
@@ -91,7 +88,7 @@ def requested_sweep(
 
 
 def names(value: Names) -> tuple[str, ...]:
-    """The names in an argument: `"a,b"`, `["a", "b"]` and `["a,b"]` are the same. A path may have commas in it."""
+    """The names in an argument: `"a,b"`, `["a", "b"]` and `["a,b"]` are the same. Existing paths may contain commas."""
     items = [value] if isinstance(value, str | int) else value
     words: list[str] = []
     for item in map(str, items):
@@ -104,9 +101,9 @@ def names(value: Names) -> tuple[str, ...]:
 class Workers:
     """The workers of a sweep.
 
-    `devices` are those of this machine, `count` is the number of stacks at a time, and `device` the device that every
-    job is told, if they share one. `executor` builds the executor when there is work. The workers of a `remote` one may
-    see another disk. `shares` says whether several are on one GPU of this machine. `notes` are for the user.
+    `devices` are those of this machine, `count` is the number of stacks that train at a time, and `device` the device
+    of all jobs, if they share one. `executor` builds the executor. Workers of a `remote` one may not see this disk.
+    `shares` says whether several workers share a GPU of this machine. `notes` are messages for the user.
     """
 
     devices: tuple[str, ...]
@@ -127,7 +124,7 @@ def choose_workers(
     slurm: Mapping[str, str | int] | Sequence[str],
     options: ExecutorOptions,
 ) -> Workers:
-    """The workers that the arguments of a sweep describe; `options` are those that the executor takes as they are."""
+    """The workers that the arguments of a sweep describe; `options` are passed on to the executor."""
     if world_size() > 1:
         raise SandmaskError("A sweep has workers of its own. Run it without torchrun: see --workers and --device.")
     devices, count = device_list(device, options.workers)
@@ -163,7 +160,7 @@ def choose_workers(
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
     """The devices of local workers, and the number of workers: one for each GPU or core, unless `workers` is given.
 
-    Small products of matrices do not fill several cores: a process with one thread on each does more.
+    Small products of matrices do not fill several cores, so one process per core, with one thread, is faster.
     """
     if workers is not None and workers < 1:
         raise SandmaskError(f"workers should be at least 1. Found {workers}.")
@@ -179,7 +176,7 @@ def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...
 
 
 def _own_names(sweep: SweepSpec) -> list[str]:
-    """What a sweep names and a new process would not find, because the calling program registered it."""
+    """Names in a sweep that the calling program registered, and that other processes would not find."""
     named = [
         *((name, ALGORITHMS.module_of(name)) for name in sweep.algorithms),
         *((name, DATASETS.module_of(name.partition(":")[0])) for name in sweep.datasets),
@@ -210,7 +207,7 @@ def slurm_parameters(given: Mapping[str, str | int] | Sequence[str]) -> dict[str
 
 
 def _minutes(value: str) -> int:
-    """Slurm's notations of a time limit: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes]."""
+    """Minutes of a time limit in Slurm's notations: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes]."""
     days, dash, rest = value.rpartition("-")
     parts = rest.split(":")
     if len(parts) > 3 or not all(part.isdecimal() for part in (*parts, *([days] if dash else []))):
@@ -227,7 +224,7 @@ def _minutes(value: str) -> int:
 
 
 def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> tuple[str, ...]:
-    """The options that a dataset of images is loaded with; other datasets have none of them."""
+    """The options to load a dataset of images with; other datasets have no such options."""
     given = {"skip_corrupt": skip_corrupt, "allow_missing_classes": allow_missing_classes}
     return tuple(name for name, wanted in given.items() if wanted)
 
@@ -254,8 +251,8 @@ def check_images(dataset: Dataset, screen: Screen, *, keep: bool) -> None:
         dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep)
 
 
-def check_sources(expansion: "Expansion", options: "JobOptions", names: Iterable[str], screen: Screen) -> None:
-    """Announce and check those datasets of a sweep that are images. Its workers load them for themselves."""
+def check_sources(expansion: Expansion, options: JobOptions, names: Iterable[str], screen: Screen) -> None:
+    """Announce and check the image datasets of a sweep. Its workers load them again."""
     for name in dict.fromkeys(names):
         entry = dataset_entry(expansion.sources[name])
         if entry.scope == "image":

@@ -1,4 +1,4 @@
-"""A sweep that has been trained, or is being trained: its records, its tables, how far it is."""
+"""A sweep in its folder: records, tables, models and status."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: PathLike, plugins: Iterable[PathLike] = ()) -> "Sweep":
-        """The sweep that a folder holds, which may be under way in another process; nothing is trained.
+        """Read the sweep in a folder. It may be training in another process.
 
         :param folder: the sweep's folder.
         :param plugins: Python files that register its algorithms or datasets.
@@ -85,21 +85,12 @@ class Sweep:
         """
         import pandas as pd
 
-        rows = [
-            {
-                "run": model.spec.id,
-                "dataset": model.spec.dataset,
-                "algorithm": model.spec.algorithm,
-                "test_envs": ",".join(map(str, model.spec.test_envs)),
-                "trial_seed": model.spec.trial_seed,
-                "hparams_seed": model.spec.hparams_seed,
-                "average": model.average,
-                "step": model.step,
-                "validation": None if record is None else validation_of(record, model.step),
-                "file": str(model.file),
-            }
-            for model, record in models_with_records(self.folder, self.records())
-        ]
+        rows = []
+        for model, record in models_with_records(self.folder, self.records()):
+            spec, envs = model.spec, ",".join(map(str, model.spec.test_envs))
+            validation = None if record is None else validation_of(record, model.step)
+            run = (spec.id, spec.dataset, spec.algorithm, envs, spec.trial_seed, spec.hparams_seed)
+            rows.append((*run, model.average, model.step, validation, str(model.file)))
         return of_averages(pd.DataFrame(rows, columns=list(_MODEL_COLUMNS)))
 
     def table(self) -> "pd.DataFrame":
@@ -142,12 +133,12 @@ class Sweep:
 
 
 def all_runs(folder: SweepFolder, spec: SweepSpec, expansion: Expansion) -> tuple[RunSpec, ...]:
-    """All runs of a sweep in a folder. Those of a search become known while it runs. Nothing is written."""
+    """All runs of a sweep in a folder, with the proposals of a search so far. Nothing is written."""
     search = open_search(folder, spec, expansion) if folder.journal.exists() else None
     return expansion.runs if search is None else search.runs()
 
 
 def of_averages(models: "pd.DataFrame") -> "pd.DataFrame":
-    """A frame of models with None for the average of the weights themselves, as `load_run` takes it, and not NaN."""
+    """Replace NaN in the column `average` by None, as `load_run` takes it."""
     averages = models["average"].astype(object)
     return models.assign(average=averages.where(averages.notna(), None))

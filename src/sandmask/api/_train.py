@@ -1,4 +1,4 @@
-"""`sandmask.train`: one run, from a few words to records and a model."""
+"""`sandmask.train`: train one run."""
 
 import html
 import os
@@ -212,7 +212,7 @@ def train(
                 record = folder.train(
                     spec,
                     data,
-                    own_device(ranks, wanted),
+                    own_device(ranks.size, wanted),
                     weights=weights,
                     compiled=compiled,
                     fast=fast,
@@ -233,7 +233,7 @@ def train(
 
 
 def _say_what_to_know(folder: RunFolder, spec: RunSpec, *, extras: bool) -> None:
-    """Print what is unwise about a run, and a note if it was trained before and is not simply finished."""
+    """Print warnings about a run, and a note if a finished run is trained again or stays unchanged."""
     for caution in (ALGORITHMS[spec.algorithm].caution(spec.hparams), leak_of(spec)):
         if caution is not None:
             tell(f"warning: {caution}")

@@ -1,7 +1,7 @@
 """The command line, one file per subcommand; `main` is the console script.
 
-A subcommand is a line in `_app.COMMANDS` and a module with a typer function. Only the command that is
-run gets imported, so that `sandmask --help` answers at once.
+A subcommand is a line in `_app.COMMANDS` and a module with a typer function. Only the command that is run is imported,
+so that `sandmask --help` is fast.
 """
 
 import sys
@@ -13,7 +13,7 @@ def main() -> None:
     """The console script."""
     try:
         from sandmask.cli._app import run
-    except KeyboardInterrupt:  # the first tenths of a second; from then on the app knows what to do
+    except KeyboardInterrupt:  # while the app is imported; afterwards it handles interrupts itself
         sys.stderr.write("\ninterrupted\n")
         sys.exit(130)
     run()

@@ -1,4 +1,4 @@
-"""The frame of the command line: the greeting, global options, and what happens when something goes wrong."""
+"""The frame of the command line: the greeting, global options, and how errors are reported."""
 
 import errno
 import importlib
@@ -35,7 +35,7 @@ RUN, READ, LOOK = "Run", "Read results", "Look things up"
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its line in the help, and where it lives.
+    """A subcommand: its line in the help, and its module.
 
     The module holds either `app`, a `typer.Typer` with subcommands of its own, or a function named like the module,
     which is the command.
@@ -48,18 +48,14 @@ class Command:
 
     @property
     def exists(self) -> bool:
-        """Whether its package is installed. Asking for the module itself would import the package."""
+        """Whether its package is installed. The package is not imported."""
         return importlib.util.find_spec(self.module.rpartition(".")[0]) is not None
-
-    def stub(self) -> TyperCommand:
-        """A placeholder with the name and the summary, for the list of commands."""
-        return TyperCommand(self.name, help=self.summary, rich_help_panel=self.panel)
 
     def load(self) -> Any:
         """The command itself."""
         module = importlib.import_module(self.module)
         parent = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        parent.callback()(_nothing)
+        parent.callback()(lambda: None)  # with a callback, typer builds a group even around a single command
         if hasattr(module, "app"):
             parent.add_typer(module.app, name=self.name)
         else:
@@ -69,9 +65,9 @@ class Command:
 
 
 def readable(command: Any, ctx: Any) -> Any:
-    """The command with help for a narrow terminal: paragraphs flow, and a flag takes no word.
+    """The command with help in flowing paragraphs, where typer would keep the line breaks of the docstring.
 
-    Left to typer, lines break where the docstring's do, too.
+    Flags have no metavar.
     """
     if command.help:
         paragraphs = inspect.cleandoc(command.help).split("\n\n")
@@ -82,10 +78,6 @@ def readable(command: Any, ctx: Any) -> Any:
     for each in getattr(command, "commands", {}).values():
         readable(each, ctx)
     return command
-
-
-def _nothing() -> None:
-    """A callback makes typer build a group even around a single command."""
 
 
 COMMANDS = (
@@ -109,17 +101,12 @@ COMMANDS = (
 )
 
 
-def interrupts_end_imports() -> None:
-    """Let an interrupt end the program at once while torch is imported; before that, and after, it is an exception.
-
-    Torch tries to import numpy and swallows what happens there: the program would go on, with half of numpy. Nothing
-    has begun by then that would have to be put away. A program told to ignore interrupts goes on ignoring them.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupted)
-
-
 def _interrupted(_: int, frame: FrameType | None) -> None:
+    """On Ctrl-C, exit at once while torch is imported, and raise `KeyboardInterrupt` at any other time.
+
+    Torch swallows exceptions while it imports numpy: the program would continue with half of numpy. Nothing needs to be
+    cleaned up by then.
+    """
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
             os.write(2, b"\ninterrupted\n")
@@ -128,10 +115,10 @@ def _interrupted(_: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-# A command line that cannot be understood; typer's own class for it has moved between versions.
+# Typer's class for an invalid command line, which is in different modules in different versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-# What people do first: a title, and lines to copy with what each is for.
+# The greeting: a title, and lines to copy with what each is for.
 FIRST = (
     ("Try it", {"sandmask demo": "a few minutes on generated data: a table and a picture"}),
     (
@@ -151,16 +138,16 @@ MORE = {"sandmask --help": "all commands", "sandmask doctor": "check the install
 
 
 class LazyGroup(TyperGroup):
-    """Lists the table of commands, imports only the one that is run, and reports mistakes in one line."""
+    """Lists the commands, imports only the one that is run, and reports user errors in one line."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.table = {command.name: command for command in COMMANDS if command.exists}
-        for name, command in self.table.items():
-            self.add_command(command.stub(), name)
+        for name, each in self.table.items():
+            self.add_command(TyperCommand(name, help=each.summary, rich_help_panel=each.panel))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """The command to run: the real one instead of its line in the list."""
+        """Import the command to run."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, readable(self.table[name].load(), ctx) if name in self.table else command, rest
 
@@ -175,7 +162,7 @@ class LazyGroup(TyperGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run; a user's mistake ends in one line on standard error and exit status 2."""
+        """Run the command. User errors print one line on standard error and exit with status 2."""
         with _one_line():
             return super().invoke(ctx)
 
@@ -199,7 +186,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _described(error: Exception) -> str | None:
-    """Describe an error of the user; empty if another process or a help page has done so, None for a bug."""
+    """Describe a user error; "" if another process or a help page has done so, None for a bug."""
     if isinstance(error, OtherProcessError):
         return ""
     if isinstance(error, SandmaskError):
@@ -207,7 +194,7 @@ def _described(error: Exception) -> str | None:
     if isinstance(error, _UsageError):
         return printable(_explained(error))
     if isinstance(error, OSError):
-        if error.strerror is None or error.errno == errno.EPIPE:  # whoever read the output has seen enough: typer knows
+        if error.strerror is None or error.errno == errno.EPIPE:  # typer handles a closed pipe
             return None
         where = f"{printable(str(error.filename))}: " if error.filename is not None else _nameless(error)
         said = "a file, where a folder should be" if isinstance(error, FileExistsError) else error.strerror
@@ -216,7 +203,7 @@ def _described(error: Exception) -> str | None:
 
 
 def _say(text: str) -> None:
-    """Print a line on standard error, once, if torchrun started several processes that would say the same."""
+    """Print a line on standard error. Several processes of torchrun print it once."""
     if first_to_say(text):
         typer.echo(text, err=True)
 
@@ -232,7 +219,7 @@ def _nameless(error: OSError) -> str:
 
 
 def _explained(error: Any) -> str:
-    """Describe an error in a command line and name its help; empty for a group alone, whose help is printed."""
+    """Describe an error in a command line and name its help; "" for a group alone, which prints its help."""
     said = _no_such_option(error) or " ".join(error.format_message().split())
     if not said:
         return ""
@@ -302,7 +289,7 @@ def _to_copy(line: str, note: str, width: int = 0) -> str:
 
 
 class _StandardOutput(io.TextIOWrapper):
-    """Standard output, whose errors name it: the disk of the file that it goes to may be full."""
+    """Standard output. Errors of writing name it, such as a full disk of the file that it is redirected to."""
 
     def write(self, text: str) -> int:
         """Write text."""
@@ -316,18 +303,19 @@ class _StandardOutput(io.TextIOWrapper):
 
 
 def run() -> None:
-    """Read the command line and do what it says."""
-    interrupts_end_imports()
+    """Run the command line."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process that ignores SIGINT still does
+        signal.signal(signal.SIGINT, _interrupted)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started the program
+        if stream is None:  # the parent process has closed it
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the program
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a bar that cannot be shown is no reason to stop
+            stream.reconfigure(errors="replace")  # characters that the terminal's encoding lacks are not an error
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and out is sys.__stdout__:
         lines, through = out.line_buffering, out.write_through
         sys.stdout = _StandardOutput(out.buffer, out.encoding, out.errors, line_buffering=lines, write_through=through)
-    if os.environ.get("COLUMNS") == "0":  # how some programs say that they do not know; tables would be empty
+    if os.environ.get("COLUMNS") == "0":  # some programs set it if the width is unknown; tables would be empty
         del os.environ["COLUMNS"]
     app(prog_name="sandmask")

@@ -49,7 +49,7 @@ def size(n_bytes: float) -> str:
 
 
 def installation(say: Say) -> None:
-    """Versions, and whether a mask computes what it should."""
+    """Versions, and a test of a mask."""
     say("sandmask", "ok", f"{sandmask.__version__}, in {Path(sandmask.__file__).parent}")
     python = platform.python_version()
     if (3, 11) <= sys.version_info[:2] <= (3, 13):
@@ -77,7 +77,7 @@ def installation(say: Say) -> None:
 
 
 def _packages(extra: str) -> tuple[list[str], list[str]]:
-    """The installed packages of an extra with their versions, and what is wrong; the required ones if it is empty."""
+    """The installed packages of an extra with their versions, and problems; required packages for the extra ""."""
     found, faults = [], []
     for match in map(_REQUIREMENT.match, metadata.requires("sandmask") or []):
         if match is None or (match["extra"] or "") != extra:
@@ -148,7 +148,7 @@ def weights(say: Say) -> None:
 
 
 def disk(say: Say, runs: Path, data_dir: Path | None) -> None:
-    """Whether runs can be written, and how much room there is."""
+    """Whether runs can be written, and the free disk space."""
     from sandmask.datasets import data_folder
 
     nearest = _nearest(runs)
@@ -169,7 +169,7 @@ def disk(say: Say, runs: Path, data_dir: Path | None) -> None:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the first one above it that is there; a file in its place, if there is one."""
+    """The folder, or the nearest parent that exists."""
     return next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path())
 
 

@@ -1,7 +1,7 @@
 """Names of registered entries without importing torch, for shell completion and early checks.
 
-Names are read off the source files, without running them: to import the registries takes torch's three seconds, and a
-TAB should take none. Files named in SANDMASK_PLUGINS are read the same way.
+Names are read from the source files without running them: importing the registries imports torch, which takes three
+seconds. Files named in SANDMASK_PLUGINS are read the same way.
 """
 
 import ast
@@ -17,7 +17,7 @@ from sandmask.plugins import GROUP, VARIABLE
 from sandmask.registry import Registry, parts_of
 
 _PACKAGE = Path(__file__).parents[1]
-# What registers a name: the package that ours are in, and the records (or decorators) that are called.
+# By kind: our package with these entries, and the classes (or decorators) that register a name.
 _KINDS = {
     "algorithm": ("algorithms", {"AlgorithmEntry"}),
     "dataset": ("datasets", {"DatasetEntry", "ImageSet", "Mixture"}),
@@ -41,7 +41,7 @@ def _names(file: Path, records: set[str]) -> Iterator[str]:
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text) if any(record in text for record in records) else ast.Module([], [])
     except (OSError, SyntaxError, UnicodeDecodeError):
-        return  # running the command will say what is wrong with it
+        return  # the command itself reports the error
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in records:
             named = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
@@ -76,14 +76,14 @@ class _Name:
 
 
 def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = None) -> None:
-    """Refuse a dataset or an algorithm that does not exist, in the words of its registry.
+    """Raise the registry's error for a dataset or an algorithm that does not exist, before torch is imported.
 
-    With plugins, or once torch is loaded, nothing is checked here: the registries themselves will refuse the name.
+    With plugins, or once torch is imported, nothing is checked here: the registries do it.
     """
     if "torch" in sys.modules or plugins or os.environ.get(VARIABLE) or entry_points(group=GROUP):
         return
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
-    name = _without_parameters(dataset)
+    name = dataset.partition(":")[0]  # "Spirals" of "Spirals:seed=1"
     if name not in datasets and not _may_be_own(dataset):
         datasets[name]
     for part in parts_of(algorithm):
@@ -91,9 +91,9 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
 
 
 def is_swapped(dataset: str, algorithm: str) -> bool:
-    """Whether these are an algorithm and a dataset, in that order: each is the name of the other kind alone."""
+    """Whether the first name is an algorithm's and the second a dataset's."""
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
-    is_dataset = _without_parameters(algorithm) in datasets
+    is_dataset = algorithm.partition(":")[0] in datasets
     is_algorithm = all(part in algorithms for part in parts_of(dataset))
     return is_dataset and is_algorithm and dataset not in datasets and algorithm not in algorithms
 
@@ -104,11 +104,6 @@ def _catalogue(kind: str) -> Registry[_Name]:
     for name in registered(kind):
         catalogue.register(_Name(name))
     return catalogue
-
-
-def _without_parameters(dataset: str) -> str:
-    """The registered name of a dataset that may be a variant: "Spirals" of "Spirals:seed=1"."""
-    return dataset.partition(":")[0]
 
 
 def _may_be_own(dataset: str) -> bool:

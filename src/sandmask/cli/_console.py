@@ -5,18 +5,21 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sandmask._text import printable
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 STANDARD_OUTPUT = Path("-")  # where a file's name is asked for
-PIPE_WIDTH = 160  # of a table that goes to a file or another program, where nobody says how wide a line may be
+PIPE_WIDTH = 160  # of a table that is written to a file or a pipe
 
 
 def styled(text: str, **style: Any) -> str:
-    """Text in a colour or in bold, unless the user's NO_COLOR says no; printed to a file it is plain in any case."""
+    """Text in a colour or in bold, unless NO_COLOR is set. `typer.echo` removes styles if it writes to a file."""
     return text if os.environ.get("NO_COLOR") else typer.style(text, **style)
 
 
@@ -37,8 +40,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(Text(printable(column)), overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if told else PIPE_WIDTH).print(table)
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if is_known else PIPE_WIDTH).print(table)
+
+
+def plain_rows(frame: "pd.DataFrame") -> list[dict[Any, Any]]:
+    """The rows of a frame, with None for missing values."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def print_json(value: object) -> None:

@@ -1,11 +1,22 @@
-"""Options that several commands share, so that they read the same everywhere."""
+"""Options that several commands share, and how they become arguments of the API."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sandmask.cli import _completion
+from sandmask.hparams import parse_overrides
+
+
+def arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a command as arguments of the function that it calls, which have the same names.
+
+    Options that were not given are left out.
+    """
+    named = {name: value for name, value in given.items() if value is not None and name != "json"}
+    return {**named, "hparams": parse_overrides(named["hparams"])} if "hparams" in named else named
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 PluginOption = Annotated[
@@ -24,40 +35,33 @@ HparamOption = Annotated[
 SpaceOption = Annotated[
     str,
     typer.Option(
-        "--space",
         metavar="NAME",
         help="Where defaults and random draws come from: recipe (settings that work), paper or domainbed.",
         autocompletion=_completion.words("recipe", "paper", "domainbed"),
     ),
 ]
 HparamsSeedOption = Annotated[
-    int, typer.Option("--hparams-seed", metavar="N", min=0, help="Number of the random draw; 0 means the defaults.")
+    int, typer.Option(metavar="N", min=0, help="Number of the random draw; 0 means the defaults.")
 ]
 TrialSeedOption = Annotated[
-    int, typer.Option("--trial-seed", metavar="N", min=0, help="Number of the repetition. Sets draw and data splits.")
+    int, typer.Option(metavar="N", min=0, help="Number of the repetition. Sets draw and data splits.")
 ]
-SeedOption = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, help="Seed of weights, minibatches and other randomness.")
-]
+SeedOption = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of weights, minibatches and other randomness.")]
 StepsOption = Annotated[
-    int | None, typer.Option("--steps", metavar="N", min=1, help="Training steps. Default: the dataset's protocol.")
+    int | None, typer.Option(metavar="N", min=1, help="Training steps. Default: the dataset's protocol.")
 ]
 CheckpointEveryOption = Annotated[
-    int | None,
-    typer.Option(
-        "--checkpoint-every", metavar="N", min=1, help="Evaluate every N steps. Default: the dataset's protocol."
-    ),
+    int | None, typer.Option(metavar="N", min=1, help="Evaluate every N steps. Default: the dataset's protocol.")
 ]
 NetworkOption = Annotated[
-    str | None, typer.Option("--network", help="mlp, mnist-convnet, your own or a timm name. Default: the dataset's.")
+    str | None, typer.Option(help="mlp, mnist-convnet, your own or a timm name. Default: the dataset's.")
 ]
 WeightsOption = Annotated[
-    str | None, typer.Option("--weights", metavar="FILE|none", help="Pretrained weights of a timm network, or none.")
+    str | None, typer.Option(metavar="FILE|none", help="Pretrained weights of a timm network, or none.")
 ]
 PrecisionOption = Annotated[
     str,
     typer.Option(
-        "--precision",
         metavar="NAME",
         help="Compute precision: fp32, fp32x3 (float32 on tensor cores), tf32, bf16, or fp16 "
         "(gradient masks on the MLP only). Below fp32, runs may generalize slightly worse.",
@@ -76,7 +80,6 @@ AverageOption = Annotated[
 MetricsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--metrics",
         metavar="A,B",
         help="Also record f1 (macro-F1), ece (calibration error), worst-group, per-class (accuracy), confusion, or "
         "all. Results do not change.",
@@ -95,21 +98,17 @@ KindOption = Annotated[
         autocompletion=_completion.words("sma", "ema", "swad"),
     ),
 ]
-FastOption = Annotated[bool, typer.Option("--fast/--no-fast", help="Use CUDA graphs on a GPU.")]
+FastOption = Annotated[bool, typer.Option(help="Use CUDA graphs on a GPU.")]
 CompileOption = Annotated[
     bool, typer.Option("--compile", help="Compile the network: slower start, faster steps. For timm networks.")
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ... Default: a GPU if present.")]
-DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder of the datasets; see: sandmask data where")
-]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: a GPU if present.")]
+DataDirOption = Annotated[Path | None, typer.Option(help="Folder of the datasets; see: sandmask data where")]
 SkipCorruptOption = Annotated[bool, typer.Option("--skip-corrupt", help="Skip images that cannot be read.")]
 MissingClassesOption = Annotated[
     bool, typer.Option("--missing-classes", help="Allow image domains that lack some of the classes.")
 ]
-CheckpointSecondsOption = Annotated[
-    float, typer.Option("--checkpoint-seconds", metavar="N", min=0, help="Save a checkpoint every N seconds.")
-]
+CheckpointSecondsOption = Annotated[float, typer.Option(metavar="N", min=0, help="Save a checkpoint every N seconds.")]
 DiagnosticsOption = Annotated[
     bool,
     typer.Option(
@@ -119,11 +118,8 @@ DiagnosticsOption = Annotated[
 ]
 LogOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--log", metavar="LOGGER", help="Also log to tensorboard:DIR, wandb:PROJECT or mlflow:DIR. Repeatable."
-    ),
+    typer.Option(metavar="LOGGER", help="Also log to tensorboard:DIR, wandb:PROJECT or mlflow:DIR. Repeatable."),
 ]
 TensorBoardOption = Annotated[
-    Path | None,
-    typer.Option("--tensorboard", metavar="DIR", help="Also write losses, accuracies and diagnostics for TensorBoard."),
+    Path | None, typer.Option(metavar="DIR", help="Also write losses, accuracies and diagnostics for TensorBoard.")
 ]

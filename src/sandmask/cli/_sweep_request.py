@@ -1,6 +1,5 @@
 """The options that describe a sweep, which `plan` and `run` share, and the printed plan."""
 
-import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandmask._text import counted, in_shell
-from sandmask.api._progress import duration
+from sandmask._text import counted, duration, in_shell
 from sandmask.cli import _completion, _options
-from sandmask.cli._console import print_table
-from sandmask.hparams import parse_overrides
+from sandmask.cli._console import plain_rows, print_table
 
 if TYPE_CHECKING:
     from sandmask.sweeps import Plan, StackEstimate
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path("runs/sweep")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's folder.")]
-Request = dict[str, Any]
 
 
 def _given(
@@ -67,7 +63,7 @@ def _given(
     ] = None,
     steps: _options.StepsOption = None,
     checkpoint_every: _options.CheckpointEveryOption = None,
-    hparam: _options.HparamOption = None,
+    hparams: _options.HparamOption = None,
     network: _options.NetworkOption = None,
     weights: _options.WeightsOption = None,
     precision: Annotated[
@@ -117,30 +113,18 @@ def _given(
             autocompletion=_completion.words("median", "hyperband", "none"),
         ),
     ] = None,
-    plugin: _options.PluginOption = None,
+    plugins: _options.PluginOption = None,
 ) -> None:
-    """The signature of a request."""
+    """The options of a request, as the parameters of a function."""
 
 
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a request, as one that has a request's options instead.
-
-    The request is the arguments of `sandmask.sweep` that say which runs there are, and the plugins.
-    """
-    options = inspect.signature(_given).parameters
-    _, folder, *others = inspect.signature(command).parameters.values()
-    parameters = [folder, *options.values(), *others]
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        request = {name: values.pop(name) for name in options}
-        request["hparams"] = parse_overrides(request.pop("hparam") or []) or None
-        request["plugins"] = request.pop("plugin") or ()
-        command(request, **values)
-
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
-    return wrapper
+    """Give a command that takes a folder, its own options and `**request` the options of a request."""
+    folder, *own, _ = inspect.signature(command).parameters.values()
+    parameters = [folder, *inspect.signature(_given).parameters.values(), *own]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 LONGEST = 40  # rows of the table
@@ -156,7 +140,7 @@ def size(n_bytes: float) -> str:
 
 
 def print_plan(plan: "Plan", folder: Path) -> None:
-    """The stacks in order, then what they take."""
+    """Print the stacks in order, then time, memory and disk."""
     grouped: defaultdict[tuple[str, ...], list[StackEstimate]] = defaultdict(list)
     for each in plan.stacks:
         first = each.stack.specs[0]
@@ -189,20 +173,11 @@ def print_plan(plan: "Plan", folder: Path) -> None:
 
 
 def plan_json(plan: "Plan") -> dict[str, Any]:
-    """Everything, for scripts."""
-    stacks = [
-        {
-            "stack": each.stack.id,
-            "dataset": each.stack.specs[0].dataset,
-            "algorithm": each.stack.specs[0].algorithm,
-            "shape": each.shape,
-            "runs": [spec.id for spec in each.stack.specs],
-            "seconds": each.seconds,
-            "memory_bytes": round(each.memory_bytes),
-            "disk_bytes": round(each.disk_bytes),
-        }
-        for each in plan.stacks
-    ]
+    """The plan as JSON values."""
+    stacks = plain_rows(plan.frame())
+    for row, each in zip(stacks, plan.stacks, strict=True):
+        row["runs"] = [spec.id for spec in each.stack.specs]
+        row |= {"memory_bytes": round(each.memory_bytes), "disk_bytes": round(each.disk_bytes)}
     return {
         "runs": plan.runs,
         "done": plan.done,

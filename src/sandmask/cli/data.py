@@ -19,9 +19,7 @@ app = typer.Typer(help="List, download, verify and find datasets.", no_args_is_h
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir",
-        help="Folder of the datasets. [default: $SANDMASK_DATA, ./data, ~/.cache/sandmask/data]",
-        show_default=False,
+        help="Folder of the datasets. [default: $SANDMASK_DATA, ./data, ~/.cache/sandmask/data]", show_default=False
     ),
 ]
 

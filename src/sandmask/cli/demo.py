@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 METHODS = ("ERM", "ANDMask", "SANDMask")
 TITLES = {"ERM": "ERM", "ANDMask": "AND-mask", "SANDMask": "SAND-mask"}
-# A draw of the data that had no part in choosing the settings: those were tried on other seeds.
-# Environment 0 is the one in which no shortcut works: a model that relies on one is at chance there.
+# The settings were chosen on other seeds. Environment 0 has no shortcut: a model that relies on one is at chance there.
 DATASET, HELD_OUT = "Spirals:seed=3", 0
 DRAWS, STEPS, EVERY = 3, 701, 50
 # A smaller network than the recipe's, with a larger learning rate and fewer steps: two minutes on two cores.
@@ -66,7 +65,7 @@ def demo(
             checkpoint_every=EVERY,
             hparams=FIXED,
             keep_models="last",
-            # One core for each run: small products do not fill two, and threads that wait for each other cost more.
+            # One core for each run: small products of matrices do not fill two.
             workers=min(WORKERS, os.cpu_count() or 1),
             device="cpu",
             max_stack=1,
@@ -97,7 +96,7 @@ def _show(swept: "Sweep", picture: Path) -> None:
 
 
 def _draw(swept: "Sweep", chosen: "dict[str, RunRecord]", path: Path) -> None:
-    """The plane of the spiral as each chosen run sees it after its last step."""
+    """Draw the predictions of each chosen run on the plane of the spiral, after its last step."""
     from sandmask.datasets import load_dataset
     from sandmask.datasets.spirals import draw_spirals, spiral_panel
 

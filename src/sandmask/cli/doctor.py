@@ -20,7 +20,7 @@ _INDENT = 29  # width of the mark and the name
 
 
 def doctor(
-    runs: Annotated[Path, typer.Option("--runs", help="Folder for runs, to check its disk space.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder for runs, to check its disk space.")] = Path("runs"),
     data_dir: _options.DataDirOption = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Also test torch.compile on the CPU, which takes half a minute.")

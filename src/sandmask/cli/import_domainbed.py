@@ -13,7 +13,7 @@ from sandmask.records import RunRecord, read_domainbed, read_runs, write_archive
 
 def import_domainbed(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's output folder.")],
-    out: Annotated[Path, typer.Option("--out", metavar="STORE", help="The folder of records to write into.")],
+    out: Annotated[Path, typer.Option(metavar="STORE", help="The folder of records to write into.")],
     include_incomplete: Annotated[
         bool, typer.Option("--include-incomplete", help="Also import runs without a file `done`, as unfinished.")
     ] = False,
@@ -44,7 +44,7 @@ def import_domainbed(
 
 
 def _check_nothing_is_lost(runs: Sequence[RunRecord], archive: Path) -> None:
-    """The same sweep may be imported again, with more runs; another one whose folder has the same name may not."""
+    """Refuse to replace an archive that holds other runs. The same sweep may be imported again with more runs."""
     if not archive.exists():
         return
     kept = {run.spec.id for run in runs}

@@ -51,8 +51,7 @@ def list_(
         ),
     ],
     search: Annotated[
-        str | None,
-        typer.Option("--search", help="Only names that match, such as '*mask*'. Networks: all of timm."),
+        str | None, typer.Option(help="Only names that match, such as '*mask*'. Networks: all of timm.")
     ] = None,
     json: _options.JsonOption = False,
     plugin: _options.PluginOption = None,
@@ -108,7 +107,7 @@ def _text(value: Any) -> str:
 
 
 def _networks(search: str | None) -> list[Row]:
-    """The registered networks and the datasets' defaults; with `search`, timm's pretrained ones of such names."""
+    """The registered networks and the datasets' defaults; with `search`, pretrained networks of timm that match."""
     if search is None:
         from sandmask.datasets import DATASETS
         from sandmask.networks import NETWORKS

@@ -21,8 +21,8 @@ from sandmask.reports import FORMATS, render, run_command
 from sandmask.reports._report import DEFAULT_RULES, MOST, names_in, rule_names
 from sandmask.selection import ACCURACY
 
-_MANY = 1000  # runs, from which on it takes long enough to say something
-OWN_IMAGES = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)  # what records call them: by their name and content
+_MANY = 1000  # runs, from which on a message is printed because it takes long
+OWN_IMAGES = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)  # their names in records: folder name and checksum
 
 
 def report(
@@ -38,8 +38,7 @@ def report(
         ),
     ] = None,
     html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE|-", help="Write a page with tables, figures and every run's curves."),
+        Path | None, typer.Option(metavar="FILE|-", help="Write a page with tables, figures and every run's curves.")
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     format_name: Annotated[
@@ -147,7 +146,7 @@ def report(
 
 
 def _checked_format(name: str | None, *, as_json: bool) -> str | None:
-    """The format that is asked for. A mistake is told before a large sweep is read."""
+    """The requested format. An error is raised before a large sweep is read."""
     if as_json and name not in (None, "json"):
         raise SandmaskError(f"--json and --format {name} are two formats. Choose one.")
     if name is not None and name.lower() == "html":
@@ -167,7 +166,7 @@ def _check_files(html: Path | None, tables: Path | None, *, open_browser: bool) 
 
 
 def _read(directory: Path) -> list[RunRecord]:
-    """The runs below a folder, with a sign of life in a terminal: a large sweep takes a while to read."""
+    """The runs below a folder, with a message in a terminal, since a large sweep takes a while to read."""
     from rich.console import Console
 
     with Console(stderr=True).status(f"Reading {directory}"):
@@ -181,7 +180,7 @@ def _title(directory: Path) -> str:
 
 
 def _write_page(runs: Sequence[RunRecord], target: Path, rules: Sequence[str] | None, **settings: Any) -> None:
-    """Write the page and say so on standard error, which leaves standard output to tables, or to the page itself."""
+    """Write the page. Messages go to standard error, because standard output is for tables or the page."""
     from sandmask.reports.html import render_html, write_html
 
     started = time.monotonic()

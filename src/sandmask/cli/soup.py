@@ -1,12 +1,13 @@
-"""`sandmask soup`: one model out of many runs of a sweep."""
+"""`sandmask soup`: combine the models of a sweep."""
 
 from typing import Annotated
 
 import typer
 
+import sandmask
 from sandmask._text import counted, in_shell
 from sandmask.cli import _completion, _options
-from sandmask.cli._console import print_json, print_table
+from sandmask.cli._console import plain_rows, print_json, print_table
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder
 
 
@@ -25,7 +26,6 @@ def soup(
     of: Annotated[
         list[str] | None,
         typer.Option(
-            "--of",
             metavar="A,B",
             help="What to combine: weights, or averages that the sweep kept: sma, ema, swad. (default: all)",
             autocompletion=_completion.words("weights", "sma", "ema", "swad"),
@@ -36,7 +36,7 @@ def soup(
     skip_corrupt: _options.SkipCorruptOption = False,
     allow_missing_classes: _options.MissingClassesOption = False,
     json: _options.JsonOption = False,
-    plugin: _options.PluginOption = None,
+    plugins: _options.PluginOption = None,
 ) -> None:
     """Combine the models of a sweep: those of all draws, for each method, held-out environment and trial.
 
@@ -52,21 +52,9 @@ def soup(
 
     sandmask soup runs/pacs --kind ensemble --of sma
     """
-    import sandmask
-
-    found = sandmask.soup(
-        folder,
-        kinds,
-        of=of,
-        device=device,
-        data_dir=data_dir,
-        skip_corrupt=skip_corrupt,
-        allow_missing_classes=allow_missing_classes,
-        plugins=plugin or (),
-    )
-    plain = found.astype(object).where(found.notna(), None).to_dict("records")
+    found = sandmask.soup(**_options.arguments(locals()))
     if json:
-        print_json(plain)
+        print_json(plain_rows(found))
         return
     rows = [
         (
@@ -78,7 +66,7 @@ def soup(
             f"{row['validation']:.1%}",
             f"{row['held_out']:.1%}",
         )
-        for row in plain
+        for row in plain_rows(found)
     ]
     header = ("dataset", "method", "held out", "trial", "members", "validation", "held-out accuracy")
     print_table(counted(len(rows), "soup"), header, rows)

@@ -1,7 +1,6 @@
 """`sandmask sweep`: plan, run and watch thousands of runs."""
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,39 +9,29 @@ import sandmask
 from sandmask._signals import exit_status
 from sandmask._text import counted, in_shell
 from sandmask.cli import _completion, _options
-from sandmask.cli._console import print_json, print_table
-from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, Request, plan_json, print_plan, with_request
+from sandmask.cli._console import plain_rows, print_json, print_table
+from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, plan_json, print_plan, with_request
 
 if TYPE_CHECKING:
     from sandmask.api import Sweep
-    from sandmask.sweeps import SweepStatus
 
 app = typer.Typer(help="Train many runs: plan, run, status.", no_args_is_help=True)
 
 Workers = Annotated[
-    int | None,
-    typer.Option("--workers", metavar="N", min=1, help="Stacks that train at a time. (default: one per GPU or core)"),
+    int | None, typer.Option(metavar="N", min=1, help="Stacks that train at a time. (default: one per GPU or core)")
 ]
 Device = Annotated[
-    str | None,
-    typer.Option("--device", help="cpu, cuda, or several for local workers: cuda:0,cuda:1. (default: all GPUs)"),
+    str | None, typer.Option(help="cpu, cuda, or several for local workers: cuda:0,cuda:1. (default: all GPUs)")
 ]
 MaxStack = Annotated[
-    int | None,
-    typer.Option(
-        "--max-stack", metavar="N", min=1, help="Largest number of runs in a stack. (default: as memory allows)"
-    ),
+    int | None, typer.Option(metavar="N", min=1, help="Largest number of runs in a stack. (default: as memory allows)")
 ]
-Calibrate = Annotated[
-    bool,
-    typer.Option("--calibrate/--no-calibrate", help="Measure a few steps of each method to estimate time and memory."),
-]
+Calibrate = Annotated[bool, typer.Option(help="Measure a few steps of each method to estimate time and memory.")]
 
 
 @app.command()
 @with_request
 def plan(
-    request: Request,
     folder: Folder = DEFAULT_FOLDER,
     workers: Workers = None,
     device: Device = None,
@@ -53,6 +42,7 @@ def plan(
     skip_corrupt: _options.SkipCorruptOption = False,
     allow_missing_classes: _options.MissingClassesOption = False,
     json: _options.JsonOption = False,
+    **request: Any,
 ) -> None:
     """Estimate runs, stacks, time, memory and disk of a sweep, and count the runs that DIR already has.
 
@@ -74,7 +64,6 @@ def plan(
 @app.command()
 @with_request
 def run(
-    request: Request,
     folder: Folder = DEFAULT_FOLDER,
     executor: Annotated[
         str,
@@ -86,10 +75,7 @@ def run(
     ] = "local",
     workers: Workers = None,
     device: Device = None,
-    mps: Annotated[
-        bool,
-        typer.Option("--mps/--no-mps", help="Start NVIDIA MPS where workers share a GPU and it is not running."),
-    ] = True,
+    mps: Annotated[bool, typer.Option(help="Start NVIDIA MPS where workers share a GPU and it is not running.")] = True,
     gpus_per_worker: Annotated[
         float, typer.Option(metavar="N", min=0, help="GPUs per worker, for ray (may be a fraction) and slurm.")
     ] = 0.0,
@@ -115,6 +101,7 @@ def run(
     tensorboard: _options.TensorBoardOption = None,
     log: _options.LogOption = None,
     json: _options.JsonOption = False,
+    **request: Any,
 ) -> None:
     """Train the missing runs of a sweep in DIR. Rerun to resume.
 
@@ -129,9 +116,9 @@ def run(
 
     sandmask sweep run runs/spirals --executor ray --ray-address auto --gpus-per-worker 0.5
     """
-    arguments = _arguments({**locals(), "slurm": slurm or (), "log": log or ()})
+    given = _arguments(locals())
     try:
-        swept = sandmask.sweep(**arguments)
+        swept = sandmask.sweep(**given)
     except KeyboardInterrupt as error:
         if not getattr(error, "__notes__", None):  # interrupted before the first run
             raise
@@ -142,9 +129,9 @@ def run(
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a command as arguments of the function that it calls, which have the same names."""
-    own = {name: value for name, value in given.items() if name not in ("request", "json")}
-    return {**own, **given["request"], "progress": False if given["json"] else "lines"}
+    """The arguments of `sandmask.sweep` or `sandmask.plan_sweep`, from the parameters of a command."""
+    own = {**given, **given["request"], "progress": False if given["json"] else "lines"}
+    return _options.arguments({name: value for name, value in own.items() if name != "request"})
 
 
 def _print(swept: "Sweep", *, json: bool) -> None:
@@ -181,12 +168,11 @@ def models(
     from sandmask.api import Sweep
 
     found = Sweep.read(folder, plugin or ()).models()
-    plain = found.astype(object).where(found.notna(), None).to_dict("records")
     if json:
-        print_json(plain)
+        print_json(plain_rows(found))
         return
     columns = [str(name) for name in found if name != "file"]
-    rows = [tuple(_cell(row[name]) for name in columns) for row in plain]
+    rows = [tuple(_cell(row[name]) for name in columns) for row in plain_rows(found)]
     print_table(f"{counted(len(rows), 'model')} in {folder}", tuple(columns), rows)
 
 
@@ -210,6 +196,7 @@ def status(
     sandmask sweep status runs/spirals --watch
     """
     from rich.console import Console
+    from rich.live import Live
 
     from sandmask.api import Sweep
     from sandmask.api._progress import view
@@ -218,20 +205,10 @@ def status(
     if json:
         print_json(look().to_json())
     elif watch:
-        _watch(look)
+        with Live(auto_refresh=False) as live:
+            while (found := look()).done < found.planned:
+                live.update(view(found), refresh=True)
+                time.sleep(1.0)
+            live.update(view(found), refresh=True)
     else:
         Console().print(view(look()))
-
-
-def _watch(look: Callable[[], "SweepStatus"]) -> None:
-    from rich.live import Live
-
-    from sandmask.api._progress import view
-
-    with Live(auto_refresh=False) as live:
-        while True:
-            found = look()
-            live.update(view(found), refresh=True)
-            if found.done == found.planned:
-                return
-            time.sleep(1.0)

@@ -11,7 +11,7 @@ from sandmask._torchrun import is_first
 from sandmask.cli import _completion, _options
 from sandmask.cli._completion import check_names
 from sandmask.cli._console import print_json, print_table
-from sandmask.hparams import DEFAULT_SPACE, parse_overrides
+from sandmask.hparams import DEFAULT_SPACE
 
 if TYPE_CHECKING:
     from sandmask.api import Run
@@ -30,16 +30,14 @@ def train(
         ),
     ],
     algorithm: Annotated[
-        str,
-        typer.Argument(help="An algorithm; see: sandmask list algorithms", autocompletion=_completion.algorithm),
+        str, typer.Argument(help="An algorithm; see: sandmask list algorithms", autocompletion=_completion.algorithm)
     ],
     test_env: Annotated[
-        list[str],
-        typer.Option("--test-env", metavar="E", help="Environment to hold out, as a name or a number. Repeatable."),
+        list[str], typer.Option(metavar="E", help="Environment to hold out, as a name or a number. Repeatable.")
     ],
     steps: _options.StepsOption = None,
     checkpoint_every: _options.CheckpointEveryOption = None,
-    hparam: _options.HparamOption = None,
+    hparams: _options.HparamOption = None,
     hparams_seed: _options.HparamsSeedOption = 0,
     trial_seed: _options.TrialSeedOption = 0,
     seed: _options.SeedOption = 0,
@@ -47,7 +45,7 @@ def train(
     network: _options.NetworkOption = None,
     weights: _options.WeightsOption = None,
     precision: _options.PrecisionOption = "fp32",
-    average: _options.AverageOption = None,
+    averages: _options.AverageOption = None,
     metrics: _options.MetricsOption = None,
     shared_init: Annotated[
         bool, typer.Option("--shared-init", help="Take the initial weights from the trial instead of the seed.")
@@ -70,7 +68,7 @@ def train(
     log: _options.LogOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME-ID")] = None,
     json: _options.JsonOption = False,
-    plugin: _options.PluginOption = None,
+    plugins: _options.PluginOption = None,
 ) -> None:
     """Train ALGORITHM on DATASET with one or more environments held out, and print the accuracy on each environment.
 
@@ -95,39 +93,9 @@ def train(
 
     torchrun --standalone --nproc-per-node 4 -m sandmask train PACS SANDMask --test-env sketch
     """
-    check_names(dataset, algorithm, plugin)
-    run = sandmask.train(
-        dataset,
-        algorithm,
-        test_env,
-        steps=steps,
-        checkpoint_every=checkpoint_every,
-        hparams=parse_overrides(hparam or []),
-        hparams_seed=hparams_seed,
-        trial_seed=trial_seed,
-        seed=seed,
-        space=space,
-        network=network,
-        weights=weights,
-        precision=precision,
-        averages=average or (),
-        metrics=metrics or (),
-        shared_init=shared_init,
-        compiled=compiled,
-        fast=fast,
-        device=device,
-        data_dir=data_dir,
-        skip_corrupt=skip_corrupt,
-        allow_missing_classes=allow_missing_classes,
-        checkpoint_seconds=checkpoint_seconds,
-        keep_checkpoint=keep_checkpoint,
-        diagnostics=diagnostics,
-        tensorboard=tensorboard,
-        log=log or (),
-        out=out,
-        plugins=plugin or (),
-        progress=False if json else "lines",
-    )
+    given = _options.arguments(locals())
+    check_names(dataset, algorithm, plugins)
+    run = sandmask.train(**given, progress=False if json else "lines")
     if is_first():
         print_json(_summary(run)) if json else _print(run)
     if run.record.status == "diverged":

@@ -147,7 +147,7 @@ class Bounds:
         return math.isfinite(value) and above and below
 
     def __str__(self) -> str:
-        """Reads after "should be"."""
+        """The bounds as words that follow "should be"."""
         if math.isinf(self.low) and math.isinf(self.high):
             return "a finite number"
         if math.isinf(self.high):
@@ -162,7 +162,7 @@ ANY = Bounds()
 POSITIVE = Bounds(low=0, open_low=True)
 NON_NEGATIVE = Bounds(low=0)
 COUNT = Bounds(low=1)
-DEPTH = Bounds(low=1, high=1000)  # layers; a million of them would take minutes to build and could not train
+DEPTH = Bounds(low=1, high=1000)  # of layers
 FRACTION = Bounds(low=0, high=1)
 POSITIVE_FRACTION = Bounds(low=0, high=1, open_low=True)
 BELOW_ONE = Bounds(low=0, high=1, open_high=True)
@@ -250,7 +250,7 @@ class Like:
 
 
 def _number(value: object) -> float | None:
-    """The number that `value` is or spells, or None."""
+    """A number, or a number as text, as a number; None for other values."""
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, str):

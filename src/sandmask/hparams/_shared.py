@@ -61,13 +61,13 @@ OPTIONAL: tuple[Hparam, ...] = (
     Hparam("init_scale", 1.0, Constant(1.0), NON_NEGATIVE),  # factor of the initial parameters
     Hparam("sma_start", 100, Constant(100), COUNT),  # iterates that the uniform average leaves out
     Hparam("ema_decay", 0.999, Constant(0.999), BELOW_ONE),  # of the exponential average
-    Hparam("swad_ratio", 0.3, Constant(0.3), NON_NEGATIVE),  # how far the loss may rise above SWAD's valley
+    Hparam("swad_ratio", 0.3, Constant(0.3), NON_NEGATIVE),  # relative rise of the loss at which SWAD ends
     Hparam("holdout_fraction", 0.2, Constant(0.2), Bounds(0, 1, open_low=True, open_high=True)),  # of an environment
-    Hparam("full_data", 0, Constant(0), SWITCH),  # train on the examples that are held back for selection, too
+    Hparam("full_data", 0, Constant(0), SWITCH),  # also train on the examples that are held back for selection
     Hparam("class_balanced", 0, Constant(0), SWITCH),  # minibatches with equal shares of the classes
     Hparam("data_augmentation", 1, Constant(1), SWITCH),  # of images
     Hparam("nonlinear_classifier", 0, Constant(0), SWITCH),  # two hidden layers
-    Hparam("last_blocks", 0, Constant(0), NON_NEGATIVE),  # vision transformers: class tokens of so many blocks
+    Hparam("last_blocks", 0, Constant(0), NON_NEGATIVE),  # vision transformers: blocks whose class tokens are used
     Hparam("attention_only", 0, Constant(0), SWITCH),  # vision transformers: train the attention layers alone
     Hparam("freeze_bn", 1, Constant(1), SWITCH),  # batch-norm uses the statistics of the pretrained weights
 )

@@ -66,7 +66,7 @@ class LoggerEntry:
 LOGGERS: Registry[LoggerEntry] = Registry("logger")
 
 
-MOST_TENSORS = 20  # for networks with more tensors, only the figures of all of them together are logged
+MOST_TENSORS = 20  # for networks with more tensors, only the totals over tensors are logged
 _PER_TENSOR = ("mask_density/", "dead_fraction/", "agreement/")
 
 Logger = str | OpenLogger
@@ -85,7 +85,7 @@ def requested_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str]
 
 
 def named_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
-    """The same for a sweep, whose workers take loggers by name only.
+    """`requested_loggers` for a sweep, whose workers take loggers by name only.
 
     :param log: texts such as "wandb:my-project".
     :param tensorboard: folder for one more logger, of TensorBoard.
@@ -118,7 +118,7 @@ class RunLog:
     - `accuracy/in/<environment>` and `accuracy/out/<environment>`, held-out ones included,
     - `accuracy/out/training environments`: the mean over the environments that the run trains on.
 
-    The figures of a mask for each tensor are left out if the network has many tensors; the records have them. A logger
+    Statistics of a mask for each tensor are left out if the network has many tensors; the records have them. A logger
     that raises an exception is named on standard error and receives nothing more.
 
     :param loggers: texts that `requested_loggers` returned, or functions that open a logger.
@@ -195,7 +195,7 @@ def _say(name: str, error: Exception) -> None:
 
 
 def without_single_tensors(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Leave out what a mask does to each tensor, if the network has more than `MOST_TENSORS`.
+    """Leave out the statistics of a mask for each tensor, if the network has more than `MOST_TENSORS`.
 
     :param metrics: values by name.
     """

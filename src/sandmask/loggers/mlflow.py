@@ -31,23 +31,22 @@ class MlflowLogger:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of the tables of a new database
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs the tables of a new database
         address, artifacts = target or None, None
         if target and "://" not in target:
             folder = Path(target)
             folder.mkdir(parents=True, exist_ok=True)
             address, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
         self._client = MlflowClient(tracking_uri=address)
-        self._run = self._find(self._experiment(artifacts), spec)
+        experiment = self._client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
+            experiment_id = self._client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+        else:
+            experiment_id = experiment.experiment_id
+        self._run = self._find(str(experiment_id), spec)
         self._last = self._last_step()
         params = [Param(_allowed(name), text[:_LONGEST]) for name, text in _parameters(spec)]
         self._client.log_batch(self._run, params=params)
-
-    def _experiment(self, artifacts: str | None) -> str:
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        if found is not None:
-            return str(found.experiment_id)
-        return str(self._client.create_experiment(EXPERIMENT, artifact_location=artifacts))
 
     def _find(self, experiment: str, spec: RunSpec) -> str:
         """The run with this spec's id, opened again, or a new one."""

@@ -26,7 +26,7 @@ class GroupKey:
 
 _FIELDS = ("space", "network", "weights", "precision", "steps", "checkpoint_every")
 _OPTIMIZER = frozenset(hparam.name for hparam in OPTIONAL) - frozenset(LR_DROP_STEPS)  # those differ by environment
-# Options that are named after the algorithm, as people say it: "ERM + SMA". All others stand in brackets.
+# Options that follow the algorithm in a method's name: "ERM + SMA". All others are in brackets.
 _SPOKEN: dict[str, Callable[[str], str]] = {
     "average": str.upper,
     "soup": lambda kind: kind if kind == "ensemble" else f"{kind} soup",
@@ -99,7 +99,7 @@ def _set_by_hand(specs: Sequence[RunSpec]) -> set[str]:
 
 
 def _searches(specs: Iterable[RunSpec]) -> dict[str, str]:
-    """What is said of each kind of search: how many hyperparameters it proposed for a cell, at most."""
+    """The description of each kind of search, with the largest number of proposals for a cell."""
     seen: defaultdict[str, defaultdict[tuple[Any, ...], set[int]]] = defaultdict(lambda: defaultdict(set))
     for spec in specs:
         if kind := spec.options.get(SEARCH):
@@ -189,15 +189,15 @@ def siblings(run: RunRecord, runs: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def _drawn(spec: RunSpec) -> dict[str, float]:
-    """The hyperparameters without the steps at which the learning rate drops, which are those of each run."""
+    """The hyperparameters without the steps at which the learning rate drops, which differ between runs."""
     return {name: value for name, value in spec.hparams.items() if name not in LR_DROP_STEPS}
 
 
 def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) -> list[Selected]:
-    """Return what each run offers under a rule, in the order of `hparams_seed`.
+    """Return the checkpoint that a rule selects of each run, in the order of `hparams_seed`.
 
     Runs that are not finished, that hold out every environment, or that the rule cannot judge (None, or a value of NaN)
-    offer nothing.
+    are left out.
 
     :param rule: the selection rule.
     :param runs: runs of one dataset, algorithm and trial.
@@ -209,7 +209,7 @@ def candidates(rule: SelectionRule, runs: Sequence[RunRecord], test_env: int) ->
     offers = []
     for run in judged:
         choice = rule.choose(run, siblings(run, settled) if rule.needs_pairs else ())
-        if choice is not None and not any(map(math.isnan, choice.value)):  # which compares with nothing
+        if choice is not None and not any(map(math.isnan, choice.value)):
             offers.append(Selected(run, choice.index, choice.value, test_env))
     return offers
 

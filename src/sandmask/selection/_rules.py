@@ -1,4 +1,4 @@
-"""Selection rules: their registry, DomainBed's three, two of ours, and all of them by another metric than accuracy."""
+"""Selection rules: the registry, DomainBed's three rules, two of ours, and rules by other metrics than accuracy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class SelectionRule:
     remedy: str = "train with --diagnostics"
 
     def lacks(self, run: RunRecord) -> bool:
-        """Whether a run did not record what the rule judges by."""
+        """Whether a run did not record the metrics that the rule needs."""
         return not run.metrics.keys() >= set(self.needs_metrics)
 
 
@@ -106,9 +106,9 @@ def selection_rule(
 
 
 def mean_over_environments(accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of each row, summed in the order in which the mean of a list is summed.
+    """Return the mean of each row, summed in the same order as the mean of a list.
 
-    Ties decide tables, and they are ties of rounded sums, which depend on the order.
+    The order changes the rounding, and with it ties, which decide tables.
 
     :param accuracy: accuracies `[T, environments]`.
     """
@@ -254,7 +254,7 @@ _BY = " by "
 
 
 def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
-    """A rule that takes the values of a metric for accuracies; of one where lower is better, one minus the values.
+    """A rule that uses a metric in place of accuracy, or one minus the metric if lower is better.
 
     :param rule: a rule that judges runs by accuracies.
     :param metric: "accuracy", which gives the rule itself, or a metric of `MEASURES` that is a number.
@@ -269,11 +269,9 @@ def by_metric(rule: SelectionRule, metric: str) -> SelectionRule:
     measure = MEASURES[metric]
 
     def choose(run: RunRecord, pairs: Sequence[RunRecord]) -> Choice | None:
-        seen = _seen_by(run, measure)
-        others = [_seen_by(pair, measure) for pair in pairs]
-        if seen is None or None in others:
-            return None
-        return rule.choose(seen, [other for other in others if other is not None])
+        seen = [_seen_by(each, measure) for each in (run, *pairs)]
+        known = [each for each in seen if each is not None]
+        return rule.choose(known[0], known[1:]) if len(known) == len(seen) else None
 
     return replace(
         rule,
@@ -295,17 +293,12 @@ def find_rule(name: str) -> SelectionRule:
 
 
 def _seen_by(run: RunRecord, measure: Measure) -> RunRecord | None:
-    """A run whose accuracies are the values of a metric; None where it did not record them."""
-    inside, outside = (_values(run, measure, split) for split in ("in", "out"))
+    """The run with the values of a metric in place of its accuracies; None if it did not record the metric."""
+    inside, outside = (measured(run, measure.name, split) for split in ("in", "out"))
     if inside is None or outside is None:
         return None
+    if measure.lower_is_better:
+        inside, outside = 1.0 - inside, 1.0 - outside
+    # NaN is never the best.
+    inside, outside = (np.where(np.isnan(values), -1.0, values) for values in (inside, outside))
     return replace(run, accuracy_in=inside, accuracy_out=outside, sizes=None)
-
-
-def _values(run: RunRecord, measure: Measure, split: str) -> NDArray[np.float64] | None:
-    """The values of a metric, where larger is better; NaN is never the best."""
-    values = measured(run, measure.name, split)
-    if values is None:
-        return None
-    values = 1.0 - values if measure.lower_is_better else values
-    return np.where(np.isnan(values), -1.0, values)

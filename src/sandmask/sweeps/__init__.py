@@ -1,4 +1,4 @@
-"""Sweeps: a few words become thousands of runs, which train as stacks, wherever there is room.
+"""Sweeps: thousands of runs from one description, trained as stacks by local, Ray or Slurm workers.
 
 `sandmask.sweep` does all of it in one call. Its parts:
 

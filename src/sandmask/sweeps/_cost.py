@@ -1,4 +1,4 @@
-"""Time, memory and disk of stacks: proportional to numbers that a run's spec gives, by factors that are measured."""
+"""Time, memory and disk of stacks: estimated from the specs of runs, with factors that are measured."""
 
 import math
 import time
@@ -23,7 +23,7 @@ from sandmask.training.stack import Stack
 
 ARCHIVE_BYTES = 12_000  # of a record file without runs
 _ACCURACY_BYTES, _METRIC_BYTES = 0.3, 4.0  # of one number, compressed
-_CONVOLVED = 160  # times the pixels: numbers that the MNIST ConvNet keeps of an example, about
+_CONVOLVED = 160  # numbers per pixel that the MNIST ConvNet keeps for the backward pass, about
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ def work_of(spec: RunSpec, dataset: Dataset) -> Work:
     batch, n_envs = int(spec.hparams["batch_size"]), len(dataset.environments)
     n_train = n_envs - len(spec.test_envs)
     if len(dataset.input_shape) == 1:
-        # Numbers that a network keeps of one example, for the backward pass.
+        # Numbers of one example that a network keeps for the backward pass.
         kept = dataset.input_shape[0] + spec.hparams.get("mlp_depth", 3) * spec.hparams.get("mlp_width", 256)
         each = max(parameters, kept)
-    else:  # a convolution uses its weights at every place; all networks of one kind are off by the same factor
+    else:  # a convolution uses its weights at every pixel; the unknown factor is the same for networks of one kind
         pixels = math.prod(dataset.input_shape[1:])
         kept, each = _CONVOLVED * pixels, parameters * pixels / 16
     step = n_train * batch * each
@@ -62,7 +62,7 @@ def work_of(spec: RunSpec, dataset: Dataset) -> Work:
 
 
 def available_memory(device: torch.device) -> float:
-    """Bytes that are free now, within the limits of a container; infinite where the system does not say."""
+    """Free bytes, within the limits of a container; infinite if the system does not tell."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     free = free_memory()
@@ -71,16 +71,16 @@ def available_memory(device: torch.device) -> float:
 
 STACKS = (2, 6)  # runs of the stacks that are measured
 STEPS, SECONDS = 31, 2.0  # of a measurement, at most
-TOGETHER = 10  # steps between two looks at the clock, at most: as many as a CUDA graph has
-LEAST_BYTES = 8.0  # of a number in memory; less is measured where memory that was freed before is used again
+TOGETHER = 10  # steps per measurement of time, at most: as many as a CUDA graph has
+LEAST_BYTES = 8.0  # per number in memory; a measurement may give less if freed memory is reused
 _STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What stacks take on a device, measured."""
+    """Measured time and memory of stacks on a device."""
 
-    step_seconds: float  # of a step, however many runs there are
+    step_seconds: float  # of a step, for any number of runs
     seconds: float  # of a multiplication
     bytes: float  # of a number in memory
 
@@ -96,7 +96,7 @@ def calibrate(spec: RunSpec, dataset: Dataset, device: torch.device, *, fast: bo
     used = _peak(device) - before
     largest, work = sizes[-1], work_of(spec, dataset)
     of_run = seconds[-1] / largest
-    if len(sizes) > 1:  # some of it does not grow with the runs
+    if len(sizes) > 1:  # a part of the time does not grow with the number of runs
         of_run = min(of_run, max(0.0, seconds[-1] - seconds[0]) / (largest - sizes[0]))
     return Rates(
         step_seconds=seconds[-1] - largest * of_run,
@@ -129,7 +129,7 @@ def _step_seconds(
 
 
 def _reset_peak(device: torch.device) -> float:
-    """Start measuring a peak; what is in use now."""
+    """Start to measure the peak of memory; return the memory in use."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.memory_allocated(device))

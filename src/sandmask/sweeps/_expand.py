@@ -1,4 +1,4 @@
-"""From a sweep to its runs."""
+"""The runs of a sweep."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from sandmask.hparams import OPTIONAL, Space, seed_hash, space_for
 from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records import RunSpec, parse_measures, read_runs
 from sandmask.records._averages import first_stage
-from sandmask.registry import closest
+from sandmask.registry import check_known, closest
 from sandmask.selection import RULES, SEARCH, is_settled
 from sandmask.sweeps._optuna import distribution, rehearse, sampler_name
 from sandmask.sweeps._spec import ALL, OPTUNA, SweepSpec
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 MIN_TRAINING_ENVS = 2
-MOST_RUNS = 1_000_000  # each takes about two kilobytes of memory, and about a kilobyte of disk
+MOST_RUNS = 1_000_000  # each takes about 2 kB of memory and 1 kB of disk
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """A sweep's runs, each once, and what the sweep asks for that there can be no runs of.
+    """A sweep's runs, each once, and notes on requests for which there can be no runs.
 
-    `sources` says what to load for each dataset by the name that its records have: itself, or the folder of one's own.
+    `sources` maps the names of datasets in records to what is loaded: the name itself, or a folder of images.
     """
 
     runs: tuple[RunSpec, ...]
@@ -47,8 +47,7 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
     :param sweep: the sweep.
     """
     rules = tuple(RULES) if ALL in sweep.selection else sweep.selection
-    if sweep.precision not in PRECISIONS:
-        raise SandmaskError(f"Unknown precision {sweep.precision!r}. {closest(sweep.precision, list(PRECISIONS))}")
+    check_known("precision", sweep.precision, PRECISIONS)
     return replace(
         sweep,
         datasets=tuple(absolute(name) for name in sweep.datasets),
@@ -159,7 +158,7 @@ def _draws(sweep: SweepSpec, entry: DatasetEntry, algorithm: str, sets: Sequence
 def run_seed(
     dataset: str, algorithm: str, test_envs: tuple[int, ...], hparams_seed: int, trial_seed: int, seed: int = 0
 ) -> int:
-    """Return the seed of a run: a hash of what the run is, as in DomainBed's sweeps.
+    """Return the seed of a run: a hash of its arguments, as in DomainBed's sweeps.
 
     :param dataset: name of the dataset.
     :param algorithm: name of the algorithm.
@@ -199,7 +198,7 @@ def _hparam_names(sweep: SweepSpec, entry: DatasetEntry, algorithm: str) -> set[
 
 
 def search_ranges(sweep: SweepSpec, dataset: str, algorithm: str) -> dict[str, "BaseDistribution"]:
-    """What a search chooses the hyperparameters of an algorithm from: those that are drawn, and not set by hand."""
+    """The search ranges of an algorithm's hyperparameters; those that are constant or set by hand have none."""
     space = _space(sweep, dataset_entry(dataset), algorithm)
     found = {row.name: distribution(row) for row in space.rows if row.name not in sweep.hparams}
     ranges = {name: kind for name, kind in found.items() if kind is not None}
@@ -209,7 +208,7 @@ def search_ranges(sweep: SweepSpec, dataset: str, algorithm: str) -> dict[str, "
 
 
 def _check_overrides(sweep: SweepSpec, entries: Iterable[DatasetEntry]) -> None:
-    """A hyperparameter set by hand has to be one of some algorithm of the sweep."""
+    """Refuse a hyperparameter that no algorithm of the sweep has."""
     known = {
         name
         for entry, algorithm in product(entries, sweep.algorithms)
@@ -223,7 +222,7 @@ def _check_overrides(sweep: SweepSpec, entries: Iterable[DatasetEntry]) -> None:
 
 
 def _check_size(sweep: SweepSpec, sets: int) -> None:
-    """Refuse what could not be held in memory, before any run is made."""
+    """Refuse too many runs for memory, before they are built."""
     runs = sets * len(sweep.algorithms) * sweep.n_hparams * sweep.n_trials
     if runs > MOST_RUNS:
         raise SandmaskError(
@@ -233,7 +232,7 @@ def _check_size(sweep: SweepSpec, sets: int) -> None:
 
 
 def _check_search(sweep: SweepSpec) -> None:
-    """Refuse what a search cannot do, before anything is written."""
+    """Refuse sweeps that cannot be searched, before anything is written."""
     if _needs_pairs(sweep):
         raise SandmaskError(
             "--search optuna proposes other hyperparameters for every held-out environment, and leave-one-domain-out "

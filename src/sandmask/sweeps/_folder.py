@@ -1,12 +1,12 @@
-"""A sweep's folder: what was asked for, what is done, what is under way.
+"""The folder of a sweep.
 
-sweep.toml                          the request
+sweep.toml                          the sweep spec
 stacks/<id>.records.parquet         the finished runs of a stack
-stacks/<id>.models.safetensors      the models of those runs, where they are kept
-stacks/<id>.checkpoint.safetensors  all that is needed to go on with it
-stacks/<id>.progress.json           how far it is, and the best accuracies of its runs
+stacks/<id>.models.safetensors      the models of those runs, with `keep_models`
+stacks/<id>.checkpoint.safetensors  everything needed to resume the stack
+stacks/<id>.progress.json           its progress, and the best accuracies of its runs
 stacks/<id>.lock                    held while a process trains it
-search.journal                      what Optuna has proposed, where it searches
+search.journal                      the studies of a search
 """
 
 import os
@@ -43,7 +43,7 @@ class SweepFolder:
 
     @property
     def stacks(self) -> Path:
-        """Everything that stacks leave behind."""
+        """The folder with the files of stacks."""
         return self.path / "stacks"
 
     def records(self, stack: str) -> Path:
@@ -63,7 +63,7 @@ class SweepFolder:
         return self.stacks / f"{stack}.progress.json"
 
     def asked(self) -> SweepSpec | None:
-        """The sweep that this folder holds; None when it holds none yet."""
+        """The sweep in this folder; None if there is none."""
         if not self.request.exists():
             return None
         fields = read_sweep(self.request, verify=True)
@@ -82,7 +82,7 @@ class SweepFolder:
         return sweep
 
     def accept(self, sweep: SweepSpec) -> None:
-        """Make the folder this sweep's: new, the same again, or more of the same. Anything else is an error."""
+        """Write the sweep spec, if the folder is new or if it extends the sweep in it; any other change is an error."""
         try:
             os.fsencode(self.path).decode("utf-8")
         except UnicodeDecodeError:
@@ -90,7 +90,7 @@ class SweepFolder:
                 f"{self.path} is not valid UTF-8, and checkpoints there could not be read. Rename it."
             ) from None
         self.stacks.mkdir(parents=True, exist_ok=True)
-        with turn(self.stacks):  # or of two programs that extend it at a time, the later would undo what the other did
+        with turn(self.stacks):  # two programs may extend the sweep at the same time
             old = self.asked()
             if old is not None and (reasons := refused_changes(old, sweep)):
                 raise SandmaskError(
@@ -119,6 +119,6 @@ def _finished_runs(file: Path, stamp: tuple[int, int]) -> frozenset[str]:  # noq
 
 
 def stamp_of(file: Path) -> tuple[int, int]:
-    """When a file was written and its size: what was read from it holds as long as they are the same."""
+    """The time of modification and the size of a file. If they are the same, the file has not changed."""
     stat = file.stat()
     return stat.st_mtime_ns, stat.st_size

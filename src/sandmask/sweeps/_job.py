@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from sandmask._files import replacing
+from sandmask._memory import is_out_of_memory
 from sandmask._signals import deferred, stop_requested
 from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.errors import SandmaskError
@@ -200,7 +201,7 @@ class _Training:
         try:
             records = self._train(part)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             records = []  # and go on below, where the error's traceback holds no tensors any more
         if records:
@@ -257,8 +258,3 @@ class _Training:
             files = [path, self.folder.models(name)]
             self.archives |= {file.name: file.read_bytes() for file in files if file.exists()}
         self.progress.finish(ended)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Recognized by the error's type on a GPU, and by its message on a CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

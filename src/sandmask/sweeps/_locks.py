@@ -1,7 +1,7 @@
-"""Locks on stacks that are being trained, which end with their process, also when it is killed.
+"""Locks on stacks that are being trained. They are released when their process ends, even if it is killed.
 
-Every stack that is being trained has a lock file which names its runs. Taking and looking at locks happens under one
-more lock, held for a moment only, so that two programs whose stacks merely overlap do not train a run twice.
+Every stack that is being trained has a lock file with the ids of its runs. Locks are taken and read while holding
+another lock, the `turn`, so that two programs with overlapping stacks do not train a run twice.
 """
 
 import json
@@ -19,14 +19,14 @@ _TURN = ".turn"
 
 @contextmanager
 def turn(folder: Path) -> Iterator[None]:
-    """Wait for, and hold, the folder's one lock over all locks. For a moment: never train under it."""
+    """Wait for the folder's lock over all locks, and hold it. Do not train while holding it."""
     with _opened(folder / _TURN, "a+") as file:
         lock(file, wait=True)
         yield
 
 
 def _opened(path: Path, mode: str) -> FileIO:
-    """A file to lock: for writing, as locks over a network want it, or for reading where that is all one may do."""
+    """A file to lock, opened for writing, as network disks require, or for reading if that is not permitted."""
     try:
         return FileIO(path, mode)
     except OSError:
@@ -37,7 +37,7 @@ def _opened(path: Path, mode: str) -> FileIO:
 
 @contextmanager
 def claim(folder: Path, stack: str, run_ids: Sequence[str]) -> Iterator[bool]:
-    """Hold a stack's lock while it is trained; False where another process is at one of its runs."""
+    """Hold a stack's lock while it is trained; False if another process trains one of its runs."""
     path = folder / f"{stack}{_SUFFIX}"
     with turn(folder):
         file = None if claimed(folder) & set(run_ids) else _taken(path, run_ids)
@@ -48,7 +48,7 @@ def claim(folder: Path, stack: str, run_ids: Sequence[str]) -> Iterator[bool]:
         try:
             yield True
         finally:
-            # Where the disk has become read-only, the lock file stays. It is free then, and the next holder takes it.
+            # On a disk that has become read-only, the lock file stays, unlocked.
             with suppress(OSError), turn(folder):
                 path.unlink(missing_ok=True)
 
@@ -69,12 +69,12 @@ def _taken(path: Path, run_ids: Sequence[str]) -> FileIO | None:
 
 
 def claimed(folder: Path) -> set[str]:
-    """The runs that some process is training now. Call it in one's `turn`: looking takes locks for an instant."""
+    """The runs that are being trained. Call it while holding the `turn`."""
     return {run for runs in claims(folder).values() for run in runs}
 
 
 def claims(folder: Path) -> dict[str, list[str]]:
-    """The stacks that some process is training now, and their runs; call it in one's `turn`."""
+    """The stacks that are being trained, and their runs. Call it while holding the `turn`."""
     found: dict[str, list[str]] = {}
     for path in folder.glob(f"*{_SUFFIX}"):
         try:
@@ -87,7 +87,7 @@ def claims(folder: Path) -> dict[str, list[str]]:
 
 
 def _runs(content: bytes | None) -> list[str]:
-    """The runs that a lock file names; none where a disk has damaged it. Its stack is locked all the same."""
+    """The runs in a lock file; none if it is damaged."""
     try:
         runs = json.loads(content or b"[]")
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a search takes from Optuna: distributions, samplers, pruners, and studies in a journal file."""
+"""The interface to Optuna: distributions, samplers, pruners, and studies in a journal file."""
 
 import inspect
 import math
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from optuna.storages import JournalStorage
 
 _SUFFIX = "Sampler"
-_NOT_BY_NAME = ("base", "basega", "grid", "partialfixed")  # they take more than a name
+_NOT_BY_NAME = ("base", "basega", "grid", "partialfixed")  # they need arguments
 WARM_UP = 3  # no run is pruned by the median in the first third of its steps
 REDUCTION = 3  # Hyperband keeps one run in three at a ninth and at a third of the steps
 
 
 def require() -> None:
-    """Refuse a search where Optuna is not installed; otherwise, let it write warnings only."""
+    """Raise an error if Optuna is not installed; otherwise, reduce its log to warnings."""
     if find_spec("optuna") is None:
         raise SandmaskError("--search optuna needs Optuna. Install it with: pip install 'sandmask[optuna]'")
     from optuna.logging import WARNING, set_verbosity
@@ -39,7 +39,7 @@ def require() -> None:
 
 
 def sampler_name(name: str) -> str:
-    """The name of a sampler as we write it: "tpe" for "TPE" or "TPESampler"; an unknown name is an error."""
+    """The short name of a sampler: "tpe" for "TPE" or "TPESampler"; an unknown name is an error."""
     plain, known = name.lower().replace("-", "").removesuffix(_SUFFIX.lower()), sorted(_samplers())
     if plain not in known:
         raise SandmaskError(f"Unknown sampler {name!r}. {closest(plain, known)}")
@@ -55,9 +55,9 @@ def _samplers() -> dict[str, Callable[..., "BaseSampler"]]:
 
 
 def make_sampler(name: str, seed: int, number: int) -> "BaseSampler":
-    """The sampler for one proposal, a function of its number: an interrupted search goes on as if it had not been."""
+    """The sampler of proposal `number`. It does not depend on earlier calls, so a search can be interrupted."""
     build = _samplers()[name]
-    # Points of a quasi-Monte-Carlo sequence share a seed. With other samplers, the same seed is the same proposal.
+    # All points of a quasi-Monte-Carlo sequence have the same seed. Other samplers would propose the same point again.
     options = {"seed": seed if name == "qmc" else seed_hash(seed, number), "constant_liar": True}
     known = inspect.signature(build).parameters
     from optuna.exceptions import ExperimentalWarning
@@ -68,7 +68,7 @@ def make_sampler(name: str, seed: int, number: int) -> "BaseSampler":
 
 
 def rehearse(sampler: str, ranges: "dict[str, BaseDistribution]") -> None:
-    """Make a few proposals in memory. A sampler that cannot is an error, before anything is written."""
+    """Make a few proposals in memory, to find errors before anything is written."""
     from optuna import create_study
 
     try:
@@ -94,7 +94,7 @@ def make_pruner(name: str, spec: RunSpec) -> "BasePruner":
 
 
 def distribution(hparam: Hparam) -> "BaseDistribution | None":
-    """What Optuna searches a hyperparameter in; None for one that is constant."""
+    """The range of a hyperparameter for Optuna; None for a constant."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     draw = hparam.draw
@@ -114,42 +114,14 @@ def distribution(hparam: Hparam) -> "BaseDistribution | None":
     return FloatDistribution(low, high, log=log)
 
 
-class _Lock:
-    """A lock on the journal that ends with its process, also when it is killed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: FileIO | None = None
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        file = FileIO(self._path, "a+")
-        lock(file, wait=True)
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        """Let go of it."""
-        if self._file is not None:
-            self._file.close()
-
-
-def _ends_whole(path: Path) -> bool:
-    """Whether the last line of a file is complete."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-        return file.read() in (b"\n", b"")
-    return True
-
-
 class DamagedJournalError(SandmaskError):
-    """The journal is not what was written."""
+    """The content of the journal is not what was written."""
 
 
 def open_journal(path: Path) -> "JournalStorage":
-    """The studies in a journal file, which is created if it is not there.
+    """The studies in a journal file, which is created if it does not exist.
 
-    A last line that was cut short by a kill is removed: what is appended to it would be lost.
+    An incomplete last line, left by a killed process, is removed, because the line appended to it would be lost.
     """
     require()
     from optuna.storages import JournalStorage
@@ -167,6 +139,34 @@ def open_journal(path: Path) -> "JournalStorage":
         return JournalStorage(JournalFileBackend(str(path), lock_obj=guard))  # type: ignore[arg-type]
     except OSError:
         raise
-    except Exception as error:  # whatever its replay of a damaged line comes to
+    except Exception as error:  # a damaged line may raise anything when it is replayed
         said = " ".join(str(error).split())
         raise DamagedJournalError(f"{path} is damaged: {said}. Rerun the sweep; it uses the records.") from error
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether the last line of a file is complete."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+        return file.read() in (b"\n", b"")
+    return True
+
+
+class _Lock:
+    """A lock on the journal that is released when its process ends, even if it is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        file = FileIO(self._path, "a+")
+        lock(file, wait=True)
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self._file is not None:
+            self._file.close()

@@ -1,4 +1,4 @@
-"""The driver: hands the missing runs to an executor until none is missing."""
+"""The driver of a sweep: submits the missing runs to an executor until all are trained."""
 
 import time
 import uuid
@@ -20,7 +20,7 @@ from sandmask.sweeps._search import Search
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, group, remove_leftovers, unfinished_stacks
 
 POLL_SECONDS = 0.3
-LOSSES = 20  # of workers in a row, without a run finished in between, before stacks are given up
+LOSSES = 20  # of workers in a row, without a finished run in between, before their runs are given up
 LONGEST = 400  # characters of an error in a message
 
 
@@ -61,7 +61,7 @@ def run_sweep(
 
 @dataclass
 class _Driver:
-    """The arguments of `run_sweep`, and what has happened so far."""
+    """The arguments of `run_sweep`, the result so far, and the losses of workers in a row."""
 
     folder: SweepFolder
     expansion: Expansion
@@ -99,7 +99,7 @@ class _Driver:
         return [run for run in runs if run.id not in finished and run.id not in self.result.failed]
 
     def _plan(self, missing: Sequence[RunSpec]) -> list[PlannedStack]:
-        """Half-trained stacks first, as they are on the disk; then the others. Runs that are under way are left out."""
+        """Unfinished stacks first, then the others. Runs that are being trained are left out."""
         with turn(self.folder.stacks):
             busy, finished = claimed(self.folder.stacks), self.folder.finished()
             if not busy:
@@ -123,13 +123,13 @@ class _Driver:
                 elif isinstance(error, BrokenExecutor):
                     broken.append(stack)
                     death = error
-                elif isinstance(error, SandmaskError):  # the executor cannot be used: the user has to correct it
+                elif isinstance(error, SandmaskError):  # the executor cannot be used
                     raise error
                 else:
                     self._lost([stack], error)
                 if self.search is not None and error is None:
                     self._refill(executor, futures)
-            if broken:  # one worker died, and the executor gave up all that was waiting for it
+            if broken:  # one worker died, and the executor gave up all waiting jobs
                 self._lost(broken, death)
 
     @contextmanager
@@ -155,47 +155,41 @@ class _Driver:
     def _submit(
         self, executor: Executor, stacks: Sequence[PlannedStack], futures: dict[Future[Outcome], PlannedStack]
     ) -> None:
-        with suppress(BrokenExecutor):  # what was not handed out is planned again
+        with suppress(BrokenExecutor):  # stacks that were not submitted are planned again
             for stack in stacks:
-                future = executor.submit(run_job, self._job(stack))
+                source = self.expansion.sources[stack.specs[0].dataset]
+                job = Job(source, tuple(spec.to_json() for spec in stack.specs), self.options)
+                future = executor.submit(run_job, job)
                 futures[future] = stack
-                if self.search is not None and future.done():  # it may change what is best trained next
+                if self.search is not None and future.done():  # its result may change the next proposals
                     return
 
     def _refill(self, executor: Executor, futures: dict[Future[Outcome], PlannedStack]) -> None:
-        """Submit what is left of a stack, and the runs that take the places of those that have ended."""
+        """Submit new proposals, and the rest of a stack that was stopped to prune runs."""
         taken = {run.id for stack in futures.values() for run in stack.specs}
         self._submit(executor, self._plan([run for run in self._missing() if run.id not in taken]), futures)
 
-    def _job(self, stack: PlannedStack) -> Job:
-        source = self.expansion.sources[stack.specs[0].dataset]
-        return Job(source, tuple(spec.to_json() for spec in stack.specs), self.options)
-
     def _note(self, outcome: Outcome) -> None:
-        # Models first: once its records are there, a run counts as done.
+        # Files of a worker that does not see this disk. Models first: once its records are there, a run counts as done.
         for name in sorted(outcome.archives, key=lambda name: name.endswith(ARCHIVE_SUFFIX)):
-            self._fetch(name, outcome.archives[name])
+            target = self.folder.stacks / name
+            with turn(self.folder.stacks):
+                if not target.exists():
+                    with replacing(target, durable=True) as temporary:
+                        temporary.write_bytes(outcome.archives[name])
         if outcome.state in ("memory", "failed"):
-            if outcome.message not in self.result.failed.values():  # once, though it may be true of every stack
+            if outcome.message not in self.result.failed.values():  # once, for the same message of several stacks
                 self.notice(f"stack {outcome.stack}: {outcome.message}")
             self.result.failed.update(dict.fromkeys(outcome.runs, outcome.message))
 
-    def _fetch(self, name: str, content: bytes) -> None:
-        """A file of a worker that writes to a disk of its own: records, or models."""
-        target = self.folder.stacks / name
-        with turn(self.folder.stacks):
-            if not target.exists():
-                with replacing(target, durable=True) as temporary:
-                    temporary.write_bytes(content)
-
     def _lost(self, stacks: Sequence[PlannedStack], error: BaseException) -> None:
-        """A worker died. What waited for it is planned again, unless that keeps happening while nothing gets done."""
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[-LONGEST:]}"  # some have a whole traceback
+        """Count a lost worker. Its runs are planned again, unless workers are lost repeatedly and no run finishes."""
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[-LONGEST:]}"  # some contain a traceback
         runs = [run.id for stack in stacks for run in stack.specs]
         done = len(self.folder.finished())
         self.losses = self.losses + 1 if done == self.done_at_loss else 1
         self.done_at_loss = done
-        if self.losses == 1:  # further losses in a row are counted, and reported if they do not end
+        if self.losses == 1:  # further losses in a row are only counted
             self.notice(f"a worker was lost ({said}); scheduled again: {counted(len(runs), 'run')}")
         if self.losses > LOSSES:
             reason = f"workers were lost {self.losses} times in a row, at last by {said}"

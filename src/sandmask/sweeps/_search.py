@@ -1,8 +1,8 @@
-"""Searching instead of drawing: Optuna proposes the hyperparameters of a sweep's runs, and stops hopeless ones.
+"""Search: Optuna proposes the hyperparameters of a sweep's runs, and stops unpromising runs.
 
-Every dataset, algorithm, held-out environment and trial has a study of its own, in `search.journal`. Its objective is
-what training-domain selection maximizes, so nothing here looks at a held-out environment. Records are what counts:
-a journal that is lost or damaged is made again from them.
+Every dataset, algorithm, held-out environment and trial has its own study, in `search.journal`. The objective is that
+of training-domain selection, so held-out environments are not used. A journal that is lost or damaged is rebuilt from
+the records.
 """
 
 from collections import defaultdict
@@ -23,6 +23,7 @@ from sandmask.sweeps._folder import SweepFolder, stamp_of
 from sandmask.sweeps._locks import turn
 from sandmask.sweeps._optuna import DamagedJournalError, make_pruner, make_sampler, open_journal
 from sandmask.sweeps._spec import OPTUNA, SweepSpec
+from sandmask.training import Trainer
 from sandmask.training.evaluation import evaluation_steps
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from optuna.storages import JournalStorage
     from optuna.trial import FrozenTrial, TrialState
 
-    from sandmask.training.loop import Trainer
-
-GENERATIONS = 5  # a study has a fifth of its runs under way at a time, and learns from the others
+GENERATIONS = 5  # a fifth of a study's runs train at a time, and the study learns from the others
 RUNGS = 10  # evaluations of a run, at most, at which the pruner is asked
 
 
@@ -43,7 +42,7 @@ def study_name(spec: RunSpec) -> str:
 
 
 def rungs(spec: RunSpec) -> list[int]:
-    """The evaluation steps at which the pruner is asked about a run: not after the last step."""
+    """The evaluation steps at which the pruner is asked about a run. The last step is not one of them."""
     steps = list(evaluation_steps(spec.steps, spec.checkpoint_every))[:-1]
     return steps[:: -(-len(steps) // RUNGS) or 1]
 
@@ -59,7 +58,7 @@ class _Result:
 
     @property
     def state(self) -> "TrialState":
-        """How Optuna calls it. A run that diverged later is judged by its evaluations, as in selection."""
+        """Optuna's state. A run that diverged is judged by its earlier evaluations, as in selection."""
         from optuna.trial import TrialState
 
         ended = TrialState.PRUNED if self.status == "pruned" else TrialState.COMPLETE
@@ -96,7 +95,7 @@ class Search:
         notice: Callable[[str], object] | None = None,
     ) -> None:
         self.folder, self.sweep = folder, sweep
-        self._storage = open_journal(folder.journal) if notice is None else _repaired(folder.journal, notice)
+        self._storage = _open_or_replace(folder.journal, notice)
         likes: defaultdict[str, list[RunSpec]] = defaultdict(list)
         for spec in expansion.runs:  # in the order of their numbers
             likes[study_name(spec)].append(spec)
@@ -156,10 +155,12 @@ def open_search(
     return Search(folder, sweep, expansion, notice) if sweep.search == OPTUNA else None
 
 
-def _repaired(path: Path, notice: Callable[[str], object]) -> "JournalStorage":
+def _open_or_replace(path: Path, notice: Callable[[str], object] | None) -> "JournalStorage":
     try:
         return open_journal(path)
     except DamagedJournalError as error:
+        if notice is None:
+            raise
         path.replace(path.with_suffix(".damaged"))
         notice(f"{str(error).partition('. ')[0]}; the search continues from the records.")
         return open_journal(path)
@@ -194,11 +195,11 @@ class _Study:
         return replace(like, hparams={**like.hparams, **{k: v for k, v in values.items() if k in self._ranges}})
 
     def trials(self) -> list["FrozenTrial"]:
-        """What the journal has of the study."""
+        """The study's trials in the journal."""
         return self._storage.get_all_trials(self._storage.get_study_id_from_name(self.name), deepcopy=False)
 
     def proposed(self, trials: Iterable["FrozenTrial"], results: Mapping[int, _Result]) -> dict[int, RunSpec]:
-        """The runs that were proposed, by number: as they were trained, where they were."""
+        """The runs that were proposed, by number; finished ones as they were trained."""
         asked = {trial.number: self._filled(trial.number, trial.params) for trial in trials if not _is_waiting(trial)}
         return {**asked, **{number: result.spec for number, result in results.items()}}
 
@@ -212,7 +213,7 @@ class _Study:
         return create_study(study_name=self.name, storage=self._storage, pruner=pruner, direction="maximize")
 
     def advance(self, results: Mapping[int, _Result], failed: Collection[str]) -> None:
-        """Tell results, and ask for as many new runs as should be under way."""
+        """Report results, and ask for as many new runs as should train at a time."""
         from optuna.trial import TrialState
 
         study = self._study
@@ -235,7 +236,7 @@ class _Study:
         trials = self.trials()
         for number in range(len(trials), max(results, default=-1) + 1):
             if number not in results:
-                self._study.enqueue_trial({})  # a run that was under way: another one is asked for in its place
+                self._study.enqueue_trial({})  # this run was training; another one is proposed instead
                 continue
             result = results[number]
             self._study.add_trial(
@@ -271,9 +272,9 @@ def _is_waiting(trial: "FrozenTrial") -> bool:
 
 
 class Pruning:
-    """Asks the pruner about the runs of a stack while they train: `on_evaluation` of `train_stack`.
+    """Asks the pruner about the runs of a stack while they train, as `on_evaluation` of `train_stack`.
 
-    Where half of the runs are pruned, the stack stops. The others go on from its checkpoint, as a smaller stack.
+    Once half of the runs are pruned, the stack stops, and the others continue from its checkpoint as a smaller stack.
 
     :param folder: the sweep's folder.
     :param specs: the runs of the stack.
@@ -296,8 +297,8 @@ class Pruning:
             for name in map(study_name, specs)
         }
 
-    def __call__(self, trainer: "Trainer", step: int) -> None:
-        """Look at the stack after an evaluation."""
+    def __call__(self, trainer: Trainer, step: int) -> None:
+        """Ask about every run after an evaluation."""
         from optuna.trial import TrialState
 
         at_rung = step in self.rungs

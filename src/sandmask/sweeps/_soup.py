@@ -1,11 +1,11 @@
-"""Soups and ensembles of a sweep's kept models: many runs of a cell, that differ in hyperparameters, as one model.
+"""Soups and ensembles: the kept models of a cell of a sweep, which differ in hyperparameters, combined to one model.
 
 A **soup** is the mean of the weights of runs that started from the same weights (Wortsman et al., 2022; DiWA, Rame et
-al., 2022). The uniform soup takes every run. The greedy one takes them in the order of their validation accuracy, and
+al., 2022). The uniform soup takes every run. The greedy one adds runs in the order of their validation accuracy, and
 keeps those with which the validation accuracy of the mean does not fall. An **ensemble** is the mean of the runs'
-logits; of averaged weights, that is an ensemble of averages (EoA, Arpit et al., 2022).
+logits; of averaged weights, it is an ensemble of averages (EoA, Arpit et al., 2022).
 
-Everything is decided on the "out" splits of the training environments. The held-out environment is only reported.
+Members are chosen on the "out" splits of the training environments. The held-out environment is only reported.
 """
 
 from collections import defaultdict
@@ -20,10 +20,9 @@ from torch import Tensor
 
 from sandmask.algorithms import Algorithm, State
 from sandmask.datasets import Dataset
-from sandmask.errors import SandmaskError
 from sandmask.hparams import seed_hash
 from sandmask.records import RunRecord, RunSpec, averaged_spec, recorded_measures, split_averages
-from sandmask.registry import closest
+from sandmask.registry import check_known
 from sandmask.selection import mean_over_environments
 from sandmask.training import KeptModel, Stack, StackModels, kept_models
 from sandmask.training.history import History
@@ -66,8 +65,7 @@ def parse_soups(names: Iterable[str]) -> tuple[str, ...]:
     """
     asked = list(names)
     for name in asked:
-        if name not in SOUPS:
-            raise SandmaskError(f"Unknown kind of soup {name!r}. {closest(name, list(SOUPS))}")
+        check_known("kind of soup", name, SOUPS)
     return tuple(name for name in SOUPS if name in asked)
 
 
@@ -122,7 +120,7 @@ def why_no_mean(cell: Candidates) -> str | None:
 
 @dataclass(frozen=True)
 class Soup:
-    """What became of a cell: the record of the soup, its members, and for a mean its state and the stack to save it."""
+    """The soup of a cell: its record, its members, the stack that evaluated it, and the state if it is a mean."""
 
     record: RunRecord
     members: tuple[KeptModel, ...]
@@ -142,14 +140,14 @@ def make_soup(cell: Candidates, kind: str, dataset: Dataset, device: torch.devic
     metrics = [name for name in cell.members[0].metrics if all(name in one.metrics for one in cell.members)]
     with temporary_precision(spec.precision):
         stack = Stack([spec], dataset, device, weights="none", metrics=metrics)
-        combiner = _Combiner(stack)
+        chosen, state = list(cell.members), None
         if kind == ENSEMBLE:
-            chosen, state = list(cell.members), None
-            record = combiner.record([combiner.model(member) for member in chosen])
+            models = [_model(member, device) for member in chosen]
         else:
-            chosen = list(cell.members) if kind == UNIFORM else combiner.greedy(cell.members)
-            state = combiner.mean(chosen)
-            record = combiner.record([(stack.algorithm, state)])
+            chosen = _greedy(stack, chosen) if kind == GREEDY else chosen
+            state = _mean(stack, chosen)
+            models = [(stack.algorithm, state)]
+        record = _evaluated(stack, models)
     members = tuple(member.model for member in chosen)
     final = replace(
         spec,
@@ -170,64 +168,60 @@ def _soup_spec(cell: Candidates, kind: str) -> RunSpec:
     return replace(cell.spec, hparams=shared, hparams_seed=0, options={**cell.spec.options, "soup": kind})
 
 
+def _greedy(stack: Stack, members: Sequence[Member]) -> list[Member]:
+    """The members of a greedy soup, from members in the order of their validation accuracy."""
+
+    def validation(some: Sequence[Member]) -> float:
+        record = _evaluated(stack, [(stack.algorithm, _mean(stack, some))])
+        return validation_of(record, int(record.steps[0]))
+
+    chosen = [members[0]]
+    best = validation(chosen)
+    for member in members[1:]:
+        value = validation([*chosen, member])
+        if value >= best:
+            chosen, best = [*chosen, member], value
+    return chosen
+
+
+def _mean(stack: Stack, members: Sequence[Member]) -> State:
+    """The mean of the averaged entries of members' states; other entries are the best member's."""
+    states = (_file_of(member).state(member.model, stack.algorithm, stack.device) for member in members)
+    state = next(states)
+    total = {entry: state[entry].double() for entry in stack.algorithm.averaged}
+    for more in states:
+        total = {entry: value + more[entry].double() for entry, value in total.items()}
+    return {**state, **{e: (value / len(members)).to(state[e].dtype) for e, value in total.items()}}
+
+
+def _model(member: Member, device: torch.device) -> Model:
+    """A member's own algorithm, whose shapes may differ from those of other members, and its state."""
+    models = _file_of(member)
+    info = models.info(member.model)
+    algorithm = build_algorithm(info.spec, info, weights="none", dropout=False).to(device)
+    return algorithm, models.state(member.model, algorithm, device)
+
+
+def _file_of(member: Member) -> StackModels:
+    return _read(member.model.file, member.model.file.stat().st_mtime_ns)
+
+
 @lru_cache(maxsize=4)
-def _models(file: Path, stamp: int) -> StackModels:  # noqa: ARG001 - a file that was replaced is read again
+def _read(file: Path, stamp: int) -> StackModels:  # noqa: ARG001 - a file that was replaced is read again
     return StackModels(file)
 
 
-class _Combiner:
-    """Means and evaluations of models of one cell."""
+@torch.no_grad()
+def _evaluated(stack: Stack, models: Sequence[Model]) -> RunRecord:
+    """Evaluate the mean of the models' logits: a record with one evaluation, at the last step."""
+    evaluator, in_context = stack.evaluator, stack.algorithm.uses_context
 
-    def __init__(self, stack: Stack) -> None:
-        self.stack = stack
+    def predict(x: Tensor) -> Tensor:
+        x = x[0] if in_context else x  # there is one run
+        return torch.stack([algorithm.predict(state, x) for algorithm, state in models]).mean(0, keepdim=True)
 
-    def model(self, member: Member, algorithm: Algorithm | None = None) -> Model:
-        """A member's algorithm, which may have other shapes than the stack's, and state."""
-        file, device = member.model.file, self.stack.device
-        models = _models(file, file.stat().st_mtime_ns)
-        if algorithm is None:
-            info = models.info(member.model)
-            algorithm = build_algorithm(info.spec, info, weights="none", dropout=False).to(device)
-        return algorithm, models.state(member.model, algorithm, device)
-
-    def state(self, member: Member) -> State:
-        """A member's state, for the stack's algorithm."""
-        return self.model(member, self.stack.algorithm)[1]
-
-    def mean(self, members: Sequence[Member]) -> State:
-        """The mean of the averaged entries; what else a prediction needs is the best member's."""
-        first, *others = members
-        state = self.state(first)
-        total = {entry: state[entry].double() for entry in self.stack.algorithm.averaged}
-        for member in others:
-            more = self.state(member)
-            total = {entry: value + more[entry].double() for entry, value in total.items()}
-        return {**state, **{e: (value / len(members)).to(state[e].dtype) for e, value in total.items()}}
-
-    def greedy(self, members: Sequence[Member]) -> list[Member]:
-        chosen = [members[0]]
-        best = self._validation(chosen)
-        for member in members[1:]:
-            value = self._validation([*chosen, member])
-            if value >= best:
-                chosen, best = [*chosen, member], value
-        return chosen
-
-    def _validation(self, members: Sequence[Member]) -> float:
-        record = self.record([(self.stack.algorithm, self.mean(members))])
-        return validation_of(record, int(record.steps[0]))
-
-    @torch.no_grad()
-    def record(self, models: Sequence[Model]) -> RunRecord:
-        """What the mean of the logits of these models achieves, as a record with one evaluation, at the last step."""
-        evaluator, in_context = self.stack.evaluator, self.stack.algorithm.uses_context
-
-        def predict(x: Tensor) -> Tensor:
-            x = x[0] if in_context else x  # there is one run
-            return torch.stack([algorithm.predict(state, x) for algorithm, state in models]).mean(0, keepdim=True)
-
-        tally = evaluator.in_context(predict) if in_context else evaluator.alone(predict)
-        history, step = History(self.stack), self.stack.specs[0].steps - 1
-        now = {"validation_loss": evaluator.validation_loss(tally), **tally.measured}
-        history.write(step, tally.right, {}, now)
-        return history.records(step + 1, torch.full((1,), -1), {})[0].at(slice(-1, None))
+    tally = evaluator.in_context(predict) if in_context else evaluator.alone(predict)
+    history, step = History(stack), stack.specs[0].steps - 1
+    now = {"validation_loss": evaluator.validation_loss(tally), **tally.measured}
+    history.write(step, tally.right, {}, now)
+    return history.records(step + 1, torch.full((1,), -1), {})[0].at(slice(-1, None))

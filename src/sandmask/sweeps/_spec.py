@@ -1,4 +1,4 @@
-"""Sweep specs: the description from which all runs of a sweep follow, and its TOML file."""
+"""Sweep specs, which describe all runs of a sweep, and their TOML files."""
 
 import json
 import tomllib
@@ -18,8 +18,8 @@ from sandmask.training import KEPT
 ALL = "all"
 _GROWING_LISTS = ("datasets", "algorithms", "test_envs", "selection")
 _GROWING_NUMBERS = ("n_hparams", "n_trials")
-_CHECKSUM = "# crc32 = "  # at the top, so that a file that was cut short still has it
-# Written where they say something: older versions lack them.
+_CHECKSUM = "# crc32 = "  # in the first line, which a truncated file still has
+# Left out of files if they have their defaults, because older versions do not know them.
 _UNUSUAL = ("metrics", "keep_models", "shared_init", "search", "sampler", "pruner")
 _KINDS = {bool: "true or false", int: "a whole number", str: "a text in quotes"}
 RESTORE = "Restore the file, or remove it and request the same sweep again; finished runs are kept."
@@ -83,7 +83,7 @@ class SweepSpec:
 
     @property
     def full_data(self) -> bool:
-        """Whether runs train on the examples that are held back for selection, too."""
+        """Whether runs also train on the examples that are held back for selection."""
         return float(self.hparams.get(FULL_DATA, 0)) > 0
 
     def _check_words(self) -> None:
@@ -118,7 +118,7 @@ def refused_changes(old: SweepSpec, new: SweepSpec) -> list[str]:
 
 
 def _contains(name: str, was: Any, asked: Any) -> bool:
-    """Whether the runs of a sweep are among those that another value of a field asks for."""
+    """Whether the new value of a field asks for all runs of the old one."""
     if name in _GROWING_NUMBERS:
         return bool(was <= asked)
     if name == "hparams":
@@ -129,7 +129,7 @@ def _contains(name: str, was: Any, asked: Any) -> bool:
 
 
 def _numbers(hparams: Mapping[str, str | float]) -> dict[str, str | float]:
-    """The values as numbers: the command line writes "8" where a program says 8."""
+    """The values as numbers: on the command line, 8 is given as "8"."""
     numbers: dict[str, str | float] = {}
     for name, value in hparams.items():
         try:
@@ -172,7 +172,7 @@ def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
-    """A value as the field `key` has it; another type than the field's is an error."""
+    """A value of the field `key`, converted to its type; a wrong type is an error."""
     if key in LISTS:
         values = value if isinstance(value, list) else [value]
         if all(type(each) in (str, int) for each in values):
@@ -235,5 +235,5 @@ def _value(value: object) -> str:
         return "[" + ", ".join(_value(each) for each in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    # JSON's texts and numbers are TOML's too, once DEL is escaped; repr keeps every bit of a number.
+    # JSON strings are TOML strings once DEL is escaped; repr keeps every bit of a number.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

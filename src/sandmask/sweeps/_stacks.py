@@ -1,6 +1,6 @@
-"""Which runs train together, and in which order. How many at most, the `Cap` says: see `Estimator.cap`.
+"""Which runs train together, and in which order. A `Cap` limits the size of stacks: see `Estimator.cap`.
 
-Stacks that an interrupted sweep left half-trained go on first, as their checkpoints have them.
+Unfinished stacks of an interrupted sweep come first, with the runs of their checkpoints.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from sandmask.training.specs import trains_alone
 
 Cap = Callable[[Sequence[RunSpec]], int]  # the most runs of these (they share a key) that one program may have
 Arrange = Callable[[Sequence["PlannedStack"]], list["PlannedStack"]]
-SLACK = 1.1  # times the mean time of a worker, that the last one may take
+SLACK = 1.1  # the time of the last worker to end, at most, relative to the mean
 MOST_CUTS = 256
-STOPPED_SECONDS = 3600.0  # after which a request to stop is forgotten, where its program was killed
+STOPPED_SECONDS = 3600.0  # after which the stop file of a killed program is removed
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ def group(specs: Iterable[RunSpec], cap: Cap) -> list[PlannedStack]:
 
 
 def capped(members: Sequence[RunSpec], cap: Cap) -> list[tuple[RunSpec, ...]]:
-    """Runs of one key in as few stacks as `cap` allows; each by itself where its network fills the machine."""
+    """Runs of one key in as few stacks as `cap` allows; one run per stack for networks that train alone."""
     return equal_parts(members, 1 if trains_alone(members[0]) else max(1, cap(members)))
 
 
 def equal_parts(specs: Sequence[RunSpec], limit: int) -> list[tuple[RunSpec, ...]]:
-    """The fewest parts with at most `limit` runs each, as equal as they can be."""
+    """The fewest parts with at most `limit` runs each, of about equal size."""
     n_parts = -(-len(specs) // limit)
     bounds = [len(specs) * part // n_parts for part in range(n_parts + 1)]
     return [tuple(specs[start:stop]) for start, stop in pairwise(bounds)]
@@ -118,7 +118,7 @@ def balanced(
 def _simulate(
     order: Sequence[PlannedStack], workers: int, seconds: Callable[[PlannedStack], float]
 ) -> tuple[list[float], PlannedStack]:
-    """When each worker ends if every free one takes the next stack, and the stack that ends last."""
+    """The time at which each worker ends if free workers take the next stack, and the stack that ends last."""
     free = [0.0] * workers
     latest, last = -1.0, order[0]
     for stack in order:
@@ -134,10 +134,10 @@ def unfinished_stacks(
 ) -> list[PlannedStack]:
     """The stacks with checkpoints in the folder and missing runs.
 
-    They go on as they were; in parts where `cap` is smaller now, and without the runs that are finished. A checkpoint
-    that overlaps a larger one (a split was cut short) is removed: the larger one is as far. One that holds other runs
-    is left alone: it is of a stack under way, or was asked for once. Only metadata are read: tensors are checked by the
-    job that resumes. Call it while holding the folder's turn.
+    They continue without the runs that are finished, and in parts if `cap` is smaller now. A checkpoint that overlaps a
+    larger one is the result of an interrupted split, and is removed. A checkpoint with other runs is left alone: it
+    belongs to a stack that is training, or to an earlier sweep. Only metadata are read; the job that resumes verifies
+    the tensors. Call it while holding the folder's turn.
 
     :param idle: no process trains in the folder, so damaged checkpoints are removed.
     """
@@ -156,7 +156,7 @@ def unfinished_stacks(
 
 
 def _checkpoints(folder: SweepFolder, *, idle: bool) -> list[tuple[Path, tuple[str, ...]]]:
-    """Each checkpoint and its runs. Damaged ones are removed where the folder is idle: their stacks start over."""
+    """Each checkpoint and its runs. If the folder is idle, damaged ones are removed, and their stacks start over."""
     found = []
     for path in folder.stacks.glob("[!.]*.checkpoint.safetensors"):
         try:
@@ -168,9 +168,9 @@ def _checkpoints(folder: SweepFolder, *, idle: bool) -> list[tuple[Path, tuple[s
 
 
 def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Sequence[RunSpec]]) -> None:
-    """Replace the checkpoint of a half-trained stack, if there is one, by a checkpoint for each part.
+    """Replace the checkpoint of an unfinished stack, if there is one, by a checkpoint for each part.
 
-    A damaged one is removed, and its runs start over. Its runs must be claimed by nobody else.
+    A damaged one is removed, and its runs start over. No other process may train these runs.
     """
     targets = [(part, folder.checkpoint(stack_id(part))) for part in parts]
     if [path for _, path in targets] == [checkpoint] or not checkpoint.exists():
@@ -182,10 +182,10 @@ def split_or_remove(folder: SweepFolder, checkpoint: Path, parts: Sequence[Seque
 
 
 def remove_leftovers(folder: SweepFolder) -> None:
-    """Remove files of killed processes. Call it under the lock, when no process trains."""
+    """Remove files of killed processes. Call it while holding the turn, when no process trains."""
     remove_abandoned(folder.path)
     for pattern in (".*.tmp", "*.lock", "*.stop"):
         for path in folder.stacks.glob(pattern):
-            with suppress(FileNotFoundError):  # its program removed it
+            with suppress(FileNotFoundError):  # another program removed it
                 if pattern != "*.stop" or time.time() - path.stat().st_mtime > STOPPED_SECONDS:
                     path.unlink()

@@ -1,4 +1,4 @@
-"""Progress of stacks, written by the processes that train them, and the status of a sweep that any process reads."""
+"""Progress files of stacks, which workers write, and the status of a sweep, which any process can read."""
 
 import json
 import os
@@ -26,9 +26,9 @@ _CHECKSUM = "crc32"
 
 
 class StackProgress:
-    """Follows a loop, and writes a small file about once a second; `stop` is asked as often.
+    """Writes the progress file of a stack about once a second, and calls `stop` as often.
 
-    The best accuracies are those of training-domain selection, run by run: what a table would be made of now.
+    The best accuracies are those that training-domain selection would choose now, for each run.
     """
 
     def __init__(
@@ -51,10 +51,12 @@ class StackProgress:
     def write(self, state: str, *, done: int, rate: float = 0.0) -> None:
         """Write the file now."""
         now = {"state": state, "updated": time.time(), "done": done, "rate": rate, "cells": list(self.cells.values())}
-        _write_json(self.path, {**self.fields, **now})
+        value = {**self.fields, **now}
+        with replacing(self.path) as temporary:
+            temporary.write_text(json.dumps({**value, _CHECKSUM: _checksum(value)}), encoding="utf-8")
 
     def follow(self, specs: Sequence[RunSpec]) -> Callable[[Progress], None]:
-        """What to give a loop that trains these runs of the stack as its `on_progress`."""
+        """A function for `on_progress` of the loop that trains these runs of the stack."""
         began: tuple[float, int] | None = None
         written = 0.0
 
@@ -68,7 +70,7 @@ class StackProgress:
                 written = now
                 start, first = began
                 rate = (progress.done - first) * len(specs) / (now - start) if now > start else 0.0
-                with suppress(OSError):  # it only informs
+                with suppress(OSError):  # training does not need this file
                     self.write("running", done=progress.done, rate=rate)
                 if self.stop():
                     raise KeyboardInterrupt
@@ -76,7 +78,7 @@ class StackProgress:
         return on_progress
 
     def finish(self, records: Sequence[RunRecord]) -> None:
-        """Say what finished runs came to, which is final."""
+        """Replace the accuracies of finished runs by the final ones."""
         for record in records:
             if len(record.steps) and len(record.spec.test_envs) == 1:
                 choice = training_domain(record)
@@ -115,15 +117,15 @@ class StackStatus:
     runs: int
     done: int  # steps
     steps: int
-    rate: float  # run-steps a second
+    rate: float  # run-steps per second
     device: str
     host: str
-    updated: float  # when, in seconds since 1970
+    updated: float  # time of the last update, in seconds since 1970
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A row of the table so far: training-domain selection among the checkpoints that there are.
+    """A row of the table so far, with training-domain selection among the existing checkpoints.
 
     `accuracy` is the mean over the cells (environment, trial) that have any; `cells` says how many those are.
     """
@@ -143,18 +145,18 @@ class SweepStatus:
     running: int
     run_steps: int  # of all planned runs
     run_steps_done: int
-    rate: float  # run-steps a second, summed over stacks under way
+    rate: float  # run-steps per second of all stacks that are being trained
     stacks: tuple[StackStatus, ...]
     standings: tuple[Standing, ...]
 
     @property
     def missing(self) -> int:
-        """Runs that are neither done nor under way."""
+        """Runs that are neither done nor running."""
         return self.planned - self.done - self.running
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present rate; None while nothing is known of it."""
+        """At the present rate; None if the rate is not known."""
         return (self.run_steps - self.run_steps_done) / self.rate if self.rate > 0 else None
 
     def to_json(self) -> dict[str, Any]:
@@ -173,7 +175,8 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
     if folder.stacks.is_dir():
         with turn(folder.stacks):
             claimed = set(claims(folder.stacks))
-    progress = _read_progress(folder)
+    found = map(_read_json, sorted(folder.stacks.glob("[!.]*.progress.json")))
+    progress = [data for data in found if data is not None]
     stacks = tuple(
         StackStatus(**{each.name: data[each.name] for each in fields(StackStatus)})
         for data in progress
@@ -209,20 +212,8 @@ def _standings(progress: Sequence[dict[str, Any]]) -> tuple[Standing, ...]:
     )
 
 
-def _read_progress(folder: SweepFolder) -> list[dict[str, Any]]:
-    """The contents of all progress files; damaged ones are left out."""
-    found = map(_read_json, sorted(folder.stacks.glob("[!.]*.progress.json")))
-    return [data for data in found if data is not None]
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON object with a checksum; the file appears whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps({**value, _CHECKSUM: _checksum(value)}), encoding="utf-8")
-
-
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read a file of `_write_json`; None if it does not exist, is damaged or cannot be read."""
+    """Read a progress file; None if it does not exist, is damaged or cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

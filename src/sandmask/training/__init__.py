@@ -1,4 +1,4 @@
-"""Training: specs become runs, runs become records and a model.
+"""Training: from the spec of a run to its records and its model.
 
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.training import RunFolder, make_spec

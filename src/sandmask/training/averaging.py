@@ -1,7 +1,7 @@
-"""Averages of a run's weights, kept beside the weights while it trains: SMA, EMA and SWAD.
+"""Averages of a run's weights while it trains: SMA, EMA and SWAD.
 
-An average never changes the training. One run gives the accuracies of its last iterate and of every average.
-All functions take stacked tensors: K runs in the first dimension, each with its own numbers.
+An average does not change the training. One run gives the accuracies of its last iterate and of every average.
+All functions take tensors of K runs, with K as the first dimension.
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,20 @@ from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels
 from sandmask.algorithms import Hparams, State
-from sandmask.errors import SandmaskError
 from sandmask.records import AVERAGES
-from sandmask.registry import closest
+from sandmask.registry import check_known
 
 SMA_START = 100.0  # iterates that a uniform mean leaves out (Arpit et al., 2022)
 EMA_DECAY = 0.999
 SWAD_CONVERGE, SWAD_TOLERANCE = 3, 6  # evaluations (Cha et al., 2021)
 SWAD_RATIO = 0.3
-AT_ONCE = 2  # iterates that averages take in together: on a GPU, that halves the passes over memory
+AT_ONCE = 2  # iterates per update of the averages: on a GPU, two of them halve the passes over memory
 
 Average = dict[str, Any]  # tensors [K, ...]; those under "weights" have the shapes of the state's entries
 
 
 def average_metric(name: str) -> str:
-    """The metric of an evaluation that holds what an average achieves: a vector, see `average_metrics`."""
+    """The metric with the accuracies of an average: a vector, see `average_metrics`."""
     return f"average/{name}"
 
 
@@ -37,8 +36,7 @@ def parse_averages(names: Sequence[str]) -> tuple[str, ...]:
     :param names: "sma", "ema", "swad".
     """
     for name in names:
-        if name not in AVERAGES:
-            raise SandmaskError(f"Unknown average {name!r}. {closest(name, list(AVERAGES))}")
+        check_known("average", name, AVERAGES)
     return tuple(name for name in AVERAGES if name in names)
 
 
@@ -49,9 +47,9 @@ def start_averages(names: Sequence[str], state: State, entries: Sequence[str]) -
 
 
 def step_averages(averages: dict[str, Average], iterates: Sequence[State], hparams: Hparams) -> dict[str, Average]:
-    """The averages after steps that led to these states, one after the other.
+    """Update the averages with the states after some steps, in their order.
 
-    States may have the learning rate of their step as "rate": where it is 0, training has ended, and SMA and EMA stay.
+    A state may have the learning rate of its step as "rate". If it is 0, training has ended, and SMA and EMA stay.
     """
     if not averages or not iterates:
         return averages
@@ -74,22 +72,22 @@ def step_averages(averages: dict[str, Average], iterates: Sequence[State], hpara
 
 
 def _shares(name: str, average: Average, done: Tensor, hparams: Hparams) -> Tensor:
-    """The share that each iterate gets in an average, like the steps done [iterates, K]; 1 replaces the average."""
+    """The share of each iterate in an average, [iterates, K] as `done`; 1 replaces the average."""
     if name == "swad":
         numbers = torch.arange(1, len(done) + 1, dtype=done.dtype, device=done.device)
         length: Tensor = average["length"]
         return 1.0 / (length + numbers.unsqueeze(1))
     if name == "sma":
         return 1.0 / (done - hparams.get("sma_start", SMA_START)).clamp(min=1.0)
-    # A uniform mean until the window is full: the first iterates would otherwise weigh far too much.
+    # A uniform mean at first: the first iterates would otherwise have too much weight.
     decay = hparams.get("ema_decay", torch.full_like(done, EMA_DECAY))
     return torch.maximum(1.0 - decay, 1.0 / done.clamp(min=1.0))
 
 
 def follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
-    """Means [K, ...] after each iterate [K, ...] in turn has moved them towards itself; on a GPU by one kernel.
+    """Move means [K, ...] towards each iterate [K, ...] in turn; on a GPU with one kernel.
 
-    `shares` says how far, [means, iterates, K]: 0 leaves a mean as it is, 1 replaces it by the iterate.
+    `shares` are [means, iterates, K]: 0 leaves a mean as it is, 1 replaces it by the iterate.
     """
     if has_kernels(means[0]):
         from sandmask.functional.kernels import running_means
@@ -99,7 +97,7 @@ def follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) 
 
 
 def plain_follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
-    """The same by torch's own operations."""
+    """`follow` with torch's operations."""
     followed = list(means)
     for iterate, of_means in zip(iterates, shares.unbind(1), strict=True):
         followed = [
@@ -109,7 +107,8 @@ def plain_follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Te
 
 
 def _start_swad(weights: dict[str, Tensor]) -> Average:
-    zeros = torch.zeros(len(next(iter(weights.values()))), device=next(iter(weights.values())).device)
+    first = next(iter(weights.values()))
+    zeros = torch.zeros(len(first), device=first.device)
     return {
         "segment": _copy(weights),  # the mean of the iterates since the last evaluation, and how many they are
         "length": zeros,
@@ -144,7 +143,7 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     bad = started & ~ended & ~good
     waiting = average["waiting"] + bad
     total = average["segments"] + torch.where(good, average["waiting"] + 1.0, 0.0)
-    # With a good segment, those that waited count too.
+    # A good segment also adds the pending ones.
     share = torch.stack([average["segments"], average["waiting"], torch.ones_like(loss)], 0) / total.clamp(min=1.0)
     weights, pending = {}, {}
     for e in entries:
@@ -164,7 +163,7 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
         "threshold": threshold,
         "ended": torch.where(bad & (waiting >= SWAD_TOLERANCE), 1.0, average["ended"]),
     }
-    is_new = average["length"] > 0  # not where a run was interrupted after this evaluation, and repeats it
+    is_new = average["length"] > 0  # a run that was interrupted after this evaluation repeats it
     evaluated: Average = pytree.tree_map(lambda new, old: where(is_new, new, old), found, average)
     return evaluated
 
@@ -184,7 +183,7 @@ def column(values: Tensor, like: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Whole rows of tensors [K, ...], by a condition [K]."""
+    """Select whole rows of tensors [K, ...] by a condition [K]."""
     return torch.where(column(condition, yes), yes, no)
 
 

@@ -1,13 +1,12 @@
-"""Trees of tensors on disk: written whole or not at all, read back into the same structure.
+"""Trees of tensors in files, which are complete or absent.
 
-Checkpoints can be made from others: of the same run with more steps, and of some of a stack's runs.
+A checkpoint can be converted: to the same run with more steps, or to some of a stack's runs.
 """
 
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,81 +27,26 @@ _CHECKSUM = "crc32"
 _CONSTANT = {"lr_final": 1.0, "lr_drop": 1.0, "lr_warmup": 0.0}
 
 
-def _named_leaves(tree: Any) -> dict[str, Tensor]:
-    """The tensors of a tree, by their paths: names of fields, keys of dicts and places in lists."""
-
-    def word(key: Any) -> str:
-        return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))
-
-    leaves, _ = pytree.tree_flatten_with_path(tree)
-    return {".".join(map(word, path)): leaf for path, leaf in leaves}
-
-
-def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """CRC32 of metadata and tensors: a disk may flip a bit, and training would go on with a wrong number."""
-    checksum = zlib.crc32(json.dumps(metadata).encode())
-    for name in sorted(tensors):
-        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
-    return f"{checksum:08x}"
-
-
 def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
     """Write a tree of tensors and JSON metadata; the file appears complete, or the old one stays."""
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in _named_leaves(tree).items()}
-    # One entry: several come in any order, and the same tree is to make the same file.
+    # A single entry, because the order of several is not fixed, and equal trees should give equal files.
     text = json.dumps({**metadata, _CHECKSUM: _checksum(metadata, tensors)})
     with replacing(path, durable=True) as temporary:
         temporary.write_bytes(save(tensors, {"sandmask": text}))
 
 
-class DamagedFileError(SandmaskError):
-    """The content of a file is not what was written. A file that could not be read is not damaged by that."""
-
-
-def _damaged(path: Path) -> SandmaskError:
-    return DamagedFileError(f"{path} is damaged: its checksum does not match. Delete it to start the run over.")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        str(path).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
-    try:
-        path.open("rb").close()  # too many open files, or no permission: safetensors has the same error for damage
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except OSError as error:
-        raise SandmaskError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except SafetensorError as error:
-        kind = SandmaskError if "os error" in str(error) else DamagedFileError
-        raise kind(f"{path} cannot be read: {error}. Delete it to start the run over.") from error
-
-
-def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
-    """The metadata of an open file, and its checksum: None in files of an earlier version."""
-    text = (file.metadata() or {}).get("sandmask")
-    if text is None:
-        raise DamagedFileError(f"{path} was not written by sandmask: it has no run description.")
-    try:
-        metadata: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _damaged(path) from error
-    return metadata, metadata.pop(_CHECKSUM, None)
-
-
 def load_metadata(path: Path) -> dict[str, Any]:
-    """The JSON metadata of a file that `save_tree` wrote, unchecked: that would take reading all of it."""
+    """The JSON metadata of a file that `save_tree` wrote. The checksum is not verified."""
     with _opened(path) as file:
         return _description(path, file)[0]
 
 
 def load_checked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The metadata of such a file and its tensors by name, on the CPU, if all is as it was written."""
+    """The metadata and the tensors by name, on the CPU, of a file that `save_tree` wrote. Verifies the checksum."""
     with _opened(path) as file:
         metadata, checksum = _description(path, file)
-        # Copied, since a tensor inside a file starts anywhere, and CPU kernels round by how their memory is aligned.
+        # Copied into aligned memory: the rounding of CPU kernels depends on the alignment.
         leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is not a dict
     if checksum not in (None, _checksum(metadata, leaves)):
         raise _damaged(path)
@@ -115,7 +59,7 @@ def load_tree(path: Path, like: Any, device: torch.device) -> Any:
 
 
 def as_tree(path: Path, leaves: Mapping[str, Tensor], like: Any, device: torch.device) -> Any:
-    """The same from tensors by name, which were read from this file."""
+    """The tensors by name of a file as a tree of the structure, shapes and dtypes of `like`."""
     expected = _named_leaves(like)
     if odd := sorted(leaves.keys() ^ expected.keys())[:3]:
         raise SandmaskError(
@@ -130,15 +74,11 @@ def as_tree(path: Path, leaves: Mapping[str, Tensor], like: Any, device: torch.d
     return pytree.tree_unflatten([leaves[name].to(device) for name in expected], pytree.tree_structure(like))
 
 
-def is_longer(spec: RunSpec, than: RunSpec) -> bool:
-    """Whether a run is the other one with more steps."""
-    return spec.steps > than.steps and replace(spec, steps=than.steps) == than
-
-
 def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
-    """Turn the checkpoint of a run into that of the same run with more steps; refuse what would not be the same run.
+    """Convert the checkpoint of a run to one of the same run with more steps.
 
-    A step does not depend on how many steps follow, so the longer run ends as if it had been started as such.
+    The result is the same as if the run had been started with that number of steps. If its first steps depend on the
+    number of steps, the run is refused.
     """
     if reason := _depends_on_steps(new):
         raise SandmaskError(
@@ -152,11 +92,11 @@ def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
             "train them with --keep-checkpoint."
         )
     if load_metadata(path).get("runs") == [new.id]:
-        return  # a call before this one was killed right after this file was written
+        return  # an earlier call was killed right after it wrote this file
     metadata, leaves = load_checked(path)
     if metadata["runs"] != [old.id]:
         raise SandmaskError(f"{path} belongs to another run. Choose another folder with --out.")
-    kept = -(-old.steps // old.checkpoint_every)  # evaluations of the old run that the new one has, too
+    kept = -(-old.steps // old.checkpoint_every)  # evaluations that both runs have
     total = len(list(evaluation_steps(new.steps, new.checkpoint_every)))
     for name, leaf in leaves.items():
         if name.startswith("history."):
@@ -192,3 +132,58 @@ def split_checkpoint(checkpoint: Path, parts: Sequence[tuple[Sequence[RunSpec], 
             name: leaf.index_select(1 if name.startswith("history.") else 0, chosen) for name, leaf in leaves.items()
         }
         save_tree(path, part, {**metadata, "runs": ids})
+
+
+class DamagedFileError(SandmaskError):
+    """The content of a file is not what was written. An error of reading it is not a `DamagedFileError`."""
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
+    try:
+        path.open("rb").close()  # raises OSError if it cannot be read; safetensors reports this as damage
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise SandmaskError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        kind = SandmaskError if "os error" in str(error) else DamagedFileError
+        raise kind(f"{path} cannot be read: {error}. Delete it to start the run over.") from error
+
+
+def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
+    """The metadata of an open file, and its checksum: None in files of an earlier version."""
+    text = (file.metadata() or {}).get("sandmask")
+    if text is None:
+        raise DamagedFileError(f"{path} was not written by sandmask: it has no run description.")
+    try:
+        metadata: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _damaged(path) from error
+    return metadata, metadata.pop(_CHECKSUM, None)
+
+
+def _damaged(path: Path) -> SandmaskError:
+    return DamagedFileError(f"{path} is damaged: its checksum does not match. Delete it to start the run over.")
+
+
+def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """CRC32 of metadata and tensors."""
+    checksum = zlib.crc32(json.dumps(metadata).encode())
+    for name in sorted(tensors):
+        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
+def _named_leaves(tree: Any) -> dict[str, Tensor]:
+    """The tensors of a tree, by their paths: names of fields, keys of dicts and places in lists."""
+
+    def word(key: Any) -> str:
+        return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))
+
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    return {".".join(map(word, path)): leaf for path, leaf in leaves}

@@ -1,7 +1,7 @@
 """The state of a stack and the program that advances it: eager, or as CUDA graphs.
 
-Small models leave a GPU idle while the host launches kernels, hundreds a step. A captured program launches
-several steps at once, and computes what the eager one does.
+Small models leave a GPU idle while the host launches hundreds of kernels per step. A CUDA graph launches several steps
+at once, with the same results.
 """
 
 import math
@@ -21,8 +21,8 @@ from sandmask.training.averaging import where
 from sandmask.training.stack import Stack
 
 LONGEST = 10  # steps in one graph
-TURN_SECONDS = 1.0  # that all runs of a stack which take turns may take, about, before anything else is looked at
-WARM_UPS = 2  # calls before a capture: kernels are compiled and workspaces made outside of it
+TURN_SECONDS = 1.0  # of steps between checks for interrupts, about, if the runs of a stack take turns
+WARM_UPS = 2  # calls before a capture, which compile kernels and allocate workspaces
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Carry:
 
     @property
     def done(self) -> int:
-        """Steps taken. Read from the device, so that it is true whenever one asks."""
+        """Steps taken; waits for the device."""
         return int(self.state["step"][0])
 
 
@@ -57,24 +57,24 @@ def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
 
 
 class Program:
-    """Moves a carry on by steps, and evaluates it.
+    """Takes steps and evaluates.
 
-    With `fast`, on a GPU, both are captured; where that fails, a warning says so and the program continues without.
+    With `fast`, both are CUDA graphs on a GPU. If the capture fails, the program warns and runs eagerly.
     """
 
     def __init__(self, stack: Stack, carry: Carry, *, fast: bool = True) -> None:
         self.stack = stack
         self.carry = carry
-        self.done = carry.done  # as far as work was given to the device
+        self.done = carry.done  # including steps that are queued on the device
         every = stack.specs[0].checkpoint_every
         self.chunk = max(n for n in range(1, LONGEST + 1) if every % n == 0)  # fits evenly between two evaluations
-        self._seconds = math.inf  # that a step took last, where the host waits for it
+        self._seconds = math.inf  # of the last step, on a CPU
         self._captures = fast and stack.device.type == "cuda"
         self._feed: Generator[Any, None, None] | None = None
-        self._read: Any = None  # where a captured step finds what was read for it
+        self._read: Any = None  # the input tensors of a captured step, for datasets that are not resident
         self._step: Callable[[], None] | None = None
         self._evaluation: Callable[[], None] | None = None
-        self._evaluated: tuple[Tensor, Metrics]  # the last results; those of a captured evaluation are always here
+        self._evaluated: tuple[Tensor, Metrics]  # the last results; a captured evaluation writes to the same tensors
 
     def advance(self, most: int) -> None:
         """Take up to `most` steps, at least one."""
@@ -93,7 +93,7 @@ class Program:
         self.done += count
 
     def _may_capture(self) -> bool:
-        return self._captures and bool(self.carry.sums)  # the first step, which names the metrics, is eager
+        return self._captures and bool(self.carry.sums)  # the first step is eager: it tells which metrics there are
 
     def _several(self, count: int, read: Sequence[Any] = ()) -> Carry:
         return advance(self.stack, self.carry, self.stack.batches(self.carry.state["step"][0], count, read))
@@ -116,9 +116,9 @@ class Program:
         self._replay(take, warm_up=take)
 
     def _set(self, carry: Carry) -> None:
-        """Take over a new carry; into the tensors that a graph works on, once there is one.
+        """Replace the carry. If there is a graph, copy into the tensors that it works on.
 
-        An interrupt may come at any moment: `self.carry` is whole throughout.
+        `self.carry` is complete at any moment, because an interrupt may save it.
         """
         static, self.carry = self.carry, carry
         if self._step is not None:
@@ -126,7 +126,7 @@ class Program:
             self.carry = static
 
     def _replay(self, step: Callable[[], Carry], warm_up: Callable[[], Carry]) -> None:
-        """Run a captured step, capturing it first if need be."""
+        """Run the captured step. Capture it first if there is none."""
         if self._step is None and self._captures:
             carry = self.carry = Carry(**pytree.tree_map(torch.clone, self.carry.tree()))
             self._step = self._capture(lambda: _copy(step().tree(), carry.tree()), warm_up)
@@ -149,11 +149,11 @@ class Program:
         self._evaluated = self.stack.evaluate(self.carry.state)
 
     def replace_state(self, **entries: Any) -> None:
-        """Go on with other values of some entries of the state."""
+        """Replace some entries of the state."""
         self._set(replace(self.carry, state={**self.carry.state, **entries}))
 
     def _capture(self, function: Callable[[], object], warm_up: Callable[[], object]) -> Callable[[], None] | None:
-        """A function of static tensors as one graph; None where it cannot be captured."""
+        """Capture a function of static tensors as a graph; None if this fails."""
         stream = torch.cuda.Stream(self.stack.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.stack.device))
         try:
@@ -177,7 +177,7 @@ class Program:
         return graph.replay
 
     def close(self) -> None:
-        """Stop decoding ahead."""
+        """Stop reading batches ahead."""
         if self._feed is not None:
             self._feed.close()
 

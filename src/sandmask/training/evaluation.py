@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sandmask.algorithms import Algorithm, HeldOutProbe, Hparams, Metrics, State, cross_entropy
+from sandmask.algorithms import HeldOutProbe, Hparams, Metrics, State, cross_entropy
 from sandmask.datasets import Dataset
 from sandmask.functional import EnvBatch
 from sandmask.functional.ranks import Ranks
@@ -19,8 +19,8 @@ from sandmask.training.measures import Counter
 from sandmask.training.sampling import holdout_fraction, split_environment, training_splits
 from sandmask.training.stack_step import looped_step, stacked_step
 
-CONTEXT = 64  # examples in a batch for methods that look at the whole batch, as DomainBed's
-EXAMPLES, IMAGES = 256, 32  # of each environment that `HeldOut` takes, at most: of small inputs, of `LARGE` ones
+CONTEXT = 64  # examples in a batch for methods that use the whole batch, as in DomainBed
+EXAMPLES, IMAGES = 256, 32  # per environment in `HeldOut`, at most; `IMAGES` for inputs larger than `LARGE`
 LARGE = 10_000  # numbers in an example
 
 Predict = Callable[[Tensor], Tensor]  # inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
@@ -49,7 +49,7 @@ class Tally(NamedTuple):
 class Evaluator:
     """Tallies groups of examples. Group 2e is environment e's "in" split, 2e + 1 its "out" split.
 
-    It never waits for the device, so that it can be part of a captured program. `on_batch` is called after each batch.
+    It never waits for the device, so that it can be part of a CUDA graph. `on_batch` is called after each batch.
     `metrics` are the names of metrics beyond accuracy. With `ranks`, several processes divide the examples.
     """
 
@@ -98,7 +98,7 @@ class Evaluator:
         return tuple(self._sizes[run, 0::2].tolist()), tuple(self._sizes[run, 1::2].tolist())
 
     def alone(self, predict: Predict) -> Tally:
-        """For methods whose prediction of an example depends on that example alone: any batches will do."""
+        """For methods whose prediction of an example depends on that example alone."""
         n_runs, n_groups = self.shape
         shape = (n_runs, self._belongs.shape[1], n_groups)
         counts = torch.zeros(shape, device=self._belongs.device)
@@ -124,7 +124,7 @@ class Evaluator:
         return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device, self.ranks)
 
     def in_context(self, predict: Predict) -> Tally:
-        """For methods that look at the whole batch: batches of one environment and one split."""
+        """For methods that use the whole batch: batches of one environment and one split."""
         right = torch.zeros(self.shape, device=self._belongs.device)
         loss = right.double()
         counter = self._counter()
@@ -184,12 +184,12 @@ def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _laid_out(x: Tensor) -> Tensor:
-    """Images on a CPU with the channels last in memory, for which its convolutions are faster; others as they are."""
+    """Images in the channels-last format if they are on a CPU, whose convolutions are faster with it."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 and x.device.type == "cpu" else x
 
 
 def evaluation_steps(steps: int, every: int) -> Iterator[int]:
-    """The steps after which a run is evaluated: every so many, and the last."""
+    """The steps after which a run is evaluated: every `every` steps, and the last."""
     yield from range(0, steps, every)
     if (steps - 1) % every:
         yield steps - 1
@@ -198,27 +198,25 @@ def evaluation_steps(steps: int, every: int) -> Iterator[int]:
 class HeldOut:
     """Takes the gradient of each training environment's risk on the first examples of its "out" split.
 
-    They are the same ones at every evaluation, as many of every environment, whatever the run's batch size: curves have
-    no noise of sampling, and runs can be compared. Nothing of the training changes.
+    The same examples are used at every evaluation, equally many of every environment, so that curves have no sampling
+    noise and runs can be compared. Training does not change.
     """
 
     def __init__(self, probe: HeldOutProbe, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> None:
         self.dataset = dataset
         self._step = (stacked_step(probe) if stacks else None) or looped_step(probe)
-        count = examples_of(dataset, holdout_fraction(specs[0]))
+        smallest = min(
+            len(split_environment(dataset, env, 0, holdout_fraction(specs[0]))[1])
+            for env in range(len(dataset.environments))
+        )
+        count = min(EXAMPLES if math.prod(dataset.input_shape) <= LARGE else IMAGES, smallest)
         own = [torch.stack([outside[:count] for _, outside in training_splits(dataset, spec)]) for spec in specs]
         self.indices = torch.stack(own).to(dataset.labels.device)  # [K, E, count]
-        # No more examples at once than a training step has: what fits into memory then fits now.
+        # No more examples at once than in a training step, which is known to fit into memory.
         self._together = max(1, len(specs) * int(specs[0].hparams["batch_size"]) // count)
 
-    @classmethod
-    def of(cls, algorithm: Algorithm, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> "HeldOut | None":
-        """For these runs; None where a prediction takes more than the example."""
-        probe = HeldOutProbe.of(algorithm)
-        return None if probe is None else cls(probe, dataset, specs, stacks=stacks)
-
     def __call__(self, state: State, hparams: Hparams) -> Metrics:
-        """The probe's metrics [K]; never waits for the device where the dataset is there."""
+        """The probe's metrics [K]. It does not wait for the device if the dataset is resident."""
         starts = range(0, len(self.indices), self._together)
         parts = [self._look(state["params"], hparams, slice(begin, begin + self._together)) for begin in starts]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -229,14 +227,7 @@ class HeldOut:
             self.dataset.inputs(indices),
             self.dataset.labels[indices],
             torch.ones(indices.shape, device=indices.device),
-            torch.zeros_like(indices),  # keys of dropout, which there is none of
+            torch.zeros_like(indices),  # keys, which are not used: there is no dropout
         )
         own = {name: values[runs] for name, values in hparams.items()}
         return self._step({"params": params[runs]}, batch, own, torch.zeros_like(indices[:, 0, 0]))[1]
-
-
-def examples_of(dataset: Dataset, fraction: float) -> int:
-    """The number of examples per environment: as many as the smallest one has, within limits."""
-    most = EXAMPLES if math.prod(dataset.input_shape) <= LARGE else IMAGES
-    envs = range(len(dataset.environments))
-    return min(most, *(len(split_environment(dataset, env, 0, fraction)[1]) for env in envs))

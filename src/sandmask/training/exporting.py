@@ -1,7 +1,7 @@
 """Trained models for other programs: `torch.export` and ONNX.
 
-An exported model takes preprocessed examples `[N, *input_shape]` (any N) and gives logits `[N, classes]`. What
-its numbers mean (class names, preprocessing, the run's spec) travels in the file, as JSON.
+An exported model maps preprocessed examples `[N, *input_shape]` (any N) to logits `[N, classes]`. The file also holds
+the class names, the preprocessing and the run's spec, as JSON.
 """
 
 import json
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from sandmask._files import replacing
 from sandmask.errors import SandmaskError
-from sandmask.registry import closest
+from sandmask.registry import check_known
 from sandmask.training.trained_run import TrainedRun
 
 METADATA = "sandmask"  # the metadata's name in an ONNX file; with .json, that of the extra file in a .pt2
-_TOLERANCE = 1e-3  # of the logits, relative to the largest; what other kernels do differently is far below
+_TOLERANCE = 1e-3  # of the logits, relative to the largest; rounding in other kernels is far smaller
 _ONNX_LIMIT = 2**31 - 2**20  # bytes that one ONNX file can hold
-_KNOWN_WARNINGS = (  # of the packages that export, about themselves
+_KNOWN_WARNINGS = (  # internal to the packages that export
     r"The given buffer is not writable",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )
@@ -37,7 +37,6 @@ Model = Callable[[Tensor], Tensor]
 class ExportFormat:
     """A way to save a model: `write(module, example, metadata, path)`, and `read(path)` for the check."""
 
-    name: str
     suffix: str
     write: Callable[[nn.Module, Tensor, str, Path], None]
     read: Callable[[Path], Model]
@@ -62,36 +61,24 @@ def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str]
     :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given, `ID.pt2` in a
         sweep's.
     """
-    chosen = _format(format_name)
+    check_known("export format", format_name, FORMATS)
+    chosen = FORMATS[format_name]
+    if missing := [package for package in chosen.packages if find_spec(package) is None]:
+        raise SandmaskError(f"Export as {format_name} needs {', '.join(missing)}: pip install 'sandmask[export]'")
     path = run.path / f"{run.name}{chosen.suffix}" if output is None else Path(output)
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a device"
         raise SandmaskError(f"{path} is {what}. Name the file to write, such as model{chosen.suffix}.")
     module = run.module().cpu().requires_grad_(False)
-    with _quiet(), _explained(run, chosen.name, path):
+    with warnings.catch_warnings(), _explained(run, format_name, path):
+        for message in _KNOWN_WARNINGS:
+            warnings.filterwarnings("ignore", message)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=True, suffix=chosen.suffix) as temporary:
             example = torch.zeros(2, *run.input_shape)
             chosen.write(module, example, json.dumps(run.info.to_json()), temporary)
             difference = _compare(module, chosen.read(temporary), run)
     return Exported(path, difference)
-
-
-def _format(name: str) -> ExportFormat:
-    if name not in FORMATS:
-        raise SandmaskError(f"Unknown export format {name!r}. {closest(name, list(FORMATS))}")
-    missing = [package for package in FORMATS[name].packages if find_spec(package) is None]
-    if missing:
-        raise SandmaskError(f"Export as {name} needs {', '.join(missing)}: pip install 'sandmask[export]'")
-    return FORMATS[name]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        for message in _KNOWN_WARNINGS:
-            warnings.filterwarnings("ignore", message)
-        yield
 
 
 @contextmanager
@@ -134,10 +121,6 @@ def _write_torch(module: nn.Module, example: Tensor, metadata: str, path: Path) 
     torch.export.save(program, path, extra_files={f"{METADATA}.json": metadata})
 
 
-def _read_torch(path: Path) -> Model:
-    return torch.export.load(path).module()
-
-
 def _write_onnx(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:
     n_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
     if n_bytes > _ONNX_LIMIT:
@@ -166,9 +149,6 @@ def _read_onnx(path: Path) -> Model:
 
 
 FORMATS = {
-    entry.name: entry
-    for entry in (
-        ExportFormat("torch-export", ".pt2", _write_torch, _read_torch),
-        ExportFormat("onnx", ".onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
-    )
+    "torch-export": ExportFormat(".pt2", _write_torch, lambda path: torch.export.load(path).module()),
+    "onnx": ExportFormat(".onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
 }

@@ -1,20 +1,21 @@
-"""A run's folder: its records, its checkpoint while it trains, and the model it ends with.
+"""The folder of a run.
 
 records.jsonl            spec and evaluations
-checkpoint.safetensors   everything needed to continue; removed when the run is done, unless it is to be kept
-model.safetensors        the weights by name, with what is needed to use them
-model-sma.safetensors    the same for averaged weights, where the run keeps them
+checkpoint.safetensors   everything needed to resume; removed when the run is done, unless `keep_checkpoint` is set
+model.safetensors        the final weights by name, with everything needed to predict
+model-sma.safetensors    the same for averaged weights
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
+from sandmask._memory import is_out_of_memory
 from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
@@ -22,7 +23,7 @@ from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.loggers import Logger, RunLog
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, averages_of, read_runs
 from sandmask.training.averaging import averaged_state
-from sandmask.training.checkpoint import extend_checkpoint, is_longer, load_checked
+from sandmask.training.checkpoint import extend_checkpoint, load_checked
 from sandmask.training.evaluation import Evaluating, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model
@@ -73,7 +74,7 @@ class RunFolder:
         if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
                 with ranks.together():
-                    # All that may raise a user error comes before the first file is written.
+                    # Everything that may raise a user error comes before the first file is written.
                     stack = Stack(
                         [spec],
                         dataset,
@@ -142,23 +143,21 @@ class RunFolder:
         """The file of the model with averaged weights, such as model-sma.safetensors."""
         return (self.path / MODEL).with_stem(f"model-{average}")
 
-    def finished(self, spec: RunSpec) -> bool:
-        """Whether the folder holds this run, trained to its end, with its model and all of its records."""
-        return self.has_model(spec) and self._has_all_records(spec)
-
     def has_model(self, spec: RunSpec) -> bool:
         """Whether the folder holds the final model of this run."""
         return (self.path / MODEL).exists() and load_info(self.path / MODEL).spec == spec
 
-    def _has_all_records(self, spec: RunSpec) -> bool:
-        """Whether the record file holds the end of this run, and every evaluation before it."""
-        runs = read_runs(self.path / RECORDS) if (self.path / RECORDS).exists() else []
+    def finished(self, spec: RunSpec) -> bool:
+        """Whether the folder holds this run, trained to its end, with its model and all of its records."""
+        runs = self._runs() if self.has_model(spec) else []
         if [run.spec for run in runs] != [spec] or runs[0].status == "running":
             return False
         last = spec.steps if runs[0].diverged_at is None else runs[0].diverged_at
-        expected = (step for step in evaluation_steps(spec.steps, spec.checkpoint_every) if step < last)
-        recorded: list[int] = runs[0].steps.tolist()
-        return recorded == list(expected)
+        expected = [step for step in evaluation_steps(spec.steps, spec.checkpoint_every) if step < last]
+        return bool(runs[0].steps.tolist() == expected)
+
+    def _runs(self) -> list[RunRecord]:
+        return read_runs(self.path / RECORDS) if (self.path / RECORDS).exists() else []
 
     def record(self) -> RunRecord:
         """The run's record."""
@@ -168,13 +167,13 @@ class RunFolder:
         return runs[0]
 
     def _prepare(self, spec: RunSpec) -> None:
-        """Refuse a folder of another run, whose files would be lost; give the run in it more steps if it has fewer."""
-        found = [run.spec for run in read_runs(self.path / RECORDS)] if (self.path / RECORDS).exists() else []
+        """Refuse a folder of another run. If the same run with fewer steps is in it, extend its checkpoint."""
+        found = [run.spec for run in self._runs()]
         if (self.path / MODEL).exists():
             found.append(load_info(self.path / MODEL).spec)
         others = [other for other in found if other != spec]
         for other in others:
-            if not is_longer(spec, other):
+            if spec.steps <= other.steps or replace(spec, steps=other.steps) != other:
                 raise SandmaskError(
                     f"{self.path} holds another run, {other.algorithm} on {other.dataset}: it differs in "
                     f"{', '.join(_differences(other, spec))}. Choose another folder with --out, or delete that one."
@@ -199,15 +198,15 @@ def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
 
 @contextmanager
 def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
-    """A model or a batch that is too large is a user error; torch has no error type for a CPU without free memory."""
+    """Raise a user error where memory is too small for a model or a batch."""
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise SandmaskError(
-            f"{device} ran out of memory. Give it a smaller network or batch (--hparam batch_size=...), or free memory "
-            "and rerun the same command to continue from its last checkpoint."
+            f"{device} ran out of memory. Use a smaller network or batch (--hparam batch_size=...), or free memory and "
+            "rerun the same command to continue from the last checkpoint."
         ) from error
 
 

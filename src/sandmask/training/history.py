@@ -1,4 +1,4 @@
-"""The evaluations of a stack while it trains: on its device, and in its checkpoint."""
+"""The evaluations of a stack while it trains. They are on its device, and in its checkpoint."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms import DIAGNOSTICS, diagnostic_names
-from sandmask.records import MEASURES, Measure, RunRecord, Status, average_metrics
+from sandmask.records import MEASURES, RunRecord, Status, average_metrics
 from sandmask.training.averaging import average_metric
 from sandmask.training.evaluation import Accuracies, evaluation_steps
 from sandmask.training.stack import Stack
 
 
 class History:
-    """T evaluations of K runs: right answers [T, K, G], and the mean of every metric since the one before, [T, K].
+    """T evaluations of K runs: right answers [T, K, G], and the mean of every metric since the previous one, [T, K].
 
     Mask diagnostics, averages and metrics beyond accuracy are vectors, [T, K, M]; readers find their entries by name.
     Those that are tables have no names of entries, and go to the records' tables.
@@ -35,37 +35,37 @@ class History:
         """The number of the evaluation at this step, or of the next one."""
         return bisect_left(self.steps, step)
 
-    def _table(self, name: str) -> Measure | None:
-        """The metric beyond accuracy of this name, if it is a table; that of an average is `average/sma/confusion`."""
-        last = name.rpartition("/")[2]
-        is_table = last in self.stack.evaluator.metrics and MEASURES[last].is_table
-        return MEASURES[last] if is_table else None
+    def _entries(self, name: str) -> list[str] | None:
+        """The names of the entries of a metric: its own, if it is a number; None for a table.
 
-    def _entries(self, name: str) -> list[str]:
-        """The names of the entries of a metric that is not a table: its own, if it is a number."""
+        The metrics of an average are named like `average/sma/confusion`.
+        """
         n_envs = len(self.stack.dataset.environments)
         prefix, slash, last = name.rpartition("/")
         if name == DIAGNOSTICS:
             return diagnostic_names(self.stack.algorithm.network.slots)
         if name in map(average_metric, self.stack.averages):
             return average_metrics(last, n_envs)
-        if last in self.stack.evaluator.metrics:
-            return [f"{prefix}{slash}{entry}" for entry in MEASURES[last].entries(n_envs)]
-        return [name]
+        if last not in self.stack.evaluator.metrics:
+            return [name]
+        return (
+            None if MEASURES[last].is_table else [f"{prefix}{slash}{each}" for each in MEASURES[last].entries(n_envs)]
+        )
 
     def zeros(self, name: str) -> Tensor:
         """A metric of all runs: [K], or [K, M]."""
         n_runs, device, dataset = self.stack.n_runs, self.stack.device, self.stack.dataset
-        if (table := self._table(name)) is not None:  # of whole numbers, which float32 holds exactly
-            return torch.zeros(n_runs, table.size(len(dataset.environments), len(dataset.classes)), device=device)
         entries = self._entries(name)
+        if entries is None:  # a table of whole numbers, which float32 holds exactly
+            table = MEASURES[name.rpartition("/")[2]]
+            return torch.zeros(n_runs, table.size(len(dataset.environments), len(dataset.classes)), device=device)
         if entries == [name]:
             return torch.zeros(n_runs, device=device)
         dtype = torch.float32 if name == DIAGNOSTICS else torch.float64
         return torch.zeros(n_runs, len(entries), device=device, dtype=dtype)
 
     def open_curves(self, names: Iterable[str]) -> None:
-        """Make room for these metrics; what is never written stays NaN."""
+        """Allocate curves of these metrics, filled with NaN."""
         for name in names:
             self.curves[name] = torch.stack([self.zeros(name)] * len(self.steps)).fill_(torch.nan)
 
@@ -74,9 +74,9 @@ class History:
         return {"counts": self.counts, "curves": self.curves}
 
     def write(self, step: int, counts: Tensor, sums: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-        """Note an evaluation, with sums of metrics since the one before, and metrics of the present state.
+        """Store an evaluation: sums of metrics since the previous one, and metrics `now` of the present state.
 
-        Noted again after a restart, it is the same.
+        Storing it again after a restart changes nothing.
         """
         row = self.row(step)
         since = step - self.steps[row - 1] if row > 0 else 1
@@ -91,10 +91,8 @@ class History:
         """Every metric [T, K] by its name, without tables."""
         curves: dict[str, Tensor] = {}
         for name, curve in self.curves.items():
-            if self._table(name) is not None:
-                continue
-            entries = self._entries(name)
-            curves.update({name: curve} if entries == [name] else zip(entries, curve.unbind(-1), strict=True))
+            if (entries := self._entries(name)) is not None:
+                curves.update({name: curve} if entries == [name] else zip(entries, curve.unbind(-1), strict=True))
         return curves
 
     def accuracies(self, step: int) -> Accuracies:
@@ -105,12 +103,12 @@ class History:
         """Every metric [K] of one evaluation; waits for the device."""
         row = self.row(step)
         curves = self._named()
-        values = torch.stack([curve[row] for curve in curves.values()]).tolist()  # one transfer, not one a metric
+        values = torch.stack([curve[row] for curve in curves.values()]).tolist()  # one transfer for all metrics
         return dict(zip(curves, values, strict=True))
 
     def _tables(self) -> dict[str, Tensor]:
         """Every table [T, K, M] by its name."""
-        return {name: curve for name, curve in self.curves.items() if self._table(name) is not None}
+        return {name: curve for name, curve in self.curves.items() if self._entries(name) is None}
 
     def tables(self, step: int) -> dict[str, list[list[int]]]:
         """The counts [K, M] of every table at one evaluation; waits for the device."""
@@ -118,13 +116,13 @@ class History:
         return {name: counts[row].nan_to_num(0.0).long().tolist() for name, counts in self._tables().items()}
 
     def records(self, done: int, diverged_at: Tensor, pruned_at: Mapping[int, int]) -> list[RunRecord]:
-        """The runs' records after `done` steps; a run that diverged keeps its evaluations from before that.
+        """The runs' records after `done` steps.
 
-        Of a run that was pruned, those until then; `pruned_at` has the step of each.
+        Runs that diverged keep their earlier evaluations, and pruned ones those until their step in `pruned_at`.
         """
         accuracies = self.stack.evaluator.fractions(self.counts)
         curves = {name: curve.double().cpu().numpy() for name, curve in self._named().items()}
-        # SWAD has counts at the last evaluation only; what it has none of is left out with its accuracies.
+        # SWAD has counts at the last evaluation only; its other rows are left out with its accuracies.
         tables = {name: curve.nan_to_num(0.0).long().cpu().numpy() for name, curve in self._tables().items()}
         steps, dataset = np.array(self.steps), self.stack.dataset
         records = []

@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,9 @@ def save_for_hub(
     """
     target = Path(folder)
     _check_target(target)
-    record = _record(run)
+    record: RunRecord | None = None
+    with suppress(SandmaskError):  # a model file may have been moved away from its records
+        record = run.record()
     rows = split_averages([record]) if record is not None else []
     own = next((row for row in rows if row.spec.options.get("average") == run.info.average), None)
     try:
@@ -75,15 +78,8 @@ def fetch(name: str) -> Path:
         return Path(hub.snapshot_download(repository, allow_patterns=list(FILES)))
 
 
-def _record(run: "TrainedRun") -> RunRecord | None:
-    try:
-        return run.record()
-    except SandmaskError:  # a model file that was moved away from its records
-        return None
-
-
 def _config(run: "TrainedRun") -> dict[str, Any]:
-    """The model in plain words; `load_run` does not need it, as the model file says the same."""
+    """The content of config.json. `load_run` does not need it: the model file holds the same."""
     numbered = dict(enumerate(run.classes))
     return {
         "model_type": "sandmask",
@@ -108,14 +104,13 @@ def _check_target(folder: Path) -> None:
 
 
 def _check_name(repository: str) -> None:
-    owner, slash, name = repository.partition("/")
-    if not (owner and slash and name) or "/" in name:
+    if not re.fullmatch("[^/]+/[^/]+", repository):
         raise SandmaskError(f"A model on the Hub is named OWNER/NAME. Found {repository!r}.")
 
 
 @contextmanager
 def _connected(name: str, purpose: str, *, offline: bool = False) -> Iterator[Any]:
-    """The package `huggingface_hub`, with its errors in one line; `offline` allows the cache alone."""
+    """The package `huggingface_hub`, with its errors in one line; `offline` allows to use the cache only."""
     if find_spec("huggingface_hub") is None:
         raise SandmaskError(f"{name} needs the package huggingface_hub: pip install 'sandmask[huggingface]'")
     import huggingface_hub
@@ -128,7 +123,7 @@ def _connected(name: str, purpose: str, *, offline: bool = False) -> Iterator[An
             )
         try:
             yield huggingface_hub
-        except (OSError, ValueError) as error:  # what the package and its transport raise derives from these
+        except (OSError, ValueError) as error:  # base classes of the errors of the package and its transport
             if isinstance(error, SandmaskError):
                 raise
             reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -1,8 +1,8 @@
-"""The weights of runs that stay when a stack is done, and the file that holds them: `<stack>.models.safetensors`.
+"""The weights that a stack keeps of its runs, and their file, `<stack>.models.safetensors`.
 
-Weights are kept at the best evaluation of each run, or at the end. "best" is what training-domain selection takes: the
-highest mean "out" accuracy over the training environments, the first one of ties. An average of the weights is kept at
-its own best evaluation; SWAD's, which is one model, at the end.
+Weights are kept from the best evaluation of each run, or from the end. "best" is the checkpoint that training-domain
+selection takes: the highest mean "out" accuracy over the training environments, and the first of ties. An average of
+the weights has its own best evaluation; SWAD's average is kept at the end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,30 +34,30 @@ WEIGHTS = "weights"  # the kind of the weights themselves; other kinds are names
 
 
 class Keeper:
-    """Follows the evaluations of a stack and holds what to keep of each kind of weights.
+    """Follows the evaluations of a stack and holds the states to keep, for each kind of weights.
 
-    Its tensors are part of the checkpoint. `steps` says after which step the weights of each run are from; -1 is for
-    a run that has none, because it diverged before.
+    Its tensors are part of the checkpoint. `steps` has the step of each run's weights, or -1 for a run that diverged
+    before its first evaluation.
     """
 
     def __init__(self, stack: Stack, how: str) -> None:
-        self.stack, self.how = stack, how
+        self.stack = stack
         kinds = (WEIGHTS, *(name for name in stack.averages if name != "swad")) if how == "best" else ()
         self.values = {kind: torch.full((stack.n_runs,), -torch.inf, dtype=torch.float64) for kind in kinds}
         self.steps = {kind: torch.full((stack.n_runs,), -1) for kind in kinds}
         self.states: dict[str, State] = {}
 
     def start(self, state: State) -> None:
-        """Make room for the weights of this state's shapes."""
+        """Allocate states of these shapes."""
         used = _used(without_averages(state)[0])
         self.states = {kind: pytree.tree_map(torch.clone, used) for kind in self.values}
 
     def tree(self) -> dict[str, Any]:
-        """The tensors, for a checkpoint; empty where nothing is followed."""
-        return {"values": self.values, "steps": self.steps, "states": self.states} if self.values else {}
+        """The tensors, for a checkpoint."""
+        return {"values": self.values, "steps": self.steps, "states": self.states}
 
     def restore(self, tree: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the tensors of a checkpoint."""
         self.values = {kind: values.cpu() for kind, values in tree["values"].items()}
         self.steps = {kind: steps.cpu() for kind, steps in tree["steps"].items()}
         self.states = tree["states"]
@@ -92,7 +92,7 @@ class Keeper:
         return float(mean_over_environments(accuracy[None, training])[0])
 
     def final(self, state: State, ends: list[int]) -> tuple[dict[str, State], dict[str, list[int]]]:
-        """What is kept of each kind, with the steps, once the last step is taken."""
+        """The states to keep and their steps, for each kind of weights, after the last step."""
         plain, averages = without_averages(state)
         last = self.stack.specs[0].steps - 1
         whole = [-1 if end >= 0 else last for end in ends]
@@ -112,7 +112,7 @@ def _used(state: State) -> State:
 
 @dataclass(frozen=True)
 class KeptModel:
-    """A model in a file of many: of one run, of its weights or of an average of them, after one of its steps."""
+    """A model of one run in a file of many: its weights, or an average of them, after one of its steps."""
 
     file: Path
     place: int  # in the file
@@ -127,7 +127,7 @@ class KeptModel:
 
     @property
     def shown_id(self) -> str:
-        """The id that reports have for it: an average of a run is a row of its own there."""
+        """The id in reports, where an average of a run is a row of its own."""
         return averaged_spec(self.spec, self.average).id
 
 
@@ -176,9 +176,7 @@ def kept_models(folder: Path) -> Iterator[KeptModel]:
 
 
 def find_model(folder: Path, run: str | None, average: str | None) -> KeptModel:
-    """The model of a run, by its id (or the beginning of it) in the sweep or in a report; of the only run, if there is
-    one.
-    """
+    """The model of a run, by the beginning of its id in the sweep or in a report; `run` is None for the only model."""
     every = list(kept_models(folder))
     of_kind = [model for model in every if model.average == average]
     found = [model for model in of_kind if run is None or model.spec.id.startswith(run)]
@@ -205,7 +203,7 @@ class StackModels:
         self.metadata, self._leaves = load_checked(file)
 
     def info(self, model: KeptModel) -> ModelInfo:
-        """What a model file of its own would say of the model."""
+        """The metadata that the model would have in a file of its own."""
         status = "done"  # the weights are finite, though the run may have diverged later
         own = {"spec": model.spec.to_json(), "status": status, "step": model.step, "average": model.average}
         return ModelInfo.from_json({**self.metadata, **own})

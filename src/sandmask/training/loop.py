@@ -31,16 +31,16 @@ from sandmask.training.stack import Stack, without_averages
 
 CHECKPOINT_SECONDS = 30.0
 PROGRESS_SECONDS = 0.5  # between calls of `on_progress` for which the host waits for the device
-AHEAD = 2  # pieces of work that the device is given before the host waits
+AHEAD = 2  # calls of `Program.advance` that are queued on a GPU before the host waits
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a loop is, after every few steps; losses and accuracies after an evaluation, but not after each."""
+    """The progress of a loop, reported every few steps; with losses and accuracies after most evaluations."""
 
     done: int
     steps: int
-    losses: list[float] | None = None  # [K], means since the evaluation before
+    losses: list[float] | None = None  # [K], means since the previous evaluation
     accuracies: Accuracies | None = None
 
 
@@ -48,7 +48,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Trainer:
-    """Trains a stack to its end, from wherever its checkpoint stands.
+    """Trains a stack to its end, from its checkpoint if there is one.
 
     `on_evaluation` is called after every evaluation with the step, and sees the history and `diverged_at` up to date.
     It may prune runs (`pruned_at` has the step of each) and set `stopping`, which ends the loop with a checkpoint.
@@ -144,7 +144,7 @@ class Trainer:
         }
 
     def _evaluate(self) -> bool:
-        """Record the accuracies; return whether every run is known to have diverged, or the loop should stop."""
+        """Record the accuracies; return whether the loop should stop, or every run has diverged."""
         step = self.done - 1
         carry = self.program.carry
         finite = torch.isfinite(carry.state["params"]).all(-1)
@@ -171,7 +171,7 @@ class Trainer:
         return min(self.diverged_at) >= 0
 
     def _evaluate_swad(self, validation_loss: torch.Tensor) -> Metrics:
-        """Move SWAD's average on; what it achieves, after the last step."""
+        """Update SWAD's average; after the last step, return its accuracies."""
         averages = self.program.carry.state.get("averages", {})
         if "swad" not in averages:
             return {}
@@ -182,7 +182,7 @@ class Trainer:
         return self.stack.evaluate_average(*without_averages(self.program.carry.state), "swad")
 
     def _look_at_plateau(self, step: int, metrics: Metrics) -> Metrics:
-        """Drop the learning rates of runs whose validation loss, or that of their SMA, does not fall any more."""
+        """Drop the learning rates of runs whose validation loss, or that of their SMA, no longer falls."""
         plateau = self.program.carry.state.get("plateau")
         if plateau is None:
             return {}
@@ -193,7 +193,7 @@ class Trainer:
         return {"lr_drops": plateau["drops"].clone()}
 
     def _wait_for_earlier_work(self) -> None:
-        """Keep the device busy and the host close: an interrupt should not wait for minutes of queued work."""
+        """Limit the work that is queued on a GPU, so that an interrupt does not wait for minutes."""
         if self.stack.device.type != "cuda":
             return
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -209,10 +209,7 @@ class Trainer:
         carry = self.program.carry
         names = {"metrics": list(carry.sums), "curves": list(self.history.curves)}
         runs = [spec.id for spec in self.stack.specs]
-        extras = {"diagnostics": self.stack.diagnostics, "measures": list(self.stack.evaluator.metrics)}
-        extras["keeps"] = "best" if self.keeper.values else "last"
-        metadata = {"runs": runs, "done": carry.done, **extras, **names}
-        save_tree(self.checkpoint, self._tree(carry), metadata)
+        save_tree(self.checkpoint, self._tree(carry), {"runs": runs, "done": carry.done, **self._extras(), **names})
         self._saved = time.monotonic()
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
@@ -249,18 +246,23 @@ class Trainer:
         self.history.counts, self.history.curves = history["counts"], history["curves"]
         return Carry(**tree)
 
+    def _extras(self) -> dict[str, Any]:
+        """The options for what is recorded and kept, which cannot change when a run is resumed."""
+        metrics, keeps = list(self.stack.evaluator.metrics), "best" if self.keeper.values else "last"
+        return {"diagnostics": self.stack.diagnostics, "measures": metrics, "keeps": keeps}
+
     def _check_extras(self, metadata: dict[str, Any]) -> None:
-        """Refuse a checkpoint whose first evaluations recorded more, or less, than is asked for now."""
-        if (before := metadata.get("diagnostics", False)) != self.stack.diagnostics:
-            how = "with" if before else "without"
+        """Refuse a checkpoint that was started with other options."""
+        before, now = {"diagnostics": False, "measures": [], "keeps": "last", **metadata}, self._extras()
+        if before["diagnostics"] != now["diagnostics"]:
+            how = "with" if before["diagnostics"] else "without"
             raise SandmaskError(
                 f"{self.checkpoint} was started {how} --diagnostics. Continue {how} it, or delete it to start over."
             )
-        there, asked = metadata.get("measures", []), list(self.stack.evaluator.metrics)
-        if there != asked:
-            how = f"with --metrics {','.join(there)}" if there else "without --metrics"
+        if before["measures"] != now["measures"]:
+            how = f"with --metrics {','.join(before['measures'])}" if before["measures"] else "without --metrics"
             raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
-        if metadata.get("keeps", "last") != ("best" if self.keeper.values else "last"):
+        if before["keeps"] != now["keeps"]:
             raise SandmaskError(
                 f"{self.checkpoint} was started with other --keep-models. Use the same, or delete it to start over."
             )

@@ -1,4 +1,4 @@
-"""Keep memory that the process has freed."""
+"""Settings of the C library with which a process keeps memory that it has freed."""
 
 import ctypes
 import threading
@@ -6,19 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # names of glibc's malloc.h
-_MMAP_FROM = 32 * 2**20  # the block size from which on glibc maps afresh, at the end of its own adjustment
+_MMAP_FROM = 32 * 2**20  # glibc's largest threshold: blocks of this size and more are mapped
 _lock = threading.Lock()
 _users: list[object] = []
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[bool]:
-    """Have the process keep freed memory for its next step; yields False where the C library has no such setting.
+    """Keep freed memory for the next step; yields False if the C library has no such setting.
 
-    The C library of Linux maps every block of over 32 MB anew and returns what is free at the end of its heap. A step
-    that needs the same memory as the one before then faults in every page again. Inside of this context the process
-    holds what it once needed, and may hold a little more: an aligned block does not always fit where a similar one was.
-    Afterwards large blocks are mapped and returned as before.
+    The C library of Linux maps every block of over 32 MB anew, and returns free memory at the end of its heap to the
+    system. Each step would fault in the same pages again. Within this context, the process keeps its memory, and may
+    hold slightly more, since an aligned block does not always fit where a similar one was.
     """
     user = object()
     with _lock:

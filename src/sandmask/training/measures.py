@@ -1,11 +1,10 @@
 """Metrics beyond accuracy of K runs, from counts of their answers.
 
-Everything is counted in whole numbers, which add up to the same in any order: a run's metrics do not depend on its
-stack, on the batches of an evaluation, or on a GPU's order of work.
+Counts are whole numbers, whose sum does not depend on the order: a run's metrics do not depend on its
+stack, on the batches of an evaluation, or on the order of operations on a GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 
 import torch
 from torch import Tensor
@@ -42,18 +41,13 @@ def per_class(counts: Counts) -> Tensor:
     return torch.stack([counts["right"], counts["true"]], -1)
 
 
-def confusion(counts: Counts) -> Tensor:
-    """Examples by true and predicted class, [K, G, C * C]."""
-    return counts["confusion"]
-
-
-# What computes each metric of `records.MEASURES`, and the counts that it needs.
+# The function of each metric of `records.MEASURES`, and the counts that it needs.
 _COMPUTED: dict[str, tuple[Callable[[Counts], Tensor], tuple[str, ...]]] = {
     "f1": (f1, ("right", "true", "predicted")),
     "ece": (ece, ("surplus", "true")),
     "worst-group": (worst_group, ("right", "true")),
     "per-class": (per_class, ("right", "true")),
-    "confusion": (confusion, ("confusion",)),
+    "confusion": (lambda counts: counts["confusion"], ("confusion",)),  # true and predicted class: [K, G, C * C]
 }
 
 
@@ -87,7 +81,7 @@ class Counter:
         one = torch.ones_like(right)
         for name, counts in self._counts.items():
             if name == "surplus":
-                # A run that has diverged has no confidence; its record ends before this evaluation.
+                # The confidence of a run that has diverged is NaN; its record ends before this evaluation.
                 confidence = logits.float().softmax(-1).amax(-1).double().nan_to_num(1.0)
                 places = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
                 amount = (confidence * _UNIT).round().long() - right * _UNIT
@@ -103,9 +97,5 @@ class Counter:
         Counts of all processes are added up, once.
         """
         counts = {name: self.ranks.sum(count) for name, count in self._counts.items()}
-        return {name: _by_split(_COMPUTED[name][0](counts)) for name in self.names}
-
-
-def _by_split(values: Tensor) -> Tensor:
-    """[K, G, ...] as rows [K, numbers] that have the groups of one split together."""
-    return torch.stack([values[:, 0::2], values[:, 1::2]], 1).reshape(len(values), prod(values.shape[1:])).double()
+        values = {name: _COMPUTED[name][0](counts) for name in self.names}  # [K, G, ...]
+        return {name: torch.cat([of[:, 0::2], of[:, 1::2]], 1).flatten(1).double() for name, of in values.items()}

@@ -1,6 +1,7 @@
-"""A model card: what a model is, how it was trained and how good it is, as Markdown with the Hub's metadata."""
+"""Model cards: a description of a model, its training and its accuracy, as Markdown with the Hub's metadata."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ class ModelCard:
         self.average = run.info.average.upper() if run.info.average else None
         self.method = self.spec.algorithm + (f" + {self.average}" if self.average else "")
         self.held_out = ", ".join(run.environments[env] for env in self.spec.test_envs)
-        # Whether the run trained on the examples that are held back for selection, too.
+        # Whether the run also trained on the examples that are held back for selection.
         self.full_data = float(self.spec.hparams.get(FULL_DATA, 0)) > 0
 
     def text(self, name: str) -> str:
@@ -41,6 +42,7 @@ class ModelCard:
         :param name: what to load the model by, such as "hf:me/my-model".
         """
         average = f" (weights averaged by {self.average})" if self.average else ""
+        command = run_command(self.spec, self.info.environments)
         parts = [
             self._metadata(),
             f"# {_plain(self.method)} on {_plain(self.spec.dataset)}",
@@ -53,12 +55,12 @@ class ModelCard:
             "## Use",
             self._use(name),
             "## Training",
-            self._training(),
+            f"```console\n$ {command}\n```" if command else "The weights are a mean of several runs.",
         ]
         return "\n\n".join(parts) + "\n"
 
     def _evaluation(self) -> int | None:
-        """Which evaluation of the record is of this model; None if none is."""
+        """The index of this model's evaluation in the record; None if there is none."""
         if self.record is None or not len(self.record.steps):
             return None
         if self.info.step is None:
@@ -109,7 +111,7 @@ class ModelCard:
         return f"{step}; it was not selected among the run's checkpoints."
 
     def _over_trials(self) -> str:
-        """What the method achieves in the sweep, with its error."""
+        """The accuracy of the method in the sweep, with its error."""
         cell = self._cell()
         if cell is None or cell.mean is None:
             return "The error over repetitions is not known."
@@ -123,7 +125,7 @@ class ModelCard:
 
     def _cell(self) -> Cell | None:
         spec = self.spec
-        if not self.runs or len(spec.test_envs) != 1 or self.full_data:  # whose selection takes another sweep
+        if not self.runs or len(spec.test_envs) != 1 or self.full_data:  # the latter is selected by another sweep
             return None
         method = method_names(split_averages(self.runs)).get(averaged_spec(spec, self.info.average).id)
         tables = build_report(self.runs, [RULE]).rules[0].datasets
@@ -141,17 +143,10 @@ class ModelCard:
             f"Classes: {', '.join(_plain(each) for each in self.info.classes)}."
         )
 
-    def _training(self) -> str:
-        command = run_command(self.spec, self.info.environments)
-        return f"```console\n$ {command}\n```" if command else "The weights are a mean of several runs."
-
 
 def _plain(text: str) -> str:
     """A name in a line or a table of Markdown."""
-    escaped = printable(text)
-    for mark in "\\`*_[]<>|#":
-        escaped = escaped.replace(mark, f"\\{mark}")
-    return escaped
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))
 
 
 def _code(text: str) -> str:

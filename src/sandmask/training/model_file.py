@@ -1,6 +1,6 @@
 """Algorithms from specs, and model files: weights by name, constants of the networks, and metadata.
 
-Nothing but such a file is needed to predict: no dataset, and no pretrained weights.
+A model file is all that is needed to predict: neither the dataset nor pretrained weights.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ class ModelInfo:
     environments: tuple[str, ...]
     classes: tuple[str, ...]
     preprocessing: Preprocessing
-    step: int | None = None  # after which the weights are from; None is the last one
-    average: str | None = None  # the name of the average of the weights, if they are one
+    step: int | None = None  # of the weights; None is the last one
+    average: str | None = None  # the name of the average, if the weights are one
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class ModelInfo:
 
 
 def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str | None, dropout: bool) -> Algorithm:
-    """The algorithm of a spec, built for the shapes of a dataset or of the one that a model was trained on."""
+    """The algorithm of a spec, for the shapes of a dataset or of a model."""
     sizes = {name: int(spec.hparams[name]) for name in SIZE_HPARAMS if name in spec.hparams}
     featurizer = build_featurizer(spec.network, shapes.input_shape, sizes, weights)
     problem = Problem(
@@ -73,7 +73,7 @@ def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str 
         dropout=dropout,
         dtype=compute_dtype(spec.precision),
     )
-    with temporary_precision(spec.precision):  # which decides what kernels a network has
+    with temporary_precision(spec.precision):  # the kernels of a network depend on it
         return ALGORITHMS[spec.algorithm].build(problem)
 
 
@@ -105,12 +105,11 @@ def state_of(path: Path, leaves: Mapping[str, Tensor], algorithm: Algorithm, dev
 def model_tree(algorithm: Algorithm, state: State) -> dict[str, Any]:
     """A state without its optimizers, the parameters by name, and the networks' constants.
 
-    Constants (frozen batch-norm statistics) are not part of the state, but without them a pretrained backbone
-    computes something else.
+    Constants are the statistics of frozen batch-norm layers, which are not part of the state.
     """
     left_out = ("params", "step", *algorithm.training_only)
     extra = {k: v for k, v in state.items() if k not in left_out and not isinstance(v, AdamState)}
-    # Copies: a file takes no two names for the same memory, which buffers may have.
+    # Copies, because buffers may share memory, which safetensors does not allow.
     constants = pytree.tree_map(torch.clone, constants_of(algorithm))
     return {"params": algorithm.network.named(state["params"]), "extra": extra, "constants": constants}
 
@@ -121,7 +120,7 @@ def constants_of(algorithm: Algorithm) -> dict[str, Params]:
 
 
 def set_constants(algorithm: Algorithm, constants: dict[str, Params]) -> None:
-    """Give an algorithm's networks other constants, of the types that theirs have."""
+    """Replace the constants of an algorithm's networks; their types stay."""
     for name, part in _networks(algorithm).items():
         own = part.constants
         part.constants = {k: value.to(own[k].dtype) for k, value in constants[name].items()}

@@ -8,12 +8,12 @@ import torch
 
 from sandmask.errors import SandmaskError
 from sandmask.functional.split import split_products, use_split_products
-from sandmask.registry import closest
+from sandmask.registry import check_known
 from sandmask.training.malloc import freed_memory_kept
 
 Precision = Literal["fp32", "fp32x3", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-SWEEPS_ON_GPU: Precision = "fp32x3"  # what new sweeps that name no precision compute in on a GPU
+SWEEPS_ON_GPU: Precision = "fp32x3"  # the default of new sweeps on a GPU
 
 
 def choose_device(text: str | None) -> torch.device:
@@ -33,7 +33,7 @@ def choose_device(text: str | None) -> torch.device:
 
 
 def sweep_precision(device: str | None) -> Precision:
-    """The precision of a new sweep that names none.
+    """The default precision of a new sweep.
 
     :param device: the devices it was asked to train on, if any.
     """
@@ -46,13 +46,12 @@ def set_precision(precision: str) -> None:
 
     :param precision: "fp32", "fp32x3", "tf32", "bf16" or "fp16".
     """
-    if precision not in PRECISIONS:
-        raise SandmaskError(f"Unknown precision {precision!r}. {closest(precision, list(PRECISIONS))}")
+    check_known("precision", precision, PRECISIONS)
     fast = precision not in ("fp32", "fp32x3")
     use_split_products(precision == "fp32x3")
     torch.set_float32_matmul_precision("high" if fast else "highest")
     torch.backends.cudnn.allow_tf32 = fast
-    # Partial sums of a product in half precision are added up in float32, wherever they come from.
+    # Partial sums of products in half precision are added in float32.
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cudnn.deterministic = True
@@ -61,7 +60,7 @@ def set_precision(precision: str) -> None:
 
 @contextmanager
 def temporary_precision(precision: str) -> Iterator[None]:
-    """`set_precision` inside of a `with` block; afterwards the settings of the program are restored."""
+    """`set_precision` within a `with` block; afterwards the earlier settings are restored."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     splits = split_products()
@@ -78,11 +77,11 @@ def temporary_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def stack_settings(precision: str, device: torch.device) -> Iterator[None]:
-    """The settings of the process while a stack trains: its precision, and on a CPU that freed memory is kept."""
+    """The settings of the process while a stack trains: its precision, and on a CPU `freed_memory_kept`."""
     with temporary_precision(precision), freed_memory_kept() if device.type == "cpu" else nullcontext():
         yield
 
 
 def compute_dtype(precision: str) -> torch.dtype:
-    """The type that activations have."""
+    """The type of activations."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)

@@ -1,4 +1,4 @@
-"""From what a user has (files, pictures, arrays) to what a model takes, as evaluation during training did it."""
+"""Preprocessing of a user's examples (files, images, arrays), the same as in evaluation during training."""
 
 import os
 from collections.abc import Iterable
@@ -73,13 +73,13 @@ class Preprocessing:
         """One example `[*input_shape]`, float32."""
         if self.kind != "image" or (isinstance(item, np.ndarray | Tensor) and not _is_uint8(item)):
             return self._array(item).to(device)
-        # As in training: squeezed on the CPU, like every file; then to the device, and the rest there.
+        # As in training: squeezed on the CPU, everything else on the device.
         pixels = squeeze(self._pixels(item).cpu(), self.storage_size).to(device)
         image = evaluated(pixels.permute(1, 2, 0)[None], self.input_shape[-1])[0]
         return normalized(image, torch.tensor(self.mean, device=device), torch.tensor(self.std, device=device))
 
     def _array(self, array: Any, leading: int = 0) -> Tensor:
-        """Preprocessed examples, with so many dimensions before an example's own."""
+        """Preprocessed examples, with `leading` dimensions before those of an example."""
         if not isinstance(array, np.ndarray | Tensor):
             raise SandmaskError(f"This model takes {self.expected}. Found {type(array).__name__}.")
         if tuple(array.shape[leading:]) != self.input_shape or array.ndim != leading + len(self.input_shape):
@@ -96,10 +96,8 @@ class Preprocessing:
 
     def _pixels(self, item: Any) -> Tensor:
         """The pixels [3, height, width] of a file, a picture or a uint8 array, before any resizing."""
-        if isinstance(item, str | os.PathLike):
-            return _decoded(Path(item))
-        if _is_picture(item):
-            return _picture(item)
+        if isinstance(item, str | os.PathLike) or _is_picture(item):
+            return _decoded(item)
         if isinstance(item, Tensor):
             planes = item[None] if item.ndim == 2 else item
         else:
@@ -116,17 +114,12 @@ class Preprocessing:
         return planes.expand(3, -1, -1)
 
 
-def _decoded(path: Path) -> Tensor:
+def _decoded(item: Any) -> Tensor:
+    """The pixels of a file or a PIL image."""
     try:
-        return decode(path).pixels.permute(2, 0, 1)
+        return rgb_pixels(item) if _is_picture(item) else decode(Path(item)).pixels.permute(2, 0, 1)
     except CorruptImageError as error:
-        raise SandmaskError(f"{path} cannot be decoded as an image ({error.reason}).") from error
-
-
-def _picture(image: Any) -> Tensor:
-    """The pixels of a PIL image, by the rules that hold for files."""
-    try:
-        return rgb_pixels(image)
+        raise SandmaskError(f"{Path(item)} cannot be decoded as an image ({error.reason}).") from error
     except UnsupportedPixelsError as error:
         raise SandmaskError(f"This PIL image cannot be used: {error}.") from error
 
@@ -136,5 +129,5 @@ def _is_uint8(array: Any) -> bool:
 
 
 def _is_picture(item: Any) -> bool:
-    """Whether it is a PIL image, asked without importing PIL."""
+    """Whether it is a PIL image. PIL is not imported."""
     return hasattr(item, "convert") and hasattr(item, "getbands")

@@ -1,4 +1,4 @@
-"""Several processes that train one run: how they meet, what they refuse, and how they stop together."""
+"""Several processes that train one run: their process group, checks that they agree, and a common stop."""
 
 import itertools
 import os
@@ -27,9 +27,9 @@ from sandmask.training.evaluation import Evaluating
 from sandmask.training.precision import choose_device
 from sandmask.training.specs import flat_spec
 
-_PATIENCE = timedelta(minutes=10)  # how long to wait for a process that does not answer
+_PATIENCE = timedelta(minutes=10)  # timeout for a process that does not answer
 _RELEASE_SECONDS = 0.05
-_AGREE_SECONDS = 0.1  # between questions whether a process was told to stop
+_AGREE_SECONDS = 0.1  # between exchanges of whether a process was told to stop
 _meetings = itertools.count()
 _APART = "Run it in one process, without torchrun."
 
@@ -47,7 +47,7 @@ def joined(device: str | None) -> Iterator[Ranks]:
     if size == 1:
         yield ALONE
         return
-    on_cpu = _own_of_many(device).type == "cpu"
+    on_cpu = own_device(size, device).type == "cpu"
     if not is_there:
         _meet("gloo" if on_cpu else "cpu:gloo,cuda:nccl")
     try:
@@ -61,21 +61,21 @@ def joined(device: str | None) -> Iterator[Ranks]:
 def leave_group() -> None:
     """Destroy the process group, after a pause in which its threads release their tensors.
 
-    They need the GIL for that, and the group's destructor would wait for them without giving it up.
+    The threads need the GIL for this, and the destructor of the group waits for them while it holds the GIL.
     """
     time.sleep(_RELEASE_SECONDS)
     dist.destroy_process_group()
 
 
 def _meet(backend: str) -> None:
-    """Start a process group. A program may train several runs, each with a group and a part of the store of its own."""
+    """Start a process group. Each run that a program trains has its own group and its own prefix in the store."""
     try:
         store, rank, size = _rendezvous()
         place = PrefixStore(f"sandmask/{next(_meetings)}", store)
         dist.init_process_group(backend, store=place, rank=rank, world_size=size, timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise SandmaskError(f"The processes of this run do not reach each other: {reason}.") from error
+        raise SandmaskError(f"The processes of this run cannot reach each other: {reason}.") from error
 
 
 @cache
@@ -85,21 +85,15 @@ def _rendezvous() -> tuple[Any, int, int]:
     return found
 
 
-def own_device(ranks: Ranks, text: str | None) -> torch.device:
-    """The device that this process trains on.
+def own_device(size: int, text: str | None) -> torch.device:
+    """The device of this process, which is one of `size`: the CPU, or the GPU with its number on its machine.
 
-    :param ranks: the processes.
-    :param text: "cpu", "cuda" or None, as for `choose_device`; "cuda:1" in a single process.
+    :param text: "cpu", "cuda" or None, as for `choose_device`; "cuda:1" for a single process.
     """
-    return choose_device(text) if ranks.size == 1 else _own_of_many(text)
-
-
-def _own_of_many(text: str | None) -> torch.device:
-    """The CPU, or the GPU with the process's number on its machine."""
-    if text not in (None, "cuda") or not torch.cuda.is_available():
+    if size == 1 or text not in (None, "cuda") or not torch.cuda.is_available():
         device = choose_device(text)
-        if device.type != "cpu":
-            raise SandmaskError(f"Several processes train on --device cpu, or on cuda, a GPU each. Found {text!r}.")
+        if size > 1 and device.type != "cpu":
+            raise SandmaskError(f"Several processes train on --device cpu, or on cuda, one GPU each. Found {text!r}.")
         return device
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= count:
@@ -109,7 +103,7 @@ def _own_of_many(text: str | None) -> torch.device:
 
 
 def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -> None:
-    """Refuse processes that were started with other arguments, or that have other data."""
+    """Refuse processes with different arguments or data."""
     labels = zlib.crc32(dataset.labels.cpu().numpy().data)
     mine = {**flat_spec(spec), **options, "data": (dataset.environments, dataset.classes, labels)}
     first, *others = ranks.of_all(mine)
@@ -155,10 +149,10 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class AgreedStop:
-    """Raises `KeyboardInterrupt` between steps, and in all processes at the same moment, once a signal has arrived.
+    """Raises `KeyboardInterrupt` between steps once a signal has arrived, in all processes after the same step.
 
-    Signals are held back until then: an interrupt inside of `vmap` would leave torch in a state that it cannot
-    continue from. Several processes ask each other about ten times per second. All have to call it at the same moments.
+    Signals are deferred until then, because an interrupt within `vmap` would leave torch in an invalid state. Several
+    processes ask each other about ten times per second. All of them have to call it equally often.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -167,22 +161,22 @@ class AgreedStop:
         self._calls = self._next = 1  # since the last question, and until the next one
 
     def __call__(self, *, now: bool = False) -> None:
-        """Raise if a process was told to stop. With `now` they ask each other in any case."""
-        if self.ranks.size == 1:
-            _raise(stop_requested())
-            return
-        self._next -= 1
-        if self._next > 0 and not now:
-            return
-        seconds = time.monotonic() - self._asked
-        told, seconds = self.ranks.largest(torch.tensor([stop_requested(), seconds], dtype=torch.float64)).tolist()
-        _raise(int(told))
-        rate = self._calls / max(seconds, 1e-6)
-        self._calls = self._next = max(1, min(int(rate * _AGREE_SECONDS), 2 * self._calls))
-        self._asked = time.monotonic()
+        """Raise if a process was told to stop. With `now`, always ask the other processes."""
+        told: float = stop_requested()
+        if self.ranks.size > 1:
+            self._next -= 1
+            if self._next > 0 and not now:
+                return
+            seconds = time.monotonic() - self._asked
+            told, seconds = self.ranks.largest(torch.tensor([told, seconds], dtype=torch.float64)).tolist()
+            rate = self._calls / max(seconds, 1e-6)
+            self._calls = self._next = max(1, min(int(rate * _AGREE_SECONDS), 2 * self._calls))
+            self._asked = time.monotonic()
+        if told:
+            raise TerminatedError if told == signal.SIGTERM else KeyboardInterrupt
 
     def within(self, evaluating: Evaluating | None) -> Evaluating:
-        """A callback of an evaluation, in which they ask each other as well."""
+        """A callback for evaluations that also checks for signals."""
 
         def on_batch(done: int, total: int) -> None:
             self()
@@ -190,9 +184,3 @@ class AgreedStop:
                 evaluating(done, total)
 
         return on_batch
-
-
-def _raise(told: int) -> None:
-    """Raise what a signal stands for, if it is one."""
-    if told:
-        raise TerminatedError if told == signal.SIGTERM else KeyboardInterrupt

@@ -53,8 +53,8 @@ def training_splits(dataset: Dataset, spec: RunSpec) -> list[tuple[Tensor, Tenso
 class Sampler:
     """Draws, for each of K runs, `batch_size` examples with replacement from each training environment.
 
-    Runs with `class_balanced` draw a class first, and then one of its examples; those with `full_data` also draw what
-    is held back for selection.
+    Runs with `class_balanced` draw a class first, and then one of its examples; those with `full_data` also draw the
+    examples that are held back for selection.
     """
 
     def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], batch_size: int, device: torch.device) -> None:
@@ -95,7 +95,7 @@ class Sampler:
 
 
 class _Classes(NamedTuple):
-    """Where the classes of a pool are that is sorted by class; those that it lacks come last."""
+    """The places of the classes in pools that are sorted by class. Classes without examples come last."""
 
     starts: Tensor  # [K, E, C]
     counts: Tensor  # [K, E, C]
@@ -108,7 +108,7 @@ class _Classes(NamedTuple):
         return cls(starts.gather(-1, order), counts.gather(-1, order), (counts > 0).sum(-1, keepdim=True))
 
     def places(self, keys: Tensor, n_envs: int, batch_size: int) -> Tensor:
-        """Places in the pools, [..., K, E, B]: draws a class that the pool has, then one of its examples."""
+        """Draw a class of the pool, then one of its examples: places in the pools, [..., K, E, B]."""
         chosen = random.integers(random.fold(keys, 0), self.present, n_envs, batch_size)
         starts, counts = (each.expand(*keys.shape, -1, -1).gather(-1, chosen) for each in (self.starts, self.counts))
         return starts + random.integers(random.fold(keys, 1), counts, n_envs, batch_size)

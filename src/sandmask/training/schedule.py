@@ -1,7 +1,7 @@
-"""Learning-rate schedules, as numbers: runs with different schedules train in one stack.
+"""Learning-rate schedules. Their settings are hyperparameters, so runs with different schedules train in one stack.
 
-A rate may also drop where the validation loss stops falling, as in ERM++'s search for a learning rate (`Plateau`). All
-functions take stacked tensors: K runs in the first dimension, each with its own numbers.
+A rate may also drop when the validation loss stops falling, as in ERM++'s search for a learning rate (`Plateau`). All
+functions take tensors of K runs, with K as the first dimension.
 """
 
 import math
@@ -17,7 +17,7 @@ from sandmask.hparams._shared import LR_DROP_STEPS
 RATES = ("lr", "lr_g", "lr_d", "eqrm_lr", "rdm_lr", "urm_discriminator_lr", "linear_lr", "convergence_rate")
 SCHEDULE = ("lr_final", "lr_drop", "lr_drop_every", "lr_warmup", *LR_DROP_STEPS)
 PATIENCE = "lr_patience"
-FACTOR, THRESHOLD, DROPS = 0.1, 1e-4, 3  # of the rate; a relative improvement that counts; the last drop stops a run
+FACTOR, THRESHOLD, DROPS = 0.1, 1e-4, 3  # of a drop; the least relative improvement; the last drop ends training
 
 Plateau = dict[str, Tensor]  # tensors [K]
 
@@ -40,7 +40,8 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
         every = (hparams.get("lr_drop_every", torch.ones_like(done)) * steps).round().clamp(min=1.0)
         factor = factor * hparams["lr_drop"] ** torch.floor(step / every)
     if repeats(hparams):
-        factor = factor * plateau_factor(repeated_drops(hparams, step))
+        planned = [hparams[name] for name in LR_DROP_STEPS if name in hparams]
+        factor = factor * plateau_factor(torch.stack([(at > 0) & (step > at) for at in planned]).sum(0))
     if "lr_warmup" in hparams:
         length = (hparams["lr_warmup"] * steps).clamp(min=1.0)
         factor = factor * ((step + 1.0) / length).clamp(max=1.0)
@@ -58,13 +59,13 @@ def scheduled(hparams: Hparams, step: Tensor, steps: int, plateau: Plateau | Non
 
 
 def start_plateau(n_runs: int, device: torch.device) -> Plateau:
-    """Before the first evaluation: the lowest loss, evaluations since then, drops, and the step of the last look."""
+    """The state before the first evaluation: lowest loss, evaluations since then, drops, last evaluated step."""
     zeros = torch.zeros(n_runs, device=device)
     return {"best": zeros + torch.inf, "waiting": zeros, "drops": zeros.clone(), "step": zeros - 1.0}
 
 
 def step_plateau(plateau: Plateau, loss: Tensor, step: int, hparams: Hparams) -> Plateau:
-    """The plateau after an evaluation at `step` with this validation loss [K]; a second look changes nothing.
+    """The plateau after an evaluation at `step` with this validation loss [K]. Repeating it changes nothing.
 
     As `torch.optim.lr_scheduler.ReduceLROnPlateau`: the rate drops once the loss was not lower in more than
     `lr_patience` evaluations in a row. Evaluations within `linear_steps` and after the last drop do not count.
@@ -91,9 +92,3 @@ def plateau_factor(drops: Tensor) -> Tensor:
 def repeats(hparams: Mapping[str, object]) -> bool:
     """Whether a run drops its learning rate at given steps: see `LR_DROP_STEPS`."""
     return any(name in hparams for name in LR_DROP_STEPS)
-
-
-def repeated_drops(hparams: Hparams, step: Tensor) -> Tensor:
-    """How many of the drops at `LR_DROP_STEPS` come before `step`."""
-    planned = [hparams[name] for name in LR_DROP_STEPS if name in hparams]
-    return torch.stack([(at > 0) & (step > at) for at in planned]).sum(0)

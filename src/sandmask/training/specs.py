@@ -1,4 +1,4 @@
-"""From what a user asks for to a complete run spec, and which specs can train as one program."""
+"""Complete run specs from a user's arguments, and which specs can train as one program."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,12 @@ def make_spec(
         if not 0 <= value < 2**63:
             raise SandmaskError(f"{name} should be from 0 to 2^63 - 1. Found {value}.")
     network = network or entry.network
-    network = NETWORKS[network].name if network in NETWORKS else network
+    if network in NETWORKS:
+        network, weights_name = NETWORKS[network].name, "none"
+    else:
+        weights_name = "pretrained" if weights is None else Path(weights).name
+    kept = parse_averages(averages)
+    options = {"averages": ",".join(kept)} if kept else {}
     return RunSpec(
         dataset=entry.name,
         algorithm=chosen.name,
@@ -92,9 +97,9 @@ def make_spec(
         seed=seed,
         space=space,
         network=network,
-        weights=_weights_name(network, weights),
+        weights=weights_name,
         precision=precision,
-        options=_options(averages, shared_init=shared_init),
+        options={**options, INIT: SHARED} if shared_init else options,
     )
 
 
@@ -110,32 +115,19 @@ def _check_patience(hparams: Mapping[str, float]) -> None:
     )
 
 
-def _options(averages: Sequence[str], *, shared_init: bool) -> dict[str, str]:
-    """The options of a spec; those with their default value are left out."""
-    kept = parse_averages(averages)
-    return {**({"averages": ",".join(kept)} if kept else {}), **({INIT: SHARED} if shared_init else {})}
-
-
 def init_seed(spec: RunSpec) -> int:
     """The seed of a run's initial weights: its own, or one that all runs of its trial have."""
     return seed_hash(INIT, spec.trial_seed) if spec.options.get(INIT) == SHARED else spec.seed
 
 
 def _check_evaluations(steps: int, every: int) -> None:
-    """Refuse more evaluations than memory and a record file should hold."""
+    """Refuse more evaluations than fit in memory and a record file."""
     if steps > every * MOST_EVALUATIONS:
         raise SandmaskError(
             f"{steps:,} steps with an evaluation every {every:,} exceed the limit of {MOST_EVALUATIONS:,} evaluations. "
             f"Evaluate less often, with --checkpoint-every {-(-steps // MOST_EVALUATIONS)} or more, or use fewer "
             "--steps."
         )
-
-
-def _weights_name(network: str, weights: str | None) -> str:
-    """What the records say the network started from: a file by its name, without the folder."""
-    if network in NETWORKS:
-        return "none"
-    return "pretrained" if weights is None else Path(weights).name
 
 
 def check_environments(spec: RunSpec, dataset: Dataset) -> None:
@@ -164,7 +156,10 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
 
 
 def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
-    """float16 has a small range, which takes scaling; that is done where each environment's gradient is on its own."""
+    """Refuse precisions that a network or an algorithm cannot use.
+
+    float16 needs scaled losses, which only the gradient masks on the MLP have.
+    """
     if spec.precision == "fp16" and not (spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm)):
         raise SandmaskError(
             f"--precision fp16 is for gradient masks on the MLP only. Found {spec.algorithm} with {spec.network}. "
@@ -178,7 +173,7 @@ def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
 
 
 def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> None:
-    """Refuse metrics that would take more room than memory and a record file should give them."""
+    """Refuse metrics with too many numbers for memory and a record file."""
     evaluations = -(-spec.steps // spec.checkpoint_every) + 1
     for name in names:
         numbers = evaluations * MEASURES[name].size(len(dataset.environments), len(dataset.classes))
@@ -212,7 +207,7 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
 
 
 def leak_of(spec: RunSpec) -> str | None:
-    """Return a warning for a run whose environments see each other's examples, and None for all others.
+    """Return a warning if the environments of a run influence each other's gradients; None otherwise.
 
     :param spec: spec of the run.
     """
@@ -225,5 +220,5 @@ def leak_of(spec: RunSpec) -> str | None:
 
 
 def trains_alone(spec: RunSpec) -> bool:
-    """Whether a run is better trained by itself: its network fills the machine, as timm's do, or does not stack."""
+    """Whether runs of this network train one at a time: timm's networks fill a GPU, and others cannot be stacked."""
     return spec.network not in NETWORKS or not NETWORKS[spec.network].stacks

@@ -13,7 +13,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import has_kernels
-from sandmask.algorithms import Hparams, Metrics, State
+from sandmask.algorithms import HeldOutProbe, Hparams, Metrics, State
 from sandmask.datasets import Dataset, ImageDataset
 from sandmask.errors import SandmaskError
 from sandmask.functional import EnvBatch, random
@@ -44,33 +44,12 @@ from sandmask.training.stack_step import (
     stacked_step,
 )
 
-EVALUATED_ACTIVATIONS = 2**29  # of a layer's activations, about, when K runs are evaluated: 2 GiB
-CACHED_ACTIVATIONS = 2**21  # the same on a CPU: what stays in its cache
+EVALUATED_ACTIVATIONS = 2**29  # of a layer, about, in an evaluation of K runs: 2 GiB
+CACHED_ACTIVATIONS = 2**21  # of a layer that stays in the cache of a CPU
 DRAWN = 16  # steps whose examples are drawn together, where they are drawn on the host
 _BESIDE = ("averages", "plateau")  # entries of the state that algorithms do not know
 _log = logging.getLogger(__name__)
-_INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # what the keys of a step are for
-
-
-def _prepared(spec: RunSpec, dataset: Dataset) -> Dataset:
-    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
-    if not isinstance(dataset, ImageDataset):
-        return dataset
-    if not spec.hparams.get("data_augmentation", 1):
-        dataset = dataset.unaugmented()
-    return dataset.normalized_by(*normalization(spec.network))
-
-
-def _scaled(state: State, spec: RunSpec) -> State:
-    """The first state with parameters `init_scale` times as large."""
-    scale = float(spec.hparams.get("init_scale", 1.0))
-    return state if scale == 1.0 else {**state, "params": state["params"] * scale}
-
-
-@cache
-def _say_why(network: str, reason: str) -> None:
-    """Log why a user's own network is not stacked, once per process."""
-    _log.warning("Runs of the network %s train one after the other: %s.", network, reason)
+_INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # the uses of a step's random keys
 
 
 def without_averages(state: State) -> tuple[State, dict[str, Average]]:
@@ -81,8 +60,8 @@ def without_averages(state: State) -> tuple[State, dict[str, Average]]:
 class Stack:
     """Runs that differ in numbers only: seeds, trials, held-out environments, numeric hyperparameters.
 
-    It computes with the settings that torch has: inside of `stack_settings`, those of the runs' precision. With
-    `ranks`, several processes compute it together.
+    It uses torch's current settings; call it within `stack_settings`, which sets the precision. With `ranks`, several
+    processes compute it together.
     """
 
     def __init__(
@@ -140,7 +119,8 @@ class Stack:
         self._together = self._runs_at_a_time()
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         self.evaluator = Evaluator(self.dataset, specs, device, self._examples_at_a_time(), metrics, ranks)
-        self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
+        probe = HeldOutProbe.of(self.algorithm) if diagnostics else None
+        self._held_out = None if probe is None else HeldOut(probe, self.dataset, specs, stacks=self.stacks)
 
     def _choose_step(self) -> Step:
         step, dims = self.algorithm.step, (0, 0, 0, 0)
@@ -150,7 +130,7 @@ class Stack:
         return (stacked_step(self.algorithm) or self.lift(step, dims)) if self.stacks else looped_step(self.algorithm)
 
     def _runs_at_a_time(self) -> int:
-        """All of them; on a CPU, as many as keep a layer's activations in the cache."""
+        """The runs that take their steps together: all, or on a CPU as many as fit in the cache."""
         if self.device.type != "cpu":
             return self.n_runs
         width = int(self.specs[0].hparams.get("mlp_width", self.algorithm.network.n_features))
@@ -158,7 +138,7 @@ class Stack:
         return min(max(CACHED_ACTIVATIONS // (2 * of_one), 1), self.n_runs)
 
     def _examples_at_a_time(self) -> int:
-        """As many as can be evaluated together: their activations of a layer stay in memory, or in a CPU's cache."""
+        """The examples that are evaluated together: as many as fit in memory, or in a CPU's cache."""
         shape = self.dataset.input_shape
         width = max(int(self.specs[0].hparams.get("mlp_width", 0)), 1024)
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
@@ -167,7 +147,10 @@ class Stack:
 
     def init(self) -> State:
         """The runs' states before the first step, stacked: every tensor has a leading dimension K."""
-        states = [_scaled(self.algorithm.init(init_seed(spec)), spec) for spec in self.specs]
+        states = [self.algorithm.init(init_seed(spec)) for spec in self.specs]
+        for state, spec in zip(states, self.specs, strict=True):
+            if (scale := float(spec.hparams.get("init_scale", 1.0))) != 1.0:
+                state["params"] = state["params"] * scale
         stacked: State = pytree.tree_map(lambda *leaves: torch.stack(leaves).to(self.device), *states)
         if self.averages:
             stacked["averages"] = start_averages(self.averages, stacked, self.algorithm.averaged)
@@ -203,10 +186,11 @@ class Stack:
     def batches(self, start: Tensor, count: int, read: Sequence[Any] = ()) -> Iterator[EnvBatch]:
         """The minibatches of `count` steps from `start` (a whole number on the device) on.
 
-        Datasets that are not resident need what was `read` for these steps. What is random about the minibatches is
-        drawn for all steps together.
+        Datasets that are not resident need what was `read` for these steps. Random numbers are drawn for all steps at
+        once.
         """
-        keys = self._step_keys(start + torch.arange(count, device=self.device))
+        steps = start + torch.arange(count, device=self.device)
+        keys = random.fold(self.keys, steps.unsqueeze(-1))  # [count, K]
         indices, example_keys = self._indices(keys), self._example_keys(keys)
         augment = random.fold(keys, _AUGMENT)
         labels = self.dataset.labels[indices]
@@ -216,10 +200,6 @@ class Stack:
             else:
                 x = self.dataset.training_inputs(indices[step], augment[step])
             yield EnvBatch(x, labels[step], self._ones, example_keys[step])
-
-    def _step_keys(self, steps: Tensor) -> Tensor:
-        """Keys [..., K] of steps [...]."""
-        return random.fold(self.keys, steps.unsqueeze(-1))
 
     def _indices(self, step_keys: Tensor) -> Tensor:
         """Indices [..., K, E, B] of the examples of steps."""
@@ -242,14 +222,14 @@ class Stack:
     def steps(self, state: State, batches: Iterable[EnvBatch]) -> tuple[State, list[Metrics]]:
         """Every run's state after a step on each batch, and the metrics [K] of each step.
 
-        Runs that take turns take all of these steps in theirs: what a run needs is then still in the cache.
+        If runs take turns, each takes all of these steps in its turn, so that its data stays in the cache.
         """
         if not self.takes_turns:
             return self._steps_of(self.keys, self.hparams, state, batches)
         everything = (self.keys, self.hparams, state, list(batches))
         turns = [slice(begin, begin + self._together) for begin in range(0, self.n_runs, self._together)]
-        # Copied, since CPU kernels round by how their memory is aligned, and a later step of a turn finds it aligned.
-        # How many steps a turn has depends on the time they take; the numbers must not.
+        # Copied into aligned memory, as in the later steps of a turn: the rounding of CPU kernels depends on the
+        # alignment, and results must not depend on how many steps a turn has.
         parts = [self._steps_of(*pytree.tree_map(lambda t: t[runs].clone(), everything)) for runs in turns]  # noqa: B023
         together: tuple[State, list[Metrics]] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
         return together
@@ -258,7 +238,7 @@ class Stack:
         self, keys: Tensor, hparams: Hparams, state: State, batches: Iterable[EnvBatch]
     ) -> tuple[State, list[Metrics]]:
         found: list[Metrics] = []
-        iterates: list[State] = []  # that the averages have yet to take in
+        iterates: list[State] = []  # not yet in the averages
         plateau = state.get("plateau")
         state, averages = without_averages(state)
         for batch in batches:
@@ -288,18 +268,18 @@ class Stack:
 
     @torch.no_grad()
     def evaluate(self, state: State) -> tuple[Tensor, Metrics]:
-        """Right answers [K, G] in every group of the evaluator; the validation loss and what averages achieve."""
+        """Right answers [K, G] in every group of the evaluator; validation loss, metrics and averages' accuracies."""
         state, averages = without_averages(state)
         tally = self.tally(state)
         metrics = {"validation_loss": self.evaluator.validation_loss(tally), **tally.measured}
         for name in averages:
-            if name != "swad":  # it is known at the end of the training only
+            if name != "swad":  # evaluated at the end of the training only
                 metrics |= self.evaluate_average(state, averages, name)
         return tally.right, metrics
 
     @torch.no_grad()
     def evaluate_average(self, state: State, averages: dict[str, Average], name: str) -> Metrics:
-        """What an average achieves now: see `Evaluator.summary`."""
+        """Accuracies and metrics of an average: see `Evaluator.summary`."""
         tally, metric = self.tally(averaged_state(state, averages[name])), average_metric(name)
         measured = {f"{metric}/{measure}": values for measure, values in tally.measured.items()}
         return {metric: self.evaluator.summary(tally), **measured}
@@ -323,3 +303,18 @@ class Stack:
     def held_out(self, state: State) -> Metrics:
         """Metrics [K] of the environments' gradients on held-out examples; none without diagnostics."""
         return {} if self._held_out is None else self._held_out(state, self.hparams)
+
+
+def _prepared(spec: RunSpec, dataset: Dataset) -> Dataset:
+    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
+    if not isinstance(dataset, ImageDataset):
+        return dataset
+    if not spec.hparams.get("data_augmentation", 1):
+        dataset = dataset.unaugmented()
+    return dataset.normalized_by(*normalization(spec.network))
+
+
+@cache
+def _say_why(network: str, reason: str) -> None:
+    """Log why a user's own network is not stacked, once per process."""
+    _log.warning("Runs of the network %s train one after the other: %s.", network, reason)

@@ -1,8 +1,8 @@
 """One step of K runs.
 
-Every algorithm's step is written for one run, and `vmap` makes it one of K runs. Most of them are a gradient and then
-an update: for these the gradient is taken outside of `vmap`, by plain autograd on tensors of K runs, which costs less
-on the host and lets layers compute in kernels of their own.
+An algorithm's step is written for one run, and `vmap` makes it a step of K runs. Most steps are a gradient and an
+update: their gradient is taken outside `vmap`, by plain autograd on tensors of K runs, which costs less on the host and
+lets layers use their own kernels.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from sandmask.training.one_pass import Masked, Moments, compiled_moments, one_pa
 
 Step = Callable[[State, EnvBatch, Hparams, Tensor], tuple[State, Metrics]]
 
-# Above this many parameters a run fills the machine by itself, and E gradients at once are too many to keep.
+# With more parameters, a single run fills the machine, and the gradients of E environments do not fit in memory.
 LARGE_MODEL = 4_000_000
 
 
@@ -42,7 +42,7 @@ def choose_differentiator(network: Network, n_runs: int, *, stacks: bool, kernel
 
 
 def masked(algorithm: Algorithm) -> Masked | None:
-    """The algorithm, if its step is to mask gradients that moments are enough of."""
+    """The algorithm, if its step is a mask that needs only the moments of gradients."""
     if isinstance(algorithm, Composed):
         return algorithm if algorithm.sharpness is None and _is_masked(algorithm.rule) else None
     return algorithm if isinstance(algorithm, MaskedAlgorithm) and _is_masked(algorithm) else None
@@ -53,7 +53,7 @@ def _is_masked(rule: Algorithm | None) -> bool:
 
 
 def stacked_step(algorithm: Algorithm) -> Step | None:
-    """The step of K runs, every argument and result with a leading dimension K; None where `step` is of one piece."""
+    """The step of K runs, on tensors with a leading dimension K; None if `step` has no separate gradient."""
     if (by_mask := masked(algorithm)) is not None:
         return lambda *args: _masked_step(by_mask, *args)
     if isinstance(algorithm, ObjectiveAlgorithm) and type(algorithm).step is ObjectiveAlgorithm.step:
@@ -62,7 +62,7 @@ def stacked_step(algorithm: Algorithm) -> Step | None:
 
 
 def looped_step(algorithm: Algorithm) -> Step:
-    """The same for networks that are best computed one run after the other."""
+    """The step of K runs, one run after the other."""
     step = algorithm.step
     if (by_mask := masked(algorithm)) is not None:
         found = compiled_moments(by_mask) if algorithm.network.compiled else one_pass_moments
@@ -71,7 +71,7 @@ def looped_step(algorithm: Algorithm) -> Step:
 
 
 def run_by_run(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
-    """A function of one run as a function of K runs, one after the other: what `vmap` does without stacking.
+    """A function of one run as a function of K runs, one after the other: `vmap` as a loop.
 
     Arguments with dimension None are shared; the first one has dimension 0.
     """
@@ -89,7 +89,7 @@ def run_by_run(function: Callable[..., Any], in_dims: tuple[int | None, ...]) ->
 
 
 def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks: bool) -> Step:
-    """The step of one run that several processes take together; a mask's own environments take the fastest way."""
+    """The step of one run in several processes. A mask's gradients are taken in the fastest way."""
     by_mask = masked(algorithm)
     if not isinstance(by_mask, MaskedAlgorithm):
         return algorithm.step
@@ -114,7 +114,7 @@ def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks
 def _taped_moments(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[TensorMoments, Tensor, State]:
-    """`moments_of_runs`, of one run."""
+    """`moments_of_runs` for a single run."""
     one: Any = pytree.tree_map(lambda t: t.unsqueeze(0), (state, batch, hparams, key))
     moments, values, changes = moments_of_runs(algorithm, *one)
     sums = (moments.sign_sum[0], moments.mean[0], moments.m2[0])
@@ -124,7 +124,7 @@ def _taped_moments(
 def _one_pass_step(
     algorithm: Masked, found: Moments, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[State, Metrics]:
-    """A step of one run whose environments' gradients come from one pass over all of them, where they fit."""
+    """A step of one run, with one pass for the gradients of all environments if they fit in memory."""
     try:
         moments, values, changes = found(algorithm, state, batch, hparams, key)
     except UnsupportedError:
@@ -191,5 +191,5 @@ def moments_of_runs(
 
     leaf = vectors.detach().requires_grad_()
     values, changes = vmap(terms)(leaf, state, batch, hparams, keys)
-    tape.run(values.sum(), [leaf])  # of a sum: autograd imports a compiler to look at gradients that it is given
+    tape.run(values.sum(), [leaf])  # a sum: for a vector of gradients, autograd would import a compiler
     return tape.moments(), values, changes

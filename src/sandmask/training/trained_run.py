@@ -1,4 +1,4 @@
-"""A trained run, read back from its folder and ready to predict."""
+"""A trained run, loaded from its folder and ready to predict."""
 
 import os
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import ALGORITHMS, Algorithm, State
 from sandmask.errors import SandmaskError
 from sandmask.networks.batch_norm import RUNNING
-from sandmask.records import RunRecord, RunSpec, read_runs
+from sandmask.records import RunRecord, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.training.checkpoint import load_checked, save_tree
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
@@ -39,6 +39,10 @@ BATCH_SIZE = 256
 
 class TrainedRun:
     """A finished run: its spec, its record, and its model, which needs neither data nor pretrained weights.
+
+    `spec` is the spec of the run. `classes` are the names of the classes, in the order of the probabilities.
+    `environments` are the names of the dataset's environments, held-out ones included. `input_shape` is the shape of
+    one example as the network takes it.
 
     `predict`, `logits` and `classify` take a batch of examples, as
 
@@ -62,37 +66,16 @@ class TrainedRun:
         device: torch.device,
         models: Path | None = None,
     ) -> None:
-        self.path = path
-        self._models = models  # the file that it is from, where that holds many
-        self.info = info
-        self.device = device
-        self._algorithm = algorithm
-        self._state = state
-
-    @property
-    def spec(self) -> RunSpec:
-        """The spec of the run."""
-        return self.info.spec
+        self.path, self.info, self.device = path, info, device
+        self.spec, self.classes, self.environments = info.spec, info.classes, info.environments
+        self.input_shape = info.input_shape
+        self._algorithm, self._state = algorithm, state
+        self._models = models  # the file that it is from, if that file holds the models of many runs
 
     @property
     def name(self) -> str:
-        """What to call its files: "model" in a folder of its own, the run's id in a sweep."""
+        """The stem of its files: "model" in a folder of its own, the run's id in a sweep."""
         return "model" if self._models is None else self.spec.id
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the probabilities."""
-        return self.info.classes
-
-    @property
-    def environments(self) -> tuple[str, ...]:
-        """The names of the dataset's environments, held-out ones included."""
-        return self.info.environments
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example as the network takes it."""
-        return self.info.input_shape
 
     @property
     def uses_context(self) -> bool:
@@ -126,7 +109,11 @@ class TrainedRun:
     def record(self) -> RunRecord:
         """The run's evaluations."""
         if self._models is not None:
-            return self._record_of_stack(self._models)
+            archive = self._models.with_name(self._models.name.removesuffix(MODELS_SUFFIX) + ARCHIVE_SUFFIX)
+            for run in read_runs(archive) if archive.exists() else ():
+                if run.spec.id == self.spec.id:
+                    return run
+            raise SandmaskError(f"There is no record of run {self.spec.id} in {archive}.")
         if not (self.path / RECORDS).exists():
             raise SandmaskError(f"There is no {RECORDS} beside the model in {self.path}.")
         record = RunFolder(self.path).record()
@@ -134,15 +121,8 @@ class TrainedRun:
             raise SandmaskError(f"{self.path / RECORDS} holds another run than the model beside it.")
         return record
 
-    def _record_of_stack(self, models: Path) -> RunRecord:
-        archive = models.with_name(models.name.removesuffix(MODELS_SUFFIX) + ARCHIVE_SUFFIX)
-        found = [run for run in (read_runs(archive) if archive.exists() else []) if run.spec.id == self.spec.id]
-        if not found:
-            raise SandmaskError(f"There is no record of run {self.spec.id} in {archive}.")
-        return found[0]
-
     def preprocess(self, x: Any) -> Tensor:
-        """Examples as the network takes them, `[N, *input_shape]`: what `module` and exported models want."""
+        """Preprocessed examples `[N, *input_shape]`, as `module` and exported models take them."""
         return self.info.preprocessing(x, self.device)
 
     @torch.no_grad()
@@ -177,7 +157,7 @@ class TrainedRun:
         return f"TrainedRun({spec.algorithm} on {spec.dataset}, {len(self.classes)} classes, {str(self.path)!r})"
 
     def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
-        """Preprocessed batches; files are read a batch at a time, so that any number of them will do."""
+        """Preprocessed batches. Files are read batch by batch, so that there may be any number of them."""
         if batch_size < 1:
             raise SandmaskError(f"`batch_size` should be at least 1. Found `batch_size` = {batch_size}.")
         sliceable = isinstance(x, list | tuple | np.ndarray | Tensor) and getattr(x, "ndim", 1) > 0
@@ -253,13 +233,13 @@ def _read_info(model: Path) -> ModelInfo:
     try:
         return load_info(model)
     except SandmaskError as error:
-        if isinstance(error.__cause__, SafetensorError):  # any file that a user may have named by mistake
+        if isinstance(error.__cause__, SafetensorError):  # not a safetensors file
             raise SandmaskError(f"{model} cannot be read as a model file: {error.__cause__}.") from error
         raise
 
 
 def _why_no_model(path: Path, average: str | None) -> str:
-    """What a folder without a model is, and what to do about it."""
+    """Why there is no model at a path, and what to do about it."""
     if average is not None and (path / MODEL).is_file():
         return f"The run in {path} kept no average {average!r}. Train it with --average {average}."
     if not path.is_dir():
@@ -273,8 +253,8 @@ def _why_no_model(path: Path, average: str | None) -> str:
         return _diverged(path)
     done = int(runs[0].steps[-1]) + 1 if len(runs[0].steps) else 0
     return (
-        f"The run in {path} is not finished: {done} of {runs[0].spec.steps} steps are recorded. Give the same "
-        "`sandmask train` command again; it goes on from there."
+        f"The run in {path} is not finished: {done} of {runs[0].spec.steps} steps are recorded. Rerun the same "
+        "`sandmask train` command to continue."
     )
 
 
@@ -298,7 +278,7 @@ def as_module(algorithm: Algorithm, state: State) -> nn.Module:
 
 
 def _plain_module(algorithm: Algorithm) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):  # its weights are about to be replaced
+    with torch.random.fork_rng(devices=[]):  # its random weights will be replaced
         featurizer = algorithm.problem.featurizer()
         classifier = nn.Linear(featurizer.n_features, algorithm.problem.n_classes)
     return nn.Sequential(OrderedDict(featurizer=featurizer, classifier=classifier))

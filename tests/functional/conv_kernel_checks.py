@@ -24,8 +24,8 @@ from sandmask.functional.tape import MomentTape, layers, moment_tape
 from sandmask.masks import TensorMoments, gradient_moments
 from sandmask.networks import MNISTConvNet, small
 from sandmask.records import RunSpec
-from sandmask.training import Stack, make_spec, stack
-from sandmask.training.precision import set_precision
+from sandmask.training import Stack, make_spec, stack, stack_step
+from sandmask.training.precision import Precision, set_precision, temporary_precision
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -292,9 +292,9 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What costs time in the interpreter is the number of programs, not their size."""
     from sandmask.functional.kernels import conv as conv_kernels
     from sandmask.functional.kernels import conv_pair, conv_weights
-    from sandmask.functional.kernels.tiles import Tiles
+    from sandmask.functional.kernels.tiles import SPLIT, Tiles
 
-    large = {4: Tiles(128, 128, 128, 4, 1)}
+    large = dict.fromkeys((4, SPLIT), Tiles(128, 128, 128, 4, 1))
     names = {conv_kernels: ("FORWARD", "INPUT_GRADIENT"), conv_weights: ("FEW", "MANY"), conv_pair: ("TILES",)}
     for module, tables in names.items():
         for table in tables:
@@ -302,16 +302,24 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Fish takes the kernels of ERM, through `vmap` as the tests of blocks do, and twice the time of ERM.
-@pytest.mark.parametrize("algorithm", ["ERM", "SANDMask", "IGA"] if INTERPRETED else ["ERM", "SANDMask", "IGA", "Fish"])
-def test_stacked_runs_of_a_network_equal_runs_alone(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "precision"),
+    [("ERM", "fp32"), ("SANDMask", "fp32"), ("SANDMask", "fp32x3"), ("IGA", "fp32")]
+    + ([] if INTERPRETED else [("Fish", "fp32")]),
+)
+def test_stacked_runs_of_a_network_equal_runs_alone(
+    algorithm: str, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if INTERPRETED:
         large_tiles(monkeypatch)
-    together = Stack(specs_of(algorithm), small_images(), DEVICE)
-    assert together.stacks
-    if algorithm != "Fish":
-        monkeypatch.setattr(together.algorithm, "step", None)  # the step of one run, which is the fallback
-    state, losses, counts = one_step(together)
-    for module in (conv, layers, moment_tape, stack):
+    with temporary_precision(precision):
+        monkeypatch.setattr(stack_step, "has_kernels", lambda _: True)
+        together = Stack(specs_of(algorithm), small_images(), DEVICE)
+        assert together.stacks
+        if algorithm != "Fish":
+            monkeypatch.setattr(together.algorithm, "step", None)  # the step of one run, which is the fallback
+        state, losses, counts = one_step(together)
+    for module in (conv, layers, moment_tape, stack, stack_step):
         monkeypatch.setattr(module, "has_kernels", lambda _: False)
     for k, spec in enumerate(specs_of(algorithm)):
         alone = Stack([spec], small_images(), torch.device("cpu"))

@@ -70,16 +70,16 @@ def best(run: RunRecord) -> int:
     return int(validation(run).argmax())
 
 
-def choices(runs: Iterable[RunRecord], rule: str) -> Cells:
-    """Accuracies of the selected runs on Spirals: three trials (rows) and 16 environments."""
+def choices(runs: Iterable[RunRecord], rule: str, n_trials: int = 3) -> Cells:
+    """Accuracies of the selected runs on Spirals: trials (rows) and 16 environments."""
     picks = trial_choices(list(runs), by_rule(rule))
     cells = {(key.trial_seed, key.test_env): pick.test_accuracy for key, pick in picks.items()}
-    return np.array([[100 * cells[trial, environment] for environment in range(16)] for trial in range(3)])
+    return np.array([[100 * cells[trial, environment] for environment in range(16)] for trial in range(n_trials)])
 
 
 def row(trials: Cells) -> str:
-    """Mean and standard error over three trials."""
-    return f"{trials.mean():.1f} ± {trials.std() / 3**0.5:.1f}"
+    """Mean and standard error over trials."""
+    return f"{trials.mean():.1f} ± {trials.std() / len(trials) ** 0.5:.1f}"
 
 
 def difference(one: Cells, other: Cells) -> tuple[str, str]:
@@ -173,6 +173,18 @@ def two_passes() -> Rows:
             first, second = (choices(of(method, name), rule) for name in ("spirals_first_pass", "paper/spirals"))
             passes = [word for cells in (first, second) for word in (listed(cells.mean(1)), row(cells.mean(1)))]
             yield method, rule, *passes, *difference(second, first)
+
+
+def in_both_precisions() -> Rows:
+    """The runs of two trials that were trained in reduced precision and in `fp32x3`."""
+    yield "method", "selection", "reduced precision", "`fp32x3`", "difference", "p"
+    again = [run for run in archive("paper/spirals_fp32x3") if run.spec.trial_seed < 2]
+    for method in ("ERM", "IRM", "ANDMask", "SANDMask"):
+        new = {(*seeds_of(run), run.spec.test_envs): run for run in again if run.spec.algorithm == method}
+        old = [run for run in of(method) if (*seeds_of(run), run.spec.test_envs) in new]
+        for rule in (MEAN, ORACLE):
+            before, now = (choices(runs, rule, 2) for runs in (old, new.values()))
+            yield method, rule, row(before.mean(1)), row(now.mean(1)), *difference(now, before)
 
 
 def smaller_steps() -> Rows:
@@ -331,6 +343,7 @@ def numbers() -> str:
         section("Table 3", [*spirals(), *defaults(), *worst_environment_on_digits()]),
         section("Selection by the worst training environment", worst_environment(), named=False),
         section("Two passes", two_passes(), named=False),
+        section("Two precisions", in_both_precisions(), named=False),
         section("Smaller learning rates", smaller_steps(), named=False),
         section("ColoredMNIST", colored()),
         section("Untrained networks", untrained(), named=False),

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._printed import AVERAGE, PrintedCell, environments, printed
+from sandmask.paper._printed import AVERAGE, PrintedCell, environments, printed, printed_name
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid, RuleReport, build_report, cell_text
 from sandmask.reports.statistics import mean_and_error
-from sandmask.selection import algorithm_of
 
 # A method of the paper may have several forms here. Each form is compared with the printed row of the method.
 PRINTED_AS = {
@@ -78,8 +77,7 @@ class Compared:
 
 def printed_row(method: str) -> str:
     """The name of the printed row that a method is compared with; averaged weights (`ERM + SMA`) have none."""
-    name = method if " + " in method else algorithm_of(method)
-    return PRINTED_AS.get(name, name)
+    return PRINTED_AS.get(printed_name(method), printed_name(method))
 
 
 def shown(method: str) -> str:

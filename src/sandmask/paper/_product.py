@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int], None]  # receives the current task, the work done and the total work
 
 
-def silent(task: str, done: int, total: int) -> None:
-    """A no-op progress callback."""
-
-
 @dataclass(frozen=True)
 class Product:
     """A figure or table, made again. Names are file names without an ending."""

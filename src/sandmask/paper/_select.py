@@ -67,11 +67,6 @@ def tied(run: RunRecord) -> NDArray[np.int64]:
     return np.flatnonzero(values == values.max())
 
 
-def thinned(run: RunRecord, kept: NDArray[np.int64] | Sequence[int]) -> RunRecord:
-    """A run with some of its checkpoints, by their indices."""
-    return run.at(np.asarray(kept, dtype=np.int64))
-
-
 def every(run: RunRecord, steps: int) -> NDArray[np.int64]:
     """The indices of the checkpoints whose step is a multiple of `steps`, and of the last one."""
     kept = np.flatnonzero(run.steps % steps == 0)
@@ -102,7 +97,7 @@ def _compacted(run: RunRecord, interval: int, steps: set[int]) -> RunRecord:
             kept |= {int(best[accuracy.argmin()]), int(best[accuracy.argmax()])}
         worst = RULES["worst-training-domain"].choose(run, ())
         kept |= {worst.index} if worst is not None else set()
-    return thinned(run, sorted(kept))
+    return run.at(np.array(sorted(kept)))
 
 
 def _steps_of_pairs(runs: Sequence[RunRecord]) -> dict[str, set[int]]:

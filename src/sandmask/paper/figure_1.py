@@ -27,7 +27,7 @@ from sandmask.paper._landscape import (
     minima,
     sand_masking,
 )
-from sandmask.paper._product import OnProgress, Product, silent
+from sandmask.paper._product import OnProgress, Product
 from sandmask.reports import Grid
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _grid(data: pd.DataFrame, steps: int) -> Grid:
     return Grid(TITLE, header, tuple(rows), (shares_note, ends_note))
 
 
-def figure_1(*, quick: bool = False, on_progress: OnProgress = silent) -> Product:
+def figure_1(*, quick: bool = False, on_progress: OnProgress = lambda *_: None) -> Product:
     """Figure 1: pictures and counts. `quick` takes a quarter of the starts and fewer steps."""
     side, steps, resolution = (20, 1000, 201) if quick else (40, 4000, 801)
     starts = grid(side).reshape(-1, 2)

@@ -13,7 +13,7 @@ from sandmask.errors import SandmaskError
 from sandmask.paper._compare import PRINTED_AS, printed_row
 from sandmask.paper._printed import environments, printed
 from sandmask.paper._product import Product
-from sandmask.paper._select import Pick, alone, averages, by_rule, every, thinned, tied, trial_choices, validation
+from sandmask.paper._select import Pick, alone, averages, by_rule, every, tied, trial_choices, validation
 from sandmask.paper.why_spirals import contrary, signatures, spiral_draws, spiral_found
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid, cell_text
@@ -74,7 +74,7 @@ def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Seq
     """Training-domain averages with fewer evaluations. The oracle uses only the last one."""
     columns: list[_Column] = []
     for interval in intervals:
-        fewer = [thinned(run, every(run, interval)) for run in runs]
+        fewer = [run.at(every(run, interval)) for run in runs]
         columns.append((f"every {interval}", _averages(fewer, dataset, by_rule("training-domain"))))
     return _grid(f"{dataset}: how often runs are evaluated", dataset, columns)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.reports._data import Before, Cell, Change, Comparison, Report, RuleReport, Statistics, Table
+from sandmask.reports._data import Cell, Change, Comparison, Report, RuleReport, Statistics, Table
 from sandmask.reports._tables import is_of, method_order, selections, trial_accuracies
 from sandmask.reports.statistics import PairedComparison, critical_difference, mean_ranks, paired_comparison
 from sandmask.selection import is_soup, settings_of
@@ -142,7 +142,7 @@ def _cell(now: Cell, then: Cell | None) -> Cell:
     """Numbers of several environments, such as averages, compare where those are the same."""
     if then is None or then.mean is None or _environments(now) != _environments(then):
         return now
-    return replace(now, before=Before(then.mean, then.error))
+    return replace(now, before=then)
 
 
 def _environments(cell: Cell) -> set[int]:

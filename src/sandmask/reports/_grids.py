@@ -120,7 +120,7 @@ def cell_text(cell: Cell) -> str:
         text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + mark
         partial = ", ".join(_partial(cell))
         text += f" ({partial})" if partial else ""
-    if cell.before is not None:
+    if cell.before is not None and cell.before.mean is not None:
         change = "" if cell.change is None else f", {_signed(cell.change)}"
         text += f" [was {cell.before.mean:.1f}{change}]"
     if cell.paper is not None:

@@ -16,10 +16,9 @@ from sandmask.records import (
     parse_measures,
     recorded_measures,
 )
+from sandmask.records._measures import CONFUSION, PER_CLASS
 from sandmask.reports._data import Cell, Confusion, MetricReport, Table, Trial
 from sandmask.reports._tables import row_means, selections, value_cell
-
-PER_CLASS, CONFUSION = "per-class", "confusion"
 
 
 def shown_measures(runs: Sequence[RunRecord], asked: Sequence[str] | None) -> tuple[str, ...]:

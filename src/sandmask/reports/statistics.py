@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,9 +158,6 @@ def _range_below(width: float, groups: int) -> float:
     """P(range < width): one value at z is the largest, all others lie within `width` below it."""
     grid = np.linspace(-8.0, 8.0 + width, 801)
     density = np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)
-    integrand = groups * density * (_normal(grid) - _normal(grid - width)) ** (groups - 1)
+    below = np.vectorize(NormalDist().cdf)
+    integrand = groups * density * (below(grid) - below(grid - width)) ** (groups - 1)
     return float(integrand.sum() * (grid[1] - grid[0]))  # it vanishes at both ends
-
-
-def _normal(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in values])

@@ -86,6 +86,7 @@ def render_html(
     report = build_report(runs, names, **settings)
     if not statistics:
         report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
+    with_paper = beside_published(report) if has_published() else report
     of_id = method_names(runs)
     methods = [of_id[run.spec.id] for run in runs]
     offers, detail = all_offers(runs, names), choose_detail(runs)
@@ -95,28 +96,21 @@ def render_html(
         "overview": overview(runs, methods),
         "detail": asdict(detail),
         "thinned": any(len(run.steps) > detail.points for run in runs),
-        **_report_content(report),
-    }
-    blobs = {"report": json_blob(content), "runs": json_blob(run_columns(runs, methods, offers))}
-    blobs |= {f"curves-{number}": text for number, text in enumerate(chunks(runs, offers, detail))}
-    return _fill(title, blobs)
-
-
-def _report_content(report: Report) -> dict[str, Any]:
-    with_paper = beside_published(report) if has_published() else report
-    return {
         "version": __version__,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "report": json_content(with_paper),
         "words": table_words(report, with_paper),
         "rules": {
             rule.name: {"usesTestData": rule.uses_test_data, "needsPairs": rule.needs_pairs}
-            for rule in (find_rule(each.rule) for each in report.rules)
+            for rule in map(find_rule, names)
         },
         "regrets": regrets(report),
         "bestNote": BEST_NOTE,
         "runsPerChunk": RUNS_PER_CHUNK,
     }
+    blobs = {"report": json_blob(content), "runs": json_blob(run_columns(runs, methods, offers))}
+    blobs |= {f"curves-{number}": text for number, text in enumerate(chunks(runs, offers, detail))}
+    return _fill(title, blobs)
 
 
 def _asset(name: str) -> str:

@@ -138,6 +138,11 @@ def dataset_order(names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: (places.get(name, len(places)), name))
 
 
+def word_of(value: Any) -> str:
+    """The value of an option or a hyperparameter as text."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
 def under_prefix(prefix: str, found: Mapping[str, T]) -> dict[str, T]:
     """The entries whose names begin with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

@@ -21,7 +21,9 @@ def checked_parameters(params: Params, mask: object) -> dict[str, Tensor]:
 
     `named_parameters()` brings names; a plain parameter is called by its number and shape.
     """
-    _check_mask(mask)
+    if not isinstance(mask, Mask):  # common mistakes are its class, and arguments in another order
+        found = f"the class {mask.__name__}: call it" if isinstance(mask, type) else type(mask).__name__
+        raise MaskError(f"Parameter `mask` should be a mask, such as `SANDMask(tau=0.8)`. Found {found}.")
     if isinstance(params, nn.Module):
         raise MaskError("Parameter `params` should be an iterable of parameters. Pass `model.named_parameters()`.")
     if isinstance(params, Tensor):
@@ -62,14 +64,6 @@ def check_whole(name: str, param: Tensor) -> None:
         f"`{name}` is {what}: masks do not support parameters that are sharded over processes. "
         "Give every process the whole model, with or without `DistributedDataParallel`."
     )
-
-
-def _check_mask(mask: object) -> None:
-    """Raise unless it is a mask. Common mistakes are its class, and arguments in another order."""
-    if isinstance(mask, Mask):
-        return
-    found = f"the class {mask.__name__}: call it" if isinstance(mask, type) else type(mask).__name__
-    raise MaskError(f"Parameter `mask` should be a mask, such as `SANDMask(tau=0.8)`. Found {found}.")
 
 
 def _named(item: object, number: int) -> tuple[str, Tensor]:

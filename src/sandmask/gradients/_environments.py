@@ -18,7 +18,7 @@ from sandmask.gradients._checks import (
     trainable,
 )
 from sandmask.gradients._losses import gradients_by_environment, scalar_loss
-from sandmask.gradients._one_pass import OnePass, known_cases
+from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._processes import Processes, merge, message_of, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
@@ -195,7 +195,7 @@ class _Passes:
         if not self.in_one_pass or any(param.device.type != "cpu" for param in self.params.values()):
             return None
         try:
-            found = self._one_pass(fold=True).moments()
+            found = self._one_pass(fold=True).moments
         except _REFUSED:
             return None
         if len(found) < len(self.params):
@@ -209,19 +209,15 @@ class _Passes:
         alike = {(x.shape[1:], x.dtype, x.device) for x, _ in self.batches}
         if len(alike) > 1:
             raise UnsupportedError("the environments' examples differ in shape or type")
-        known, case = known_cases(self.model), (*sizes, *alike, self.model.training)
-        tape = OnePass(self.params, sizes, fold=fold, traces=case not in known)
+        case = (*sizes, *alike, self.model.training)
+        tape = OnePass(self.params, sizes, fold=fold, check=(self.model, case))
         with tape:
             output = self.model(tape.trace(torch.cat([x for x, _ in self.batches])))
             if not isinstance(output, Tensor) or len(output) != sum(sizes):
                 raise UnsupportedError("the model's output is not one tensor with a row per example")
             parts = zip(torch.split(output, sizes), self.batches, strict=True)
             found = [self.loss_fn(rows, y) for rows, (_, y) in parts]
-        losses = [scalar_loss(loss, e) for e, loss in enumerate(found)]
-        if case not in known:
-            tape.check_independence(losses[0])
-            known.add(case)
-        tape.run(losses, list(self.params.values()))
+        tape.run([scalar_loss(loss, e) for e, loss in enumerate(found)], list(self.params.values()))
         return tape
 
     def _loop(self) -> Iterator[Piece]:

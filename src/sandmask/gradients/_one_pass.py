@@ -15,37 +15,42 @@ from sandmask.gradients._layers import COMPOSITES, LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.masks import MaskError, TensorMoments, gradient_moments
 
-Sizes = Sequence[int]  # examples of each environment, in the order of the concatenated batch
-
-# Models, and the sizes and shapes with which their examples were seen to be independent of each other.
+# Models, and the cases in which their examples were found to be independent of each other.
 _independent: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
-
-
-def known_cases(model: nn.Module) -> set[object]:
-    """The cases in which the model's examples were seen to be independent of each other, to be added to."""
-    return _independent.setdefault(model, set())
 
 
 class OnePass(Tape):
     """While active, layers keep the gradients of `params` apart; after the backward pass, `gradients()` has them.
 
-    With `fold` they are folded into moments as soon as they are there, while a CPU still has them in its cache:
-    `moments()` has those. A parameter may then be used once only.
-
-    With `traces` the layers' outputs are kept, and the input that goes through `trace`, for `check_independence`.
+    :param params: parameters by name.
+    :param sizes: number of examples of each environment.
+    :param fold: fold gradients into `moments` as soon as they are computed, while a CPU still has them in its cache. A
+        parameter may then be used only once.
+    :param check: a model and a case, such as the sizes and shapes of its inputs. In the first pass of each case, `run`
+        raises an error if examples depend on each other.
     """
 
     layers = LAYERS
     composites = COMPOSITES
 
-    def __init__(self, params: Mapping[str, Tensor], sizes: Sizes, *, fold: bool = False, traces: bool = False) -> None:
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        sizes: Sequence[int],
+        *,
+        fold: bool = False,
+        check: tuple[nn.Module, object] | None = None,
+    ) -> None:
         super().__init__(params)
         self.folds = fold
-        self._traced: list[Tensor] | None = [] if traces else None
+        self.moments: dict[str, TensorMoments] = {}  # of the parameters that were used, with `fold`
+        self.sizes = list(sizes)
+        self._case: object = None if check is None else check[1]
+        self._known: set[object] = set() if check is None else _independent.setdefault(check[0], set())
+        # The outputs of layers, and the input, if they are to be checked.
+        self._traced: list[Tensor] | None = None if check is None or self._case in self._known else []
         self._records = True
         self._running = False
-        self._moments: dict[str, TensorMoments] = {}
-        self.sizes = list(sizes)
         self._gradients: dict[str, Tensor] = {}
         self._used: set[str] = set()
         self.shares = False  # whether a parameter was used twice
@@ -84,9 +89,9 @@ class OnePass(Tape):
         name = self.names[id(param)]
         found = gradients().to(param.dtype)
         if self.folds:
-            if name in self._moments:
+            if name in self.moments:
                 raise UnsupportedError("a parameter is used twice")
-            self._moments[name] = gradient_moments(found.detach())
+            self.moments[name] = gradient_moments(found.detach())
             return
         self._gradients[name] = self._gradients[name] + found if name in self._gradients else found
 
@@ -113,17 +118,24 @@ class OnePass(Tape):
         self._traced.append(source)
         return source.clone()  # which the model may change in place
 
-    def check_independence(self, loss: Tensor) -> None:
+    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
+        """The backward pass, see `Tape.run`."""
+        if self._traced:
+            self._check_independence(losses[0], self._traced)
+        if self._traced is not None:
+            self._known.add(self._case)
+            self._traced = None
+        super().run(losses, leaves)
+
+    def _check_independence(self, loss: Tensor, traced: Sequence[Tensor]) -> None:
         """Raise if the gradient of the first environment's loss reaches rows of another one, in any layer.
 
-        It does in a model that mixes examples, and in one whose layers see something else than examples in the first
-        dimension: as many tokens, perhaps, as there are examples.
+        It does in a model that mixes examples, and in one whose layers have something other than examples in the first
+        dimension, such as tokens, if there happen to be as many.
         """
-        if not self._traced:
-            return
         self._records = False
-        gradients = self.differentiate(loss, self._traced, retain_graph=True)
-        self._records, self._traced = True, None
+        gradients = self.differentiate(loss, traced, retain_graph=True)
+        self._records = True
         if any(gradient is not None and bool(gradient[self.sizes[0] :].any()) for gradient in gradients):
             raise UnsupportedError("examples do not pass through the model independently of each other")
 
@@ -136,10 +148,6 @@ class OnePass(Tape):
             return super().differentiate(losses, inputs, retain_graph=retain_graph)
         finally:
             self._running = False
-
-    def moments(self) -> dict[str, TensorMoments]:
-        """Name -> moments, of those parameters that were used."""
-        return self._moments
 
     def used(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`, of those parameters that were used."""

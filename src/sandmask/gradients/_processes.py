@@ -275,11 +275,14 @@ def averaged(
     The processes exchange a message before every environment, so that a mistake in one of them is raised in all.
     A gradient that is `None` in some processes counts as zero there, as it does in `DistributedDataParallel`.
     """
+    layout = Layout("mapping", tuple(named))
     while True:
         gradients: EnvironmentGradients | None = None  # frees those of the environment before
         with telling(message, group):
             gradients = next(environments, None)
-            _check_kinds(named, gradients or [])
+            for i, grad in enumerate(gradients or []):
+                if grad is not None:
+                    check_kind(layout, i, grad)
         used = None if gradients is None else [grad is not None for grad in gradients]
         found: list[list[bool] | None] = exchange(replace(message, content=used), group)
         message = replace(message, norms=None)  # the models were compared
@@ -292,13 +295,6 @@ def averaged(
             )
         used_by_any = [any(flags) for flags in zip(*(flags for flags in found if flags is not None), strict=True)]
         yield _mean(gradients, list(named.values()), used_by_any, group)
-
-
-def _check_kinds(named: Mapping[str, Tensor], gradients: EnvironmentGradients) -> None:
-    layout = Layout("mapping", tuple(named))
-    for i, grad in enumerate(gradients):
-        if grad is not None:
-            check_kind(layout, i, grad)
 
 
 @torch.no_grad()

@@ -54,12 +54,9 @@ class MaskReport:
         """All tensors together, every element counting the same."""
         parts = self.per_tensor.values()
         numel = sum(part.numel for part in parts)
-        return MaskSummary(
-            numel,
-            sum(part.density * part.numel for part in parts) / max(numel, 1),
-            sum(part.dead_fraction * part.numel for part in parts) / max(numel, 1),
-            sum(part.agreement * part.numel for part in parts) / max(numel, 1),
-        )
+        names = ("density", "dead_fraction", "agreement")
+        means = (sum(getattr(part, name) * part.numel for part in parts) / max(numel, 1) for name in names)
+        return MaskSummary(numel, *means)
 
     @property
     def density(self) -> float:

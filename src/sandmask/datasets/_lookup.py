@@ -53,7 +53,12 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
     text = os.fspath(name_or_path)
     if is_registered(text) and not isinstance(name_or_path, Path):
         name, *parameters = text.split(":")
-        return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
+        known = DATASETS[name]
+        if not parameters:
+            return known
+        if known.variant is None:
+            raise SandmaskError(f"{known.name} has no parameters. Found {':'.join(parameters)!r} after its name.")
+        return known.variant(_values(known.name, parameters, "seed=1:environments=8"))
     source, parameters = _parsed(text)
     if (kind := _own_kind(source)) is not None:
         options = _values(source, parameters, "domain=site")
@@ -118,12 +123,6 @@ def _values(name: str, parameters: list[str], example: str) -> dict[str, str]:
             )
         values[key] = value
     return values
-
-
-def _variant(entry: DatasetEntry, parameters: list[str]) -> DatasetEntry:
-    if entry.variant is None:
-        raise SandmaskError(f"{entry.name} has no parameters. Found {':'.join(parameters)!r} after its name.")
-    return entry.variant(_values(entry.name, parameters, "seed=1:environments=8"))
 
 
 def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None = None, **options: Any) -> Dataset:

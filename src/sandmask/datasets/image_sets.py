@@ -63,7 +63,11 @@ class ImageSet:
                 f"{self.name} is not in {data_folder(data_dir) / self.folder}. Run `sandmask data download "
                 f"{self.source or self.name}`, or put there: {layout}."
             )
-        tree = self._tree(root, allow_missing_classes=allow_missing_classes or self.sparse)
+        allowed = {"allow_missing_classes": allow_missing_classes or self.sparse}
+        if self.table is None:
+            tree = scan_images(root, self.domains, self.classes, listing=self.listing, **allowed)
+        else:
+            tree = tree_of_rows(root, self.table(root), self.name, self.domains, self.classes, **allowed)
         if len(tree.domains) != len(self.environments):
             raise SandmaskError(
                 f"{root} holds {len(tree.domains)} domains, and {self.name} has {len(self.environments)}: "
@@ -75,12 +79,6 @@ class ImageSet:
                 "is missing or does not belong there."
             )
         return tree
-
-    def _tree(self, root: Path, *, allow_missing_classes: bool) -> ImageTree:
-        allowed = {"allow_missing_classes": allow_missing_classes}
-        if self.table is None:
-            return scan_images(root, self.domains, self.classes, listing=self.listing, **allowed)
-        return tree_of_rows(root, self.table(root), self.name, self.domains, self.classes, **allowed)
 
     def load(
         self,

@@ -65,7 +65,7 @@ class _Parts(nn.Module):
         return classifier.in_features >= NARROW * classifier.out_features
 
 
-class Network:
+class Network(FlatModule):
     """The model that algorithms train. Parameters are passed in: `params = network.unflatten(vector)`.
 
     :param featurizer: builds the featurizer.
@@ -84,28 +84,20 @@ class Network:
         *,
         nonlinear: bool = False,
     ) -> None:
-        self._flat = FlatModule(
+        super().__init__(
             lambda: _Parts(featurizer(), n_classes, extra_features, nonlinear), dtype, exact=(*BATCH_NORM, _Classifier)
         )
-        parts = self._flat.skeleton
+        parts = self.skeleton
         assert isinstance(parts, _Parts)
         self.n_features = parts.featurizer.n_features
         self.n_classes = n_classes
         self.nonlinear = nonlinear
-        self.dtype = dtype
-        self.slots = self._flat.slots
-        self.numel = self._flat.numel
         # The layers with running statistics among the parameters: those of batch-norm that is not frozen.
         self.norms = [s.name.removesuffix(f".{RUNNING[0]}") for s in self.slots if s.name.endswith(RUNNING[0])]
-        self.stacks = self._flat.stacks and parts.featurizer.stacks  # whether K runs can train as one, under `vmap`
-        self.has_kernels = parts.featurizer.has_kernels  # whether they can by GPU kernels
+        self.has_kernels = parts.featurizer.has_kernels  # whether K runs can train as one by GPU kernels
         self.why_not_stacked = parts.featurizer.why_not_stacked
         self.embeds = parts.featurizer.embeds
-        self.init = self._flat.init
-        self.flatten = self._flat.flatten
-        self.flatten_each = self._flat.flatten_each
-        self.named = self._flat.named
-        self.unflatten = self._unflatten if self.norms else self._flat.unflatten
+        self._stacks = parts.featurizer.stacks
         self._pairs = parts.pairs
         self._compiled: Compiled | None = None
 
@@ -114,16 +106,23 @@ class Network:
 
         If the compiler fails, a warning is logged and the network runs uncompiled.
         """
-        self._compiled = Compiled(self._flat.__call__)
+        self._compiled = Compiled(self.__call__)
 
     @property
     def compiled(self) -> bool:
         """Whether training passes are compiled."""
         return self._compiled is not None
 
-    def _unflatten(self, vector: Tensor) -> Params:
-        """As without running statistics, which have no gradient."""
-        params = self._flat.unflatten(vector)
+    @property
+    def stacks(self) -> bool:
+        """Whether K runs can train as one, under `torch.func.vmap`."""
+        return self._stacks and super().stacks
+
+    def unflatten(self, vector: Tensor) -> Params:
+        """As `FlatModule.unflatten`; running statistics have no gradient."""
+        params = super().unflatten(vector)
+        if not self.norms:
+            return params
         return {name: v.detach() if name.rpartition(".")[2] in RUNNING else v for name, v in params.items()}
 
     def training(self) -> AbstractContextManager[object]:
@@ -135,7 +134,7 @@ class Network:
         """Return the vector `after` a step, with the running statistics of `before` updated by those of the inputs."""
         params = self.unflatten(before)
         with BatchStatistics(keep=True) as statistics:
-            self._flat(params, self._lowered(x), None)
+            self(params, self._cast(x), None)
         moved = self.named(after)
         for layer in self.norms:
             names = [f"{layer}.{running}" for running in RUNNING]
@@ -143,20 +142,6 @@ class Network:
             for name, value in zip(names, found[:2], strict=True):
                 moved[name] = params[name] + found.momentum * (value - params[name])
         return self.flatten(moved)
-
-    @property
-    def constants(self) -> Params:
-        """The constants of the network by name: frozen batch-norm statistics."""
-        return self._flat.constants
-
-    @constants.setter
-    def constants(self, values: Params) -> None:
-        self._flat.constants = values
-
-    def to(self, device: torch.device) -> "Network":
-        """Move the network's constants (frozen batch-norm statistics)."""
-        self._flat.to(device)
-        return self
 
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Features [N, n_features] of inputs [N, ...]."""
@@ -173,7 +158,7 @@ class Network:
         return found
 
     def _stages(self, params: Params, x: Tensor, drop: Dropout | None) -> tuple[Tensor, list[Tensor]]:
-        features, stages = self._flat.call(params, self._lowered(x), drop, staged=True)
+        features, stages = self.call(params, self._cast(x), drop, staged=True)
         exact = params["classifier.weight"].dtype
         return features[..., : self.n_features].to(exact), [stage.to(exact) for stage in stages]
 
@@ -185,15 +170,9 @@ class Network:
 
         return divided(of_rows, x, None if drop is None else drop.keys)
 
-    def _lowered(self, x: Tensor) -> Tensor:
-        """Inputs in the precision of the featurizer."""
-        return x if self.dtype == torch.float32 else x.to(self.dtype)
-
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
-        x = self._lowered(x)
-        if self._compiled is None or not torch.is_grad_enabled():
-            return self._flat(params, x, drop)
-        features: Tensor = self._compiled(params, x, drop)
+        forward = self.__call__ if self._compiled is None or not torch.is_grad_enabled() else self._compiled
+        features: Tensor = forward(params, self._cast(x), drop)
         return features
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
@@ -212,7 +191,7 @@ class Network:
 
     def _logits(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         if self._pairs and self._compiled is None:
-            return self._flat(params, self._lowered(x), drop, True)
+            return self(params, self._cast(x), drop, True)
         if self.nonlinear:
             return self.classify(params, self._features(params, x, drop))
         return head(self._forward(params, x, drop), params["classifier.weight"], params["classifier.bias"])

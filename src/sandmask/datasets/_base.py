@@ -17,7 +17,7 @@ from sandmask.hparams._hparam import scope_name
 from sandmask.registry import Registry
 
 HparamScope = Scope
-MOST_CLASSES = 12  # that are counted one by one in words
+MOST_CLASSES = 12  # up to this many, the examples of each class are counted
 SHOWN_FILES = 3  # left-out files that are named for each reason
 
 
@@ -90,7 +90,7 @@ class DatasetEntry:
     n_classes: int | None = None  # None when it comes from a folder
     input_shape: tuple[int, ...] | None = None
     domains: tuple[str, ...] = ()  # folder names of the environments
-    # Of a generated dataset: the entry of data generated with other parameters, such as "Spirals:seed=1".
+    # For a generated dataset: returns the entry of data with other parameters, such as "Spirals:seed=1".
     variant: Callable[[dict[str, str]], "DatasetEntry"] | None = None
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class TensorDataset(Dataset):
 
     @property
     def resident(self) -> bool:
-        """It is one tensor, wherever that is."""
+        """Always, because it is one tensor."""
         return True
 
     def inputs(self, indices: Tensor) -> Tensor:

@@ -46,9 +46,8 @@ class Decoded(NamedTuple):
 def decode(path: Path, size: int | None = None, content: bytes | None = None) -> Decoded:
     """Read an image as RGB; squeeze it to `size` x `size` (bilinear, antialiased) unless it has that size.
 
-    An image that is not a file is given as `content`; `path` is then what messages call it. See `rgb_pixels` for images
-    that are not 8-bit RGB. Orientation tags are ignored, except in TIFFs, which Pillow turns: as torchvision's
-    `ImageFolder` has them.
+    An image that is not a file is given as `content`; `path` is then its name in messages. See `rgb_pixels` for images
+    that are not 8-bit RGB. Orientation tags are ignored except in TIFF files, as in torchvision's `ImageFolder`.
     """
     try:
         encoded = np.fromfile(path, np.uint8) if content is None else np.frombuffer(bytearray(content), np.uint8)

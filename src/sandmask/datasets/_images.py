@@ -169,7 +169,7 @@ class ImageDataset(Dataset):
         self._checked = True
 
     def close(self) -> None:
-        """End the decoding threads now rather than when the dataset is forgotten."""
+        """End the decoding threads now instead of at garbage collection."""
         self._feed.store.close()
 
     def _evaluated(self, stored: Stored, shape: torch.Size) -> Tensor:

@@ -189,7 +189,7 @@ class ImageStore:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def forget(self) -> None:
-        """Free the kept images, which are elsewhere now."""
+        """Free the images in memory, once they are on the device."""
         self._kept = None
 
     def _reserve(self) -> None:

@@ -53,7 +53,7 @@ class ImageTree:
     read: Callable[[str], bytes] | None = None  # reads an image by its path, if images are not files
 
     def path(self, index: int) -> Path:
-        """The file of an image, or what messages call it."""
+        """The file of an image, or its name in messages."""
         return self.root / self.paths[index]
 
     def content(self, index: int) -> bytes | None:
@@ -141,7 +141,7 @@ def tree_of_rows(
 
     :param root: the folder that the rows' paths are relative to.
     :param listed: the rows.
-    :param name: what messages call the table.
+    :param name: the name of the table in messages.
     """
     domains = tuple(domains) or listed.domains or tuple(sorted({row.domain for row in listed.rows}))
     classes = tuple(classes) or tuple(sorted({row.label for row in listed.rows}))

@@ -149,12 +149,9 @@ def own_entry(stem: str, number: str, domains: tuple[str, ...], **fields: Any) -
     return ImageSet(f"{stem}-{number}", stem, domains, domains, **fields).entry()
 
 
-def content_id(root: Path, paths: Sequence[str], said: bytes = b"") -> str:
-    """A hash of the images' names and sizes, and of the contents of some: a copy of the folder has the same.
-
-    `said` is what else identifies them, such as their classes.
-    """
-    total = hashlib.sha256(said)
+def content_id(root: Path, paths: Sequence[str], labels: bytes = b"") -> str:
+    """A hash of the images' names and sizes, the contents of some, and `labels`. Copies of a folder have the same."""
+    total = hashlib.sha256(labels)
     ordered = sorted((unicodedata.normalize("NFC", path), path) for path in paths)  # systems spell names differently
     every = max(1, len(ordered) // SAMPLED_FILES)
     for number, (spelled, path) in enumerate(ordered):

@@ -69,7 +69,7 @@ class Mixture:
                     yield from (Row(path, breed, environment) for path in files(root, 0, places[whose], breed))
 
     def images(self) -> ImageSet:
-        """The mixture as an image set. Its test is what is held out."""
+        """The mixture as an image set. Tables report the environment Test."""
         return ImageSet(
             name=self.name,
             folder=FOLDER,

@@ -1,4 +1,4 @@
-"""Check what is asked for: parameters, masks, models and batches; and whether environments may share a pass."""
+"""Check arguments: parameters, masks, models and batches; and whether environments may share a pass."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
@@ -85,7 +85,7 @@ def _unused(name: str, taken: dict[str, Tensor]) -> str:
 
 
 def check_request(model: nn.Module, method: str, chunk_size: int | None) -> None:
-    """Raise for arguments that are no model, no method or no size."""
+    """Check the types and values of arguments."""
     if not isinstance(model, nn.Module):
         raise MaskError(f"Parameter `model` should be a `torch.nn.Module`. Found {type(model).__name__}.")
     if method not in get_args(Method):
@@ -126,7 +126,7 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def choose_method(method: Method, model: nn.Module, params: Mapping[str, Tensor], at_once: int) -> Method:
-    """ "loop" where environments have to be taken one after the other, or are better; `at_once` are kept if not."""
+    """Choose "loop" if environments need separate passes, or if `at_once` gradients take too much memory."""
     reason = None if method == "loop" else why_apart(model, params)
     if reason is not None and method == "batched":
         raise MaskError(f'The environments cannot be batched: {reason}. Use method="loop".')

@@ -30,8 +30,8 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 NamedGradients = dict[str, Tensor]
 Piece = tuple[list[int], NamedGradients]  # some environments, and their gradients
 
-# What fails in these ways may well work in a loop (`vmap` takes no branch on a value, and has not every rule); if not,
-# that has the plainer error.
+# A model that raises these may work in a loop: `vmap` has no branches on values, and lacks rules for some functions. If
+# not, the loop raises the clearer error.
 _REFUSED = (UnsupportedError, RuntimeError)
 
 

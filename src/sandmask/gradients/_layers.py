@@ -1,6 +1,6 @@
 """Layers that keep the gradients of their weights apart by environment, instead of those of torch.
 
-Each is an `autograd.Function` whose backward pass gives the gradient with respect to the input on, and hands those of
+Each is an `autograd.Function` whose backward pass returns the gradient with respect to the input, and gives those of
 the weights to the tape. Self-attention, which `torch.nn.functional` has as one function, is made of such layers.
 """
 

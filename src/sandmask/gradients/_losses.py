@@ -24,7 +24,7 @@ def gradients_by_environment(
     Losses in a list, a tensor or any other collection may share a graph, which is kept until the last one. Those of a
     generator are taken one at a time, and each one's graph is freed before the next is asked for.
 
-    :param prepare: what each loss goes through before autograd sees it.
+    :param prepare: applied to each loss before it is differentiated.
     """
     losses = _one_by_one(losses)
     last = len(losses) - 1 if isinstance(losses, Collection) else None
@@ -61,7 +61,7 @@ def _one_by_one(losses: Losses) -> Iterable[EnvironmentLoss]:
 
 
 def _differentiate(loss: Tensor, params: Sequence[Tensor], *, retain_graph: bool) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad`, whose complaints about graphs are put in terms of `backward`'s parameters."""
+    """`torch.autograd.grad`, with errors about graphs that name the parameters of `backward`."""
     try:
         return torch.autograd.grad(loss, params, retain_graph=retain_graph, allow_unused=True)
     except RuntimeError as error:

@@ -69,7 +69,7 @@ class Tape(TorchFunctionMode):
         raise self.refusal(func)
 
     def computed(self, output: Tensor, used: set[str]) -> Tensor:  # noqa: ARG002 - for subclasses
-        """The output of a layer that used these parameters, as it goes on."""
+        """Called with the output of each layer and the parameters that it used; returns the output."""
         return output
 
     def refusal(self, func: Callable[..., Any]) -> UnsupportedError:

@@ -86,7 +86,7 @@ class Mask(ABC):
         `check_finite=False` leaves out the check for inf and NaN, which waits for the device once per call.
         """
         found = masked_mean_by_kernel(self, grads) if isinstance(grads, Tensor) else None
-        if found is None or (check_finite and not torch.isfinite(found).all()):  # the slow way can name what is not
+        if found is None or (check_finite and not torch.isfinite(found).all()):  # the slow path names the gradient
             return self.from_moments(self._moments_of(grads, check_finite))
         return found
 

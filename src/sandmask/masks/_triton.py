@@ -90,7 +90,7 @@ def _masked_mean_kernel(
     inside = offsets < numel
     signs, mean, m2 = _moments(grads, offsets, inside, row, count, unit)
     weight = _weight(signs, mean, m2, tau, gain, tolerance, count, kind)
-    # A gradient that is no number stays visible: 0 * NaN is NaN.
+    # A NaN stays visible: 0 * NaN is NaN.
     tl.store(out + offsets, weight * mean, mask=inside)
 
 

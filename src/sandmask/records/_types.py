@@ -110,8 +110,8 @@ class RunRecord:
         )
 
 
-# By dataset, in the order of tables: the environments that the benchmark holds out. Spirals has one more. The datasets
-# say it too, but to ask them takes torch; a test compares the two.
+# The environments that the benchmark holds out, by dataset in the order of tables. Spirals has one more. Entries of
+# datasets have them too, but importing those takes torch; a test compares the two.
 HELD_OUT: dict[str, tuple[str, ...]] = {
     "Spirals": tuple(map(str, range(16))),
     "ColoredMNIST": ("+90%", "+80%", "-90%"),

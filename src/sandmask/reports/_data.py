@@ -33,7 +33,7 @@ class PublishedCell(Protocol):
 
 @dataclass(frozen=True)
 class Gap:
-    """A run that a cell should have and does not, or not yet; `why` is empty when nothing of it is there."""
+    """A run of a cell that is missing or not finished; `why` is empty if there is no record of it."""
 
     trial_seed: int
     hparams_seed: int

@@ -105,7 +105,7 @@ def _trials(
 
 
 def _trial(rule: SelectionRule, runs: Sequence[RunRecord], key: GroupKey, draws: Sequence[int]) -> Trial:
-    """Apply a rule to one trial's runs of a cell and take stock of what it had to choose from."""
+    """Apply a rule to one trial's runs of a cell, and list the runs that are missing or diverged."""
     alone = [run for run in runs if run.spec.test_envs == (key.test_env,)]
     of_draw: defaultdict[int, list[RunRecord]] = defaultdict(list)
     for run in alone:
@@ -128,7 +128,7 @@ def _trial(rule: SelectionRule, runs: Sequence[RunRecord], key: GroupKey, draws:
 
 
 def _why_missing(rule: SelectionRule, drawn: Sequence[RunRecord], runs: Sequence[RunRecord]) -> str | None:
-    """None when a draw's run can be judged; else what keeps the rule from it, or "" for nothing there."""
+    """None if the rule can judge the run of a draw; otherwise the reason, or "" if there is no run."""
     if not drawn:
         return ""
     unfinished = [_progress(run) for run in drawn if not is_settled(run)]

@@ -50,7 +50,7 @@ def write_html(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.touch()  # an unwritable place is told before the work is done
+            temporary.touch()  # fails before the work is done if the file cannot be written
             temporary.write_text(render_html(runs, rules, **settings), encoding="utf-8")
     except OSError as error:
         raise SandmaskError(f"{target} cannot be written: {error.strerror}. Name another place.") from error
@@ -276,4 +276,4 @@ def _offer_columns(count: int, found: Mapping[int, Selected]) -> dict[str, list[
 
 
 def _percent(value: float) -> float | None:
-    return round(100 * value, 4) if math.isfinite(value) else None  # a rule of one's own may value anything
+    return round(100 * value, 4) if math.isfinite(value) else None  # a user's own rule may return NaN or inf

@@ -151,7 +151,7 @@ def crop_boxes(draws: Tensor, aspects: Tensor, scale: tuple[float, float], ratio
 def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
     """Cut boxes (shares of the sides) out of images [n, 3, h, w], flip some, and bring them to `size` x `size`.
 
-    Bilinear without antialiasing: stored images are little larger than what is asked for.
+    Bilinear without antialiasing: stored images are only a little larger than `size`.
     """
     pixels = images / 255.0 if images.dtype == torch.uint8 else images.float()
     steps = (torch.arange(size, device=images.device) + 0.5) / size

@@ -75,7 +75,7 @@ class Dataset(ABC):
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A dataset as listed: what it is, how to load it, and the paper's protocol for it."""
+    """A registered dataset: its description, the function that loads it, and the paper's protocol."""
 
     name: str
     description: str
@@ -107,7 +107,7 @@ DATASETS: Registry[DatasetEntry] = Registry("dataset")
 class TensorDataset(Dataset):
     """Environments given as (inputs [n, ...], labels [n]) pairs.
 
-    Inputs of type uint8 stay so in memory and become float in 0..1 when asked for.
+    Inputs of type uint8 are stored as such, and returned as floats in 0..1.
     """
 
     def __init__(

@@ -141,9 +141,9 @@ def _size_of(path: Path, content: bytes | None) -> tuple[int, int] | None:
 
 
 def _decode_natively(path: Path, content: Tensor) -> Tensor | None:
-    """Pixels [3, height, width], or None where Pillow has to try.
+    """Pixels [3, height, width], or None if Pillow should decode the image.
 
-    torchvision's decoders let other threads run all the while; Pillow holds Python's lock for a good part.
+    torchvision's decoders release Python's lock, and Pillow holds it part of the time.
     """
     from torchvision.io import ImageReadMode, decode_image
 

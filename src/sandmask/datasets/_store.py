@@ -61,7 +61,7 @@ class Stored(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """Decoded images by number, and which of them are there."""
+    """Decoded images by number, and which of them have been decoded."""
 
     images: Stored
     filled: bytearray  # [N]
@@ -248,7 +248,7 @@ class Feed:
         pin = self.device.type == "cuda"
         if numbers.device.type == "cpu":
             return self.store.start(numbers, pin=pin, keep=keep)
-        # The readers wait for the numbers to arrive from the device, and the caller goes on.
+        # The readers wait until the numbers have arrived from the device; the caller does not.
         here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=pin)
         here.copy_(numbers, non_blocking=True)
         arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]

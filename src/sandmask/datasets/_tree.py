@@ -12,7 +12,7 @@ from torch import Tensor
 from sandmask.datasets._scan import SUFFIXES, LeftOut, Listing, find_folder, is_image, list_files, subfolders
 from sandmask.errors import SandmaskError
 
-RANDOM, IN, OUT = -1, 0, 1  # how an example is split: at random by the trial's seed, or as the row says
+RANDOM, IN, OUT = -1, 0, 1  # the split of an example; RANDOM is by the trial's seed
 
 
 class Row(NamedTuple):

@@ -89,7 +89,7 @@ def _images(text: str, rows: "Rows", column: str) -> "Rows":
 
 
 def _load(source: str, split: str | None, config: str | None) -> "Rows":
-    """The rows of the dataset's only split, or of those that are asked for."""
+    """The rows of the only split, or of the requested ones."""
     from datasets import DatasetDict, concatenate_datasets
 
     found = _open(source, config)

@@ -37,8 +37,8 @@ class ImageSet:
     environments: tuple[str, ...]  # column names of the paper's tables
     domains: tuple[str, ...]  # folder names, in the same order
     description: str = ""
-    n_classes: int | None = None  # None: however many there are
-    classes: tuple[str, ...] = ()  # empty: whatever class folders there are
+    n_classes: int | None = None  # None: any number
+    classes: tuple[str, ...] = ()  # empty: the names of the class folders
     sparse: bool = False  # whether a domain may lack a class
     root: Path | None = None  # where the folder is, if not in the data folder
     listing: Listing | None = None  # its files, if they have been listed already

@@ -63,7 +63,7 @@ def _inspect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _decays_decoupled(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """AdamW of torch says so in its groups; those of other libraries have the name."""
+    """torch's AdamW has a flag in its groups; in other libraries, the name of the class is checked."""
     decoupled = group.get("decoupled_weight_decay", False) or "AdamW" in type(optimizer).__name__
     return bool(decoupled) and float(group.get("weight_decay", 0.0)) != 0.0
 
@@ -163,7 +163,7 @@ def masked_backward(
     return report
 
 
-@torch.enable_grad()  # what is asked for are gradients
+@torch.enable_grad()
 def collect_moments(
     losses: Losses,
     named: Mapping[str, Tensor],
@@ -197,7 +197,7 @@ def collect_moments(
 
 @torch.no_grad()
 def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMoments, scaling: Scaling) -> MaskReport:
-    """Write the masked gradients to `.grad`, or add them to what is there."""
+    """Write the masked gradients to `.grad`, or add them to an existing `.grad`."""
     masked = {name: grad for name, grad in mask.from_moments(moments).items() if grad is not None}
     if not masked:
         raise MaskError(

@@ -1,4 +1,4 @@
-"""Gradients of one environment after the other, from losses that exist or are computed as asked for."""
+"""Gradients of one environment after the other, from a list of losses or a generator."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -22,7 +22,7 @@ def gradients_by_environment(
     """Yield every environment's gradients, `None` where a parameter is unused.
 
     Losses in a list, a tensor or any other collection may share a graph, which is kept until the last one. Those of a
-    generator are taken one at a time, and each one's graph is freed before the next is asked for.
+    generator are taken one at a time, and the graph of each is freed before the next is computed.
 
     :param prepare: applied to each loss before it is differentiated.
     """

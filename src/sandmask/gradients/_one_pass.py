@@ -58,7 +58,7 @@ class OnePass(Tape):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """As every tape; batch-norm that looks at the batch is refused, whether its parameters are watched or not."""
+        """As in `Tape`; batch-norm with batch statistics is refused, also if its parameters are not watched."""
         kwargs = kwargs or {}
         if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs):
             raise UnsupportedError("batch-norm in training mode mixes environments")
@@ -111,7 +111,7 @@ class OnePass(Tape):
         return values.reshape(len(self.sizes), -1, *values.shape[1:]).sum((1, *(dim + 1 for dim in over)), dtype=dtype)
 
     def trace(self, x: Tensor) -> Tensor:
-        """The model's input, so that it is looked at as well."""
+        """Return the model's input, and trace it if examples are checked."""
         if self._traced is None or not x.is_floating_point():
             return x
         source = x.detach().requires_grad_()
@@ -163,5 +163,5 @@ class OnePass(Tape):
 
 
 def _looks_at_the_batch(_: Tensor, running_mean: Tensor | None, *__: Any, training: bool = False, **___: Any) -> bool:
-    """Whether a call of `batch_norm`, as torch hands it to modes, takes its statistics from the examples."""
+    """Whether a call of `batch_norm` computes its statistics from the batch."""
     return training or running_mean is None

@@ -246,9 +246,9 @@ def reduce_sums(sums: Sums, count: int, total: int, add_up: Callable[[Tensor], o
         m2 = m2 + (half_mean - reduced[1]).square() * (4 * count)
     add_up(m2)
 
-    # Weights such as 3/7 add up to 1 but for rounding: the mean of the largest numbers may come out as inf.
+    # Weights such as 3/7 add up to 1 only up to rounding, so the mean of the largest numbers may become inf.
     largest = torch.finfo(half_mean.dtype).max
-    reduced[1] = (reduced[1] * 2).clamp(-largest, largest) + reduced[1] * 0  # what was not finite stays so
+    reduced[1] = (reduced[1] * 2).clamp(-largest, largest) + reduced[1] * 0  # keeps inf and NaN
     for tensors, values in zip([*parts, sums.m2], [*reduced, m2], strict=True):
         pieces = torch.split(values, [tensor.numel() for tensor in tensors])
         for tensor, piece in zip(tensors, pieces, strict=True):

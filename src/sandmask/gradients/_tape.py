@@ -45,7 +45,7 @@ class Tape(TorchFunctionMode):
 
     def watch(self, params: Mapping[str, Tensor]) -> Self:
         """Watch these parameters, and no others."""
-        self.params = params  # kept alive: an id is only good as long as its object lives
+        self.params = params  # kept alive, because ids are reused
         self.names = {id(param): name for name, param in params.items()}
         return self
 

@@ -64,7 +64,7 @@ class Mask(ABC):
         return moments.mean
 
     def complete(self, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002
-        """The masked gradients of all tensors, given their masks; for a mask that looks at all of them together."""
+        """Change the masked gradients of all tensors together, given their masks. The default changes nothing."""
         return masked
 
     def weigh(self, moments: TensorMoments) -> tuple[Tensor, Tensor]:

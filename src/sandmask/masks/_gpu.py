@@ -19,7 +19,7 @@ CHEAP = 2**18  # numbers whose copy takes a CPU less time than a few calls
 
 
 def packs(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors are better worked on as one: on a device always, on a CPU while a copy of all is cheap."""
+    """Whether to process tensors as one: on a device always, on a CPU if copying them is cheap."""
     if len(tensors) == 1 or in_transform():
         return False
     return tensors[0].device.type != "cpu" or sum(tensor.numel() for tensor in tensors) <= CHEAP

@@ -206,7 +206,7 @@ class GradientMoments:
 
     @property
     def log_sum(self) -> Any:
-        """Sum over environments of log(|g| + 1e-10), or `None` where it was not asked for."""
+        """Sum over environments of log(|g| + 1e-10), or `None` without `log_magnitude`."""
         return None if self.sums.log_sum is None else self.restore(self.sums.log_sum)
 
     @property

@@ -79,7 +79,7 @@ def create(name: str, input_shape: tuple[int, ...], **options: Any) -> nn.Module
     if pretrained_cfg(name).get("fixed_input_size"):
         options["img_size"] = input_shape[1:]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # timm warns its developers
+        warnings.simplefilter("ignore")  # for timm's developers
         model: nn.Module = import_timm().create_model(name, num_classes=0, in_chans=input_shape[0], **options)
     return model
 

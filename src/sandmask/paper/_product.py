@@ -1,4 +1,4 @@
-"""A product: a figure or table of the paper, made again, with its data; how notebooks show it and files hold it."""
+"""A reproduced figure or table of the paper with its data, shown in notebooks and written to files."""
 
 import base64
 import html
@@ -22,7 +22,7 @@ OnProgress = Callable[[str, int, int], None]  # receives the current task, the w
 
 @dataclass(frozen=True)
 class Product:
-    """A figure or table, made again. Names are file names without an ending."""
+    """A reproduced figure or table. Names are file names without an extension."""
 
     name: str
     title: str

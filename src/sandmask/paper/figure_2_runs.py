@@ -46,7 +46,7 @@ class Design:
         ]
 
     def specs(self, settings: Settings) -> list[RunSpec]:
-        """The runs of the figure. Those that several panels share are there once."""
+        """The runs of the figure; a run that several panels share is listed once."""
         conditions = dict.fromkeys(
             [
                 *((momentum, NOISE, SCALE) for momentum in self.momenta),

@@ -108,7 +108,7 @@ table_3 = partial(_protocol_table, "3", "Spirals", RULES)  # with the sixteen en
 
 
 def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: int | None = None) -> Product:
-    """Make a table of the PACS runs with other networks than the paper's. Its numbers are there for orientation."""
+    """Make a table of the PACS runs with other networks than the paper's. Its numbers are for orientation only."""
     protocol = DATASETS["PACS"].network
     mine = [run for run in runs if run.spec.dataset == "PACS" and run.spec.network != protocol]
     if not mine:

@@ -120,7 +120,7 @@ def eval_line(
 
 @dataclass
 class RunState:
-    """What the lines of a run have said so far, and what its next line has to fit."""
+    """The state of a run after its lines so far, which its next line has to fit."""
 
     environments: int
     classes: int

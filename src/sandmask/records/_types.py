@@ -71,7 +71,7 @@ class RunRecord:
     Environments are numbered as in the dataset, held-out ones included. `status` is "diverged" when training
     met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept. It is "pruned" when a search
     stopped the run, after its last evaluation. `classes` may be empty where the source did not name them. `tables` are
-    counts for each class, where those were asked for: see `class_counts` and `confusion_counts`.
+    counts for each class, if these were requested: see `class_counts` and `confusion_counts`.
 
     `sizes` are the numbers of examples in the "in" and "out" splits, and each accuracy is a count over one of them.
     They are None where the source did not state them. In archives of sandmask 0.1, which derived them from accuracies,

@@ -1,4 +1,4 @@
-"""The one writer of a record file."""
+"""The writer of a record file; a file has one at a time."""
 
 import json
 import os
@@ -194,7 +194,7 @@ class RecordWriter:
         run.crc, run.has_crc = crc, True
 
     def _cut_torn_line(self) -> None:
-        """A line is complete when its newline is there: cut what follows the last one."""
+        """Cut what follows the last newline: a line is complete if it ends with one."""
         with self.path.open("rb") as file:
             complete = sum(len(line) for line in file if line.endswith(b"\n"))
         if complete < self.path.stat().st_size:
@@ -214,7 +214,7 @@ def _is_after(line: dict[str, Any], names: set[str], step: int) -> bool:
 
 
 def _write_all(file: FileIO, data: bytes) -> None:
-    # An unbuffered write may be partial (a full disk, a signal); the rest follows or the error comes out.
+    # An unbuffered write may be partial (full disk, signal): write the rest, or raise the error.
     view = memoryview(data)
     while view:
         view = view[file.write(view) or 0 :]

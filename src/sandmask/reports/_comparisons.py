@@ -125,7 +125,7 @@ def _beside(now: Table, then: Table) -> Table:
     cells = {key: _cell(cell, then.cells.get(key)) for key, cell in now.cells.items()}
 
     def average(method: str) -> Cell:
-        """Averages compare where they are over the same columns, and each of those compares."""
+        """Averages are compared if they are over the same columns, and each of these is compared."""
         found, earlier = _known(now, method), _known(then, method)
         same = found == earlier and all(cells[method, column].before is not None for column in found)
         return _cell(now.averages[method], then.averages.get(method) if same else None)
@@ -139,7 +139,7 @@ def _known(table: Table, method: str) -> set[str]:
 
 
 def _cell(now: Cell, then: Cell | None) -> Cell:
-    """Numbers of several environments, such as averages, compare where those are the same."""
+    """Numbers of several environments, such as averages, are compared if the environments are the same."""
     if then is None or then.mean is None or _environments(now) != _environments(then):
         return now
     return replace(now, before=then)

@@ -61,14 +61,14 @@ def json_content(report: Report) -> dict[str, Any]:
 
 
 def _escaped(line: str) -> str:
-    """JSON with escapes for all that a terminal would obey: the encoder leaves some control characters as they are."""
+    """Escape the control characters that the JSON encoder leaves unchanged and a terminal would interpret."""
     if line.isprintable():
         return line
     return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
 
 
 def finite(value: Any) -> Any:
-    """The same with null for every number that JSON has no word for: NaN and the infinities."""
+    """The same value with None for NaN and infinities, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -193,7 +193,7 @@ def to_csv(report: Report) -> str:
 
 
 def to_frame(report: Report) -> "pd.DataFrame":
-    """The same cells as a pandas frame, with names as they are and NaN where there is no number."""
+    """The same cells as a pandas frame, with unescaped names, and NaN for missing numbers."""
     import pandas as pd
 
     found = pd.DataFrame(_rows(report), columns=list(HEADER))

@@ -50,7 +50,7 @@ def named_grids(rule: RuleReport, *, statistics: bool = True) -> Iterator[tuple[
         notes = ["† with runs that diverged; see the dataset's table."] if is_diverged else []
         yield "averages", _table_grid(rule.averages, rule, notes)
     for metric in rule.metrics:
-        note = f"{metric.title}: {metric.description}."  # what is missing is told below the table of accuracies
+        note = f"{metric.title}: {metric.description}."  # missing runs are listed below the table of accuracies
         for name, table in metric.datasets.items():
             title = f"{table.title}, {metric.title}"
             yield f"metric:{metric.metric}:{name}", _grid(title, rule, _header(table), _rows(table), [note])

@@ -189,7 +189,7 @@ def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
     """A cell over trials, from the values (in 0..1) to average: its mean is None when there are none."""
     mean, error = mean_and_error(values) if values else (None, None)
     if len(values) == 1:
-        error = None  # one trial says nothing about its spread; DomainBed prints 0.0 there
+        error = None  # unknown for one trial; DomainBed prints 0.0
     interval = bootstrap_interval(values)
     expected = sum(trial.expected for trial in trials)
     return Cell(

@@ -66,7 +66,7 @@ def bootstrap_interval(
 
 
 EXACT_PAIRS = 14  # 16,384 sign patterns
-_SAME = 1e-9  # numbers that are equal on paper may differ by this much, relatively
+_SAME = 1e-9  # relative difference that rounding may cause between equal numbers
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _sign_flip(differences: NDArray[np.float64], resamples: int, seed: int) -> f
     else:
         patterns = np.random.default_rng(seed).integers(0, 2, (resamples, count))
     sums = np.abs((1 - 2 * patterns) @ differences)
-    # Sums that are equal on paper differ in their last bits, and must count as equal: also where they are zero.
+    # Sums that are equal without rounding may differ in their last bits, and must count as equal, also near zero.
     extreme = int((sums >= abs(differences.sum()) - _SAME * np.abs(differences).sum()).sum())
     return extreme / len(sums) if exact else (extreme + 1) / (resamples + 1)
 

@@ -162,7 +162,7 @@ def _dataset(found: Sequence[tuple[RunRecord, str]]) -> dict[str, Any]:
 
 
 def table_words(report: Report, with_paper: Report) -> dict[str, dict[str, Any]]:
-    """For each rule, its tables by name: as they are, and under `paper` with the paper's numbers beside ours."""
+    """For each rule, its tables by name: without the paper's numbers, and under `paper` with them."""
     return {
         rule.rule: {
             name: {**asdict(grid), "paper": asdict(beside)}
@@ -210,7 +210,7 @@ def _mean_regret(pairs: Mapping[tuple[str, int], float]) -> dict[str, Any]:
 
 
 def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
-    """The checkpoint that each rule would take of each run, for the runs that it can judge."""
+    """The checkpoint that each rule would select of each run, for the runs that it can judge."""
     place = {id(run): number for number, run in enumerate(runs)}
     groups = group_runs(runs)
     return {

@@ -46,7 +46,7 @@ def jitter(images: Tensor, factors: Tensor, hue_shift: Tensor, order: Tensor) ->
     """Colour jitter of images [n, 3, h, w] in 0..1, each image in its own order.
 
     `factors` [n, 3] are of brightness, contrast and saturation; `order` [n, 4] holds the four operations' numbers,
-    first to last. Hue is the costly one and is done once for all images: the others come before or after it.
+    first to last. Hue takes the longest and is changed once for all images; the others come before or after it.
     """
     hue_place = (order == HUE).int().argmax(dim=1, keepdim=True)
     place = torch.arange(4, device=order.device)
@@ -130,7 +130,7 @@ class Augmentation:
 def crop_boxes(draws: Tensor, aspects: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
     """Left, top, width and height [n, 4] of random crops, as shares of the image's sides.
 
-    Uses 22 draws in 0..1 an image: ten tries at an area and a shape, the first that fits wins, and two for its place.
+    Uses 22 draws in 0..1 per image: ten tries of an area and a shape, the first that fits is used; and a place.
     """
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
     area = scale[0] + (scale[1] - scale[0]) * draws[:, :CROP_TRIES]

@@ -127,7 +127,7 @@ class ImageSet:
 def folder_entry(root: Path) -> DatasetEntry:
     """A registry entry for a user's own folder root/domain/class/*.jpg: its subfolders are the environments.
 
-    Its name is the folder's name and an id of its images, such as `photos-3f2a9c51`, wherever the folder lies.
+    Its name is the folder's name and an id of its images, such as `photos-3f2a9c51`, which does not depend on its path.
     """
     root = root.expanduser().resolve()
     domains = domain_folders(root)
@@ -138,13 +138,7 @@ def folder_entry(root: Path) -> DatasetEntry:
 
 
 def own_entry(stem: str, number: str, domains: tuple[str, ...], **fields: Any) -> DatasetEntry:
-    """A registry entry for a user's own images.
-
-    :param stem: name of their folder or file. Characters that cannot be printed are replaced.
-    :param number: an id of their content.
-    :param domains: names of the environments.
-    :param fields: other fields of `ImageSet`.
-    """
+    """A registry entry for a user's own images, named after their folder or file and an id of their content."""
     stem = "".join(letter if letter.isprintable() else "_" for letter in stem) or "images"
     return ImageSet(f"{stem}-{number}", stem, domains, domains, **fields).entry()
 

@@ -146,8 +146,8 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     Its name is the file's name and an id of the rows and the images, such as `scans-3f2a9c51`.
 
     :param source: path of a CSV or Parquet file.
-    :param options: what the table calls its columns, such as {"class": "diagnosis"}, and `root`, the folder that paths
-        are relative to, if not the table's.
+    :param options: the table's names of the columns, such as {"class": "diagnosis"}, and `root`, the folder that paths
+        are relative to, if it is not the table's.
     """
     file = Path(source)
     images, left_out = _Manifest.of(file, options).images()

@@ -31,10 +31,10 @@ _hooks: list[RemovableHandle] = []
 
 
 def watch_optimizer(model_key: Tensor) -> None:
-    """Look at the first optimizer that steps with this parameter, which stands for its model.
+    """Check the first optimizer that steps with this parameter, which identifies its model.
 
-    Parameters do not know their optimizer, so a hook sees the steps of all optimizers. It stays, since torch cannot
-    remove one while another thread runs it, but returns at once when no model is pending.
+    Parameters do not refer to their optimizer, so a hook sees the steps of all optimizers. The hook is not removed,
+    since another thread may be running it, but returns at once if no model is pending.
     """
     if model_key in _watched:
         return
@@ -174,7 +174,7 @@ def collect_moments(
     check_finite: bool,
     transform: Callable[[Iterator[EnvironmentGradients]], Iterator[EnvironmentGradients]] | None = None,
 ) -> GradientMoments:
-    """Fold every environment's gradients into moments, and leave `.grad` alone.
+    """Fold every environment's gradients into moments. Does not change `.grad`.
 
     :param transform: applied to the gradients, unscaled, before they are folded.
     """

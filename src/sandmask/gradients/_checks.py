@@ -17,9 +17,9 @@ AT_ONCE_LIMIT = 128 * 1024 * 1024
 
 
 def checked_parameters(params: Params, mask: object) -> dict[str, Tensor]:
-    """The parameters that require gradients by name, shared ones once, if the mask is one.
+    """Check parameters and mask. Return the parameters that require gradients by name, shared ones once.
 
-    `named_parameters()` brings names; a plain parameter is called by its number and shape.
+    A parameter without a name is named by its number and shape.
     """
     if not isinstance(mask, Mask):  # common mistakes are its class, and arguments in another order
         found = f"the class {mask.__name__}: call it" if isinstance(mask, type) else type(mask).__name__

@@ -104,9 +104,9 @@ def scalar_loss(loss: object, environment: int) -> Tensor:
 
 
 def _add(total: EnvironmentGradients, gradients: Sequence[Tensor | None], owned: set[int]) -> EnvironmentGradients:
-    """The sum of gradients, in place only where `total` is a sum that was made here; `owned` has those places.
+    """The sum of gradients, in place only for sums that were made here, whose places are in `owned`.
 
-    What autograd returns may share memory: two parameters that are added have one and the same gradient.
+    Gradients from autograd may share memory: two parameters that are added have the same gradient tensor.
     """
     summed: EnvironmentGradients = []
     for place, (sum_so_far, gradient) in enumerate(zip(total, gradients, strict=True)):

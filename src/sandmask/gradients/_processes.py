@@ -181,9 +181,9 @@ class _Share:
 def merge(
     moments: GradientMoments, group: dist.ProcessGroup | None, message: Message, named: Mapping[str, Tensor]
 ) -> GradientMoments:
-    """Merge the moments of all processes into each one's, in place; all processes must call it.
+    """Merge the moments of all processes, in place in each; all processes must call it.
 
-    :param named: the parameters, by name, which say on what device moments belong.
+    :param named: the parameters by name, whose devices are used for moments that this process lacks.
     """
     with telling(message, group):
         moments.check_finite()
@@ -226,12 +226,8 @@ def _exchange_shares(moments: GradientMoments, group: dist.ProcessGroup | None, 
 def reduce_sums(sums: Sums, count: int, total: int, add_up: Callable[[Tensor], object]) -> None:
     """Merge the moments of `count` environments with those of other processes, `total` in all, in place.
 
-    Signs and means are added up first, then deviations from the new mean.
-
-    :param sums: the moments of this process.
-    :param count: the number of this process's environments.
-    :param total: the number of all of them.
-    :param add_up: adds up a tensor over processes, in place.
+    Signs and means are added up first, then deviations from the new mean. `add_up` adds up a tensor over processes, in
+    place.
     """
     parts = [sums.sign_sum, sums.mean] if sums.log_sum is None else [sums.sign_sum, sums.mean, sums.log_sum]
     vectors = [flat(tensors) for tensors in parts]

@@ -106,7 +106,7 @@ class MaskReport:
 def _summarize(mask: Mask, moments: GradientMoments) -> tuple[dict[str, MaskSummary], dict[str, list[int]]]:
     """A summary of each tensor, and how many of its elements have a sum of signs of 0, 1, ..., E in size.
 
-    Sums of signs are whole numbers: counted, they make a histogram of any number of bins, without the moments.
+    Sums of signs are integers, so these counts give histograms with any number of bins, without the moments.
     """
     weights, _ = evaluate(mask, moments)
     names = [moments.names[i] for i in moments.position]

@@ -51,7 +51,7 @@ class Scaling:
     def rescale(self, masked: Sequence[Tensor], means: Sequence[Tensor]) -> list[Tensor]:
         """Masked gradients at the scaler's scale; all NaN if any environment's gradient was not finite.
 
-        A mask may well be 0 just where a gradient overflowed, and the scaler would not notice.
+        Otherwise the scaler would miss an overflow where the mask is 0.
         """
         if not self.active:
             return list(masked)

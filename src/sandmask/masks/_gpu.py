@@ -46,7 +46,7 @@ def masked_mean_by_kernel(mask: "Mask", grads: Tensor) -> Tensor | None:
 
 
 def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
-    """Moments of several tensors' gradients `[E, *shape]` by one kernel; None where that cannot be.
+    """Moments of several tensors' gradients `[E, *shape]` by one kernel; None if there is none for them.
 
     Each is read in the order that the gradient of one environment has in memory, and its moments have that order too.
     """

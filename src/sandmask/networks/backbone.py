@@ -27,7 +27,7 @@ class Backbone(EvaluatedModel):
     :param name: the name of the model in timm.
     :param input_shape: shape of one image.
     :param weights: a state dict to start from (see `load_weights`); None for timm's random initialization.
-    :param source: what messages call the weights.
+    :param source: name of the weights in messages.
     :param last_blocks: for vision transformers: the features are the class tokens of this many last blocks and the mean
         patch token of the last one, as in linear probes of DINOv2.
     :param attention_only: for vision transformers: train only the attention layers.

@@ -64,7 +64,7 @@ def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, s
 
     It is tried with examples of zeros and ones, which are also valid pixels and indices of tokens.
 
-    :param name: what messages call it.
+    :param name: its name in messages.
     :param module: the module.
     :param input_shape: shape of one example.
     :param stacks: False if it should not be stacked.

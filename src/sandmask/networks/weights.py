@@ -111,10 +111,7 @@ def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, sour
     does: summed for one channel, otherwise repeated and scaled to the same sum), and position embeddings to the image
     size.
 
-    :param weights: the tensors by name.
-    :param model: the timm model.
-    :param name: name of the model.
-    :param source: what messages call the weights: the path of their file, for instance.
+    `name` is the name of the timm model, and `source` the name of the weights in messages, such as their path.
     """
     wanted = model.state_dict()
     fitted = _adapt(weights, wanted, name, source)
@@ -170,7 +167,9 @@ def _misfits(weights: StateDict, wanted: StateDict) -> str:
     unexpected = [key for key in weights if key not in wanted]
     pairs = {key: (weights[key], wanted[key]) for key in weights if key in wanted}
     others = [f"{k} {list(a.shape)} instead of {list(b.shape)}" for k, (a, b) in pairs.items() if a.shape != b.shape]
-    others += [f"{k} holds integers" for k, (a, b) in pairs.items() if b.is_floating_point() > a.is_floating_point()]
+    others += [
+        f"{k} holds integers" for k, (a, b) in pairs.items() if b.is_floating_point() and not a.is_floating_point()
+    ]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape or type", others))
     return "; ".join(
         f"{counted(len(items), 'tensor')} {kind} ({', '.join(items[:3])}{', ...' if len(items) > 3 else ''})"

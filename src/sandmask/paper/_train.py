@@ -32,11 +32,7 @@ def train_runs(
 ) -> list[RunRecord]:
     """Train all runs and return their records. A rerun with the same folder resumes.
 
-    :param specs: specs of the runs.
-    :param load: returns the data of a run, which its dataset and options determine.
-    :param folder: folder for the records and checkpoints.
-    :param device: where to train.
-    :param on_progress: called with the steps done, of all runs together.
+    `load` returns the data of a run, by its dataset and options. `on_progress` gets the steps of all runs together.
     """
     folder.mkdir(parents=True, exist_ok=True)
     total = sum(spec.steps for spec in specs)

@@ -40,8 +40,8 @@ def encoded(line: dict[str, Any], before: int) -> tuple[bytes, int]:
 def _checksum(raw: bytes, before: int, *, required: bool) -> tuple[int, bool]:
     """The checksum of a line as read, and whether the line states it; a wrong one is a `ValueError`.
 
-    :param before: the checksum of the line before, of the same run.
-    :param required: whether a line that states none is damaged, because the run's line before has one.
+    :param before: the checksum of the run's line before.
+    :param required: whether a line without a checksum is damaged, because the run's line before has one.
     """
     stated = _CRC.search(raw, max(0, len(raw) - _CRC_LENGTH))
     if stated is None:

@@ -67,7 +67,7 @@ def _scores(tables: Mapping[str, Table]) -> _Scores:
 def _ranks(methods: Sequence[str], scores: _Scores, reference: str) -> tuple[dict[str, float], int]:
     """Mean ranks over the baseline's cells (means over trials), of the methods that have them all.
 
-    Also how many cells those are. Soups have no rank: they are of many runs, and would change the ranks of the others.
+    Also returns the number of these cells. Soups, which are of many runs, have no rank and do not change other ranks.
     """
     means = {method: _cell_means(scores[method]) for method in methods}
     cells = sorted(means.get(reference, {}))
@@ -86,11 +86,7 @@ def _cell_means(scores: Mapping[_Condition, float]) -> dict[tuple[str, str], flo
 
 
 def beside_earlier(report: Report, earlier: Report) -> Report:
-    """The same report with the number of an earlier one in every cell that both have.
-
-    :param report: the later report.
-    :param earlier: a report of other runs under the same selection rules.
-    """
+    """The same report with the number of an earlier one, under the same rules, in every cell that both have."""
     rules = [_rule(now, then) for now, then in zip(report.rules, earlier.rules, strict=True)]
     if not any(rule.changes for rule in rules):
         raise SandmaskError(

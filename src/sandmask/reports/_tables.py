@@ -205,7 +205,7 @@ def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
 
 
 def _mean_cell(cells: Sequence[Cell], of: int, kind: str) -> Cell:
-    """The plain average of a row, without an error, as the paper and DomainBed print it: over what there is.
+    """The average over the numbers of a row, without an error, as the paper and DomainBed print it.
 
     :param of: how many columns of this `kind` a complete average is over.
     """
@@ -246,7 +246,7 @@ def averages_table(tables: Mapping[str, Table]) -> Table:
 def _dataset_average(table: Table, method: str) -> Cell:
     """A cell of the averages table: each trial's mean over environments, then mean and error over trials.
 
-    Where some trial lacks an environment, the number is the mean over those that it has, without an error.
+    If a trial lacks an environment, it is the mean over the environments that there are, without an error.
     """
     if method not in table.methods or not table.columns:
         return Cell(mean=None)
@@ -296,7 +296,7 @@ def best_cells(table: Table) -> set[tuple[str, str | None]]:
 def best_method(cells: Mapping[str, Cell], chance: float | None, *, lowest: bool = False) -> str | None:
     """The method with the highest (or `lowest`) mean of a column; None for ties as printed, and up to chance.
 
-    Averages compete with those over as many columns: over others, they do not compare. A single number is not a best.
+    Of averages, only those over the most columns are compared. A single number is not a best.
     """
     means = {method: cell.mean for method, cell in cells.items() if cell.mean is not None and math.isfinite(cell.mean)}
     widest = max((_columns(cells[method]) for method in means), default=0)

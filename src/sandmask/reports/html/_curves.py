@@ -33,7 +33,7 @@ def blob(content: bytes) -> str:
 def json_blob(content: Any) -> str:
     """A JSON value as text, with null for NaN and infinities, which a browser would not read.
 
-    All words are made printable, keys and values alike, so that they still find each other.
+    Keys and values are made printable in the same way, so that values that name keys still do.
     """
     safe = _printable(finite(content))
     return blob(json.dumps(safe, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
@@ -52,8 +52,8 @@ def _printable(value: Any) -> Any:
 def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
     """Coded curves ([curves, points] each) behind a JSON header that says how to read them.
 
-    Stored as changes from point to point, 0, -1, 1, -2, 2, ... written as 0, 1, 2, 3, 4, ..., and all lower bytes
-    before all upper ones: most of the upper ones are zero then, which is what compresses.
+    Stored as changes from point to point, 0, -1, 1, -2, 2, ... written as 0, 1, 2, 3, 4, ..., all lower bytes before
+    all upper ones. Most upper bytes are then zero, which compresses well.
     """
     changes = [np.diff(codes, axis=1, prepend=np.uint16(0)).view(np.int16).ravel() for codes in curves]
     joined = np.concatenate([np.empty(0, np.int16), *changes])
@@ -200,10 +200,7 @@ COLORS = ("#1f77b4", "#d95f02")
 
 
 def curves_svg(run: RunRecord) -> str:
-    """Return the picture: validation accuracy, and the accuracy on held-out environments; "" without an evaluation.
-
-    :param run: record of the run.
-    """
+    """A picture of validation accuracy and accuracy on held-out environments; "" for a run without evaluations."""
     if not len(run.steps):
         return ""
     kept = kept_points(len(run.steps), (), POINTS)

@@ -131,10 +131,7 @@ def _fill(title: str, blobs: dict[str, str]) -> str:
 
 
 def overview(runs: Sequence[RunRecord], methods: Sequence[str]) -> dict[str, Any]:
-    """Counts of all runs, and for each dataset what its runs have in common and in what they differ.
-
-    `methods` are the runs' methods, one each.
-    """
+    """Counts of all runs, and for each dataset the settings of its runs. `methods` has the method of each run."""
     of_dataset: defaultdict[str, list[tuple[RunRecord, str]]] = defaultdict(list)
     for run, method in zip(runs, methods, strict=True):
         of_dataset[run.spec.dataset].append((run, method))
@@ -224,10 +221,7 @@ def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
 
 
 def run_columns(runs: Sequence[RunRecord], methods: Sequence[str], offers: Offers) -> dict[str, Any]:
-    """Specs, statuses, hyperparameters and what each rule makes of each run. Accuracies are in percent.
-
-    `methods` are the runs' methods, one each.
-    """
+    """Specs, statuses, hyperparameters and offers of the runs. `methods` has the method of each run."""
     hparams, distinct_hparams = _numbered([json.dumps(run.spec.hparams, sort_keys=True) for run in runs])
     settings, distinct_settings = _numbered([_settings(run) for run in runs])
     return {

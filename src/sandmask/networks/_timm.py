@@ -2,6 +2,7 @@
 
 import difflib
 import warnings
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -22,11 +23,9 @@ _REMEDIES = "Give a local file with --weights FILE (.safetensors or .pth), or tr
 def import_timm() -> ModuleType:
     """Import timm, or raise an error that says how to install it."""
     try:
-        import timm
+        return import_module("timm")
     except ImportError as error:
         raise SandmaskError("Backbones need timm. Install it with: pip install 'sandmask[vision]'") from error
-    module: ModuleType = timm
-    return module
 
 
 def resolve(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 from sandmask.functional.head import NARROW, head, linear_pair
 from sandmask.networks.batch_norm import RUNNING, BatchStatistics
 from sandmask.networks.featurizer import Featurizer
+
+T = TypeVar("T")
 
 
 class _Classifier(nn.Linear):
@@ -145,8 +147,7 @@ class Network(FlatModule):
 
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Features [N, n_features] of inputs [N, ...]."""
-        features: Tensor = self._on_rows(self._features, params, x, drop)
-        return features
+        return self._on_rows(self._features, params, x, drop)
 
     def _features(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         features = self._forward(params, x, drop)[..., : self.n_features]
@@ -154,21 +155,21 @@ class Network(FlatModule):
 
     def stages(self, params: Params, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, list[Tensor]]:
         """The features, and the intermediate results of the featurizer, [N, channels, ...] each."""
-        found: tuple[Tensor, list[Tensor]] = self._on_rows(self._stages, params, x, drop)
-        return found
+        return self._on_rows(self._stages, params, x, drop)
 
     def _stages(self, params: Params, x: Tensor, drop: Dropout | None) -> tuple[Tensor, list[Tensor]]:
         features, stages = self.call(params, self._cast(x), drop, staged=True)
         exact = params["classifier.weight"].dtype
         return features[..., : self.n_features].to(exact), [stage.to(exact) for stage in stages]
 
-    def _on_rows(self, function: Callable[..., Any], params: Params, x: Tensor, drop: Dropout | None) -> Any:
+    def _on_rows(self, function: Callable[..., T], params: Params, x: Tensor, drop: Dropout | None) -> T:
         """A pass through the network, whose rows several processes may divide."""
 
-        def of_rows(x: Tensor, keys: Tensor | None) -> Any:
+        def of_rows(x: Tensor, keys: Tensor | None) -> T:
             return function(params, x, None if drop is None or keys is None else Dropout(drop.rate, keys))
 
-        return divided(of_rows, x, None if drop is None else drop.keys)
+        result: T = divided(of_rows, x, None if drop is None else drop.keys)
+        return result
 
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         forward = self.__call__ if self._compiled is None or not torch.is_grad_enabled() else self._compiled
@@ -186,8 +187,7 @@ class Network(FlatModule):
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""
-        logits: Tensor = self._on_rows(self._logits, params, x, drop)
-        return logits
+        return self._on_rows(self._logits, params, x, drop)
 
     def _logits(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         if self._pairs and self._compiled is None:

@@ -1,7 +1,7 @@
 """Figure 2: failure modes of the AND-mask on Spirals: momentum, noise on the invariant dimensions, initialization."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -145,13 +145,8 @@ def draw(data: pd.DataFrame, summary: pd.DataFrame) -> "Figure":
 def _grid(panel: Panel, summary: pd.DataFrame) -> Grid:
     mine = summary[summary.panel == panel.name]
     values = sorted(mine.value.unique())
-    rows = []
-    for method in _methods(mine):
-        words = []
-        for value in values:
-            found = mine[(mine.method == method) & (mine.value == value)].to_dict("records")
-            words.append(_words(found[0]) if found else "-")
-        rows.append((LOOKS[method].label, *words))
+    words = {(row["method"], row["value"]): _words(row) for row in mine.to_dict("records")}
+    rows = [(LOOKS[name].label, *(words.get((name, value), "-") for value in values)) for name in _methods(mine)]
     if panel.name == "noise":
         rows.append(("best possible", *(f"{100 * noise_ceiling(value):.1f}" for value in values)))
     note = (
@@ -161,7 +156,7 @@ def _grid(panel: Panel, summary: pd.DataFrame) -> Grid:
     return Grid(f"{TITLE}, {panel.title}", (panel.label, *(f"{v:g}" for v in values)), tuple(rows), (note,))
 
 
-def _words(row: dict[str, float]) -> str:
+def _words(row: Mapping[Any, Any]) -> str:
     solved, failed = (round(row[name] * row["seeds"]) for name in ("solved", "failed"))
     return f"{100 * row['mean']:.1f} ± {100 * row['error']:.1f} ({solved}, {failed})"
 

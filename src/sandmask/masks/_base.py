@@ -18,15 +18,6 @@ from sandmask.masks._moments import GradientMoments
 Rescale = Literal["none", "sparsity"]
 
 
-def check_number(name: str, value: object) -> None:
-    """Raise unless the parameter is a number, or a tensor that is one."""
-    if isinstance(value, Tensor):
-        if value.ndim != 0:
-            raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` of shape {tuple(value.shape)}.")
-    elif not isinstance(value, Real):
-        raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` = {value!r}.")
-
-
 class Mask(ABC):
     """A weight in [0, 1] for every element of the mean gradient over environments.
 
@@ -157,3 +148,12 @@ def check_count(count: int) -> None:
     """Raise unless there are environments to compare."""
     if count < 2:
         raise MaskError(f"The number of environments should be at least 2: a mask compares them. Found {count}.")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise unless the parameter is a number, or a tensor that is one."""
+    if isinstance(value, Tensor):
+        if value.ndim != 0:
+            raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` of shape {tuple(value.shape)}.")
+    elif not isinstance(value, Real):
+        raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` = {value!r}.")

@@ -24,6 +24,19 @@ THRESHOLDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 INTERVALS = (10, 50, 100, 300, 1000)
 
 
+def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) -> Product:
+    """The answers to questions about the table of a dataset; to all questions if none is named."""
+    known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
+    unknown = [name for name in questions if name not in known]
+    if unknown:
+        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Known: {', '.join(known)}.")
+    mine = [run for run in runs if run.spec.dataset == dataset]
+    if not mine:
+        raise SandmaskError(f"There are no runs on {dataset} among these records.")
+    grids = tuple(known[name](mine, dataset) for name in questions or known)
+    return Product(f"why-{dataset}", f"Why {dataset} differs", grids=grids)
+
+
 def pick_tied(checkpoint: str, draw: str) -> Pick:
     """Training-domain validation with another way to break ties.
 
@@ -150,16 +163,3 @@ SPIRALS_QUESTIONS: dict[str, Question] = {
     "signatures": signatures,
     "contrary": contrary,
 }
-
-
-def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) -> Product:
-    """The answers to questions about the table of a dataset; to all questions if none is named."""
-    known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
-    unknown = [name for name in questions if name not in known]
-    if unknown:
-        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Known: {', '.join(known)}.")
-    mine = [run for run in runs if run.spec.dataset == dataset]
-    if not mine:
-        raise SandmaskError(f"There are no runs on {dataset} among these records.")
-    grids = tuple(known[name](mine, dataset) for name in questions or known)
-    return Product(f"why-{dataset}", f"Why {dataset} differs", grids=grids)

@@ -22,12 +22,134 @@ from sandmask.reports._for_programs import finite
 from sandmask.selection import Selected, mean_over_environments
 
 Offers = Mapping[str, Mapping[int, Selected]]  # what each rule takes of a run, by the run's place in the list
-MISSING = 0xFFFF  # the code of a value that is not there
+MISSING = 0xFFFF  # the code of a missing value
+LAYER_METRIC = re.compile(r"(mask_density|dead_fraction|agreement)/(?!all(/|$)).")
+MEASURE = re.compile(rf"(?:{'|'.join(MEASURES)})/(?P<split>in|out)/(?P<env>\d+)")
+LARGEST = 5_000_000  # values; some 5 MB of page
+RUNS_PER_CHUNK = 128
+_LARGEST = 1e300  # larger values, whose differences may overflow, are drawn as missing
+_WIDE = 100  # a metric that spans more than this factor is divided on a logarithmic scale
+
+_Floats = NDArray[np.float64]
 
 
-def blob(content: bytes) -> str:
-    """Bytes as text that needs no escaping in HTML."""
-    return base64.b64encode(zlib.compress(content, 9)).decode()
+@dataclass(frozen=True)
+class Detail:
+    """The level of detail of a run's curves.
+
+    `levels` is how finely accuracies are divided (1000 is to a tenth of a percent), and metrics between their least
+    and greatest value.
+    """
+
+    every_environment: bool
+    every_layer: bool
+    points: int
+    levels: int
+
+
+FULL = Detail(every_environment=True, every_layer=True, points=101, levels=10_000)
+SUMMARY = Detail(every_environment=False, every_layer=False, points=61, levels=1_000)
+
+
+def choose_detail(runs: Sequence[RunRecord], largest: int = LARGEST) -> Detail:
+    """All curves, unless the page would become too large to share."""
+    values = sum(
+        min(len(run.steps), FULL.points) * (2 * len(run.env_names) + len(kept_metrics(run, FULL))) for run in runs
+    )
+    return FULL if values <= largest else SUMMARY
+
+
+def chunks(runs: Sequence[RunRecord], offers: Offers, detail: Detail) -> Iterator[str]:
+    """The blobs that hold all runs' curves, `RUNS_PER_CHUNK` runs each."""
+    for begin in range(0, len(runs), RUNS_PER_CHUNK):
+        headers, codes = [], []
+        for place, run in enumerate(runs[begin : begin + RUNS_PER_CHUNK], start=begin):
+            taken = [found[place].index for found in offers.values() if place in found]
+            kept = kept_points(len(run.steps), taken, detail.points)
+            curves = run_curves(run, kept, detail)
+            headers.append(
+                {
+                    "steps": run.steps[kept].tolist(),
+                    "curves": [[c.name, c.low, c.high, c.levels, int(c.log)] for c in curves],
+                }
+            )
+            codes.append(np.stack([curve.codes for curve in curves]))
+        yield codes_blob(headers, codes)
+
+
+def kept_points(count: int, taken: Sequence[int], points: int) -> NDArray[np.int64]:
+    """At most `points` of `count` checkpoints, evenly spread, the first, the last and those `taken` among them."""
+    if count <= points:
+        return np.arange(count)
+    spread = np.linspace(0, count - 1, points - len(taken)).round().astype(np.int64)
+    return np.union1d(spread, np.array(taken, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve and what its integer codes mean: 0 is `low`, `levels` is `high`, in logarithms if `log`."""
+
+    name: str
+    values: _Floats
+    low: float
+    high: float
+    levels: int
+    log: bool = False
+
+    @property
+    def codes(self) -> NDArray[np.uint16]:
+        """The values as integers; what is not finite is missing."""
+        finite = np.isfinite(self.values)
+        values = np.where(finite, self.values, self.high)
+        low, high = self.low, self.high
+        if self.log:
+            values, low, high = np.log(values), math.log(low), math.log(high)
+        scaled = np.rint((values - low) / (high - low or 1.0) * self.levels)
+        coded: NDArray[np.uint16] = np.where(finite, scaled, MISSING).astype(np.uint16)
+        return coded
+
+
+def run_curves(run: RunRecord, kept: NDArray[np.int64], detail: Detail) -> list[Curve]:
+    """A run's accuracies and metrics at the kept checkpoints.
+
+    Accuracies are named `in/3` and `out/3` by split and environment. Without detail there are those of the held-out
+    environments, the training environments' means `in/train` and `out/train`, and their worst, `out/worst`.
+    """
+    inside, outside = run.accuracy_in[kept], run.accuracy_out[kept]
+    environments = range(len(run.env_names)) if detail.every_environment else run.spec.test_envs
+    accuracies = {
+        f"{split}/{environment}": table[:, environment]
+        for environment in environments
+        for split, table in (("in", inside), ("out", outside))
+    }
+    if not detail.every_environment and run.train_envs:
+        accuracies["in/train"] = inside[:, run.train_envs].mean(axis=1)
+        accuracies["out/train"] = outside[:, run.train_envs].mean(axis=1)
+        accuracies["out/worst"] = outside[:, run.train_envs].min(axis=1)
+    curves = [Curve(name, values, 0.0, 1.0, detail.levels) for name, values in accuracies.items()]
+    return curves + [_metric(name, run.metrics[name][kept], detail.levels) for name in kept_metrics(run, detail)]
+
+
+def _metric(name: str, values: _Floats, levels: int) -> Curve:
+    values = np.where(np.abs(values) < _LARGEST, values, np.nan)
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return Curve(name, values, 0.0, 1.0, levels)
+    low, high = float(finite.min()), float(finite.max())
+    return Curve(name, values, low, high, levels, log=low > 0 and high > _WIDE * low)
+
+
+def kept_metrics(run: RunRecord, detail: Detail) -> list[str]:
+    """The names of the metrics to keep; of metrics of environments, those on held-out data."""
+    held_out = {str(env) for env in run.spec.test_envs}
+
+    def is_kept(name: str) -> bool:
+        measure = MEASURE.fullmatch(name)
+        if measure is not None:
+            return measure["split"] == "in" and measure["env"] in held_out
+        return detail.every_layer or not LAYER_METRIC.match(name)
+
+    return [name for name in run.metrics if is_kept(name)]
 
 
 def json_blob(content: Any) -> str:
@@ -63,135 +185,9 @@ def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
     return blob(len(words).to_bytes(4, "little") + words + planes)
 
 
-LAYER_METRIC = re.compile(r"(mask_density|dead_fraction|agreement)/(?!all(/|$)).")
-MEASURE = re.compile(rf"(?:{'|'.join(MEASURES)})/(?P<split>in|out)/(?P<env>\d+)")
-LARGEST = 5_000_000  # values; some 5 MB of page
-
-
-@dataclass(frozen=True)
-class Detail:
-    """The level of detail of a run's curves.
-
-    `levels` is how finely accuracies are divided (1000 is to a tenth of a percent), and metrics between their least
-    and greatest value.
-    """
-
-    every_environment: bool
-    every_layer: bool
-    points: int
-    levels: int
-
-
-FULL = Detail(every_environment=True, every_layer=True, points=101, levels=10_000)
-SUMMARY = Detail(every_environment=False, every_layer=False, points=61, levels=1_000)
-
-
-def choose_detail(runs: Sequence[RunRecord], largest: int = LARGEST) -> Detail:
-    """All curves, unless they would make the page too large to send around."""
-    values = sum(
-        min(len(run.steps), FULL.points) * (2 * len(run.env_names) + len(kept_metrics(run, FULL))) for run in runs
-    )
-    return FULL if values <= largest else SUMMARY
-
-
-def kept_metrics(run: RunRecord, detail: Detail) -> list[str]:
-    """The names of the metrics to keep; of metrics of environments, those on held-out data."""
-    held_out = {str(env) for env in run.spec.test_envs}
-
-    def is_kept(name: str) -> bool:
-        measure = MEASURE.fullmatch(name)
-        if measure is not None:
-            return measure["split"] == "in" and measure["env"] in held_out
-        return detail.every_layer or not LAYER_METRIC.match(name)
-
-    return [name for name in run.metrics if is_kept(name)]
-
-
-RUNS_PER_CHUNK = 128
-_LARGEST = 1e300  # what is beyond has no differences that a float can hold, and is drawn as missing
-_WIDE = 100  # a metric that spans more than this factor is divided on a logarithmic scale
-
-_Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A curve and what its integer codes mean: 0 is `low`, `levels` is `high`, in logarithms if `log`."""
-
-    name: str
-    values: _Floats
-    low: float
-    high: float
-    levels: int
-    log: bool = False
-
-    @property
-    def codes(self) -> NDArray[np.uint16]:
-        """The values as integers; what is not finite is missing."""
-        finite = np.isfinite(self.values)
-        values = np.where(finite, self.values, self.high)
-        low, high = self.low, self.high
-        if self.log:
-            values, low, high = np.log(values), math.log(low), math.log(high)
-        scaled = np.rint((values - low) / (high - low or 1.0) * self.levels)
-        coded: NDArray[np.uint16] = np.where(finite, scaled, MISSING).astype(np.uint16)
-        return coded
-
-
-def chunks(runs: Sequence[RunRecord], offers: Offers, detail: Detail) -> Iterator[str]:
-    """The blobs that hold all runs' curves, `RUNS_PER_CHUNK` runs each."""
-    for begin in range(0, len(runs), RUNS_PER_CHUNK):
-        headers, codes = [], []
-        for place, run in enumerate(runs[begin : begin + RUNS_PER_CHUNK], start=begin):
-            taken = [found[place].index for found in offers.values() if place in found]
-            kept = kept_points(len(run.steps), taken, detail.points)
-            curves = run_curves(run, kept, detail)
-            headers.append(
-                {
-                    "steps": run.steps[kept].tolist(),
-                    "curves": [[c.name, c.low, c.high, c.levels, int(c.log)] for c in curves],
-                }
-            )
-            codes.append(np.stack([curve.codes for curve in curves]))
-        yield codes_blob(headers, codes)
-
-
-def kept_points(count: int, taken: Sequence[int], points: int) -> NDArray[np.int64]:
-    """At most `points` of `count` checkpoints, evenly spread, the first, the last and those `taken` among them."""
-    if count <= points:
-        return np.arange(count)
-    spread = np.linspace(0, count - 1, points - len(taken)).round().astype(np.int64)
-    return np.union1d(spread, np.array(taken, dtype=np.int64))
-
-
-def run_curves(run: RunRecord, kept: NDArray[np.int64], detail: Detail) -> list[Curve]:
-    """A run's accuracies and metrics at the kept checkpoints.
-
-    Accuracies are named `in/3` and `out/3` by split and environment. Without detail there are those of the held-out
-    environments, the training environments' means `in/train` and `out/train`, and their worst, `out/worst`.
-    """
-    inside, outside = run.accuracy_in[kept], run.accuracy_out[kept]
-    environments = range(len(run.env_names)) if detail.every_environment else run.spec.test_envs
-    accuracies = {
-        f"{split}/{environment}": table[:, environment]
-        for environment in environments
-        for split, table in (("in", inside), ("out", outside))
-    }
-    if not detail.every_environment and run.train_envs:
-        accuracies["in/train"] = inside[:, run.train_envs].mean(axis=1)
-        accuracies["out/train"] = outside[:, run.train_envs].mean(axis=1)
-        accuracies["out/worst"] = outside[:, run.train_envs].min(axis=1)
-    curves = [Curve(name, values, 0.0, 1.0, detail.levels) for name, values in accuracies.items()]
-    return curves + [_metric(name, run.metrics[name][kept], detail.levels) for name in kept_metrics(run, detail)]
-
-
-def _metric(name: str, values: _Floats, levels: int) -> Curve:
-    values = np.where(np.abs(values) < _LARGEST, values, np.nan)
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return Curve(name, values, 0.0, 1.0, levels)
-    low, high = float(finite.min()), float(finite.max())
-    return Curve(name, values, low, high, levels, log=low > 0 and high > _WIDE * low)
+def blob(content: bytes) -> str:
+    """Bytes as text that needs no escaping in HTML."""
+    return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 170, 42, 10, 24, 22  # of the picture, and its margins

@@ -189,7 +189,10 @@ class Inventory:
         width = max(len(printable(name)) for name in self.environments)
         lines = [f"{printable(self.name)}: {counted(total, 'image')}, {sizes}"]
         for name, counts in zip(self.environments, self.counts, strict=True):
-            lines.append(f"  {printable(name):<{width}}  {sum(counts):,}: {self._by_class(counts)}")
+            by_class = ", ".join(f"{printable(of)} {n:,}" for of, n in zip(self.classes, counts, strict=True))
+            if len(counts) > MOST_CLASSES:
+                by_class = f"{min(counts):,} to {max(counts):,} per class"
+            lines.append(f"  {printable(name):<{width}}  {sum(counts):,}: {by_class}")
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for each in self.left_out:
             by_reason[each.reason].append(printable(each.path))
@@ -197,11 +200,6 @@ class Inventory:
             more = ", ..." if len(paths) > SHOWN_FILES else ""
             lines.append(f"  left out {len(paths):,} ({printable(reason)}): {', '.join(paths[:SHOWN_FILES])}{more}")
         return lines
-
-    def _by_class(self, counts: tuple[int, ...]) -> str:
-        if len(counts) <= MOST_CLASSES:
-            return ", ".join(f"{printable(name)} {count:,}" for name, count in zip(self.classes, counts, strict=True))
-        return f"{min(counts):,} to {max(counts):,} per class"
 
 
 def take_inventory(dataset: Dataset) -> Inventory:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.modules.conv import _ConvNd
 
 from sandmask.gradients._backward import fill_gradients
 from sandmask.gradients._checks import (
@@ -175,7 +176,8 @@ class _Passes:
             try:
                 return iter([(list(range(len(self.batches))), self._one_pass().gradients())])
             except _REFUSED:
-                if self.method == "auto" and _convolves(self.model):
+                # The vmap of a convolution's weight gradient is a grouped convolution, which is slower than a loop.
+                if self.method == "auto" and any(isinstance(module, _ConvNd) for module in self.model.modules()):
                     return self._loop()
         if self.method == "loop":
             return self._loop()
@@ -245,9 +247,3 @@ class _Passes:
                 envs = alike[start : start + self.chunk_size]
                 x, y = (torch.stack([self.batches[e][part] for e in envs]) for part in (0, 1))
                 yield envs, gradients(values, x, y)
-
-
-def _convolves(model: nn.Module) -> bool:
-    """The vmap of a convolution's weight gradient is a grouped convolution, slower than one after the other."""
-    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    return any(isinstance(module, convolutions) for module in model.modules())

@@ -109,25 +109,16 @@ def telling(message: Message, group: dist.ProcessGroup | None) -> Iterator[None]
 
 
 def message_of(processes: Processes, mask: Mask, named: Mapping[str, Tensor]) -> Message:
-    """The message of a process with this mask and these parameters."""
-    return Message(processes, _describe_mask(mask), _parameter_norms(named))
-
-
-def _describe_mask(mask: Mask) -> str:
-    """The mask's class and its numbers, to be compared between processes."""
+    """The message of a process: the mask's class and numbers, and the norms of the parameters (one synchronization)."""
     shown = []
     for name, value in vars(mask).items():
         number = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
         if isinstance(number, Real | str | None):
             shown.append(f"{name}={number!r}")
-    return f"{type(mask).__name__}({', '.join(shown)})"
-
-
-def _parameter_norms(named: Mapping[str, Tensor]) -> dict[str, float]:
-    """The norm of every parameter, with one synchronization."""
     norms = _foreach_norm([param.detach() for param in named.values()])
     together = torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms])
-    return dict(zip(named, together.tolist(), strict=True))
+    by_name = dict(zip(named, together.tolist(), strict=True))
+    return Message(processes, f"{type(mask).__name__}({', '.join(shown)})", by_name)
 
 
 def _check_same_model(first: Mapping[str, float] | None, other: Mapping[str, float] | None, rank: int) -> None:

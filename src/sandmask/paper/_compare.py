@@ -120,15 +120,12 @@ def _is_in_tables(run: RunRecord) -> bool:
 def _rule_cells(rule: RuleReport, comparable: bool) -> Iterator[Compared]:
     for dataset, table in rule.datasets.items():
         for method in table.methods:
-            row = printed_row(method)
-            for column in table.columns:
-                paper = printed(rule.rule, dataset, row, column)
-                yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper, comparable)
+            cells = {column: table.cells[method, column] for column in table.columns}
             if rule.averages is not None:
-                whole = rule.averages.cells[method, dataset]
-                average = provisional(whole, [table.cells[method, column] for column in table.columns])
-                paper = printed(rule.rule, dataset, row)
-                yield Compared(rule.rule, dataset, AVERAGE, method, average, paper, comparable)
+                cells[AVERAGE] = provisional(rule.averages.cells[method, dataset], list(cells.values()))
+            for column, cell in cells.items():
+                paper = printed(rule.rule, dataset, printed_row(method), column)
+                yield Compared(rule.rule, dataset, column, method, cell, paper, comparable)
 
 
 def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks._measure import print_rows
 from benchmarks.fast_path import Curves, p_value, train, trained_apart
 from sandmask.datasets import load_dataset
-from sandmask.paper._select import every, thinned
+from sandmask.paper._select import every
 from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
 from sandmask.reports.statistics import paired_comparison
 from sandmask.sweeps._cost import work_of
@@ -64,7 +64,7 @@ def trained(name: str, stacks: Sequence[list[RunSpec]]) -> dict[str, RunRecord]:
     file = KEPT / f"{name}.records.parquet"
     if not file.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
-        write_archive([thinned(run, every(run, EVERY)) for run in trained_apart(stacks)], file, metrics=False)
+        write_archive([run.at(every(run, EVERY)) for run in trained_apart(stacks)], file, metrics=False)
     return {run.spec.id: run for run in read_runs(file)}
 
 
@@ -134,7 +134,7 @@ def train_again(precision: str, file: Path) -> None:
     for method, groups in draws_of(RECORDS).items():
         for group in groups:
             runs = train([replace(run.spec, steps=STEPS, precision=precision) for run in group], "cuda")
-            done += [thinned(run, every(run, EVERY)) for run in runs]
+            done += [run.at(every(run, EVERY)) for run in runs]
         write_archive(done, file, metrics=False)
         print(f"{method}: {len(done)} runs in {file}", flush=True)
 

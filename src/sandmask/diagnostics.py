@@ -19,7 +19,7 @@ The names are those of `sandmask train --diagnostics`: `mask_density/<tensor>`, 
 import csv
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from sandmask.errors import SandmaskError
 from sandmask.gradients import MaskReport
@@ -106,17 +106,14 @@ class MaskLogger:
             for name, value in figures.items():
                 self._writer.add_scalar(name, value, self.step)
         if self._table is not None:
-            self._append(self._table, figures)
+            self._table.parent.mkdir(parents=True, exist_ok=True)
+            with self._table.open("a", newline="", encoding="utf-8") as file:
+                table = csv.writer(file)
+                if file.tell() == 0:
+                    table.writerow(["step", "name", "value"])
+                table.writerows([self.step, name, value] for name, value in figures.items())
         if self._writer is None and self._table is None:
             self.rows.append({"step": self.step, **figures})
-
-    def _append(self, path: Path, figures: dict[str, float]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", newline="", encoding="utf-8") as file:
-            table: Any = csv.writer(file)
-            if file.tell() == 0:
-                table.writerow(["step", "name", "value"])
-            table.writerows([self.step, name, value] for name, value in figures.items())
 
     def close(self) -> None:
         """Flush and close the writer of TensorBoard."""

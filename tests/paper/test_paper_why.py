@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._select import averages, by_rule, compact, every, thinned, tied, trial_choices, validation
+from sandmask.paper._select import averages, by_rule, compact, every, tied, trial_choices, validation
 from sandmask.paper.why import (
     QUESTIONS,
     evaluation_frequency,
@@ -82,7 +82,7 @@ def test_thinning_keeps_multiples_and_the_last() -> None:
     run = replace(made_up_run([[0.1 * k, 0.0] for k in range(8)]), steps=np.arange(8) * 10)
     assert run.steps[every(run, 30)].tolist() == [0, 30, 60, 70]
     run.tables["confusion"] = np.arange(8)[:, None]
-    fewer = thinned(run, every(run, 30))
+    fewer = run.at(every(run, 30))
     assert fewer.accuracy_in[:, 0].tolist() == pytest.approx([0.0, 0.3, 0.6, 0.7])
     assert fewer.metrics["loss"].tolist() == run.metrics["loss"][[0, 3, 6, 7]].tolist()
     assert fewer.tables["confusion"][:, 0].tolist() == [0, 3, 6, 7]
@@ -134,5 +134,5 @@ def test_compact_records_give_the_same_tables_and_answers(runs: list[RunRecord],
 
 def test_unfinished_runs_are_kept_whole_and_empty_ones_pass() -> None:
     running = made_up_run([[0.5, 0.5]] * 9, status="running")
-    empty = thinned(made_up_run([[0.5, 0.5]], status="diverged"), [])
+    empty = made_up_run([[0.5, 0.5]], status="diverged").at(slice(0))
     assert [len(run.steps) for run in compact([running, empty], 400)] == [9, 0]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sandmask._files import lock
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord, read_runs
-from sandmask.records._lines import eval_line, metric_value
+from sandmask.records._lines import encoded, eval_line, metric_value
 from sandmask.records.testing import made_up_run, made_up_sweep
 
 
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, status: str) -> None:
 def test_every_float_survives_its_line(metrics: dict[str, float], accuracies: list[float]) -> None:
     import json
 
-    line = json.loads(eval_line("x", 1, accuracies, accuracies, metrics))
+    line = json.loads(encoded(eval_line("x", 1, accuracies, accuracies, metrics, {}), 0)[0])
     assert line["in"] == accuracies
     for name, value in metrics.items():
         assert np.array_equal(metric_value(line["metrics"][name]), value, equal_nan=True)

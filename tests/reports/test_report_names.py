@@ -13,7 +13,7 @@ import pytest
 
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs
-from sandmask.records._lines import run_line
+from sandmask.records._lines import encoded, run_line
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import FORMATS, build_report, render
 from sandmask.reports._for_programs import csv_word
@@ -97,7 +97,7 @@ def test_numbers_that_are_not_finite_are_null_and_a_dash() -> None:
 
 def test_a_huge_name_is_refused_at_once(tmp_path: Path) -> None:
     run = made_up_run([[0.5, 0.5]], algorithm="E" * 5_000_000)
-    (tmp_path / "records.jsonl").write_bytes(run_line(run.spec, run.env_names, run.classes))
+    (tmp_path / "records.jsonl").write_bytes(encoded(run_line(run.spec, run.env_names, run.classes), 0)[0])
     begin = time.monotonic()
     with pytest.raises(SandmaskError, match=r"records\.jsonl:1 .*has 5,000,000 characters, and at most 1,000"):
         read_runs(tmp_path)

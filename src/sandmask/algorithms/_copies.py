@@ -23,9 +23,9 @@ class EnvironmentCopies(Network):
     def __init__(self, network: Network) -> None:
         vars(self).update(vars(network))
         self._network = network
-        self.unflatten = self._copied
 
-    def _copied(self, vector: Tensor) -> Params:
+    def unflatten(self, vector: Tensor) -> Params:
+        """The parameters of all copies."""
         unflatten = self._network.unflatten
         return _Copies(vmap(unflatten)(vector) if self.stacks else [unflatten(each) for each in vector])
 

@@ -18,7 +18,7 @@ from sandmask.hparams._hparam import scope_name
 from sandmask.registry import Registry
 
 HparamScope = Scope
-MOST_CLASSES = 12  # that are counted one by one in words
+MOST_CLASSES = 12  # up to this many, the examples of each class are counted
 SHOWN_FILES = 3  # left-out files that are named for each reason
 
 
@@ -90,7 +90,7 @@ class Dataset(ABC):
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A dataset as listed: what it is, how to load it, and the paper's protocol for it."""
+    """A registered dataset: its description, the function that loads it, and the paper's protocol."""
 
     name: str
     description: str
@@ -105,7 +105,7 @@ class DatasetEntry:
     n_classes: int | None = None  # None when it comes from a folder
     input_shape: tuple[int, ...] | None = None
     domains: tuple[str, ...] = ()  # folder names of the environments
-    # Of a generated dataset: the entry of data generated with other parameters, such as "Spirals:seed=1".
+    # For a generated dataset: returns the entry of data with other parameters, such as "Spirals:seed=1".
     variant: Callable[[dict[str, str]], "DatasetEntry"] | None = None
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ DATASETS: Registry[DatasetEntry] = Registry("dataset")
 class TensorDataset(Dataset):
     """Environments given as (inputs [n, ...], labels [n]) pairs.
 
-    Inputs of type uint8 stay so in memory and become float in 0..1 when asked for.
+    Inputs of type uint8 are stored as such, and returned as floats in 0..1.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TensorDataset(Dataset):
 
     @property
     def resident(self) -> bool:
-        """It is one tensor, wherever that is."""
+        """Always, because it is one tensor."""
         return True
 
     def inputs(self, indices: Tensor) -> Tensor:
@@ -204,7 +204,10 @@ class Inventory:
         width = max(len(printable(name)) for name in self.environments)
         lines = [f"{printable(self.name)}: {counted(total, 'image')}, {sizes}"]
         for name, counts in zip(self.environments, self.counts, strict=True):
-            lines.append(f"  {printable(name):<{width}}  {sum(counts):,}: {self._by_class(counts)}")
+            by_class = ", ".join(f"{printable(of)} {n:,}" for of, n in zip(self.classes, counts, strict=True))
+            if len(counts) > MOST_CLASSES:
+                by_class = f"{min(counts):,} to {max(counts):,} per class"
+            lines.append(f"  {printable(name):<{width}}  {sum(counts):,}: {by_class}")
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for each in self.left_out:
             by_reason[each.reason].append(printable(each.path))
@@ -212,11 +215,6 @@ class Inventory:
             more = ", ..." if len(paths) > SHOWN_FILES else ""
             lines.append(f"  left out {len(paths):,} ({printable(reason)}): {', '.join(paths[:SHOWN_FILES])}{more}")
         return lines
-
-    def _by_class(self, counts: tuple[int, ...]) -> str:
-        if len(counts) <= MOST_CLASSES:
-            return ", ".join(f"{printable(name)} {count:,}" for name, count in zip(self.classes, counts, strict=True))
-        return f"{min(counts):,} to {max(counts):,} per class"
 
 
 def take_inventory(dataset: Dataset) -> Inventory:

@@ -46,9 +46,8 @@ class Decoded(NamedTuple):
 def decode(path: Path, size: int | None = None, content: bytes | None = None) -> Decoded:
     """Read an image as RGB; squeeze it to `size` x `size` (bilinear, antialiased) unless it has that size.
 
-    An image that is not a file is given as `content`; `path` is then what messages call it. See `rgb_pixels` for images
-    that are not 8-bit RGB. Orientation tags are ignored, except in TIFFs, which Pillow turns: as torchvision's
-    `ImageFolder` has them.
+    An image that is not a file is given as `content`; `path` is then its name in messages. See `rgb_pixels` for images
+    that are not 8-bit RGB. Orientation tags are ignored except in TIFF files, as in torchvision's `ImageFolder`.
     """
     try:
         encoded = np.fromfile(path, np.uint8) if content is None else np.frombuffer(bytearray(content), np.uint8)
@@ -142,9 +141,9 @@ def _size_of(path: Path, content: bytes | None) -> tuple[int, int] | None:
 
 
 def _decode_natively(path: Path, content: Tensor) -> Tensor | None:
-    """Pixels [3, height, width], or None where Pillow has to try.
+    """Pixels [3, height, width], or None if Pillow should decode the image.
 
-    torchvision's decoders let other threads run all the while; Pillow holds Python's lock for a good part.
+    torchvision's decoders release Python's lock, and Pillow holds it part of the time.
     """
     from torchvision.io import ImageReadMode, decode_image
 

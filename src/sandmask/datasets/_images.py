@@ -140,7 +140,7 @@ class ImageDataset(Dataset):
 
     @property
     def storage_size(self) -> int:
-        """The side of the images as they are kept."""
+        """The side of the stored images, in pixels."""
         return self._feed.store.size
 
     @property
@@ -174,7 +174,7 @@ class ImageDataset(Dataset):
         self._checked = True
 
     def close(self) -> None:
-        """End the decoding threads now rather than when the dataset is forgotten."""
+        """End the decoding threads now instead of at garbage collection."""
         self._feed.store.close()
 
     def _evaluated(self, stored: Stored, shape: torch.Size) -> Tensor:
@@ -209,7 +209,7 @@ def normalized(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def _storage_size(tree: ImageTree, image_size: int) -> int:
-    """The size that images are decoded to, from a look at 64 of them."""
+    """The size that images are decoded to, from the sizes of 64 of them."""
     every = max(1, len(tree.paths) // 64)
     own = common_size((tree.path(i), tree.content(i)) for i in range(0, len(tree.paths), every))
     larger = image_size * 8 // 7

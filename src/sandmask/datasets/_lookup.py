@@ -16,8 +16,8 @@ from sandmask.registry import closest
 
 PARAMETERS = re.compile(r"(?P<source>.*?)(?P<parameters>(:\w+=[^:]*)*)", re.DOTALL)
 
-# Modules for datasets of one's own that are named by what a user has, such as a file. Each has `recognizes(source)`,
-# `entry_of(source, options)`, `absolute(source)` and the names of its OPTIONS.
+# Modules for a user's own datasets, which are named by a file, a folder or a name on the Hub. Each has
+# `recognizes(source)`, `entry_of(source, options)`, `absolute(source)` and the names of its OPTIONS.
 OWN_KINDS = (hugging_face, manifest)
 IMAGE_SETS = (
     image_sets.VLCS,
@@ -53,7 +53,12 @@ def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
     text = os.fspath(name_or_path)
     if is_registered(text) and not isinstance(name_or_path, Path):
         name, *parameters = text.split(":")
-        return _variant(DATASETS[name], parameters) if parameters else DATASETS[text]
+        known = DATASETS[name]
+        if not parameters:
+            return known
+        if known.variant is None:
+            raise SandmaskError(f"{known.name} has no parameters. Found {':'.join(parameters)!r} after its name.")
+        return known.variant(_values(known.name, parameters, "seed=1:environments=8"))
     source, parameters = _parsed(text)
     if (kind := _own_kind(source)) is not None:
         options = _values(source, parameters, "domain=site")
@@ -74,12 +79,12 @@ def is_registered(name: str) -> bool:
 
 
 def is_own(text: str) -> bool:
-    """Whether this stands for images of one's own: a manifest, a Hugging Face dataset, or a folder."""
+    """Whether this names a user's own images: a manifest, a Hugging Face dataset, or a folder."""
     if text == "" or is_registered(text):
         return False
     if "/" in text or os.sep in text or text == ".":
         return True
-    return _own_kind(_parsed(text)[0]) is not None or os.path.isdir(text)  # noqa: PTH112 - false for what is no path
+    return _own_kind(_parsed(text)[0]) is not None or os.path.isdir(text)  # noqa: PTH112 - never raises
 
 
 def absolute(name: str) -> str:
@@ -101,7 +106,7 @@ def _own_kind(source: str) -> ModuleType | None:
 
 
 def _parsed(text: str) -> tuple[str, list[str]]:
-    """What a user writes, and the parameters after it."""
+    """Split a name or path from the parameters after it."""
     found = PARAMETERS.fullmatch(text)
     assert found is not None
     return found["source"], found["parameters"].split(":")[1:]
@@ -118,12 +123,6 @@ def _values(name: str, parameters: list[str], example: str) -> dict[str, str]:
             )
         values[key] = value
     return values
-
-
-def _variant(entry: DatasetEntry, parameters: list[str]) -> DatasetEntry:
-    if entry.variant is None:
-        raise SandmaskError(f"{entry.name} has no parameters. Found {':'.join(parameters)!r} after its name.")
-    return entry.variant(_values(entry.name, parameters, "seed=1:environments=8"))
 
 
 def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None = None, **options: Any) -> Dataset:

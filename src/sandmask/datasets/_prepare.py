@@ -1,4 +1,4 @@
-"""From an extracted archive, whatever folders it nests its content in, to the folder of a dataset."""
+"""From an extracted archive, which may nest its content in other folders, to the folder of a dataset."""
 
 import hashlib
 import json

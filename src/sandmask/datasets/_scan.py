@@ -34,9 +34,9 @@ class Listing:
 def list_files(root: Path, wanted: Callable[[str], bool] = lambda _: True) -> Listing:
     """All visible files under `root`; of the folders directly in it, the `wanted` ones.
 
-    Links are followed, unless what they point to has been read: a link to a folder above itself would otherwise
-    multiply its images, and copies of one image would be in the training and the test part. A file or folder itself
-    is preferred over a link to it.
+    Links are followed, unless their target has been read: a link to a folder above itself would otherwise repeat its
+    images, and copies of one image could be in the training and the test part. A file or folder is preferred over a
+    link to it.
     """
     walk = _Walk(root)
     walk.visit("", os.path.realpath(root), wanted)

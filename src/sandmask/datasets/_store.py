@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def place_cache(mode: CacheMode, n_bytes: int, device: torch.device) -> CacheMode:
-    """Resolve "auto" for images of this size: "device" if they fit there, else "memory", else "none".
+    """Resolve "auto" for images of this size: "device" if they fit, else "memory", else "none".
 
     On the CPU, "device" and "memory" are the same and are called "memory".
     """
@@ -61,7 +61,7 @@ class Stored(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """Decoded images by number, and which of them are there."""
+    """Decoded images by number, and which of them have been decoded."""
 
     images: Stored
     filled: bytearray  # [N]
@@ -124,8 +124,8 @@ class ImageStore:
     ) -> Reading:
         """Begin to read the images with these numbers ([n], on the CPU).
 
-        `pin` puts the batch into memory that a GPU can fetch from on its own. `keep=False` is for images that are read
-        once, even where the store keeps others. The readers call `ready` before they look at `indices`.
+        `pin` uses pinned memory for the batch. `keep=False` is for images that are read once, even if the store keeps
+        others. The readers call `ready` before they read `indices`.
         """
         n = len(indices)
         batch = Stored.empty(n, self.size, pin_memory=pin)
@@ -157,9 +157,9 @@ class ImageStore:
     def corrupt(
         self, *, keep: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None
     ) -> list[tuple[int, CorruptImageError]]:
-        """Decode every image; (number, error) of those that cannot be decoded.
+        """Decode every image, and return (number, error) of those that cannot be decoded.
 
-        `keep` keeps the others, where the store keeps images. `progress` gets the numbers of images done and of all.
+        With `keep`, the others are kept if the store keeps images. `progress` gets the images done and in all.
         """
         keep = keep and self.keep
         if keep:
@@ -189,7 +189,7 @@ class ImageStore:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def forget(self) -> None:
-        """Free the kept images, which are elsewhere now."""
+        """Free the images in memory, once they are on the device."""
         self._kept = None
 
     def _reserve(self) -> None:
@@ -249,7 +249,7 @@ class Feed:
         pin = self.device.type == "cuda"
         if numbers.device.type == "cpu":
             return self.store.start(numbers, pin=pin, keep=keep)
-        # The readers wait for the numbers to arrive from the device, and the caller goes on.
+        # The readers wait until the numbers have arrived from the device; the caller does not.
         here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=pin)
         here.copy_(numbers, non_blocking=True)
         arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """The images of a dataset, numbered: found in folders root/domain/class, or listed by the rows of a table."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 from sandmask.datasets._scan import SUFFIXES, LeftOut, Listing, find_folder, is_image, list_files, subfolders
 from sandmask.errors import SandmaskError
 
-RANDOM, IN, OUT = -1, 0, 1  # how an example is split: at random by the trial's seed, or as the row says
+RANDOM, IN, OUT = -1, 0, 1  # the split of an example; RANDOM is by the trial's seed
 
 
 class Row(NamedTuple):
@@ -28,19 +28,19 @@ class Row(NamedTuple):
 class Listed:
     """The rows of a table, in the order in which examples are numbered within a domain.
 
-    `contents` holds the images by path if they are not files; `left_out` the rows that are not used; `domains` the
-    order of the domains, if the table says it.
+    `read` reads an image by its path, if images are not files; `left_out` are the rows that are not used; `domains` is
+    the order of the domains, if the table has one.
     """
 
     rows: Sequence[Row]
-    contents: Mapping[str, bytes] | None = None
+    read: Callable[[str], bytes] | None = None
     left_out: tuple[LeftOut, ...] = ()
     domains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ImageTree:
-    """Images numbered through: domain by domain, in a folder class by class, in it by file name."""
+    """Numbered images: ordered by domain, in a folder also by class and then by file name."""
 
     root: Path
     domains: tuple[str, ...]  # folder names
@@ -50,18 +50,18 @@ class ImageTree:
     bounds: tuple[int, ...]
     left_out: tuple[LeftOut, ...] = ()
     splits: Tensor | None = None  # [N], see `Dataset.splits`
-    contents: Mapping[str, bytes] | None = None  # by path, if the images are not files
+    read: Callable[[str], bytes] | None = None  # reads an image by its path, if images are not files
 
     def path(self, index: int) -> Path:
-        """The file of an image, or what messages call it."""
+        """The file of an image, or its name in messages."""
         return self.root / self.paths[index]
 
     def content(self, index: int) -> bytes | None:
         """The bytes of an image that is not a file."""
-        return None if self.contents is None else self.contents[self.paths[index]]
+        return None if self.read is None else self.read(self.paths[index])
 
     def without(self, dropped: Sequence[int], reason: str = "dropped") -> "ImageTree":
-        """The tree less some images, the others numbered through anew."""
+        """The tree without some images; the others are renumbered."""
         keep = torch.ones(len(self.paths), dtype=torch.bool)
         keep[torch.tensor(dropped, dtype=torch.int64)] = False
         kept_before = torch.cat([torch.zeros(1, dtype=torch.int64), keep.cumsum(0)])
@@ -141,7 +141,7 @@ def tree_of_rows(
 
     :param root: the folder that the rows' paths are relative to.
     :param listed: the rows.
-    :param name: what messages call the table.
+    :param name: the name of the table in messages.
     """
     domains = tuple(domains) or listed.domains or tuple(sorted({row.domain for row in listed.rows}))
     classes = tuple(classes) or tuple(sorted({row.label for row in listed.rows}))
@@ -160,7 +160,7 @@ def tree_of_rows(
         tuple(torch.tensor([0, *(sizes[domain] for domain in domains)]).cumsum(0).tolist()),
         listed.left_out,
         torch.tensor([row.split for row in rows]) if is_split else None,
-        listed.contents,
+        listed.read,
     )
 
 

@@ -6,8 +6,8 @@ hf:saved/scans:label=diagnosis:domain=site    other columns, and a folder on thi
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,11 +54,12 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     image, label, domain = (_column(source, rows, what, options.get(what, what)) for what in COLUMNS)
     classes, labels = _names(source, rows, label)
     domains, origins = _names(source, rows, domain)
-    images = _images(source, rows, image)
-    listed = Listed(list(map(Row, images, labels, origins)), images)
+    names = (f"row {number}" for number in range(len(rows)))
+    read = partial(_content, _images(source, rows, image), image)
+    listed = Listed(list(map(Row, names, labels, origins)), read)
     return own_entry(
         name.rstrip("/").rpartition("/")[2].removesuffix(".parquet"),
-        _rows_id(listed.rows, images),
+        _rows_id(listed.rows, read),
         domains,
         description="A Hugging Face dataset",
         classes=classes,
@@ -67,42 +68,28 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     )
 
 
-@dataclass(frozen=True)
-class HubImages(Mapping[str, bytes]):
-    """The encoded images by the names of their rows, such as "row 7". They stay on the disk until they are read."""
-
-    rows: "Rows"
-    column: str
-
-    def __getitem__(self, name: str) -> bytes:
-        found: dict[str, Any] | None = self.rows[int(name.removeprefix("row "))][self.column]
-        if found is None:
-            return b""  # which cannot be decoded, and is reported so
-        if found["bytes"] is None:
-            return Path(found["path"]).read_bytes()
-        content: bytes = found["bytes"]
-        return content
-
-    def __iter__(self) -> Iterator[str]:
-        return (f"row {number}" for number in range(len(self.rows)))
-
-    def __len__(self) -> int:
-        return len(self.rows)
+def _content(rows: "Rows", column: str, name: str) -> bytes:
+    """Read an encoded image by the name of its row, such as "row 7"."""
+    found: dict[str, Any] | None = rows[int(name.removeprefix("row "))][column]
+    if found is None:
+        return b""  # which cannot be decoded, and is reported so
+    content: bytes = Path(found["path"]).read_bytes() if found["bytes"] is None else found["bytes"]
+    return content
 
 
-def _images(text: str, rows: "Rows", column: str) -> HubImages:
-    """The images in a column, which may also hold bytes or paths."""
+def _images(text: str, rows: "Rows", column: str) -> "Rows":
+    """The images in a column, which may also hold bytes or paths. They are read from the disk when needed."""
     from datasets import Image
 
     try:
-        return HubImages(rows.select_columns(column).cast_column(column, Image(decode=False)), column)
+        return rows.select_columns(column).cast_column(column, Image(decode=False))
     except (TypeError, ValueError, NotImplementedError) as error:
         kind = rows.features[column]
         raise SandmaskError(f"{text}: the column {column!r} does not hold images. It holds {kind}.") from error
 
 
 def _load(source: str, split: str | None, config: str | None) -> "Rows":
-    """The rows of the dataset's only split, or of those that are asked for."""
+    """The rows of the only split, or of the requested ones."""
     from datasets import DatasetDict, concatenate_datasets
 
     found = _open(source, config)
@@ -186,11 +173,11 @@ def _names(text: str, rows: "Rows", column: str) -> tuple[tuple[str, ...], list[
     return tuple(text_of[value] for value in there), [text_of[value] for value in values]
 
 
-def _rows_id(rows: Sequence[Row], images: HubImages) -> str:
+def _rows_id(rows: Sequence[Row], read: Callable[[str], bytes]) -> str:
     """A hash of the classes and domains of all rows, and of the images of some."""
     total = hashlib.sha256()
     for row in rows:
         total.update(f"{row.label}\0{row.domain}\0".encode(errors="surrogateescape"))
     for row in rows[:: max(1, len(rows) // SAMPLED_FILES)]:
-        total.update(images[row.path][:SAMPLED_BYTES])
+        total.update(read(row.path)[:SAMPLED_BYTES])
     return total.hexdigest()[:8]

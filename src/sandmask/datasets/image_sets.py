@@ -37,8 +37,8 @@ class ImageSet:
     environments: tuple[str, ...]  # column names of the paper's tables
     domains: tuple[str, ...]  # folder names, in the same order
     description: str = ""
-    n_classes: int | None = None  # None: however many there are
-    classes: tuple[str, ...] = ()  # empty: whatever class folders there are
+    n_classes: int | None = None  # None: any number
+    classes: tuple[str, ...] = ()  # empty: the names of the class folders
     sparse: bool = False  # whether a domain may lack a class
     root: Path | None = None  # where the folder is, if not in the data folder
     listing: Listing | None = None  # its files, if they have been listed already
@@ -63,7 +63,11 @@ class ImageSet:
                 f"{self.name} is not in {data_folder(data_dir) / self.folder}. Run `sandmask data download "
                 f"{self.source or self.name}`, or put there: {layout}."
             )
-        tree = self._tree(root, allow_missing_classes=allow_missing_classes or self.sparse)
+        allowed = {"allow_missing_classes": allow_missing_classes or self.sparse}
+        if self.table is None:
+            tree = scan_images(root, self.domains, self.classes, listing=self.listing, **allowed)
+        else:
+            tree = tree_of_rows(root, self.table(root), self.name, self.domains, self.classes, **allowed)
         if len(tree.domains) != len(self.environments):
             raise SandmaskError(
                 f"{root} holds {len(tree.domains)} domains, and {self.name} has {len(self.environments)}: "
@@ -75,12 +79,6 @@ class ImageSet:
                 "is missing or does not belong there."
             )
         return tree
-
-    def _tree(self, root: Path, *, allow_missing_classes: bool) -> ImageTree:
-        allowed = {"allow_missing_classes": allow_missing_classes}
-        if self.table is None:
-            return scan_images(root, self.domains, self.classes, listing=self.listing, **allowed)
-        return tree_of_rows(root, self.table(root), self.name, self.domains, self.classes, **allowed)
 
     def load(
         self,
@@ -129,7 +127,7 @@ class ImageSet:
 def folder_entry(root: Path) -> DatasetEntry:
     """A registry entry for a user's own folder root/domain/class/*.jpg: its subfolders are the environments.
 
-    Its name is the folder's name and an id of its images, such as `photos-3f2a9c51`, wherever the folder lies.
+    Its name is the folder's name and an id of its images, such as `photos-3f2a9c51`, which does not depend on its path.
     """
     root = root.expanduser().resolve()
     domains = domain_folders(root)
@@ -140,23 +138,14 @@ def folder_entry(root: Path) -> DatasetEntry:
 
 
 def own_entry(stem: str, number: str, domains: tuple[str, ...], **fields: Any) -> DatasetEntry:
-    """A registry entry for a user's own images.
-
-    :param stem: name of their folder or file. Characters that cannot be printed are replaced.
-    :param number: an id of their content.
-    :param domains: names of the environments.
-    :param fields: other fields of `ImageSet`.
-    """
+    """A registry entry for a user's own images, named after their folder or file and an id of their content."""
     stem = "".join(letter if letter.isprintable() else "_" for letter in stem) or "images"
     return ImageSet(f"{stem}-{number}", stem, domains, domains, **fields).entry()
 
 
-def content_id(root: Path, paths: Sequence[str], said: bytes = b"") -> str:
-    """A hash of the images' names and sizes, and of the contents of some: a copy of the folder has the same.
-
-    `said` is what else identifies them, such as their classes.
-    """
-    total = hashlib.sha256(said)
+def content_id(root: Path, paths: Sequence[str], labels: bytes = b"") -> str:
+    """A hash of the images' names and sizes, the contents of some, and `labels`. Copies of a folder have the same."""
+    total = hashlib.sha256(labels)
     ordered = sorted((unicodedata.normalize("NFC", path), path) for path in paths)  # systems spell names differently
     every = max(1, len(ordered) // SAMPLED_FILES)
     for number, (spelled, path) in enumerate(ordered):

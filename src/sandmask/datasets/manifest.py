@@ -34,7 +34,7 @@ SPLITS = {"": RANDOM, "train": IN, "in": IN, "val": OUT, "valid": OUT, "validati
 SPLIT_NAMES = {RANDOM: "empty", IN: "train", OUT: "val"}
 NEEDED = "A manifest has a row for each image, with the columns path, class and domain."
 
-Said = tuple[str, str, int]  # of an image: class, domain and split
+Facts = tuple[str, str, int]  # class, domain and split of an image
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _names(reader: "Reader") -> list[str]:
 
 def recognizes(source: str) -> bool:
     """Whether a path is that of a table rather than of a folder."""
-    return source.lower().endswith(SUFFIXES) and not os.path.isdir(source)  # noqa: PTH112 - false for what is no path
+    return source.lower().endswith(SUFFIXES) and not os.path.isdir(source)  # noqa: PTH112 - never raises
 
 
 def absolute(source: str) -> str:
@@ -143,22 +143,22 @@ def absolute(source: str) -> str:
 def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     """A registry entry for the images that a table lists.
 
-    Its name is the file's name and an id of the images and what the table says of them, such as `scans-3f2a9c51`.
+    Its name is the file's name and an id of the rows and the images, such as `scans-3f2a9c51`.
 
     :param source: path of a CSV or Parquet file.
-    :param options: what the table calls its columns, such as {"class": "diagnosis"}, and `root`, the folder that paths
-        are relative to, if not the table's.
+    :param options: the table's names of the columns, such as {"class": "diagnosis"}, and `root`, the folder that paths
+        are relative to, if it is not the table's.
     """
     file = Path(source)
     images, left_out = _Manifest.of(file, options).images()
     root = Path(os.path.commonpath([path.parent for path in images]))
     rows = sorted(
-        (Row(path.relative_to(root).as_posix(), *said) for path, said in images.items()),
+        (Row(path.relative_to(root).as_posix(), *facts) for path, facts in images.items()),
         key=lambda row: (row.domain, row.label, row.path),
     )
     _check_splits(file, rows)
-    said = "".join(f"{unicodedata.normalize('NFC', str(part))}\0" for row in rows for part in row)
-    number = content_id(root, [row.path for row in rows], said.encode(errors="surrogateescape"))
+    text = "".join(f"{unicodedata.normalize('NFC', str(part))}\0" for row in rows for part in row)
+    number = content_id(root, [row.path for row in rows], text.encode(errors="surrogateescape"))
     domains = tuple(sorted({row.domain for row in rows}))
     listed = Listed(rows, left_out=left_out)
     return own_entry(file.stem, number, domains, description="A manifest of images", root=root, table=lambda _: listed)
@@ -186,22 +186,22 @@ class _Manifest:
         names = {name: options.get(name, name) for name in COLUMNS}
         return cls(Table(file), names, file.parent / options.get("root", ""))
 
-    def images(self) -> tuple[dict[Path, Said], tuple[LeftOut, ...]]:
-        """What the rows say of each file, checked, and the rows that repeat one."""
-        found: dict[Path, Said] = {}
+    def images(self) -> tuple[dict[Path, Facts], tuple[LeftOut, ...]]:
+        """The facts of each file, checked, and the rows that repeat a file."""
+        found: dict[Path, Facts] = {}
         repeated: list[LeftOut] = []
-        first: dict[str, tuple[int, Said]] = {}  # by real path: the row that lists it first
+        first: dict[str, tuple[int, Facts]] = {}  # by real path: the row that lists it first
         for number, (path, *cells) in self.table.rows(self._columns()):
-            file, said = self.located(number, path), self._said(number, *cells)
+            file, facts = self.located(number, path), self._facts(number, *cells)
             if not file.is_file():
                 hint = "; write / instead of \\" if "\\" in path and os.sep != "\\" else ""
                 what = "is not a file" if file.exists() else "does not exist"
                 raise self.table.error(number, f"{file} {what}{hint}")
-            earlier, said_there = first.setdefault(os.path.realpath(file), (number, said))
-            if said_there != said:
+            earlier, earlier_facts = first.setdefault(os.path.realpath(file), (number, facts))
+            if earlier_facts != facts:
                 raise self.table.error(number, f"{path} is in row {earlier} with another class, domain or split")
             if earlier == number:
-                found[Path(os.path.abspath(file))] = said  # noqa: PTH100 - a link stays one
+                found[Path(os.path.abspath(file))] = facts  # noqa: PTH100 - a link stays one
             else:
                 repeated.append(LeftOut(path, "listed more than once"))
         if not found:
@@ -215,7 +215,7 @@ class _Manifest:
         return self.root / path
 
     def _columns(self) -> list[str]:
-        """What the table calls the columns that are there; an error if one that is needed is not."""
+        """The table's names of the columns; an error if a required one is missing."""
         there = self.table.columns()
         for name, own in self.names.items():
             if own not in there and (name != "split" or own != name):
@@ -226,8 +226,8 @@ class _Manifest:
                 )
         return [own for own in self.names.values() if own in there]
 
-    def _said(self, number: int, label: str, domain: str, split: str = "") -> Said:
-        """What a row says of its image."""
+    def _facts(self, number: int, label: str, domain: str, split: str = "") -> Facts:
+        """The checked cells of a row."""
         for name, cell in (("class", label), ("domain", domain)):
             if not cell:
                 raise self.table.error(number, f"no {self.names[name]}")

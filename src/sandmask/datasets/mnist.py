@@ -23,7 +23,6 @@ from sandmask.errors import SandmaskError
 
 SIDE = 28
 FOLDERS = ("mnist", "MNIST/raw", "MNIST")  # the second is where torchvision puts them
-SHUFFLE_SEED = 0
 
 # md5 of the contents, uncompressed: the same however a copy was gzipped.
 CONTENT_MD5 = {
@@ -113,7 +112,7 @@ def color(digits: Tensor, numbers: Tensor, color_noise: float, draws: RandomStat
     return images, labels.long()
 
 
-def load_colored(data_dir: Path | None = None, *, seed: int = SHUFFLE_SEED) -> TensorDataset:
+def load_colored(data_dir: Path | None = None, *, seed: int = 0) -> TensorDataset:
     """Three environments. Shuffle and flips come from `RandomState(seed)`: the shuffle, then for each
     environment in turn its label flips and its colour flips."""
     draws = RandomState(seed)
@@ -153,7 +152,7 @@ def rotate(digits: Tensor, degrees: float) -> Tensor:
     return turned[0].round_().clamp_(0, 255).to(torch.uint8).reshape(n, height, width)
 
 
-def load_rotated(data_dir: Path | None = None, *, seed: int = SHUFFLE_SEED) -> TensorDataset:
+def load_rotated(data_dir: Path | None = None, *, seed: int = 0) -> TensorDataset:
     """Six environments, dealt from digits that `RandomState(seed)` shuffled."""
     hands = deal(*load_digits(data_dir), len(ANGLES), RandomState(seed))
     parts = [

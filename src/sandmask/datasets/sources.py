@@ -182,10 +182,12 @@ def overview(data_dir: Path) -> list[Overview]:
     """Every registered dataset, in the registry's order."""
     rows = []
     for entry in DATASETS.values():
-        source = next((each for each in SOURCES.values() if entry.name in each.datasets), None)
-        found = None if source is None else source.find(data_dir)
-        images = None if source is None else sum(source.counts.values()) or None
-        path, expected = (None if each is None else str(each) for each in (found, source and data_dir / source.folder))
         about = (entry.name, entry.description, entry.environments, entry.n_classes)
-        rows.append(Overview(*about, images, source is None, path, expected))
+        source = next((each for each in SOURCES.values() if entry.name in each.datasets), None)
+        if source is None:
+            rows.append(Overview(*about, images=None, generated=True, path=None, expected_at=None))
+        else:
+            found, images = source.find(data_dir), sum(source.counts.values()) or None
+            path, expected = None if found is None else str(found), str(data_dir / source.folder)
+            rows.append(Overview(*about, images=images, generated=False, path=path, expected_at=expected))
     return rows

@@ -40,12 +40,6 @@ class Mixture:
     test: Four
     filler: str | None = None  # of O2O: the place that all breeds share
 
-    @property
-    def description(self) -> str:
-        """The dataset in one line."""
-        how = "each with its own background" if self.filler else "in pairs that share backgrounds"
-        return f"Four breeds of dogs, {how} ({self.name.partition('_')[2]})"
-
     def rows(self, root: Path) -> Listed:
         """The images of the three environments."""
         return Listed([*(self._one_to_one(root) if self.filler else self._many_to_many(root))])
@@ -69,13 +63,14 @@ class Mixture:
                     yield from (Row(path, breed, environment) for path in files(root, 0, places[whose], breed))
 
     def images(self) -> ImageSet:
-        """The mixture as an image set. Its test is what is held out."""
+        """The mixture as an image set. Tables report the environment Test."""
+        how = "each with its own background" if self.filler else "in pairs that share backgrounds"
         return ImageSet(
             name=self.name,
             folder=FOLDER,
             environments=ENVIRONMENTS,
             domains=ENVIRONMENTS,
-            description=self.description,
+            description=f"Four breeds of dogs, {how} ({self.name.partition('_')[2]})",
             n_classes=len(BREEDS),
             classes=tuple(sorted(BREEDS)),
             table=self.rows,

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class FlatModule:
         """The value as computed with. Float32 casts nothing, so that float64 vectors stay what they are."""
         return value.to(self.dtype) if self.dtype != torch.float32 and value.is_floating_point() else value
 
-    def to(self, device: torch.device) -> "FlatModule":
+    def to(self, device: torch.device) -> Self:
         """Move the constants; the parameters are wherever the caller keeps them."""
         self.constants = {name: value.to(device) for name, value in self.constants.items()}
         return self

@@ -23,50 +23,6 @@ from sandmask.masks import GradientMoments, Mask, MaskError
 from sandmask.masks._base import check_count
 from sandmask.masks._errors import warn_once
 
-# First parameters of models, held weakly: those whose optimizer has not stepped yet, and all that were ever watched.
-_pending = WeakIdKeyDictionary()
-_watched = WeakIdKeyDictionary()
-_lock = threading.Lock()
-_hooks: list[RemovableHandle] = []
-
-
-def watch_optimizer(model_key: Tensor) -> None:
-    """Look at the first optimizer that steps with this parameter, which stands for its model.
-
-    Parameters do not know their optimizer, so a hook sees the steps of all optimizers. It stays, since torch cannot
-    remove one while another thread runs it, but returns at once when no model is pending.
-    """
-    if model_key in _watched:
-        return
-    with _lock:
-        _watched[model_key] = _pending[model_key] = True
-        if not _hooks:
-            _hooks.append(register_optimizer_step_pre_hook(_inspect))
-
-
-def _inspect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
-    if torch.compiler.is_compiling() or len(_pending) == 0:
-        return
-    with _lock:
-        found = [p for group in optimizer.param_groups for p in group["params"] if p in _pending]
-        for param in found:
-            del _pending[param]
-    if found and any(_decays_decoupled(optimizer, group) for group in optimizer.param_groups):
-        warn_once(
-            "decoupled-weight-decay",
-            f"Masked gradients are applied by {type(optimizer).__name__} with decoupled weight decay. Weights whose "
-            "gradient is masked then hardly shrink, and what was learned from a single environment stays. Use "
-            "`torch.optim.Adam(..., weight_decay=...)`, whose weight decay is part of the gradient, or set "
-            "`weight_decay=0`.",
-            stacklevel=4,  # the caller of `optimizer.step`
-        )
-
-
-def _decays_decoupled(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """AdamW of torch says so in its groups; those of other libraries have the name."""
-    decoupled = group.get("decoupled_weight_decay", False) or "AdamW" in type(optimizer).__name__
-    return bool(decoupled) and float(group.get("weight_decay", 0.0)) != 0.0
-
 
 def backward(
     losses: Losses,
@@ -163,7 +119,7 @@ def masked_backward(
     return report
 
 
-@torch.enable_grad()  # what is asked for are gradients
+@torch.enable_grad()
 def collect_moments(
     losses: Losses,
     named: Mapping[str, Tensor],
@@ -174,7 +130,7 @@ def collect_moments(
     check_finite: bool,
     transform: Callable[[Iterator[EnvironmentGradients]], Iterator[EnvironmentGradients]] | None = None,
 ) -> GradientMoments:
-    """Fold every environment's gradients into moments, and leave `.grad` alone.
+    """Fold every environment's gradients into moments. Does not change `.grad`.
 
     :param transform: applied to the gradients, unscaled, before they are folded.
     """
@@ -197,7 +153,7 @@ def collect_moments(
 
 @torch.no_grad()
 def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMoments, scaling: Scaling) -> MaskReport:
-    """Write the masked gradients to `.grad`, or add them to what is there."""
+    """Write the masked gradients to `.grad`, or add them to an existing `.grad`."""
     masked = {name: grad for name, grad in mask.from_moments(moments).items() if grad is not None}
     if not masked:
         raise MaskError(
@@ -207,7 +163,7 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
     for name, grad in zip(masked, scaled, strict=True):
         param = named[name]
         if param.grad is None:
-            # A gradient lies in memory as its parameter does: fused optimizers count on it.
+            # Fused optimizers expect gradients in the memory layout of their parameters.
             same = grad.dtype == param.dtype and grad.stride() == param.stride()
             param.grad = grad if same else torch.empty_like(param).copy_(grad)
         else:
@@ -217,3 +173,48 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
             hook(param)
     watch_optimizer(next(iter(named.values())))
     return MaskReport(mask, moments)
+
+
+# First parameters of models, held weakly: those whose optimizer has not stepped yet, and all that were ever watched.
+_pending = WeakIdKeyDictionary()
+_watched = WeakIdKeyDictionary()
+_lock = threading.Lock()
+_hooks: list[RemovableHandle] = []
+
+
+def watch_optimizer(model_key: Tensor) -> None:
+    """Check the first optimizer that steps with this parameter, which identifies its model.
+
+    Parameters do not refer to their optimizer, so a hook sees the steps of all optimizers. The hook is not removed,
+    since another thread may be running it, but returns at once if no model is pending.
+    """
+    if model_key in _watched:
+        return
+    with _lock:
+        _watched[model_key] = _pending[model_key] = True
+        if not _hooks:
+            _hooks.append(register_optimizer_step_pre_hook(_inspect))
+
+
+def _inspect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
+    if torch.compiler.is_compiling() or len(_pending) == 0:
+        return
+    with _lock:
+        found = [p for group in optimizer.param_groups for p in group["params"] if p in _pending]
+        for param in found:
+            del _pending[param]
+    if found and any(_decays_decoupled(optimizer, group) for group in optimizer.param_groups):
+        warn_once(
+            "decoupled-weight-decay",
+            f"Masked gradients are applied by {type(optimizer).__name__} with decoupled weight decay. Weights whose "
+            "gradient is masked then hardly shrink, and what was learned from a single environment stays. Use "
+            "`torch.optim.Adam(..., weight_decay=...)`, whose weight decay is part of the gradient, or set "
+            "`weight_decay=0`.",
+            stacklevel=4,  # the caller of `optimizer.step`
+        )
+
+
+def _decays_decoupled(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """torch's AdamW has a flag in its groups; in other libraries, the name of the class is checked."""
+    decoupled = group.get("decoupled_weight_decay", False) or "AdamW" in type(optimizer).__name__
+    return bool(decoupled) and float(group.get("weight_decay", 0.0)) != 0.0

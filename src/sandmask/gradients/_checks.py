@@ -1,4 +1,4 @@
-"""Check what is asked for: parameters, masks, models and batches; and whether environments may share a pass."""
+"""Check arguments: parameters, masks, models and batches; and whether environments may share a pass."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
@@ -17,11 +17,13 @@ AT_ONCE_LIMIT = 128 * 1024 * 1024
 
 
 def checked_parameters(params: Params, mask: object) -> dict[str, Tensor]:
-    """The parameters that require gradients by name, shared ones once, if the mask is one.
+    """Check parameters and mask. Return the parameters that require gradients by name, shared ones once.
 
-    `named_parameters()` brings names; a plain parameter is called by its number and shape.
+    A parameter without a name is named by its number and shape.
     """
-    _check_mask(mask)
+    if not isinstance(mask, Mask):  # common mistakes are its class, and arguments in another order
+        found = f"the class {mask.__name__}: call it" if isinstance(mask, type) else type(mask).__name__
+        raise MaskError(f"Parameter `mask` should be a mask, such as `SANDMask(tau=0.8)`. Found {found}.")
     if isinstance(params, nn.Module):
         raise MaskError("Parameter `params` should be an iterable of parameters. Pass `model.named_parameters()`.")
     if isinstance(params, Tensor):
@@ -64,14 +66,6 @@ def check_whole(name: str, param: Tensor) -> None:
     )
 
 
-def _check_mask(mask: object) -> None:
-    """Raise unless it is a mask. Common mistakes are its class, and arguments in another order."""
-    if isinstance(mask, Mask):
-        return
-    found = f"the class {mask.__name__}: call it" if isinstance(mask, type) else type(mask).__name__
-    raise MaskError(f"Parameter `mask` should be a mask, such as `SANDMask(tau=0.8)`. Found {found}.")
-
-
 def _named(item: object, number: int) -> tuple[str, Tensor]:
     if isinstance(item, Tensor):
         return f"parameter {number} of shape {tuple(item.shape)}", item
@@ -91,7 +85,7 @@ def _unused(name: str, taken: dict[str, Tensor]) -> str:
 
 
 def check_request(model: nn.Module, method: str, chunk_size: int | None) -> None:
-    """Raise for arguments that are no model, no method or no size."""
+    """Check the types and values of arguments."""
     if not isinstance(model, nn.Module):
         raise MaskError(f"Parameter `model` should be a `torch.nn.Module`. Found {type(model).__name__}.")
     if method not in get_args(Method):
@@ -132,7 +126,7 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def choose_method(method: Method, model: nn.Module, params: Mapping[str, Tensor], at_once: int) -> Method:
-    """ "loop" where environments have to be taken one after the other, or are better; `at_once` are kept if not."""
+    """Choose "loop" if environments need separate passes, or if `at_once` gradients take too much memory."""
     reason = None if method == "loop" else why_apart(model, params)
     if reason is not None and method == "batched":
         raise MaskError(f'The environments cannot be batched: {reason}. Use method="loop".')

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.modules.conv import _ConvNd
 
 from sandmask.gradients._backward import fill_gradients
 from sandmask.gradients._checks import (
@@ -18,7 +19,7 @@ from sandmask.gradients._checks import (
     trainable,
 )
 from sandmask.gradients._losses import gradients_by_environment, scalar_loss
-from sandmask.gradients._one_pass import OnePass, known_cases
+from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._processes import Processes, merge, message_of, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
@@ -30,8 +31,8 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 NamedGradients = dict[str, Tensor]
 Piece = tuple[list[int], NamedGradients]  # some environments, and their gradients
 
-# What fails in these ways may well work in a loop (`vmap` takes no branch on a value, and has not every rule); if not,
-# that has the plainer error.
+# A model that raises these may work in a loop: `vmap` has no branches on values, and lacks rules for some functions. If
+# not, the loop raises the clearer error.
 _REFUSED = (UnsupportedError, RuntimeError)
 
 
@@ -175,7 +176,8 @@ class _Passes:
             try:
                 return iter([(list(range(len(self.batches))), self._one_pass().gradients())])
             except _REFUSED:
-                if self.method == "auto" and _convolves(self.model):
+                # The vmap of a convolution's weight gradient is a grouped convolution, which is slower than a loop.
+                if self.method == "auto" and any(isinstance(module, _ConvNd) for module in self.model.modules()):
                     return self._loop()
         if self.method == "loop":
             return self._loop()
@@ -195,7 +197,7 @@ class _Passes:
         if not self.in_one_pass or any(param.device.type != "cpu" for param in self.params.values()):
             return None
         try:
-            found = self._one_pass(fold=True).moments()
+            found = self._one_pass(fold=True).moments
         except _REFUSED:
             return None
         if len(found) < len(self.params):
@@ -209,19 +211,15 @@ class _Passes:
         alike = {(x.shape[1:], x.dtype, x.device) for x, _ in self.batches}
         if len(alike) > 1:
             raise UnsupportedError("the environments' examples differ in shape or type")
-        known, case = known_cases(self.model), (*sizes, *alike, self.model.training)
-        tape = OnePass(self.params, sizes, fold=fold, traces=case not in known)
+        case = (*sizes, *alike, self.model.training)
+        tape = OnePass(self.params, sizes, fold=fold, check=(self.model, case))
         with tape:
             output = self.model(tape.trace(torch.cat([x for x, _ in self.batches])))
             if not isinstance(output, Tensor) or len(output) != sum(sizes):
                 raise UnsupportedError("the model's output is not one tensor with a row per example")
             parts = zip(torch.split(output, sizes), self.batches, strict=True)
             found = [self.loss_fn(rows, y) for rows, (_, y) in parts]
-        losses = [scalar_loss(loss, e) for e, loss in enumerate(found)]
-        if case not in known:
-            tape.check_independence(losses[0])
-            known.add(case)
-        tape.run(losses, list(self.params.values()))
+        tape.run([scalar_loss(loss, e) for e, loss in enumerate(found)], list(self.params.values()))
         return tape
 
     def _loop(self) -> Iterator[Piece]:
@@ -249,9 +247,3 @@ class _Passes:
                 envs = alike[start : start + self.chunk_size]
                 x, y = (torch.stack([self.batches[e][part] for e in envs]) for part in (0, 1))
                 yield envs, gradients(values, x, y)
-
-
-def _convolves(model: nn.Module) -> bool:
-    """The vmap of a convolution's weight gradient is a grouped convolution, slower than one after the other."""
-    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    return any(isinstance(module, convolutions) for module in model.modules())

@@ -1,6 +1,6 @@
 """Layers that keep the gradients of their weights apart by environment, instead of those of torch.
 
-Each is an `autograd.Function` whose backward pass gives the gradient with respect to the input on, and hands those of
+Each is an `autograd.Function` whose backward pass returns the gradient with respect to the input, and gives those of
 the weights to the tape. Self-attention, which `torch.nn.functional` has as one function, is made of such layers.
 """
 
@@ -23,9 +23,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.tape, ctx.params = tape, (weight, bias)
-        x, weight, *rest = _autocast(x, weight, *([] if bias is None else [bias]))
+        x, weight, bias = _autocast(x, weight, bias)
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, *rest)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -50,9 +50,9 @@ class _Conv2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
         ctx.tape, ctx.params, ctx.how = tape, (weight, bias), how
-        x, weight, *rest = _autocast(x, weight, *([] if bias is None else [bias]))
+        x, weight, bias = _autocast(x, weight, bias)
         ctx.save_for_backward(x, weight)
-        return F.conv2d(x, weight, rest[0] if rest else None, *how)
+        return F.conv2d(x, weight, bias, *how)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -136,13 +136,13 @@ class _Affine(torch.autograd.Function):
         return None, grad * weight.view(ctx.shape), None, None, None
 
 
-def _autocast(*tensors: Tensor) -> list[Tensor]:
-    """The tensors as autocast would have them: outside of a custom function it does this by itself."""
-    device = tensors[0].device.type
+def _autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
+    """Cast the tensors as autocast does, which has no effect inside of an `autograd.Function`."""
+    device = x.device.type
     if not torch.is_autocast_enabled(device):
-        return list(tensors)
+        return x, *weights
     dtype = torch.get_autocast_dtype(device)
-    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+    return tuple(each if each is None or each.dtype == torch.float64 else each.to(dtype) for each in (x, *weights))
 
 
 def _linear(tape: "OnePass", input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002

@@ -1,4 +1,4 @@
-"""Gradients of one environment after the other, from losses that exist or are computed as asked for."""
+"""Gradients of one environment after the other, from a list of losses or a generator."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -22,9 +22,9 @@ def gradients_by_environment(
     """Yield every environment's gradients, `None` where a parameter is unused.
 
     Losses in a list, a tensor or any other collection may share a graph, which is kept until the last one. Those of a
-    generator are taken one at a time, and each one's graph is freed before the next is asked for.
+    generator are taken one at a time, and the graph of each is freed before the next is computed.
 
-    :param prepare: what each loss goes through before autograd sees it.
+    :param prepare: applied to each loss before it is differentiated.
     """
     losses = _one_by_one(losses)
     last = len(losses) - 1 if isinstance(losses, Collection) else None
@@ -61,7 +61,7 @@ def _one_by_one(losses: Losses) -> Iterable[EnvironmentLoss]:
 
 
 def _differentiate(loss: Tensor, params: Sequence[Tensor], *, retain_graph: bool) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad`, whose complaints about graphs are put in terms of `backward`'s parameters."""
+    """`torch.autograd.grad`, with errors about graphs that name the parameters of `backward`."""
     try:
         return torch.autograd.grad(loss, params, retain_graph=retain_graph, allow_unused=True)
     except RuntimeError as error:
@@ -104,9 +104,9 @@ def scalar_loss(loss: object, environment: int) -> Tensor:
 
 
 def _add(total: EnvironmentGradients, gradients: Sequence[Tensor | None], owned: set[int]) -> EnvironmentGradients:
-    """The sum of gradients, in place only where `total` is a sum that was made here; `owned` has those places.
+    """The sum of gradients, in place only for sums that were made here, whose places are in `owned`.
 
-    What autograd returns may share memory: two parameters that are added have one and the same gradient.
+    Gradients from autograd may share memory: two parameters that are added have the same gradient tensor.
     """
     summed: EnvironmentGradients = []
     for place, (sum_so_far, gradient) in enumerate(zip(total, gradients, strict=True)):

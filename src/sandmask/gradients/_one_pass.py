@@ -15,37 +15,42 @@ from sandmask.gradients._layers import COMPOSITES, LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.masks import MaskError, TensorMoments, gradient_moments
 
-Sizes = Sequence[int]  # examples of each environment, in the order of the concatenated batch
-
-# Models, and the sizes and shapes with which their examples were seen to be independent of each other.
+# Models, and the cases in which their examples were found to be independent of each other.
 _independent: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
-
-
-def known_cases(model: nn.Module) -> set[object]:
-    """The cases in which the model's examples were seen to be independent of each other, to be added to."""
-    return _independent.setdefault(model, set())
 
 
 class OnePass(Tape):
     """While active, layers keep the gradients of `params` apart; after the backward pass, `gradients()` has them.
 
-    With `fold` they are folded into moments as soon as they are there, while a CPU still has them in its cache:
-    `moments()` has those. A parameter may then be used once only.
-
-    With `traces` the layers' outputs are kept, and the input that goes through `trace`, for `check_independence`.
+    :param params: parameters by name.
+    :param sizes: number of examples of each environment.
+    :param fold: fold gradients into `moments` as soon as they are computed, while a CPU still has them in its cache. A
+        parameter may then be used only once.
+    :param check: a model and a case, such as the sizes and shapes of its inputs. In the first pass of each case, `run`
+        raises an error if examples depend on each other.
     """
 
     layers = LAYERS
     composites = COMPOSITES
 
-    def __init__(self, params: Mapping[str, Tensor], sizes: Sizes, *, fold: bool = False, traces: bool = False) -> None:
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        sizes: Sequence[int],
+        *,
+        fold: bool = False,
+        check: tuple[nn.Module, object] | None = None,
+    ) -> None:
         super().__init__(params)
         self.folds = fold
-        self._traced: list[Tensor] | None = [] if traces else None
+        self.moments: dict[str, TensorMoments] = {}  # of the parameters that were used, with `fold`
+        self.sizes = list(sizes)
+        self._case: object = None if check is None else check[1]
+        self._known: set[object] = set() if check is None else _independent.setdefault(check[0], set())
+        # The outputs of layers, and the input, if they are to be checked.
+        self._traced: list[Tensor] | None = None if check is None or self._case in self._known else []
         self._records = True
         self._running = False
-        self._moments: dict[str, TensorMoments] = {}
-        self.sizes = list(sizes)
         self._gradients: dict[str, Tensor] = {}
         self._used: set[str] = set()
         self.shares = False  # whether a parameter was used twice
@@ -53,7 +58,7 @@ class OnePass(Tape):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """As every tape; batch-norm that looks at the batch is refused, whether its parameters are watched or not."""
+        """As in `Tape`; batch-norm with batch statistics is refused, also if its parameters are not watched."""
         kwargs = kwargs or {}
         if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs):
             raise UnsupportedError("batch-norm in training mode mixes environments")
@@ -87,9 +92,9 @@ class OnePass(Tape):
         """Keep the gradients of a parameter, or fold them."""
         gradients = (found if isinstance(found, Tensor) else _stacked(found)).to(dtype)
         if self.folds:
-            if name in self._moments:
+            if name in self.moments:
                 raise UnsupportedError("a parameter is used twice")
-            self._moments[name] = gradient_moments(gradients.detach())
+            self.moments[name] = gradient_moments(gradients.detach())
             return
         self._gradients[name] = self._gradients[name] + gradients if name in self._gradients else gradients
 
@@ -108,24 +113,31 @@ class OnePass(Tape):
         return values.reshape(len(self.sizes), -1, *values.shape[1:]).sum((1, *(dim + 1 for dim in over)), dtype=dtype)
 
     def trace(self, x: Tensor) -> Tensor:
-        """The model's input, so that it is looked at as well."""
+        """Return the model's input, and trace it if examples are checked."""
         if self._traced is None or not x.is_floating_point():
             return x
         source = x.detach().requires_grad_()
         self._traced.append(source)
         return source.clone()  # which the model may change in place
 
-    def check_independence(self, loss: Tensor) -> None:
+    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
+        """The backward pass, see `Tape.run`."""
+        if self._traced:
+            self._check_independence(losses[0], self._traced)
+        if self._traced is not None:
+            self._known.add(self._case)
+            self._traced = None
+        super().run(losses, leaves)
+
+    def _check_independence(self, loss: Tensor, traced: Sequence[Tensor]) -> None:
         """Raise if the gradient of the first environment's loss reaches rows of another one, in any layer.
 
-        It does in a model that mixes examples, and in one whose layers see something else than examples in the first
-        dimension: as many tokens, perhaps, as there are examples.
+        It does in a model that mixes examples, and in one whose layers have something other than examples in the first
+        dimension, such as tokens, if there happen to be as many.
         """
-        if not self._traced:
-            return
         self._records = False
-        gradients = self.differentiate(loss, self._traced, retain_graph=True)
-        self._records, self._traced = True, None
+        gradients = self.differentiate(loss, traced, retain_graph=True)
+        self._records = True
         if any(gradient is not None and bool(gradient[self.sizes[0] :].any()) for gradient in gradients):
             raise UnsupportedError("examples do not pass through the model independently of each other")
 
@@ -138,10 +150,6 @@ class OnePass(Tape):
             return super().differentiate(losses, inputs, retain_graph=retain_graph)
         finally:
             self._running = False
-
-    def moments(self) -> dict[str, TensorMoments]:
-        """Name -> moments, of those parameters that were used."""
-        return self._moments
 
     def used(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`, of those parameters that were used."""
@@ -162,7 +170,7 @@ class ApartPass(OnePass):
     For programs that put all of them in one place, where a stack of each would be one more copy.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], sizes: Sizes) -> None:
+    def __init__(self, params: Mapping[str, Tensor], sizes: Sequence[int]) -> None:
         super().__init__(params, sizes)
         self._pieces: dict[str, Tensor | list[Tensor]] = {}
 
@@ -187,5 +195,5 @@ def _stacked(found: Sequence[Tensor]) -> Tensor:
 
 
 def _looks_at_the_batch(_: Tensor, running_mean: Tensor | None, *__: Any, training: bool = False, **___: Any) -> bool:
-    """Whether a call of `batch_norm`, as torch hands it to modes, takes its statistics from the examples."""
+    """Whether a call of `batch_norm` computes its statistics from the batch."""
     return training or running_mean is None

@@ -109,25 +109,16 @@ def telling(message: Message, group: dist.ProcessGroup | None) -> Iterator[None]
 
 
 def message_of(processes: Processes, mask: Mask, named: Mapping[str, Tensor]) -> Message:
-    """The message of a process with this mask and these parameters."""
-    return Message(processes, _describe_mask(mask), _parameter_norms(named))
-
-
-def _describe_mask(mask: Mask) -> str:
-    """The mask's class and its numbers, to be compared between processes."""
+    """The message of a process: the mask's class and numbers, and the norms of the parameters (one synchronization)."""
     shown = []
     for name, value in vars(mask).items():
         number = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
         if isinstance(number, Real | str | None):
             shown.append(f"{name}={number!r}")
-    return f"{type(mask).__name__}({', '.join(shown)})"
-
-
-def _parameter_norms(named: Mapping[str, Tensor]) -> dict[str, float]:
-    """The norm of every parameter, with one synchronization."""
     norms = _foreach_norm([param.detach() for param in named.values()])
     together = torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms])
-    return dict(zip(named, together.tolist(), strict=True))
+    by_name = dict(zip(named, together.tolist(), strict=True))
+    return Message(processes, f"{type(mask).__name__}({', '.join(shown)})", by_name)
 
 
 def _check_same_model(first: Mapping[str, float] | None, other: Mapping[str, float] | None, rank: int) -> None:
@@ -181,9 +172,9 @@ class _Share:
 def merge(
     moments: GradientMoments, group: dist.ProcessGroup | None, message: Message, named: Mapping[str, Tensor]
 ) -> GradientMoments:
-    """Merge the moments of all processes into each one's, in place; all processes must call it.
+    """Merge the moments of all processes, in place in each; all processes must call it.
 
-    :param named: the parameters, by name, which say on what device moments belong.
+    :param named: the parameters by name, whose devices are used for moments that this process lacks.
     """
     with telling(message, group):
         moments.check_finite()
@@ -226,12 +217,8 @@ def _exchange_shares(moments: GradientMoments, group: dist.ProcessGroup | None, 
 def reduce_sums(sums: Sums, count: int, total: int, add_up: Callable[[Tensor], object]) -> None:
     """Merge the moments of `count` environments with those of other processes, `total` in all, in place.
 
-    Signs and means are added up first, then deviations from the new mean.
-
-    :param sums: the moments of this process.
-    :param count: the number of this process's environments.
-    :param total: the number of all of them.
-    :param add_up: adds up a tensor over processes, in place.
+    Signs and means are added up first, then deviations from the new mean. `add_up` adds up a tensor over processes, in
+    place.
     """
     parts = [sums.sign_sum, sums.mean] if sums.log_sum is None else [sums.sign_sum, sums.mean, sums.log_sum]
     vectors = [flat(tensors) for tensors in parts]
@@ -246,9 +233,9 @@ def reduce_sums(sums: Sums, count: int, total: int, add_up: Callable[[Tensor], o
         m2 = m2 + (half_mean - reduced[1]).square() * (4 * count)
     add_up(m2)
 
-    # Weights such as 3/7 add up to 1 but for rounding: the mean of the largest numbers may come out as inf.
+    # Weights such as 3/7 add up to 1 only up to rounding, so the mean of the largest numbers may become inf.
     largest = torch.finfo(half_mean.dtype).max
-    reduced[1] = (reduced[1] * 2).clamp(-largest, largest) + reduced[1] * 0  # what was not finite stays so
+    reduced[1] = (reduced[1] * 2).clamp(-largest, largest) + reduced[1] * 0  # keeps inf and NaN
     for tensors, values in zip([*parts, sums.m2], [*reduced, m2], strict=True):
         pieces = torch.split(values, [tensor.numel() for tensor in tensors])
         for tensor, piece in zip(tensors, pieces, strict=True):
@@ -275,11 +262,14 @@ def averaged(
     The processes exchange a message before every environment, so that a mistake in one of them is raised in all.
     A gradient that is `None` in some processes counts as zero there, as it does in `DistributedDataParallel`.
     """
+    layout = Layout("mapping", tuple(named))
     while True:
         gradients: EnvironmentGradients | None = None  # frees those of the environment before
         with telling(message, group):
             gradients = next(environments, None)
-            _check_kinds(named, gradients or [])
+            for i, grad in enumerate(gradients or []):
+                if grad is not None:
+                    check_kind(layout, i, grad)
         used = None if gradients is None else [grad is not None for grad in gradients]
         found: list[list[bool] | None] = exchange(replace(message, content=used), group)
         message = replace(message, norms=None)  # the models were compared
@@ -292,13 +282,6 @@ def averaged(
             )
         used_by_any = [any(flags) for flags in zip(*(flags for flags in found if flags is not None), strict=True)]
         yield _mean(gradients, list(named.values()), used_by_any, group)
-
-
-def _check_kinds(named: Mapping[str, Tensor], gradients: EnvironmentGradients) -> None:
-    layout = Layout("mapping", tuple(named))
-    for i, grad in enumerate(gradients):
-        if grad is not None:
-            check_kind(layout, i, grad)
 
 
 @torch.no_grad()

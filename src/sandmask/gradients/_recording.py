@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from sandmask.gradients._backward import masked_backward
 from sandmask.gradients._checks import trainable, why_apart
 from sandmask.gradients._losses import EnvironmentGradients, scalar_loss
-from sandmask.gradients._one_pass import OnePass, known_cases
+from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._processes import Processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
@@ -67,10 +67,9 @@ class Recording:
         self._params = trainable(model)
         if (reason := why_apart(model, self._params)) is not None:
             raise MaskError(f"The forward pass cannot be recorded: {reason}. {_INSTEAD}")
-        self._known = known_cases(model)
-        # Sizes may change from step to step; looking again at each would cost a second backward pass.
-        self._case = ("recorded", sum(self._sizes), model.training)
-        self._tape: OnePass | None = OnePass(self._params, self._sizes, traces=self._case not in self._known)
+        # Sizes may change from step to step, and a check of each would cost a second backward pass.
+        case = ("recorded", sum(self._sizes), model.training)
+        self._tape: OnePass | None = OnePass(self._params, self._sizes, check=(model, case))
         self._active = ExitStack()
 
     def __enter__(self) -> Self:
@@ -134,9 +133,6 @@ class Recording:
         on_cpu = all(param.device.type == "cpu" for param in named.values())
         tape.folds = on_cpu and not (scaling.active or transform or mask.needs_log_magnitude or tape.shares)
         try:
-            if self._case not in self._known:
-                tape.check_independence(checked[0])
-                self._known.add(self._case)
             tape.run([scaling.scale_loss(loss) for loss in checked], list(self._params.values()))
         except UnsupportedError as error:
             raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
@@ -161,7 +157,7 @@ class Recording:
 def _folded(
     tape: OnePass, named: Mapping[str, Tensor], losses: Sequence[Tensor], *, check_finite: bool
 ) -> GradientMoments:
-    found = tape.moments()
+    found = tape.moments
     if not found:
         raise MaskError("No loss depends on a recorded layer. Was the model called inside of the `with` block?")
     if check_finite and not all(all_finite([moments.mean for moments in found.values()])):

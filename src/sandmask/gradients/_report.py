@@ -54,12 +54,9 @@ class MaskReport:
         """All tensors together, every element counting the same."""
         parts = self.per_tensor.values()
         numel = sum(part.numel for part in parts)
-        return MaskSummary(
-            numel,
-            sum(part.density * part.numel for part in parts) / max(numel, 1),
-            sum(part.dead_fraction * part.numel for part in parts) / max(numel, 1),
-            sum(part.agreement * part.numel for part in parts) / max(numel, 1),
-        )
+        names = ("density", "dead_fraction", "agreement")
+        means = (sum(getattr(part, name) * part.numel for part in parts) / max(numel, 1) for name in names)
+        return MaskSummary(numel, *means)
 
     @property
     def density(self) -> float:
@@ -109,7 +106,7 @@ class MaskReport:
 def _summarize(mask: Mask, moments: GradientMoments) -> tuple[dict[str, MaskSummary], dict[str, list[int]]]:
     """A summary of each tensor, and how many of its elements have a sum of signs of 0, 1, ..., E in size.
 
-    Sums of signs are whole numbers: counted, they make a histogram of any number of bins, without the moments.
+    Sums of signs are integers, so these counts give histograms with any number of bins, without the moments.
     """
     weights, _ = evaluate(mask, moments)
     names = [moments.names[i] for i in moments.position]

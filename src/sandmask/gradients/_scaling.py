@@ -24,7 +24,7 @@ class Scaling:
         self.active = self._scaler.is_enabled()
 
     def check_unscaled(self, loss: Tensor) -> None:
-        """Raise if the loss was multiplied by the scaler already; looked at once for each scaler."""
+        """Raise if the loss was already multiplied by the scaler; checked once for each scaler."""
         if not self.active or self._scaler in _checked:
             return
         scale = self._scaler.get_scale()
@@ -51,7 +51,7 @@ class Scaling:
     def rescale(self, masked: Sequence[Tensor], means: Sequence[Tensor]) -> list[Tensor]:
         """Masked gradients at the scaler's scale; all NaN if any environment's gradient was not finite.
 
-        A mask may well be 0 just where a gradient overflowed, and the scaler would not notice.
+        Otherwise the scaler would miss an overflow where the mask is 0.
         """
         if not self.active:
             return list(masked)
@@ -77,7 +77,7 @@ def _factors_of(node: Node) -> list[float]:
 
 
 def _widened(grad: Tensor) -> Tensor:
-    """Complex gradients stay as they are: the moments refuse them."""
+    """Complex gradients are not converted; the moments raise an error for them."""
     return grad.to(accumulation_dtype(grad.dtype)) if grad.is_floating_point() else grad
 
 

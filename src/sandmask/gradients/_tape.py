@@ -45,7 +45,7 @@ class Tape(TorchFunctionMode):
 
     def watch(self, params: Mapping[str, Tensor]) -> Self:
         """Watch these parameters, and no others."""
-        self.params = params  # kept alive: an id is only good as long as its object lives
+        self.params = params  # kept alive, because ids are reused
         self.names = {id(param): name for name, param in params.items()}
         return self
 
@@ -69,7 +69,7 @@ class Tape(TorchFunctionMode):
         raise self.refusal(func)
 
     def computed(self, output: Tensor, used: set[str]) -> Tensor:  # noqa: ARG002 - for subclasses
-        """The output of a layer that used these parameters, as it goes on."""
+        """Called with the output of each layer and the parameters that it used; returns the output."""
         return output
 
     def refusal(self, func: Callable[..., Any]) -> UnsupportedError:

@@ -68,10 +68,7 @@ def _reason(module: nn.Module) -> tuple[str, str] | None:
     running = module.running_mean is not None
     if isinstance(module, _InstanceNorm):
         if running and module.training:
-            return (
-                "its running statistics, used in evaluation, mix all environments",
-                "set track_running_stats=False",
-            )
+            return "its running statistics, used in evaluation, mix all environments", "set track_running_stats=False"
         return None
     if not running:
         return (
@@ -81,14 +78,8 @@ def _reason(module: nn.Module) -> tuple[str, str] | None:
     if not module.training:
         return None
     if isinstance(module, nn.SyncBatchNorm):
-        return (
-            "its statistics are shared by the batches of all processes, whatever their environments",
-            _FREEZE,
-        )
-    return (
-        "in training mode its statistics tie a batch's examples together, its running averages environments",
-        _FREEZE,
-    )
+        return "its statistics are shared by the batches of all processes, whatever their environments", _FREEZE
+    return "in training mode its statistics tie a batch's examples together, its running averages environments", _FREEZE
 
 
 def freeze_batchnorm(model: Model) -> Model:
@@ -127,8 +118,8 @@ _checked = WeakIdKeyDictionary()
 def check_graph(loss: Tensor, model_key: Tensor) -> None:
     """Warn, once per process, of batch-norm in training mode; raise for a checkpoint that hides its parameters.
 
-    The graph is walked for the first loss of each model only (told apart by `model_key`, its first
-    parameter), so that a training loop pays nothing.
+    Only the graph of the first loss of each model is checked, so that training does not slow down. `model_key`, the
+    model's first parameter, identifies the model.
     """
     if model_key in _checked:
         return

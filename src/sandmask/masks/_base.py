@@ -18,15 +18,6 @@ from sandmask.masks._moments import GradientMoments
 Rescale = Literal["none", "sparsity"]
 
 
-def check_number(name: str, value: object) -> None:
-    """Raise unless the parameter is a number, or a tensor that is one."""
-    if isinstance(value, Tensor):
-        if value.ndim != 0:
-            raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` of shape {tuple(value.shape)}.")
-    elif not isinstance(value, Real):
-        raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` = {value!r}.")
-
-
 class Mask(ABC):
     """A weight in [0, 1] for every element of the mean gradient over environments.
 
@@ -64,7 +55,7 @@ class Mask(ABC):
         return moments.mean
 
     def complete(self, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002
-        """The masked gradients of all tensors, given their masks; for a mask that looks at all of them together."""
+        """Change the masked gradients of all tensors together, given their masks. The default changes nothing."""
         return masked
 
     def weigh(self, moments: TensorMoments) -> tuple[Tensor, Tensor]:
@@ -86,7 +77,7 @@ class Mask(ABC):
         `check_finite=False` leaves out the check for inf and NaN, which waits for the device once per call.
         """
         found = masked_mean_by_kernel(self, grads) if isinstance(grads, Tensor) else None
-        if found is None or (check_finite and not torch.isfinite(found).all()):  # the slow way can name what is not
+        if found is None or (check_finite and not torch.isfinite(found).all()):  # the slow path names the gradient
             return self.from_moments(self._moments_of(grads, check_finite))
         return found
 
@@ -157,3 +148,12 @@ def check_count(count: int) -> None:
     """Raise unless there are environments to compare."""
     if count < 2:
         raise MaskError(f"The number of environments should be at least 2: a mask compares them. Found {count}.")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise unless the parameter is a number, or a tensor that is one."""
+    if isinstance(value, Tensor):
+        if value.ndim != 0:
+            raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` of shape {tuple(value.shape)}.")
+    elif not isinstance(value, Real):
+        raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` = {value!r}.")

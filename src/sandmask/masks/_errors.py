@@ -10,7 +10,7 @@ class MaskError(SandmaskError, ValueError):
 
 
 class MaskWarning(UserWarning):
-    """A valid setting that is almost certainly a mistake."""
+    """A setting that is valid but probably a mistake."""
 
 
 _warned: set[str] = set()

@@ -20,7 +20,7 @@ CHEAP = 2**18  # numbers whose copy takes a CPU less time than a few calls
 
 
 def packs(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors are better worked on as one: on a device always, on a CPU while a copy of all is cheap."""
+    """Whether to process tensors as one: on a device always, on a CPU if copying them is cheap."""
     if len(tensors) == 1 or in_transform():
         return False
     return tensors[0].device.type != "cpu" or sum(tensor.numel() for tensor in tensors) <= CHEAP
@@ -47,7 +47,7 @@ def masked_mean_by_kernel(mask: "Mask", grads: Tensor) -> Tensor | None:
 
 
 def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
-    """Moments of several tensors' gradients `[E, *shape]` by one kernel; None where that cannot be.
+    """Moments of several tensors' gradients `[E, *shape]` by one kernel; None if there is none for them.
 
     Each is read in the order that the gradient of one environment has in memory, and its moments have that order too.
     """

@@ -65,7 +65,7 @@ class Layout:
 
 
 def check_kind(layout: Layout, index: int, grad: Tensor) -> None:
-    """Masks take dense gradients of real floating-point numbers."""
+    """Raise unless the gradient is a dense tensor of real floating-point numbers."""
     if not isinstance(grad, Tensor):
         raise MaskError(f"{layout.describe(index)} should be a tensor or None. Found {type(grad).__name__}.")
     if not grad.dtype.is_floating_point:

@@ -58,7 +58,7 @@ class GradientMoments:
     ) -> "GradientMoments":
         """Moments of the gradients `[E, *shape]` of E environments, at once and in two passes.
 
-        `environments` are what an error calls the environments: 0 to E - 1, if not given.
+        `environments` are the numbers of the environments in errors: 0 to E - 1 if not given.
 
         Works under `torch.func.vmap` with `check_finite=False` (the check reads a value).
         """
@@ -80,7 +80,7 @@ class GradientMoments:
     def of_named(
         cls, named: Mapping[str, TensorMoments], like: Mapping[str, Tensor], *, check_finite: bool = True
     ) -> "GradientMoments":
-        """Moments that are there already, of gradients with the dtypes of `like`, whose other tensors have none.
+        """Moments that were computed before, of some of the tensors in `like`; the others have no gradient.
 
         With `check_finite` they should be of finite gradients.
         """
@@ -129,7 +129,7 @@ class GradientMoments:
     def update_many(self, grads: Gradients, *, environments: Sequence[int] | None = None) -> "GradientMoments":
         """Fold in the gradients `[E, *shape]` of E more environments.
 
-        `environments` are what an error calls them: those after the environments before, if not given.
+        `environments` are their numbers in errors: those that follow the environments before if not given.
         """
         more = GradientMoments.of_gradients(
             grads,
@@ -206,7 +206,7 @@ class GradientMoments:
 
     @property
     def log_sum(self) -> Any:
-        """Sum over environments of log(|g| + 1e-10), or `None` where it was not asked for."""
+        """Sum over environments of log(|g| + 1e-10), or `None` without `log_magnitude`."""
         return None if self.sums.log_sum is None else self.restore(self.sums.log_sum)
 
     @property

@@ -91,7 +91,7 @@ def _masked_mean_kernel(
     inside = offsets < numel
     signs, mean, m2 = _moments(grads, offsets, inside, row, count, unit)
     weight = _weight(signs, mean, m2, tau, gain, tolerance, count, kind)
-    # A gradient that is no number stays visible: 0 * NaN is NaN.
+    # A NaN stays visible: 0 * NaN is NaN.
     tl.store(out + offsets, weight * mean, mask=inside)
 
 
@@ -161,7 +161,7 @@ def supports(mask: "Mask", grads: Tensor) -> bool:
 def masked_mean(mask: "Mask", grads: Tensor) -> Tensor:
     """Masked mean of gradients `[E, *shape]`."""
     out = torch.empty_like(grads[0])
-    # Triton takes no NumPy numbers, and would compile for every whole number apart.
+    # Triton does not take NumPy numbers, and would specialize on integers.
     tau, gain = float(mask.tau), float(getattr(mask, "gain", None) or 1.0)
     launch: Any = _masked_mean_kernel[(triton.cdiv(out.numel(), _BLOCK),)]
     launch(grads, out, *_sizes(grads), tau, gain, TAU_TOLERANCE, **_constants(grads), kind=kind_of(mask))
@@ -197,7 +197,7 @@ def _constants(grads: Tensor) -> dict[str, int]:
 
 
 def _unit(numel: int) -> int:
-    """Rows that begin at multiples of four elements can be read four at a time; the kernel is told so."""
+    """Rows that begin at multiples of four elements can be read four at a time."""
     return 4 if numel % 4 == 0 else 1
 
 

@@ -44,7 +44,7 @@ def gradient_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
 
 
 def _folds(grads: Tensor) -> bool:
-    """Whether `fold_runs` can take these gradients: it works in place, and looks at values."""
+    """Whether `fold_runs` can take these gradients: it works in place, and branches on values."""
     if grads.device.type != "cpu" or not grads.is_contiguous() or torch.compiler.is_compiling():
         return False
     return not in_transform() and not (grads.requires_grad and torch.is_grad_enabled())
@@ -90,7 +90,7 @@ def _fold(x: Tensor, moments: Tensor) -> None:
 
 
 def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:
-    """Sign sum, mean, M2 and, if asked for, log sum, in two passes around the first environment.
+    """Sign sum, mean, M2 and, with `log`, log sum, in two passes around the first environment.
 
     Differences from the first environment are taken at the scale of a power of two so small that neither
     they nor their sum can overflow; the scaling itself is exact, and identical gradients have a variance of

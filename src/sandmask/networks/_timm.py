@@ -2,6 +2,7 @@
 
 import difflib
 import warnings
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -22,11 +23,9 @@ _REMEDIES = "Give a local file with --weights FILE (.safetensors or .pth), or tr
 def import_timm() -> ModuleType:
     """Import timm, or raise an error that says how to install it."""
     try:
-        import timm
+        return import_module("timm")
     except ImportError as error:
         raise SandmaskError("Backbones need timm. Install it with: pip install 'sandmask[vision]'") from error
-    module: ModuleType = timm
-    return module
 
 
 def resolve(name: str) -> str:
@@ -79,7 +78,7 @@ def create(name: str, input_shape: tuple[int, ...], **options: Any) -> nn.Module
     if pretrained_cfg(name).get("fixed_input_size"):
         options["img_size"] = input_shape[1:]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # timm warns its developers
+        warnings.simplefilter("ignore")  # for timm's developers
         model: nn.Module = import_timm().create_model(name, num_classes=0, in_chans=input_shape[0], **options)
     return model
 

@@ -27,7 +27,7 @@ class Backbone(EvaluatedModel):
     :param name: the name of the model in timm.
     :param input_shape: shape of one image.
     :param weights: a state dict to start from (see `load_weights`); None for timm's random initialization.
-    :param source: what messages call the weights.
+    :param source: name of the weights in messages.
     :param last_blocks: for vision transformers: the features are the class tokens of this many last blocks and the mean
         patch token of the last one, as in linear probes of DINOv2.
     :param attention_only: for vision transformers: train only the attention layers.
@@ -54,13 +54,15 @@ class Backbone(EvaluatedModel):
         if sum(p.numel() for p in self.model.parameters()) >= LARGE:
             self.memory_format = torch.channels_last
         else:
-            _unfuse_attention(self.model)
+            for part in self.model.modules():
+                if hasattr(part, "fused_attn"):
+                    vars(part)["fused_attn"] = False
         if not freeze_bn:
             unfreeze(self.model, name)
             self.stacks = False
         if attention_only:
-            for part, parameter in self.model.named_parameters():
-                parameter.requires_grad = ".attn." in part
+            for parameter_name, parameter in self.model.named_parameters():
+                parameter.requires_grad = ".attn." in parameter_name
         width = feature_size(copy.deepcopy(self.model).to("meta").eval(), name, input_shape)
         self.n_features = width * (1 + last_blocks) if last_blocks else width
         self.train()
@@ -106,9 +108,3 @@ def _check_transformer(model: nn.Module, name: str, last_blocks: int, *, attenti
             )
     if last_blocks > blocks:
         raise SandmaskError(f"last_blocks should be at most {blocks}, the blocks of {name!r}. Found {last_blocks}.")
-
-
-def _unfuse_attention(model: nn.Module) -> None:
-    for part in model.modules():
-        if hasattr(part, "fused_attn"):
-            vars(part)["fused_attn"] = False

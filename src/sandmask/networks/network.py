@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from sandmask.functional.flat import BATCH_NORM, FlatModule, Params
 from sandmask.functional.head import NARROW, head, linear_pair
 from sandmask.networks.batch_norm import RUNNING, BatchStatistics
 from sandmask.networks.featurizer import Featurizer
+
+T = TypeVar("T")
 
 
 class _Classifier(nn.Linear):
@@ -66,7 +68,7 @@ class _Parts(nn.Module):
         return classifier.in_features >= NARROW * classifier.out_features
 
 
-class Network:
+class Network(FlatModule):
     """The model that algorithms train. Parameters are passed in: `params = network.unflatten(vector)`.
 
     :param featurizer: builds the featurizer.
@@ -85,29 +87,20 @@ class Network:
         *,
         nonlinear: bool = False,
     ) -> None:
-        self._flat = FlatModule(
+        super().__init__(
             lambda: _Parts(featurizer(), n_classes, extra_features, nonlinear), dtype, exact=(*BATCH_NORM, _Classifier)
         )
-        parts = self._flat.skeleton
+        parts = self.skeleton
         assert isinstance(parts, _Parts)
         self.n_features = parts.featurizer.n_features
         self.n_classes = n_classes
         self.nonlinear = nonlinear
-        self.dtype = dtype
-        self.slots = self._flat.slots
-        self.numel = self._flat.numel
         # The layers with running statistics among the parameters: those of batch-norm that is not frozen.
         self.norms = [s.name.removesuffix(f".{RUNNING[0]}") for s in self.slots if s.name.endswith(RUNNING[0])]
-        self.stacks = self._flat.stacks and parts.featurizer.stacks  # whether K runs can train as one, under `vmap`
-        self.has_kernels = parts.featurizer.has_kernels  # whether they can by GPU kernels
+        self.has_kernels = parts.featurizer.has_kernels  # whether K runs can train as one by GPU kernels
         self.why_not_stacked = parts.featurizer.why_not_stacked
         self.embeds = parts.featurizer.embeds
-        self.init = self._flat.init
-        self.flatten = self._flat.flatten
-        self.flatten_each = self._flat.flatten_each
-        self.join_each = self._flat.join_each
-        self.named = self._flat.named
-        self.unflatten = self._unflatten if self.norms else self._flat.unflatten
+        self._stacks = parts.featurizer.stacks
         self._pairs = parts.pairs
         self._compiled: Compiled | None = None
 
@@ -116,16 +109,23 @@ class Network:
 
         If the compiler fails, a warning is logged and the network runs uncompiled.
         """
-        self._compiled = Compiled(self._flat.__call__)
+        self._compiled = Compiled(self.__call__)
 
     @property
     def compiled(self) -> bool:
         """Whether training passes are compiled."""
         return self._compiled is not None
 
-    def _unflatten(self, vector: Tensor) -> Params:
-        """As without running statistics, which have no gradient."""
-        params = self._flat.unflatten(vector)
+    @property
+    def stacks(self) -> bool:
+        """Whether K runs can train as one, under `torch.func.vmap`."""
+        return self._stacks and super().stacks
+
+    def unflatten(self, vector: Tensor) -> Params:
+        """As `FlatModule.unflatten`; running statistics have no gradient."""
+        params = super().unflatten(vector)
+        if not self.norms:
+            return params
         return {name: v.detach() if name.rpartition(".")[2] in RUNNING else v for name, v in params.items()}
 
     def training(self) -> AbstractContextManager[object]:
@@ -137,7 +137,7 @@ class Network:
         """Return the vector `after` a step, with the running statistics of `before` updated by those of the inputs."""
         params = self.unflatten(before)
         with BatchStatistics(keep=True) as statistics:
-            self._flat(params, self._lowered(x), None)
+            self(params, self._cast(x), None)
         moved = self.named(after)
         for layer in self.norms:
             names = [f"{layer}.{running}" for running in RUNNING]
@@ -146,24 +146,9 @@ class Network:
                 moved[name] = params[name] + found.momentum * (value - params[name])
         return self.flatten(moved)
 
-    @property
-    def constants(self) -> Params:
-        """The constants of the network by name: frozen batch-norm statistics."""
-        return self._flat.constants
-
-    @constants.setter
-    def constants(self, values: Params) -> None:
-        self._flat.constants = values
-
-    def to(self, device: torch.device) -> "Network":
-        """Move the network's constants (frozen batch-norm statistics)."""
-        self._flat.to(device)
-        return self
-
     def features(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Features [N, n_features] of inputs [N, ...]."""
-        features: Tensor = self._on_rows(self._features, params, x, drop)
-        return features
+        return self._on_rows(self._features, params, x, drop)
 
     def _features(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         features = self._forward(params, x, drop)[..., : self.n_features]
@@ -171,31 +156,26 @@ class Network:
 
     def stages(self, params: Params, x: Tensor, drop: Dropout | None = None) -> tuple[Tensor, list[Tensor]]:
         """The features, and the intermediate results of the featurizer, [N, channels, ...] each."""
-        found: tuple[Tensor, list[Tensor]] = self._on_rows(self._stages, params, x, drop)
-        return found
+        return self._on_rows(self._stages, params, x, drop)
 
     def _stages(self, params: Params, x: Tensor, drop: Dropout | None) -> tuple[Tensor, list[Tensor]]:
-        features, stages = self._flat.call(params, self._lowered(x), drop, staged=True)
+        features, stages = self.call(params, self._cast(x), drop, staged=True)
         exact = params["classifier.weight"].dtype
         return features[..., : self.n_features].to(exact), [stage.to(exact) for stage in stages]
 
-    def _on_rows(self, function: Callable[..., Any], params: Params, x: Tensor, drop: Dropout | None) -> Any:
+    def _on_rows(self, function: Callable[..., T], params: Params, x: Tensor, drop: Dropout | None) -> T:
         """A pass through the network, whose rows several processes may divide."""
 
-        def of_rows(x: Tensor, keys: Tensor | None) -> Any:
+        def of_rows(x: Tensor, keys: Tensor | None) -> T:
             return function(params, x, None if drop is None or keys is None else Dropout(drop.rate, keys))
 
-        return divided(of_rows, x, None if drop is None else drop.keys)
-
-    def _lowered(self, x: Tensor) -> Tensor:
-        """Inputs in the precision of the featurizer."""
-        return x if self.dtype == torch.float32 else x.to(self.dtype)
+        result: T = divided(of_rows, x, None if drop is None else drop.keys)
+        return result
 
     def _forward(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
-        x = self._lowered(x)
-        if self._compiled is None or is_traced() or not torch.is_grad_enabled():
-            return self._flat(params, x, drop)
-        features: Tensor = self._compiled(params, x, drop)
+        compiled = self._compiled if torch.is_grad_enabled() and not is_traced() else None
+        forward = compiled or self.__call__
+        features: Tensor = forward(params, self._cast(x), drop)
         return features
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
@@ -209,12 +189,11 @@ class Network:
 
     def logits(self, params: Params, x: Tensor, drop: Dropout | None = None) -> Tensor:
         """Logits [N, n_classes] of inputs."""
-        logits: Tensor = self._on_rows(self._logits, params, x, drop)
-        return logits
+        return self._on_rows(self._logits, params, x, drop)
 
     def _logits(self, params: Params, x: Tensor, drop: Dropout | None) -> Tensor:
         if self._pairs and self._compiled is None:
-            return self._flat(params, self._lowered(x), drop, True)
+            return self(params, self._cast(x), drop, True)
         if self.nonlinear:
             return self.classify(params, self._features(params, x, drop))
         return head(self._forward(params, x, drop), params["classifier.weight"], params["classifier.bias"])

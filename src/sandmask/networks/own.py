@@ -64,7 +64,7 @@ def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, s
 
     It is tried with examples of zeros and ones, which are also valid pixels and indices of tokens.
 
-    :param name: what messages call it.
+    :param name: its name in messages.
     :param module: the module.
     :param input_shape: shape of one example.
     :param stacks: False if it should not be stacked.
@@ -185,7 +185,7 @@ def _why_not_stacked(module: nn.Module, x: Tensor) -> str:
         warnings.simplefilter("always")
         try:
             together = vmap(grad(loss))(runs)
-        except Exception as error:  # noqa: BLE001 - whatever the module raises
+        except Exception as error:  # noqa: BLE001 - a user's module may raise anything
             return f"torch.func.vmap does not take it: {str(error).strip().partition(chr(10))[0]}"
     slow = [str(each.message) for each in said if "batching rule" in str(each.message)]
     if slow:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sandmask._text import counted
 from sandmask.errors import SandmaskError
 from sandmask.networks._timm import import_timm, layer_names
 
@@ -20,7 +21,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "teacher", "params")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "featurizer.")
 _NOT_NEEDED = "num_batches_tracked"  # a count for running averages, which are constants here
 _CONVERSION_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-# Tried in this order if the name of a file says nothing.
+# Tried in this order if the name of a file does not name an architecture.
 _COMMON = (
     "resnet50", "resnet18", "resnet34", "resnet101", "resnet152", "resnext50_32x4d", "wide_resnet50_2",
     "vit_small_patch16_224", "vit_base_patch16_224", "vit_base_patch32_224", "vit_large_patch16_224",
@@ -110,10 +111,7 @@ def fit_weights(weights: Mapping[str, Tensor], model: nn.Module, name: str, sour
     does: summed for one channel, otherwise repeated and scaled to the same sum), and position embeddings to the image
     size.
 
-    :param weights: the tensors by name.
-    :param model: the timm model.
-    :param name: name of the model.
-    :param source: what messages call the weights: the path of their file, for instance.
+    `name` is the name of the timm model, and `source` the name of the weights in messages, such as their path.
     """
     wanted = model.state_dict()
     fitted = _adapt(weights, wanted, name, source)
@@ -167,23 +165,17 @@ def _misfits(weights: StateDict, wanted: StateDict) -> str:
     """Describe tensors that are missing, unexpected or of another shape; empty if all fit."""
     missing = [key for key in wanted if key not in weights and not key.endswith(_NOT_NEEDED)]
     unexpected = [key for key in weights if key not in wanted]
-    reshaped = [
-        f"{key} {list(weights[key].shape)} instead of {list(wanted[key].shape)}"
-        for key in weights
-        if key in wanted and weights[key].shape != wanted[key].shape
+    pairs = {key: (weights[key], wanted[key]) for key in weights if key in wanted}
+    others = [f"{k} {list(a.shape)} instead of {list(b.shape)}" for k, (a, b) in pairs.items() if a.shape != b.shape]
+    others += [
+        f"{k} holds integers" for k, (a, b) in pairs.items() if b.is_floating_point() and not a.is_floating_point()
     ]
-    reshaped += [
-        f"{key} holds integers"
-        for key in weights
-        if key in wanted and wanted[key].is_floating_point() and not weights[key].is_floating_point()
-    ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape or type", reshaped))
-    return "; ".join(_some(items, kind) for kind, items in kinds if items)
-
-
-def _some(items: list[str], kind: str) -> str:
-    more = ", ..." if len(items) > 3 else ""
-    return f"{len(items)} tensor{'s' * (len(items) > 1)} {kind} ({', '.join(items[:3])}{more})"
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape or type", others))
+    return "; ".join(
+        f"{counted(len(items), 'tensor')} {kind} ({', '.join(items[:3])}{', ...' if len(items) > 3 else ''})"
+        for kind, items in kinds
+        if items
+    )
 
 
 def _advice(weights: Mapping[str, Tensor], network: str, source: str) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.paper._printed import AVERAGE, PrintedCell, environments, printed
+from sandmask.paper._printed import AVERAGE, PrintedCell, environments, printed, printed_name
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid, RuleReport, build_report, cell_text
 from sandmask.reports.statistics import mean_and_error
-from sandmask.selection import algorithm_of
 
 # A method of the paper may have several forms here. Each form is compared with the printed row of the method.
 PRINTED_AS = {
@@ -78,8 +77,7 @@ class Compared:
 
 def printed_row(method: str) -> str:
     """The name of the printed row that a method is compared with; averaged weights (`ERM + SMA`) have none."""
-    name = method if " + " in method else algorithm_of(method)
-    return PRINTED_AS.get(name, name)
+    return PRINTED_AS.get(printed_name(method), printed_name(method))
 
 
 def shown(method: str) -> str:
@@ -122,15 +120,12 @@ def _is_in_tables(run: RunRecord) -> bool:
 def _rule_cells(rule: RuleReport, comparable: bool) -> Iterator[Compared]:
     for dataset, table in rule.datasets.items():
         for method in table.methods:
-            row = printed_row(method)
-            for column in table.columns:
-                paper = printed(rule.rule, dataset, row, column)
-                yield Compared(rule.rule, dataset, column, method, table.cells[method, column], paper, comparable)
+            cells = {column: table.cells[method, column] for column in table.columns}
             if rule.averages is not None:
-                whole = rule.averages.cells[method, dataset]
-                average = provisional(whole, [table.cells[method, column] for column in table.columns])
-                paper = printed(rule.rule, dataset, row)
-                yield Compared(rule.rule, dataset, AVERAGE, method, average, paper, comparable)
+                cells[AVERAGE] = provisional(rule.averages.cells[method, dataset], list(cells.values()))
+            for column, cell in cells.items():
+                paper = printed(rule.rule, dataset, printed_row(method), column)
+                yield Compared(rule.rule, dataset, column, method, cell, paper, comparable)
 
 
 def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:

@@ -1,10 +1,9 @@
-"""A product: a figure or table of the paper, made again, with its data; how notebooks show it and files hold it."""
+"""A reproduced figure or table of the paper with its data, shown in notebooks and written to files."""
 
 import base64
 import html
 import io
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,9 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int], None]  # receives the current task, the work done and the total work
 
 
-def silent(task: str, done: int, total: int) -> None:
-    """A no-op progress callback."""
-
-
 @dataclass(frozen=True)
 class Product:
-    """A figure or table, made again. Names are file names without an ending."""
+    """A reproduced figure or table. Names are file names without an extension."""
 
     name: str
     title: str
@@ -58,26 +53,19 @@ def write_product(product: Product, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     written = []
 
-    @contextmanager
-    def file(name: str) -> Iterator[Path]:
+    def write(name: str, save: Callable[..., object], **options: Any) -> None:
         with replacing(out / name) as temporary:
-            yield temporary
+            save(temporary, **options)
         written.append(out / name)
 
     with style():
         for name, figure in product.figures.items():
-            # Without the date, the same figure is the same file.
-            png: Any = {"Software": None}
-            with file(f"{name}.png") as path:
-                figure.savefig(path, format="png", dpi=160, metadata=png)
-            pdf: Any = {"CreationDate": None}
-            with file(f"{name}.pdf") as path:
-                figure.savefig(path, format="pdf", metadata=pdf)
+            # Without version and date, the same figure is the same file.
+            write(f"{name}.png", figure.savefig, format="png", dpi=160, metadata={"Software": None})
+            write(f"{name}.pdf", figure.savefig, format="pdf", metadata={"CreationDate": None})
     for name, frame in product.data.items():
-        with file(f"{name}.csv") as path:
-            frame.to_csv(path, index=False)
+        write(f"{name}.csv", frame.to_csv, index=False)
     if product.grids:
-        for ending, words in (("md", product.words()), ("tex", latex(product.grids))):
-            with file(f"{product.name}.{ending}") as path:
-                path.write_text(words, encoding="utf-8")
+        write(f"{product.name}.md", Path.write_text, data=product.words(), encoding="utf-8")
+        write(f"{product.name}.tex", Path.write_text, data=latex(product.grids), encoding="utf-8")
     return written

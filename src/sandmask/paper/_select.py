@@ -67,11 +67,6 @@ def tied(run: RunRecord) -> NDArray[np.int64]:
     return np.flatnonzero(values == values.max())
 
 
-def thinned(run: RunRecord, kept: NDArray[np.int64] | Sequence[int]) -> RunRecord:
-    """A run with some of its checkpoints, by their indices."""
-    return run.at(np.asarray(kept, dtype=np.int64))
-
-
 def every(run: RunRecord, steps: int) -> NDArray[np.int64]:
     """The indices of the checkpoints whose step is a multiple of `steps`, and of the last one."""
     kept = np.flatnonzero(run.steps % steps == 0)
@@ -79,12 +74,12 @@ def every(run: RunRecord, steps: int) -> NDArray[np.int64]:
 
 
 def compact(runs: Sequence[RunRecord], interval: int) -> list[RunRecord]:
-    """The same runs, small enough to be kept with the code, without changing a table. Unfinished runs stay whole.
+    """The same runs with fewer checkpoints, which give the same tables. Unfinished runs are not changed.
 
     Each run keeps the checkpoints of every `interval` steps, and all that a rule may select: under training-domain
     validation the first, last, luckiest and unluckiest of the checkpoints that tie; those of worst-training-domain and
-    leave-one-domain-out (in the runs that it compares, too); and the last one, for the oracle. So tables stay equal,
-    and so do the answers of `why` to intervals that are multiples of it.
+    leave-one-domain-out (also in the runs that it compares); and the last one, for the oracle. The answers of `why` to
+    intervals that are multiples of `interval` stay the same, too.
     """
     pairs = _steps_of_pairs(runs)
     return [_compacted(run, interval, pairs.get(run.spec.id, set())) if is_settled(run) else run for run in runs]
@@ -102,7 +97,7 @@ def _compacted(run: RunRecord, interval: int, steps: set[int]) -> RunRecord:
             kept |= {int(best[accuracy.argmin()]), int(best[accuracy.argmax()])}
         worst = RULES["worst-training-domain"].choose(run, ())
         kept |= {worst.index} if worst is not None else set()
-    return thinned(run, sorted(kept))
+    return run.at(np.array(sorted(kept)))
 
 
 def _steps_of_pairs(runs: Sequence[RunRecord]) -> dict[str, set[int]]:

@@ -14,8 +14,6 @@ from sandmask.paper._product import OnProgress
 from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
 from sandmask.training import Progress, make_spec, stack_key, train_stack
 
-SCRATCH = "none"  # no pretrained weights
-
 
 def stacks(specs: Sequence[RunSpec]) -> list[list[RunSpec]]:
     """Group runs that train as one program on the same data."""
@@ -31,16 +29,10 @@ def train_runs(
     folder: Path,
     device: torch.device,
     on_progress: OnProgress,
-    weights: str | None = None,
 ) -> list[RunRecord]:
     """Train all runs and return their records. A rerun with the same folder resumes.
 
-    :param specs: specs of the runs.
-    :param load: returns the data of a run, which its dataset and options determine.
-    :param folder: folder for the records and checkpoints.
-    :param device: where to train.
-    :param on_progress: called with the steps done, of all runs together.
-    :param weights: "none" for networks without pretrained weights.
+    `load` returns the data of a run, by its dataset and options. `on_progress` gets the steps of all runs together.
     """
     folder.mkdir(parents=True, exist_ok=True)
     total = sum(spec.steps for spec in specs)
@@ -59,7 +51,7 @@ def train_runs(
             def tell(progress: Progress, task: str = task, before: int = before, count: int = len(stack)) -> None:
                 on_progress(task, before + count * progress.done, total)
 
-            records = train_stack(stack, load(first), device, checkpoint, on_progress=tell, weights=weights)
+            records = train_stack(stack, load(first), device, checkpoint, on_progress=tell, weights="none")
             write_archive(records, archive)
             checkpoint.unlink(missing_ok=True)
         runs += read_runs(archive)
@@ -99,7 +91,7 @@ class TinySweep:
                     seed=trial,
                     space="paper",
                     network=self.network,
-                    weights=SCRATCH,
+                    weights="none",
                 ),
                 options={"examples": self.examples},
             )
@@ -161,4 +153,4 @@ def run_tiny(
     specs = [spec for sweep in sweeps for spec in sweep.specs()]
     data = {sweep.dataset: sweep.data(data_dir) for sweep in sweeps}
     with tempfile.TemporaryDirectory() as folder:
-        return train_runs(specs, lambda spec: data[spec.dataset], Path(folder), device, on_progress, SCRATCH)
+        return train_runs(specs, lambda spec: data[spec.dataset], Path(folder), device, on_progress)

@@ -22,6 +22,21 @@ from sandmask.reports.statistics import paired_comparison
 CHANCE = 0.5
 
 
+def claims(runs: Sequence[RunRecord]) -> list[Product]:
+    """A table for each claim that these records can test."""
+    made: dict[str, Grid | None] = {}
+    with suppress(SandmaskError):  # raised if there are no runs of Figure 2
+        data = results(runs)
+        made |= {name: make(data) for name, make in FIGURE_2_CLAIMS.items()}
+    made |= {name: make(runs) for name, make in TABLE_CLAIMS.items()}
+    products = [Product(name, grid.title, grids=(grid,)) for name, grid in made.items() if grid and grid.rows]
+    if not products:
+        raise SandmaskError(
+            "These records cannot test the claims: they have no runs of Figure 2, Spirals or ColoredMNIST."
+        )
+    return products
+
+
 def momentum(data: pd.DataFrame) -> Grid:
     """ "Heavy reliance on momentum": accuracy with and without it, seed by seed."""
     mine = data[data.panel == "momentum"]
@@ -149,18 +164,3 @@ TABLE_CLAIMS: dict[str, Callable[[Sequence[RunRecord]], Grid | None]] = {
     "claim-replicates": replicates,
     "claim-colored-mnist": colored_mnist,
 }
-
-
-def claims(runs: Sequence[RunRecord]) -> list[Product]:
-    """A table for each claim that these records can test."""
-    made: dict[str, Grid | None] = {}
-    with suppress(SandmaskError):  # raised if there are no runs of Figure 2
-        data = results(runs)
-        made |= {name: make(data) for name, make in FIGURE_2_CLAIMS.items()}
-    made |= {name: make(runs) for name, make in TABLE_CLAIMS.items()}
-    products = [Product(name, grid.title, grids=(grid,)) for name, grid in made.items() if grid and grid.rows]
-    if not products:
-        raise SandmaskError(
-            "These records cannot test the claims: they have no runs of Figure 2, Spirals or ColoredMNIST."
-        )
-    return products

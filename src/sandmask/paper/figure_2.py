@@ -1,7 +1,7 @@
 """Figure 2: failure modes of the AND-mask on Spirals: momentum, noise on the invariant dimensions, initialization."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,37 @@ PANELS = (
 )
 
 
+def figure_2(runs: Sequence[RunRecord]) -> Product:
+    """Figure 2, from records."""
+    data = results(runs)
+    summary = summarize(data)
+    grids = (*(_grid(panel, summary) for panel in PANELS), _settings_grid(runs))
+    return Product(
+        "figure-2",
+        TITLE,
+        figures={"figure-2": draw(data, summary)},
+        data={"figure-2": summary, "figure-2-runs": data},
+        grids=grids,
+        summary={"means": summary.to_dict("records")},
+    )
+
+
+def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
+    """A row for each run and panel that it is in: panel, value, method, seed, test and training accuracy, status."""
+    rows = []
+    for run in runs:
+        if "adam_beta1" in run.spec.hparams and "noise" in run.spec.options and not is_search(run):
+            values = conditions(run)
+            rows += [
+                {"panel": panel.name, "value": values[panel.name], **_outcome(run)}
+                for panel in PANELS
+                if all(values[other.name] == other.base for other in PANELS if other != panel)
+            ]
+    if not rows:
+        raise SandmaskError("These records have no runs of Figure 2. Make them with: sandmask paper figure-2")
+    return pd.DataFrame(rows)
+
+
 def conditions(run: RunRecord) -> dict[str, float]:
     """Momentum, noise and initial scale of a run."""
     hparams, options = run.spec.hparams, run.spec.options
@@ -62,22 +93,6 @@ def _outcome(run: RunRecord) -> dict[str, object]:
     }
 
 
-def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
-    """A row for each run and panel that it is in: panel, value, method, seed, test and training accuracy, status."""
-    rows = []
-    for run in runs:
-        if "adam_beta1" in run.spec.hparams and "noise" in run.spec.options and not is_search(run):
-            values = conditions(run)
-            rows += [
-                {"panel": panel.name, "value": values[panel.name], **_outcome(run)}
-                for panel in PANELS
-                if all(values[other.name] == other.base for other in PANELS if other != panel)
-            ]
-    if not rows:
-        raise SandmaskError("These records have no runs of Figure 2. Make them with: sandmask paper figure-2")
-    return pd.DataFrame(rows)
-
-
 def summarize(data: pd.DataFrame) -> pd.DataFrame:
     """Over seeds: mean, standard error, least, greatest, and the shares of seeds that solved it and that failed."""
     groups = data.groupby(["panel", "value", "method"], sort=False)["test_accuracy"]
@@ -93,8 +108,18 @@ def summarize(data: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def _methods(data: pd.DataFrame) -> list[str]:
-    return [method for method in METHODS if method in set(data.method)]
+def draw(data: pd.DataFrame, summary: pd.DataFrame) -> "Figure":
+    """Three panels: a dot for every seed, and the mean over seeds with its standard error."""
+    with style():
+        figure = new_figure(7.4, 3.4)
+        all_axes = figure.subplots(1, 3, sharey=True)
+        for axes, panel in zip(all_axes, PANELS, strict=True):
+            _draw_panel(axes, panel, data, summary)
+        all_axes[0].set_ylabel("accuracy on the unseen domain, %")
+        handles, labels = all_axes[1].get_legend_handles_labels()
+        order = sorted(range(len(labels)), key=lambda place: labels[place] == "best possible")
+        figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=3)
+    return figure
 
 
 def _draw_panel(axes: "Axes", panel: Panel, data: pd.DataFrame, summary: pd.DataFrame) -> None:
@@ -128,30 +153,15 @@ def _draw_panel(axes: "Axes", panel: Panel, data: pd.DataFrame, summary: pd.Data
     axes.set_title(panel.title, loc="left")
 
 
-def draw(data: pd.DataFrame, summary: pd.DataFrame) -> "Figure":
-    """Three panels: a dot for every seed, and the mean over seeds with its standard error."""
-    with style():
-        figure = new_figure(7.4, 3.4)
-        all_axes = figure.subplots(1, 3, sharey=True)
-        for axes, panel in zip(all_axes, PANELS, strict=True):
-            _draw_panel(axes, panel, data, summary)
-        all_axes[0].set_ylabel("accuracy on the unseen domain, %")
-        handles, labels = all_axes[1].get_legend_handles_labels()
-        order = sorted(range(len(labels)), key=lambda place: labels[place] == "best possible")
-        figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=3)
-    return figure
+def _methods(data: pd.DataFrame) -> list[str]:
+    return [method for method in METHODS if method in set(data.method)]
 
 
 def _grid(panel: Panel, summary: pd.DataFrame) -> Grid:
     mine = summary[summary.panel == panel.name]
     values = sorted(mine.value.unique())
-    rows = []
-    for method in _methods(mine):
-        words = []
-        for value in values:
-            found = mine[(mine.method == method) & (mine.value == value)].to_dict("records")
-            words.append(_words(found[0]) if found else "-")
-        rows.append((LOOKS[method].label, *words))
+    words = {(row["method"], row["value"]): _words(row) for row in mine.to_dict("records")}
+    rows = [(LOOKS[name].label, *(words.get((name, value), "-") for value in values)) for name in _methods(mine)]
     if panel.name == "noise":
         rows.append(("best possible", *(f"{100 * noise_ceiling(value):.1f}" for value in values)))
     note = (
@@ -161,7 +171,7 @@ def _grid(panel: Panel, summary: pd.DataFrame) -> Grid:
     return Grid(f"{TITLE}, {panel.title}", (panel.label, *(f"{v:g}" for v in values)), tuple(rows), (note,))
 
 
-def _words(row: dict[str, float]) -> str:
+def _words(row: Mapping[Any, Any]) -> str:
     solved, failed = (round(row[name] * row["seeds"]) for name in ("solved", "failed"))
     return f"{100 * row['mean']:.1f} ± {100 * row['error']:.1f} ({solved}, {failed})"
 
@@ -181,21 +191,6 @@ def _settings_grid(runs: Sequence[RunRecord]) -> Grid:
     header = ("method", "hyperparameters", "the same for all", "best of so many draws")
     note = "Chosen by accuracy on the test environment, with other seeds than the figure's."
     return Grid(f"{TITLE}, what was chosen", header, tuple(rows), (note,))
-
-
-def figure_2(runs: Sequence[RunRecord]) -> Product:
-    """Figure 2, from records."""
-    data = results(runs)
-    summary = summarize(data)
-    grids = (*(_grid(panel, summary) for panel in PANELS), _settings_grid(runs))
-    return Product(
-        "figure-2",
-        TITLE,
-        figures={"figure-2": draw(data, summary)},
-        data={"figure-2": summary, "figure-2-runs": data},
-        grids=grids,
-        summary={"means": summary.to_dict("records")},
-    )
 
 
 def noise_ceiling(noise: float) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sandmask.datasets import DATASETS, Dataset, load_dataset
+from sandmask.datasets import DATASETS, load_dataset
 from sandmask.paper._product import OnProgress
 from sandmask.paper._train import train_runs
 from sandmask.records import RunRecord, RunSpec
@@ -46,7 +46,7 @@ class Design:
         ]
 
     def specs(self, settings: Settings) -> list[RunSpec]:
-        """The runs of the figure. Those that several panels share are there once."""
+        """The runs of the figure; a run that several panels share is listed once."""
         conditions = dict.fromkeys(
             [
                 *((momentum, NOISE, SCALE) for momentum in self.momenta),
@@ -127,12 +127,9 @@ def train(design: Design, folder: Path, device: torch.device, on_progress: OnPro
         def tell(task: str, done: int, _: int) -> None:
             on_progress(stage + task, before + done, total)
 
-        return train_runs(specs, _load, folder, device, tell)
+        return train_runs(
+            specs, lambda spec: load_dataset("Spirals", noise=spec.options["noise"]), folder, device, tell
+        )
 
     found = train_some(search, "search: ", 0)
     return [*found, *train_some(design.specs(best_settings(found)), "", design.steps * len(search))]
-
-
-def _load(spec: RunSpec) -> Dataset:
-    """Spirals with noise on the invariant dimensions."""
-    return load_dataset("Spirals", noise=spec.options["noise"])

@@ -28,6 +28,41 @@ REACHED_TAUS = (0.0, 0.25, 0.5, 0.75, 0.9)
 ENVIRONMENTS = 16  # training environments of Spirals
 
 
+def figure_3(*, quick: bool = False) -> Product:
+    """Figure 3. `quick` computes fewer points, although all of them take only seconds."""
+    data = shapes(201 if quick else 2001)
+    full = torch.ones(1, dtype=torch.float64)
+    return Product(
+        name="figure-3",
+        title=TITLE,
+        figures={"figure-3": draw(data)},
+        data={"figure-3": data},
+        grids=(_numbers(),),
+        summary={
+            "tau": TAU,
+            "weight_at_full_agreement": {f"{s2:g}": float(mask_shape(full, s2, TAU)) for s2 in DISPERSIONS},
+        },
+    )
+
+
+def shapes(points: int) -> pd.DataFrame:
+    """The curves: kind ("dispersion", "and", "reachable"), tau, dispersion, agreement, mask."""
+    axis = torch.linspace(0, 1, points, dtype=torch.float64)
+    rows = [_curve("dispersion", TAU, axis, mask_shape(axis, s2, TAU), s2) for s2 in DISPERSIONS]
+    rows.append(_curve("and", TAU, axis, and_shape(axis, TAU), 0.0))
+    steps = agreements(ENVIRONMENTS)
+    for tau in REACHED_TAUS:
+        least = least_dispersion(steps, ENVIRONMENTS)
+        rows.append(_curve("reachable", tau, steps, mask_shape(steps, least, tau), least))
+    return pd.concat(rows, ignore_index=True)
+
+
+def _curve(kind: str, tau: float, agreement: Tensor, mask: Tensor, dispersion: Tensor | float) -> pd.DataFrame:
+    spread = dispersion.numpy() if isinstance(dispersion, Tensor) else dispersion
+    columns = {"agreement": agreement.numpy(), "mask": mask.numpy()}
+    return pd.DataFrame({"kind": kind, "tau": tau, "dispersion": spread, **columns})
+
+
 def mask_shape(agreement: Tensor, dispersion: Tensor | float, tau: float) -> Tensor:
     """Equation 2 at agreements A and dispersions s2 = var / mean^2, computed by our SAND-mask."""
     mean = torch.ones_like(agreement)
@@ -49,22 +84,14 @@ def agreements(environments: int) -> Tensor:
     return torch.arange(environments % 2, environments + 1, 2, dtype=torch.float64) / environments
 
 
-def shapes(points: int) -> pd.DataFrame:
-    """The curves: kind ("dispersion", "and", "reachable"), tau, dispersion, agreement, mask."""
-    axis = torch.linspace(0, 1, points, dtype=torch.float64)
-    rows = [_curve("dispersion", TAU, axis, mask_shape(axis, s2, TAU), s2) for s2 in DISPERSIONS]
-    rows.append(_curve("and", TAU, axis, and_shape(axis, TAU), 0.0))
-    steps = agreements(ENVIRONMENTS)
-    for tau in REACHED_TAUS:
-        least = least_dispersion(steps, ENVIRONMENTS)
-        rows.append(_curve("reachable", tau, steps, mask_shape(steps, least, tau), least))
-    return pd.concat(rows, ignore_index=True)
-
-
-def _curve(kind: str, tau: float, agreement: Tensor, mask: Tensor, dispersion: Tensor | float) -> pd.DataFrame:
-    spread = dispersion.numpy() if isinstance(dispersion, Tensor) else dispersion
-    columns = {"agreement": agreement.numpy(), "mask": mask.numpy()}
-    return pd.DataFrame({"kind": kind, "tau": tau, "dispersion": spread, **columns})
+def draw(data: pd.DataFrame) -> "Figure":
+    """The paper's panel, and ours beside it."""
+    with style():
+        figure = new_figure(7.0, 2.9)
+        left, right = figure.subplots(1, 2)
+        _draw_printed(left, data)
+        _draw_reachable(right, data)
+    return figure
 
 
 def _draw_printed(axes: "Axes", data: pd.DataFrame) -> None:
@@ -95,16 +122,6 @@ def _draw_reachable(axes: "Axes", data: pd.DataFrame) -> None:
     axes.legend(title="τ", loc="upper left")
 
 
-def draw(data: pd.DataFrame) -> "Figure":
-    """The paper's panel, and ours beside it."""
-    with style():
-        figure = new_figure(7.0, 2.9)
-        left, right = figure.subplots(1, 2)
-        _draw_printed(left, data)
-        _draw_reachable(right, data)
-    return figure
-
-
 def _numbers() -> Grid:
     """The agreements at which the mask of Figure 3 reaches 0.5 and 0.9."""
     axis = torch.linspace(TAU, 1, 100_001, dtype=torch.float64)
@@ -121,20 +138,3 @@ def _numbers() -> Grid:
         f"τ = {TAU:g}. Last column: {ENVIRONMENTS} non-zero gradients with a lower agreement have a larger dispersion."
     )
     return Grid(TITLE, header, tuple(rows), (note,))
-
-
-def figure_3(*, quick: bool = False) -> Product:
-    """Figure 3. `quick` computes fewer points, although all of them take only seconds."""
-    data = shapes(201 if quick else 2001)
-    full = torch.ones(1, dtype=torch.float64)
-    return Product(
-        name="figure-3",
-        title=TITLE,
-        figures={"figure-3": draw(data)},
-        data={"figure-3": data},
-        grids=(_numbers(),),
-        summary={
-            "tau": TAU,
-            "weight_at_full_agreement": {f"{s2:g}": float(mask_shape(full, s2, TAU)) for s2 in DISPERSIONS},
-        },
-    )

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,6 @@ from sandmask.paper._compare import RULES, Compared, averages_grid, cell_rows, c
 from sandmask.paper._printed import AVERAGE, datasets
 from sandmask.paper._product import Product
 from sandmask.records import RunRecord, read_runs
-from sandmask.reports import Grid
 
 _RULE_WORDS = {"training-domain": "training-domain validation set", "oracle": "test-domain validation set (oracle)"}
 
@@ -74,46 +74,27 @@ def table_product(
 ) -> Product:
     """The averages, then the environments of each dataset under each rule, beside the printed numbers."""
     cells = compare(runs, datasets, rules, draws=draws, trials=trials, comparable=comparable)
-    notes = [*notes, _precision_note(runs), *_untrained_notes(cells)]
-    grids = [averages_grid(cells, title, notes), *_appendix(cells)]
+    grids = [averages_grid(cells, title, [*notes, _precision_note(runs), *_untrained_notes(cells)])]
+    for dataset, rule in dict.fromkeys((cell.dataset, cell.rule) for cell in cells):
+        mine = [cell for cell in cells if (cell.dataset, cell.rule) == (dataset, rule)]
+        grids.append(environments_grid(mine, f"{dataset}, {_RULE_WORDS.get(rule, rule)}"))
     rows = cell_rows(cells)
-    return Product(name, title, data={name: pd.DataFrame(rows)}, grids=tuple(grids), summary=_summary(rows))
-
-
-def _appendix(cells: Sequence[Compared]) -> list[Grid]:
-    groups = dict.fromkeys((cell.dataset, cell.rule) for cell in cells)
-    return [
-        environments_grid(
-            [cell for cell in cells if (cell.dataset, cell.rule) == (dataset, rule)],
-            f"{dataset}, {_RULE_WORDS.get(rule, rule)}",
-        )
-        for dataset, rule in groups
-    ]
-
-
-def _summary(rows: Sequence[dict[str, object]]) -> dict[str, object]:
     columns = ("selection", "dataset", "method", "ours", "paper", "verdict")
-    averages = [{name: row[name] for name in columns} for row in rows if row["environment"] == AVERAGE]
-    return {"averages": averages, "cells": Counter(row["verdict"] for row in rows if row["environment"] != AVERAGE)}
-
-
-def table_1(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
-    """Make Table 1."""
-    return _protocol_table("1", "training-domain validation", runs, ["training-domain"], draws, trials)
-
-
-def table_2(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
-    """Make Table 2."""
-    return _protocol_table("2", "test-domain validation (oracle)", runs, ["oracle"], draws, trials)
-
-
-def table_3(runs: Sequence[RunRecord], *, draws: int | None = 20, trials: int | None = 3) -> Product:
-    """Make Table 3: Spirals, with the sixteen environments of the appendix."""
-    return _protocol_table("3", "Spirals", runs, RULES, draws, trials)
+    summary = {
+        "averages": [{name: row[name] for name in columns} for row in rows if row["environment"] == AVERAGE],
+        "cells": Counter(row["verdict"] for row in rows if row["environment"] != AVERAGE),
+    }
+    return Product(name, title, data={name: pd.DataFrame(rows)}, grids=tuple(grids), summary=summary)
 
 
 def _protocol_table(
-    number: str, title: str, runs: Sequence[RunRecord], rules: Sequence[str], draws: int | None, trials: int | None
+    number: str,
+    title: str,
+    rules: Sequence[str],
+    runs: Sequence[RunRecord],
+    *,
+    draws: int | None = 20,
+    trials: int | None = 3,
 ) -> Product:
     """A table of the datasets that the records have, with the paper's network only."""
     names = datasets(number)
@@ -121,8 +102,13 @@ def _protocol_table(
     return table_product(f"table-{number}", f"Table {number}: {title}", mine, names, rules, draws=draws, trials=trials)
 
 
+table_1 = partial(_protocol_table, "1", "training-domain validation", ["training-domain"])
+table_2 = partial(_protocol_table, "2", "test-domain validation (oracle)", ["oracle"])
+table_3 = partial(_protocol_table, "3", "Spirals", RULES)  # with the sixteen environments of the appendix
+
+
 def table_pacs(runs: Sequence[RunRecord], *, draws: int | None = None, trials: int | None = None) -> Product:
-    """Make a table of the PACS runs with other networks than the paper's. Its numbers are there for orientation."""
+    """Make a table of the PACS runs with other networks than the paper's. Its numbers are for orientation only."""
     protocol = DATASETS["PACS"].network
     mine = [run for run in runs if run.spec.dataset == "PACS" and run.spec.network != protocol]
     if not mine:

@@ -13,7 +13,7 @@ from sandmask.errors import SandmaskError
 from sandmask.paper._compare import PRINTED_AS, printed_row
 from sandmask.paper._printed import environments, printed
 from sandmask.paper._product import Product
-from sandmask.paper._select import Pick, alone, averages, by_rule, every, thinned, tied, trial_choices, validation
+from sandmask.paper._select import Pick, alone, averages, by_rule, every, tied, trial_choices, validation
 from sandmask.paper.why_spirals import contrary, signatures, spiral_draws, spiral_found
 from sandmask.records import RunRecord
 from sandmask.reports import Cell, Grid, cell_text
@@ -22,6 +22,19 @@ from sandmask.selection import Selected, is_settled
 _Column = tuple[str, dict[str, tuple[float, float | None] | None]]
 THRESHOLDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 INTERVALS = (10, 50, 100, 300, 1000)
+
+
+def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) -> Product:
+    """The answers to questions about the table of a dataset; to all questions if none is named."""
+    known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
+    unknown = [name for name in questions if name not in known]
+    if unknown:
+        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Known: {', '.join(known)}.")
+    mine = [run for run in runs if run.spec.dataset == dataset]
+    if not mine:
+        raise SandmaskError(f"There are no runs on {dataset} among these records.")
+    grids = tuple(known[name](mine, dataset) for name in questions or known)
+    return Product(f"why-{dataset}", f"Why {dataset} differs", grids=grids)
 
 
 def pick_tied(checkpoint: str, draw: str) -> Pick:
@@ -74,7 +87,7 @@ def evaluation_frequency(runs: Sequence[RunRecord], dataset: str, intervals: Seq
     """Training-domain averages with fewer evaluations. The oracle uses only the last one."""
     columns: list[_Column] = []
     for interval in intervals:
-        fewer = [thinned(run, every(run, interval)) for run in runs]
+        fewer = [run.at(every(run, interval)) for run in runs]
         columns.append((f"every {interval}", _averages(fewer, dataset, by_rule("training-domain"))))
     return _grid(f"{dataset}: how often runs are evaluated", dataset, columns)
 
@@ -150,16 +163,3 @@ SPIRALS_QUESTIONS: dict[str, Question] = {
     "signatures": signatures,
     "contrary": contrary,
 }
-
-
-def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) -> Product:
-    """The answers to questions about the table of a dataset; to all questions if none is named."""
-    known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
-    unknown = [name for name in questions if name not in known]
-    if unknown:
-        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Known: {', '.join(known)}.")
-    mine = [run for run in runs if run.spec.dataset == dataset]
-    if not mine:
-        raise SandmaskError(f"There are no runs on {dataset} among these records.")
-    grids = tuple(known[name](mine, dataset) for name in questions or known)
-    return Product(f"why-{dataset}", f"Why {dataset} differs", grids=grids)

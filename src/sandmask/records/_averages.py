@@ -141,7 +141,7 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
     outside[:, trained_on] = its.accuracy_out[:, trained_on]
     metrics = {name: values for name, values in own.metrics.items() if not _validates(name, run)}
     metrics |= {name: values for name, values in its.metrics.items() if _validates(name, run)}
-    # Of a first stage that is not done, nobody knows what it would select.
+    # What a first stage would select is not known before it is done.
     ended = run if first.status == "done" else first
     return replace(own, accuracy_out=outside, metrics=metrics, status=ended.status, diverged_at=ended.diverged_at)
 

@@ -22,7 +22,7 @@ _SEEDS = ("hparams_seed", "trial_seed", "seed")
 def check_run(
     run_id: str, spec: RunSpec, env_names: Sequence[Any], classes: Sequence[Any], sizes: Sizes | None
 ) -> None:
-    """Check everything that a run says about itself before its first evaluation."""
+    """Check the first line of a run: id, spec, names and sizes."""
     check_spec(spec)
     if run_id != spec.id:
         raise ValueError(f"the id {run_id!r} does not belong to the spec, whose id is {spec.id!r}")

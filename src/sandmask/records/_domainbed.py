@@ -16,7 +16,7 @@ from sandmask.records._types import RunRecord, RunSpec, held_out_environments
 
 _ACCURACY = re.compile(r"env\d+_(in|out)_acc")
 _NOT_METRICS = {"args", "hparams", "step"}
-# What else decides a run's numbers, and what DomainBed assumes when it is not said.
+# Other arguments that determine a run, and DomainBed's defaults.
 _ASSUMED = {
     "task": "domain_generalization",
     "holdout_fraction": 0.2,

@@ -1,7 +1,6 @@
 """Records as one tidy pandas frame."""
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from sandmask.records._averages import split_averages
 from sandmask.records._measures import MEASURES, SPLITS, measured
 from sandmask.records._reader import read_runs
-from sandmask.records._types import RunRecord, RunSpec
+from sandmask.records._types import RunRecord, word_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +65,8 @@ def _columns(runs: Sequence[RunRecord], hparams: bool) -> Iterator[tuple[str, _C
     for name in ("trial_seed", "hparams_seed", "seed"):
         yield name, np.repeat(_integers([getattr(spec, name) for spec in specs]), rows)
     yield "space", _words([spec.space for spec in specs], rows)
-    yield "options", _words([_options(spec) for spec in specs], rows)
+    options = (", ".join(f"{name}={word_of(spec.options[name])}" for name in sorted(spec.options)) for spec in specs)
+    yield "options", _words(list(options), rows)
     yield "step", np.repeat(_integers(_join((run.steps for run in runs), np.int64)), widths)
     yield "env", _tiled([np.arange(count) for count in environments], checkpoints, np.int32)
     yield "env_name", _environment_names(runs, checkpoints)
@@ -85,14 +85,6 @@ def _columns(runs: Sequence[RunRecord], hparams: bool) -> Iterator[tuple[str, _C
             yield name, np.repeat(_join_known(curves, checkpoints), widths)
     for name in dict.fromkeys(name for spec in specs for name in spec.hparams) if hparams else ():
         yield f"hparams.{name}", _hyperparameter([spec.hparams.get(name) for spec in specs], rows)
-
-
-def _options(spec: RunSpec) -> str:
-    return ", ".join(f"{name}={_word(value)}" for name, value in sorted(spec.options.items()))
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def _integers(values: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
@@ -122,7 +114,7 @@ def _hyperparameter(values: Sequence[Any], rows: NDArray[np.int64]) -> _Column:
     """A column of numbers, or of words where some value is not a number; None is where a run has no such value."""
     present = [value for value in values if value is not None]
     if not all(isinstance(value, (int, float)) for value in present):
-        return _words([None if value is None else _word(value) for value in values], rows)
+        return _words([None if value is None else word_of(value) for value in values], rows)
     if len(present) == len(values) and all(type(value) is int and abs(value) <= _INT32.max for value in values):
         return np.repeat(_integers(values), rows)
     numbers = np.array([np.nan if value is None else float(value) for value in values])

@@ -20,8 +20,7 @@ from sandmask.records._checks import check_accuracies, check_counts, check_integ
 from sandmask.records._measures import table_size
 from sandmask.records._types import SCHEMA_VERSION, RunSpec, Sizes, Status
 
-# JSON has no word for these, and a file that other tools can read is worth three strings.
-_NON_FINITE = {"nan", "inf", "-inf"}
+_NON_FINITE = {"nan", "inf", "-inf"}  # written as strings, because JSON has no such numbers
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}\n\Z')
 _CRC_LENGTH = len(',"crc":"00000000"}\n')
 _KEYS = {
@@ -31,21 +30,18 @@ _KEYS = {
 }
 
 
-def _encode(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def with_checksum(line: bytes, before: int) -> tuple[bytes, int]:
-    """A line with its checksum, and that checksum; `before` is that of the run's last line, or 0 for its first."""
-    crc = zlib.crc32(line[:-1], before)
-    return line[:-2] + b',"crc":"%08x"}\n' % crc, crc
+def encoded(line: dict[str, Any], before: int) -> tuple[bytes, int]:
+    """A line as written, and its checksum; `before` is that of the run's last line, or 0 for its first."""
+    text = json.dumps(line, separators=(",", ":"), allow_nan=False).encode()
+    crc = zlib.crc32(text, before)
+    return text[:-1] + b',"crc":"%08x"}\n' % crc, crc
 
 
 def _checksum(raw: bytes, before: int, *, required: bool) -> tuple[int, bool]:
     """The checksum of a line as read, and whether the line states it; a wrong one is a `ValueError`.
 
-    :param before: the checksum of the line before, of the same run.
-    :param required: whether a line that states none is damaged, because the run's line before has one.
+    :param before: the checksum of the run's line before.
+    :param required: whether a line without a checksum is damaged, because the run's line before has one.
     """
     stated = _CRC.search(raw, max(0, len(raw) - _CRC_LENGTH))
     if stated is None:
@@ -84,8 +80,10 @@ def _decode(raw: bytes) -> dict[str, Any]:
     return line
 
 
-def run_line(spec: RunSpec, env_names: Sequence[str], classes: Sequence[str], sizes: Sizes | None = None) -> bytes:
-    """The line that opens a run: its complete spec, the names that its numbers go by, and the sizes of the splits."""
+def run_line(
+    spec: RunSpec, env_names: Sequence[str], classes: Sequence[str], sizes: Sizes | None = None
+) -> dict[str, Any]:
+    """The line that opens a run: its complete spec, the names of environments and classes, and the sizes of splits."""
     line = {
         "schema": SCHEMA_VERSION,
         "kind": "run",
@@ -94,7 +92,7 @@ def run_line(spec: RunSpec, env_names: Sequence[str], classes: Sequence[str], si
         "env_names": list(env_names),
         "classes": list(classes),
     }
-    return _encode(line if sizes is None else {**line, "sizes": sizes})
+    return line if sizes is None else {**line, "sizes": sizes}
 
 
 def eval_line(
@@ -103,9 +101,9 @@ def eval_line(
     accuracy_in: Sequence[float],
     accuracy_out: Sequence[float],
     metrics: Mapping[str, float],
-    tables: Mapping[str, Sequence[int]] | None = None,
-) -> bytes:
-    """One checkpoint's evaluation. Floats have as many digits as it takes to read them back exactly."""
+    tables: Mapping[str, Sequence[int]],
+) -> dict[str, Any]:
+    """The line of an evaluation."""
     floats = {name: float(value) for name, value in metrics.items()}
     line: dict[str, Any] = {
         "kind": "eval",
@@ -117,17 +115,12 @@ def eval_line(
     }
     if tables:
         line["tables"] = {name: [int(count) for count in counts] for name, counts in tables.items()}
-    return _encode(line)
-
-
-def end_line(run_id: str, status: Status, step: int) -> bytes:
-    """The line that closes a run."""
-    return _encode({"kind": "end", "run": run_id, "status": status, "step": step})
+    return line
 
 
 @dataclass
 class RunState:
-    """What the lines of a run have said so far, and what its next line has to fit."""
+    """The state of a run after its lines so far, which its next line has to fit."""
 
     environments: int
     classes: int

@@ -1,7 +1,7 @@
 """Metrics beyond accuracy: which there are, and how a record holds them.
 
 A run that was trained with `metrics=["f1", "confusion"]` has, at each evaluation, a macro-F1 for every environment's
-"in" and "out" split, as curves named `f1/in/0`, and the counts of its confusion matrices in `tables`. Metrics are no
+"in" and "out" split, as curves named `f1/in/0`, and the counts of its confusion matrices in `tables`. Metrics are not
 part of a run's spec: a run with them is the same run.
 """
 
@@ -30,7 +30,7 @@ class Measure:
     lower_is_better: bool = False
 
     def entries(self, n_envs: int) -> list[str]:
-        """The names of the curves of one that is a number, in order."""
+        """The names of the curves of a metric that is a number, in order."""
         return [f"{self.name}/{split}/{env}" for split in SPLITS for env in range(n_envs)]
 
     def shape(self, n_envs: int, n_classes: int) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def _files(path: str | os.PathLike[str]) -> list[Path]:
     if not root.is_dir():
         return [root]
     found = sorted([*root.rglob("*.jsonl"), *root.rglob(f"*{ARCHIVE_SUFFIX}")])
-    # Folders and pipes of such a name hold no records. A broken link should: opening it says so.
+    # Folders and pipes of such a name are skipped. A broken link is not: opening it raises an error.
     return [file for file in found if file.is_file() or not file.exists()]
 
 
@@ -59,16 +59,16 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
     run, other = longer[0], shorter[0]
     if len(run.steps) > len(other.steps):
         return longer
-    # What one of them recorded beyond the other, such as metrics that were asked for later, is true of both.
+    # One of them may have recorded more, such as metrics that were requested later.
     metrics, tables = other.metrics | run.metrics, other.tables | run.tables
     return replace(run, metrics=metrics, tables=tables, sizes=run.sizes or other.sizes), longer[1]
 
 
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
-    """Whether the shorter record is the longer one, or what it was at an earlier time."""
+    """Whether the shorter record equals the longer one, or the beginning of it."""
     count = len(shorter.steps)
     ended_alike = (shorter.status, shorter.diverged_at) == (longer.status, longer.diverged_at)
-    # Metrics may hold a wall-clock time, which two honest runs do not share.
+    # Metrics are not compared: they may contain wall-clock times.
     return (
         shorter.env_names == longer.env_names
         and (shorter.status == "running" or (ended_alike and count == len(longer.steps)))

@@ -71,7 +71,7 @@ class RunRecord:
     Environments are numbered as in the dataset, held-out ones included. `status` is "diverged" when training
     met a NaN or inf; `diverged_at` is the step. Evaluations up to that step are kept. It is "pruned" when a search
     stopped the run, after its last evaluation. `classes` may be empty where the source did not name them. `tables` are
-    counts for each class, where those were asked for: see `class_counts` and `confusion_counts`.
+    counts for each class, if these were requested: see `class_counts` and `confusion_counts`.
 
     `sizes` are the numbers of examples in the "in" and "out" splits, and each accuracy is a count over one of them.
     They are None where the source did not state them. In archives of sandmask 0.1, which derived them from accuracies,
@@ -110,8 +110,8 @@ class RunRecord:
         )
 
 
-# By dataset, in the order of tables: the environments that the benchmark holds out. Spirals has one more. The datasets
-# say it too, but to ask them takes torch; a test compares the two.
+# The environments that the benchmark holds out, by dataset in the order of tables. Spirals has one more. Entries of
+# datasets have them too, but importing those takes torch; a test compares the two.
 HELD_OUT: dict[str, tuple[str, ...]] = {
     "Spirals": tuple(map(str, range(16))),
     "ColoredMNIST": ("+90%", "+80%", "-90%"),
@@ -136,6 +136,11 @@ def dataset_order(names: list[str]) -> list[str]:
     """The benchmark's datasets in its order, then others in alphabetical order."""
     places = {name: place for place, name in enumerate(HELD_OUT)}
     return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+
+
+def word_of(value: Any) -> str:
+    """The value of an option or a hyperparameter as text."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def under_prefix(prefix: str, found: Mapping[str, T]) -> dict[str, T]:

@@ -1,4 +1,4 @@
-"""The one writer of a record file."""
+"""The writer of a record file; a file has one at a time."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from sandmask._files import lock, naming, replacing, sync
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_names, check_run
-from sandmask.records._lines import RunState, end_line, eval_line, read_lines, run_line, with_checksum
+from sandmask.records._lines import RunState, encoded, eval_line, read_lines, run_line
 from sandmask.records._types import RunSpec, Sizes, Status
 
 
@@ -36,7 +36,7 @@ _open: "weakref.WeakSet[RecordWriter]" = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked worker must not keep the lock of a parent that died."""
+    """Close all writers, because a forked worker must not keep the lock of a parent that died."""
     for writer in list(_open):
         writer.close()
 
@@ -110,15 +110,16 @@ class RecordWriter:
                 "Call `rewind` before resuming from an older checkpoint."
             )
         run.check_accuracies(list(map(float, accuracy_in)), list(map(float, accuracy_out)))
-        check_names("metric", metrics or {})
-        check_names("table", tables or {})
-        self._write(run, eval_line(run_id, step, accuracy_in, accuracy_out, metrics or {}, tables))
+        metrics, tables = metrics or {}, tables or {}
+        check_names("metric", metrics)
+        check_names("table", tables)
+        self._write(run, eval_line(run_id, step, accuracy_in, accuracy_out, metrics, tables))
         run.last_step = step
 
     def end(self, run_id: str, status: Literal["done", "diverged", "pruned"], step: int) -> None:
         """Close a run: it finished, or it diverged at `step`."""
         run = self._running(run_id)
-        self._write(run, end_line(run_id, status, step))
+        self._write(run, {"kind": "end", "run": run_id, "status": status, "step": step})
         run.status = status
 
     def commit(self) -> None:
@@ -138,13 +139,17 @@ class RecordWriter:
         return self._runs[run_id].status if run_id in self._runs else None
 
     def rewind(self, run_id: str | Iterable[str], step: int) -> None:
-        """Forget what one run, or several, recorded after `step`, their ends included.
+        """Remove what one run, or several, recorded after `step`, their ends included.
 
-        A run that resumes from a checkpoint older than its last line starts here, or it would repeat lines.
-        The file is replaced atomically, under the same lock. Runs that the file does not hold are left alone.
+        Call it before a run resumes from a checkpoint that is older than its last line. The file is replaced
+        atomically, under the same lock. Runs that the file does not hold are ignored.
         """
         wanted = {run_id} if isinstance(run_id, str) else set(run_id)
-        names = {name for name in wanted if name in self._runs and self._reaches_beyond(name, step)}
+        names = {
+            name
+            for name, run in self._runs.items()
+            if name in wanted and (run.status != "running" or (run.last_step is not None and run.last_step > step))
+        }
         if not names:
             return
         with ExitStack() as undo, replacing(self.path, durable=True) as temporary:
@@ -182,18 +187,14 @@ class RecordWriter:
             raise SandmaskError(f"{self.path}: run {run_id} has ended ({run.status}). Call `rewind` to continue it.")
         return run
 
-    def _reaches_beyond(self, run_id: str, step: int) -> bool:
-        run = self._runs[run_id]
-        return run.status != "running" or (run.last_step is not None and run.last_step > step)
-
-    def _write(self, run: RunState, line: bytes) -> None:
-        written, crc = with_checksum(line, run.crc)
+    def _write(self, run: RunState, line: dict[str, Any]) -> None:
+        written, crc = encoded(line, run.crc)
         with naming(self.path):
             _write_all(self._file, written)
         run.crc, run.has_crc = crc, True
 
     def _cut_torn_line(self) -> None:
-        """A line is complete when its newline is there: cut what follows the last one."""
+        """Cut what follows the last newline: a line is complete if it ends with one."""
         with self.path.open("rb") as file:
             complete = sum(len(line) for line in file if line.endswith(b"\n"))
         if complete < self.path.stat().st_size:
@@ -213,7 +214,7 @@ def _is_after(line: dict[str, Any], names: set[str], step: int) -> bool:
 
 
 def _write_all(file: FileIO, data: bytes) -> None:
-    # An unbuffered write may be partial (a full disk, a signal); the rest follows or the error comes out.
+    # An unbuffered write may be partial (full disk, signal): write the rest, or raise the error.
     view = memoryview(data)
     while view:
         view = view[file.write(view) or 0 :]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sandmask.errors import SandmaskError
-from sandmask.reports._data import Before, Cell, Change, Comparison, Report, RuleReport, Statistics, Table
+from sandmask.reports._data import Cell, Change, Comparison, Report, RuleReport, Statistics, Table
 from sandmask.reports._tables import is_of, method_order, selections, trial_accuracies
 from sandmask.reports.statistics import PairedComparison, critical_difference, mean_ranks, paired_comparison
 from sandmask.selection import is_soup, settings_of
@@ -67,7 +67,7 @@ def _scores(tables: Mapping[str, Table]) -> _Scores:
 def _ranks(methods: Sequence[str], scores: _Scores, reference: str) -> tuple[dict[str, float], int]:
     """Mean ranks over the baseline's cells (means over trials), of the methods that have them all.
 
-    Also how many cells those are. Soups have no rank: they are of many runs, and would change the ranks of the others.
+    Also returns the number of these cells. Soups, which are of many runs, have no rank and do not change other ranks.
     """
     means = {method: _cell_means(scores[method]) for method in methods}
     cells = sorted(means.get(reference, {}))
@@ -86,11 +86,7 @@ def _cell_means(scores: Mapping[_Condition, float]) -> dict[tuple[str, str], flo
 
 
 def beside_earlier(report: Report, earlier: Report) -> Report:
-    """The same report with the number of an earlier one in every cell that both have.
-
-    :param report: the later report.
-    :param earlier: a report of other runs under the same selection rules.
-    """
+    """The same report with the number of an earlier one, under the same rules, in every cell that both have."""
     rules = [_rule(now, then) for now, then in zip(report.rules, earlier.rules, strict=True)]
     if not any(rule.changes for rule in rules):
         raise SandmaskError(
@@ -125,7 +121,7 @@ def _beside(now: Table, then: Table) -> Table:
     cells = {key: _cell(cell, then.cells.get(key)) for key, cell in now.cells.items()}
 
     def average(method: str) -> Cell:
-        """Averages compare where they are over the same columns, and each of those compares."""
+        """Averages are compared if they are over the same columns, and each of these is compared."""
         found, earlier = _known(now, method), _known(then, method)
         same = found == earlier and all(cells[method, column].before is not None for column in found)
         return _cell(now.averages[method], then.averages.get(method) if same else None)
@@ -139,10 +135,10 @@ def _known(table: Table, method: str) -> set[str]:
 
 
 def _cell(now: Cell, then: Cell | None) -> Cell:
-    """Numbers of several environments, such as averages, compare where those are the same."""
+    """Numbers of several environments, such as averages, are compared if the environments are the same."""
     if then is None or then.mean is None or _environments(now) != _environments(then):
         return now
-    return replace(now, before=Before(then.mean, then.error))
+    return replace(now, before=then)
 
 
 def _environments(cell: Cell) -> set[int]:

@@ -33,7 +33,7 @@ class PublishedCell(Protocol):
 
 @dataclass(frozen=True)
 class Gap:
-    """A run that a cell should have and does not, or not yet; `why` is empty when nothing of it is there."""
+    """A run of a cell that is missing or not finished; `why` is empty if there is no record of it."""
 
     trial_seed: int
     hparams_seed: int
@@ -70,20 +70,13 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Before:
-    """The number of an earlier set of runs for the same cell, in percent."""
-
-    mean: float
-    error: float | None
-
-
-@dataclass(frozen=True)
 class Cell:
     """A number of a table, in percent; `mean` is None when too much is missing to give one.
 
     `values` are the accuracies (in percent) that it is the mean of, one per trial. `have` of the `expected`
     runs are finished: a number with fewer is provisional, and tables say so. `parts` is for averages over columns: of
-    how many there is a number, and of how many there should be; tables say where those differ.
+    how many there is a number, and of how many there should be; tables say where those differ. `before` is the cell
+    of an earlier set of runs.
     """
 
     mean: float | None
@@ -96,7 +89,7 @@ class Cell:
     diverged: int = 0
     paper: PublishedCell | None = None
     parts: Parts | None = None
-    before: Before | None = None
+    before: "Cell | None" = None
 
     @property
     def complete(self) -> bool:
@@ -106,7 +99,8 @@ class Cell:
     @property
     def change(self) -> float | None:
         """This number minus the earlier one, in percent."""
-        return None if self.mean is None or self.before is None else self.mean - self.before.mean
+        before = None if self.before is None else self.before.mean
+        return None if self.mean is None or before is None else self.mean - before
 
     @property
     def difference(self) -> float | None:

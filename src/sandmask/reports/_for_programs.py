@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandmask._text import printable
 from sandmask.records import RunRecord, RunSpec
-from sandmask.reports._data import AVERAGE, Cell, MetricReport, Report, RuleReport, Statistics, Table, Trial
+from sandmask.reports._data import AVERAGE, Cell, Report, RuleReport, Statistics, Table, Trial
 from sandmask.reports._tables import best_cells
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def json_content(report: Report) -> dict[str, Any]:
 
 
 def _escaped(line: str) -> str:
-    """JSON with escapes for all that a terminal would obey: the encoder leaves some control characters as they are."""
+    """Escape the control characters that the JSON encoder leaves unchanged and a terminal would interpret."""
     if line.isprintable():
         return line
     return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
 
 
 def finite(value: Any) -> Any:
-    """The same with null for every number that JSON has no word for: NaN and the infinities."""
+    """The same value with None for NaN and infinities, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -140,7 +140,7 @@ def _cell(cell: Cell, best: bool) -> dict[str, Any]:
     if cell.trials:
         content["trials"] = [_trial(trial) for trial in cell.trials]
     if cell.before is not None:
-        content["before"] = {**asdict(cell.before), "change": cell.change}
+        content["before"] = {"mean": cell.before.mean, "error": cell.before.error, "change": cell.change}
     if cell.paper is not None:
         content["paper"] = {"mean": cell.paper.mean, "error": cell.paper.error, "table": cell.paper.table}
         content["difference"] = cell.difference
@@ -193,7 +193,7 @@ def to_csv(report: Report) -> str:
 
 
 def to_frame(report: Report) -> "pd.DataFrame":
-    """The same cells as a pandas frame, with names as they are and NaN where there is no number."""
+    """The same cells as a pandas frame, with unescaped names, and NaN for missing numbers."""
     import pandas as pd
 
     found = pd.DataFrame(_rows(report), columns=list(HEADER))
@@ -226,23 +226,16 @@ def _rows(report: Report) -> Iterator[tuple[Any, ...]]:
 
 def _cells(rule: RuleReport) -> Iterator[tuple[str, str, str, str, Cell]]:
     """Every cell, after its metric, dataset, method and environment."""
-    averages = rule.averages
-    for dataset, table in rule.datasets.items():
+    tables = [("accuracy", name, table) for name, table in rule.datasets.items()]
+    tables += [(metric.metric, name, table) for metric in rule.metrics for name, table in metric.datasets.items()]
+    for number, (metric, dataset, table) in enumerate(tables, start=1):
         for method in table.methods:
             for column in table.columns:
-                yield "accuracy", dataset, method, column, table.cells[method, column]
-            if averages is not None:  # its cells have an error
-                yield "accuracy", dataset, method, AVERAGE, averages.cells[method, dataset]
-    if averages is not None and len(averages.columns) > 1:
-        for method in averages.methods:
-            yield "accuracy", AVERAGE, method, AVERAGE, averages.averages[method]
-    for metric in rule.metrics:
-        yield from _metric_cells(metric)
-
-
-def _metric_cells(metric: MetricReport) -> Iterator[tuple[str, str, str, str, Cell]]:
-    for dataset, table in metric.datasets.items():
-        for method in table.methods:
-            for column in table.columns:
-                yield metric.metric, dataset, method, column, table.cells[method, column]
-            yield metric.metric, dataset, method, AVERAGE, table.averages[method]
+                yield metric, dataset, method, column, table.cells[method, column]
+            average = table.averages[method]
+            if metric == "accuracy" and rule.averages is not None:
+                average = rule.averages.cells[method, dataset]  # which has an error
+            yield metric, dataset, method, AVERAGE, average
+        if number == len(rule.datasets) > 1 and rule.averages is not None:
+            for method, average in rule.averages.averages.items():
+                yield metric, AVERAGE, method, AVERAGE, average

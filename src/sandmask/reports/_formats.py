@@ -15,6 +15,33 @@ _WIDE = 140
 _NOTE_WIDTH = 110
 
 
+@dataclass(frozen=True)
+class Format:
+    """A format by name; `render` is given the report and whether to show statistics."""
+
+    name: str
+    description: str
+    render: Callable[[Report, bool], str]
+
+
+FORMATS: Registry[Format] = Registry("report format")
+FORMATS.register(Format("text", "aligned columns", lambda r, s: text(grids(r, statistics=s))))
+FORMATS.register(Format("markdown", "pipe tables", lambda r, s: markdown(grids(r, statistics=s))))
+FORMATS.register(Format("latex", "booktabs tables", lambda r, s: latex(grids(r, statistics=s))))
+FORMATS.register(Format("csv", "a line for each cell, unrounded", lambda r, s: to_csv(r)))  # noqa: ARG005
+FORMATS.register(Format("json", "everything, unrounded", lambda r, s: to_json(r)))  # noqa: ARG005
+
+
+def render(report: Report, format_name: str = "text", *, statistics: bool = True) -> str:
+    """Format a report. JSON always contains the statistics, and CSV never does.
+
+    :param report: the report.
+    :param format_name: "text", "markdown", "latex", "csv" or "json".
+    :param statistics: include the comparisons with the baseline.
+    """
+    return FORMATS[format_name].render(report, statistics)
+
+
 def text(grids: Sequence[Grid]) -> str:
     """Format tables as plain text in aligned columns; tables that are too wide are transposed if that helps.
 
@@ -143,30 +170,3 @@ def html_tables(grids: Sequence[Grid]) -> str:
 
 def _html_row(tag: str, words: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(word)}</{tag}>' for word in words)}</tr>"
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format by name; `render` is given the report and whether to show statistics."""
-
-    name: str
-    description: str
-    render: Callable[[Report, bool], str]
-
-
-FORMATS: Registry[Format] = Registry("report format")
-FORMATS.register(Format("text", "aligned columns", lambda r, s: text(grids(r, statistics=s))))
-FORMATS.register(Format("markdown", "pipe tables", lambda r, s: markdown(grids(r, statistics=s))))
-FORMATS.register(Format("latex", "booktabs tables", lambda r, s: latex(grids(r, statistics=s))))
-FORMATS.register(Format("csv", "a line for each cell, unrounded", lambda r, s: to_csv(r)))  # noqa: ARG005
-FORMATS.register(Format("json", "everything, unrounded", lambda r, s: to_json(r)))  # noqa: ARG005
-
-
-def render(report: Report, format_name: str = "text", *, statistics: bool = True) -> str:
-    """Format a report. JSON always contains the statistics, and CSV never does.
-
-    :param report: the report.
-    :param format_name: "text", "markdown", "latex", "csv" or "json".
-    :param statistics: include the comparisons with the baseline.
-    """
-    return FORMATS[format_name].render(report, statistics)

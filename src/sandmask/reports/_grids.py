@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sandmask._text import printable
-from sandmask.reports._data import Cell, Change, Confusion, Gap, Report, RuleReport, Statistics, Table
+from sandmask.reports._data import Cell, Change, Confusion, Report, RuleReport, Statistics, Table
 from sandmask.reports.statistics import PairedComparison, fewest_values
 
 NOT_RUN = "-"
@@ -50,7 +50,7 @@ def named_grids(rule: RuleReport, *, statistics: bool = True) -> Iterator[tuple[
         notes = ["† with runs that diverged; see the dataset's table."] if is_diverged else []
         yield "averages", _table_grid(rule.averages, rule, notes)
     for metric in rule.metrics:
-        note = f"{metric.title}: {metric.description}."  # what is missing is told below the table of accuracies
+        note = f"{metric.title}: {metric.description}."  # missing runs are listed below the table of accuracies
         for name, table in metric.datasets.items():
             title = f"{table.title}, {metric.title}"
             yield f"metric:{metric.metric}:{name}", _grid(title, rule, _header(table), _rows(table), [note])
@@ -120,7 +120,7 @@ def cell_text(cell: Cell) -> str:
         text = f"{cell.mean:.1f}" + ("" if cell.error is None else f" ± {cell.error:.1f}") + mark
         partial = ", ".join(_partial(cell))
         text += f" ({partial})" if partial else ""
-    if cell.before is not None:
+    if cell.before is not None and cell.before.mean is not None:
         change = "" if cell.change is None else f", {_signed(cell.change)}"
         text += f" [was {cell.before.mean:.1f}{change}]"
     if cell.paper is not None:
@@ -150,11 +150,9 @@ def _table_notes(table: Table) -> Iterator[str]:
         for mark, text in _cell_notes(cell):
             columns[mark, method, text].append(column)
     for (mark, method, text), names in columns.items():
-        yield f"{mark}{method}, {_columns_text(names, len(table.columns))}: {text}."
-
-
-def _columns_text(names: Sequence[str], of: int) -> str:
-    return f"all {of} columns" if len(names) == of > _LISTED_GAPS else _listed(names, ", ", " and")
+        is_whole_row = len(names) == len(table.columns) > _LISTED_GAPS
+        where = f"all {len(names)} columns" if is_whole_row else _listed(names, ", ", " and")
+        yield f"{mark}{method}, {where}: {text}."
 
 
 def _cell_notes(cell: Cell) -> Iterator[tuple[str, str]]:
@@ -165,12 +163,8 @@ def _cell_notes(cell: Cell) -> Iterator[tuple[str, str]]:
     gaps = [gap for trial in cell.trials for gap in trial.gaps]
     if gaps:
         nothing = len(gaps) == cell.expected and not any(gap.why for gap in gaps)
-        yield "", "no runs" if nothing else f"missing: {_listed([_gap_text(gap) for gap in gaps])}"
-
-
-def _gap_text(gap: Gap) -> str:
-    place = f"trial {gap.trial_seed} draw {gap.hparams_seed}"
-    return f"{place} ({gap.why})" if gap.why else place
+        places = [f"trial {gap.trial_seed} draw {gap.hparams_seed}{gap.why and f' ({gap.why})'}" for gap in gaps]
+        yield "", "no runs" if nothing else f"missing: {_listed(places)}"
 
 
 def _listed(items: Sequence[str], separator: str = "; ", last: str = "; and") -> str:

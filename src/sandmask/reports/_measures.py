@@ -16,16 +16,15 @@ from sandmask.records import (
     parse_measures,
     recorded_measures,
 )
+from sandmask.records._measures import CONFUSION, PER_CLASS
 from sandmask.reports._data import Cell, Confusion, MetricReport, Table, Trial
 from sandmask.reports._tables import row_means, selections, value_cell
 
-PER_CLASS, CONFUSION = "per-class", "confusion"
-
 
 def shown_measures(runs: Sequence[RunRecord], asked: Sequence[str] | None) -> tuple[str, ...]:
-    """The metrics to report: those asked for, or the recorded ones that are a number for each environment.
+    """The metrics to report: the requested ones, or the recorded ones that are a number for each environment.
 
-    One that is asked for by name and that no run recorded is an error.
+    A metric that was requested by name and that no run recorded is an error.
     """
     if asked is None:
         return tuple(name for name in recorded_measures(runs) if not MEASURES[name].is_table)

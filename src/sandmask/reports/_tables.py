@@ -105,7 +105,7 @@ def _trials(
 
 
 def _trial(rule: SelectionRule, runs: Sequence[RunRecord], key: GroupKey, draws: Sequence[int]) -> Trial:
-    """Apply a rule to one trial's runs of a cell and take stock of what it had to choose from."""
+    """Apply a rule to one trial's runs of a cell, and list the runs that are missing or diverged."""
     alone = [run for run in runs if run.spec.test_envs == (key.test_env,)]
     of_draw: defaultdict[int, list[RunRecord]] = defaultdict(list)
     for run in alone:
@@ -128,7 +128,7 @@ def _trial(rule: SelectionRule, runs: Sequence[RunRecord], key: GroupKey, draws:
 
 
 def _why_missing(rule: SelectionRule, drawn: Sequence[RunRecord], runs: Sequence[RunRecord]) -> str | None:
-    """None when a draw's run can be judged; else what keeps the rule from it, or "" for nothing there."""
+    """None if the rule can judge the run of a draw; otherwise the reason, or "" if there is no run."""
     if not drawn:
         return ""
     unfinished = [_progress(run) for run in drawn if not is_settled(run)]
@@ -189,7 +189,7 @@ def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
     """A cell over trials, from the values (in 0..1) to average: its mean is None when there are none."""
     mean, error = mean_and_error(values) if values else (None, None)
     if len(values) == 1:
-        error = None  # one trial says nothing about its spread; DomainBed prints 0.0 there
+        error = None  # unknown for one trial; DomainBed prints 0.0
     interval = bootstrap_interval(values)
     expected = sum(trial.expected for trial in trials)
     return Cell(
@@ -205,7 +205,7 @@ def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
 
 
 def _mean_cell(cells: Sequence[Cell], of: int, kind: str) -> Cell:
-    """The plain average of a row, without an error, as the paper and DomainBed print it: over what there is.
+    """The average over the numbers of a row, without an error, as the paper and DomainBed print it.
 
     :param of: how many columns of this `kind` a complete average is over.
     """
@@ -246,7 +246,7 @@ def averages_table(tables: Mapping[str, Table]) -> Table:
 def _dataset_average(table: Table, method: str) -> Cell:
     """A cell of the averages table: each trial's mean over environments, then mean and error over trials.
 
-    Where some trial lacks an environment, the number is the mean over those that it has, without an error.
+    If a trial lacks an environment, it is the mean over the environments that there are, without an error.
     """
     if method not in table.methods or not table.columns:
         return Cell(mean=None)
@@ -296,7 +296,7 @@ def best_cells(table: Table) -> set[tuple[str, str | None]]:
 def best_method(cells: Mapping[str, Cell], chance: float | None, *, lowest: bool = False) -> str | None:
     """The method with the highest (or `lowest`) mean of a column; None for ties as printed, and up to chance.
 
-    Averages compete with those over as many columns: over others, they do not compare. A single number is not a best.
+    Of averages, only those over the most columns are compared. A single number is not a best.
     """
     means = {method: cell.mean for method, cell in cells.items() if cell.mean is not None and math.isfinite(cell.mean)}
     widest = max((_columns(cells[method]) for method in means), default=0)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ def bootstrap_interval(
 
 
 EXACT_PAIRS = 14  # 16,384 sign patterns
-_SAME = 1e-9  # numbers that are equal on paper may differ by this much, relatively
+_SAME = 1e-9  # relative difference that rounding may cause between equal numbers
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _sign_flip(differences: NDArray[np.float64], resamples: int, seed: int) -> f
     else:
         patterns = np.random.default_rng(seed).integers(0, 2, (resamples, count))
     sums = np.abs((1 - 2 * patterns) @ differences)
-    # Sums that are equal on paper differ in their last bits, and must count as equal: also where they are zero.
+    # Sums that are equal without rounding may differ in their last bits, and must count as equal, also near zero.
     extreme = int((sums >= abs(differences.sum()) - _SAME * np.abs(differences).sum()).sum())
     return extreme / len(sums) if exact else (extreme + 1) / (resamples + 1)
 
@@ -157,9 +158,6 @@ def _range_below(width: float, groups: int) -> float:
     """P(range < width): one value at z is the largest, all others lie within `width` below it."""
     grid = np.linspace(-8.0, 8.0 + width, 801)
     density = np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)
-    integrand = groups * density * (_normal(grid) - _normal(grid - width)) ** (groups - 1)
+    below = np.vectorize(NormalDist().cdf)
+    integrand = groups * density * (below(grid) - below(grid - width)) ** (groups - 1)
     return float(integrand.sum() * (grid[1] - grid[0]))  # it vanishes at both ends
-
-
-def _normal(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in values])

@@ -1,6 +1,5 @@
 """Groups of competing runs (one dataset, method, held-out environment and trial), and the run that is selected."""
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from sandmask._text import counted
 from sandmask.hparams import OPTIONAL
 from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records import RunRecord, RunSpec
+from sandmask.records._types import word_of
 from sandmask.selection._rules import Selected, SelectionRule
 
 
@@ -45,11 +45,7 @@ def settings_of(spec: RunSpec) -> dict[str, str]:
     :param spec: spec of the run.
     """
     named = {name: str(getattr(spec, name)) for name in _FIELDS}
-    return {**named, **{name: _word(value) for name, value in spec.options.items()}}
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return {**named, **{name: word_of(value) for name, value in spec.options.items()}}
 
 
 def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:
@@ -104,7 +100,7 @@ def _searches(specs: Iterable[RunSpec]) -> dict[str, str]:
     for spec in specs:
         if kind := spec.options.get(SEARCH):
             cell = (spec.dataset, spec.algorithm, spec.test_envs, spec.trial_seed)
-            seen[_word(kind)][cell].add(spec.hparams_seed)
+            seen[word_of(kind)][cell].add(spec.hparams_seed)
     by = " by {}" if len(seen) > 1 else ""
     return {
         kind: f"{_SEARCHED}{by.format(kind)}, {counted(max(map(len, cells.values())), 'proposal')}"
@@ -115,7 +111,7 @@ def _searches(specs: Iterable[RunSpec]) -> dict[str, str]:
 def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str], searches: Mapping[str, str]) -> str:
     values = {name: value for name, value in settings_of(spec).items() if name in settings}
     searched = [searches[values.pop(SEARCH)]] if SEARCH in values else []
-    values |= {name: _word(spec.hparams[name]) for name in hparams if name in spec.hparams}
+    values |= {name: word_of(spec.hparams[name]) for name in hparams if name in spec.hparams}
     spoken = [say(values[name]) for name, say in _SPOKEN.items() if name in values]
     others = searched + [f"{name}={value}" for name, value in sorted(values.items()) if name not in _SPOKEN]
     return _PLUS.join([spec.algorithm, *spoken]) + (f"{_BRACKET}{', '.join(others)})" if others else "")

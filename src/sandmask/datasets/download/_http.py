@@ -19,7 +19,7 @@ Progress = Callable[[int, int | None], None]  # (bytes so far, bytes in all if k
 
 CHUNK = 1 << 20
 WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
-MOST_TRIES = 100  # whatever progress they make
+MOST_TRIES = 100  # even if they make progress
 DRIVE_ADDRESS = "https://drive.google.com/uc?id={id}"
 
 
@@ -28,7 +28,7 @@ class MirrorError(Exception):
 
 
 class _InterruptedError(Exception):
-    """The connection broke, or the server is in trouble: worth another try."""
+    """The connection broke, or the server failed for now: try again."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _open(part: Path, offset: int, origin: _Origin, timeout: float) -> http.clie
 
 
 def _reconcile(part: Path, offset: int, origin: _Origin, response: http.client.HTTPResponse) -> tuple[int, _Origin]:
-    """Where the reply goes in the file, and what the file is. A reply that does not continue it starts it anew."""
+    """Where the reply is written in the file (at 0 if it is the whole file), and the file's origin."""
     etag = response.headers.get("ETag", "")
     version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
     length = response.headers.get("Content-Length")

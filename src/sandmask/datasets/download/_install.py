@@ -19,7 +19,7 @@ ARCHIVES = "downloads"
 
 @dataclass(frozen=True)
 class Obtained:
-    """A file in hand: where it is, where it came from, and its checksum."""
+    """A downloaded file: its path, its origin and its checksum."""
 
     path: Path
     origin: str  # a mirror, or "by hand"

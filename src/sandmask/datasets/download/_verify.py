@@ -25,65 +25,6 @@ LOCK = ".sandmask-data.lock"
 CHECKED_SIZE = 32  # side of the images that are decoded as a check
 
 
-class Ledger:
-    """A JSON file in the data folder: {section: {key: facts}}. Every change is written at once and atomically."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self.path = data_dir / NAME
-
-    def get(self, section: str, key: str) -> dict[str, Any] | None:
-        """The record of `key`, or None."""
-        facts: dict[str, Any] | None = self._read().get(section, {}).get(key)
-        return facts
-
-    def record(self, section: str, key: str, facts: dict[str, Any]) -> None:
-        """Add facts to those under `key`."""
-        content = self._read()
-        entries = content.setdefault(section, {})
-        entries[key] = {**entries.get(key, {}), **facts}
-        self._write(content)
-
-    def forget(self, section: str, key: str) -> None:
-        """Drop what is recorded under `key`."""
-        content = self._read()
-        if content.get(section, {}).pop(key, None) is not None:
-            self._write(content)
-
-    def _read(self) -> dict[str, dict[str, dict[str, Any]]]:
-        if not self.path.exists():
-            return {}
-        try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise SandmaskError(f"{self.path} cannot be read ({error}). Fix or delete it.") from error
-        if not isinstance(content, dict):
-            raise SandmaskError(f"{self.path} should hold a JSON object. Fix or delete it.")
-        return content
-
-    def _write(self, content: dict[str, dict[str, dict[str, Any]]]) -> None:
-        with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as temporary:
-                temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def sole_user(data_dir: Path) -> Iterator[None]:
-    """Hold the data folder's lock, so that two downloads do not write the same files."""
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        file = FileIO(data_dir / LOCK, "a")
-    except OSError as error:
-        raise SandmaskError(f"{data_dir} cannot be written to ({error.strerror}).") from error
-    with file:
-        taken = False
-        with suppress(SandmaskError):  # a file system without locks: downloading unguarded is better than not at all
-            taken = not lock(file)
-        if taken:
-            raise SandmaskError(f"Another `sandmask data` command is working in {data_dir}. Wait for it.")
-        yield
-
-
 @dataclass(frozen=True)
 class Verification:
     """The result of a check: `status` is "ok", "wrong" (see `problems`) or "missing"."""
@@ -159,6 +100,65 @@ def _mnist_problems(folder: Path) -> Iterator[str]:
             read_content(folder, name)
         except SandmaskError as error:
             yield str(error)
+
+
+class Ledger:
+    """A JSON file in the data folder: {section: {key: facts}}. Every change is written at once and atomically."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir / NAME
+
+    def get(self, section: str, key: str) -> dict[str, Any] | None:
+        """The record of `key`, or None."""
+        facts: dict[str, Any] | None = self._read().get(section, {}).get(key)
+        return facts
+
+    def record(self, section: str, key: str, facts: dict[str, Any]) -> None:
+        """Add facts to those under `key`."""
+        content = self._read()
+        entries = content.setdefault(section, {})
+        entries[key] = {**entries.get(key, {}), **facts}
+        self._write(content)
+
+    def forget(self, section: str, key: str) -> None:
+        """Drop what is recorded under `key`."""
+        content = self._read()
+        if content.get(section, {}).pop(key, None) is not None:
+            self._write(content)
+
+    def _read(self) -> dict[str, dict[str, dict[str, Any]]]:
+        if not self.path.exists():
+            return {}
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SandmaskError(f"{self.path} cannot be read ({error}). Fix or delete it.") from error
+        if not isinstance(content, dict):
+            raise SandmaskError(f"{self.path} should hold a JSON object. Fix or delete it.")
+        return content
+
+    def _write(self, content: dict[str, dict[str, dict[str, Any]]]) -> None:
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path) as temporary:
+                temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def sole_user(data_dir: Path) -> Iterator[None]:
+    """Hold the data folder's lock, so that two downloads do not write the same files."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        file = FileIO(data_dir / LOCK, "a")
+    except OSError as error:
+        raise SandmaskError(f"{data_dir} cannot be written to ({error.strerror}).") from error
+    with file:
+        taken = False
+        with suppress(SandmaskError):  # a file system without locks: downloading unguarded is better than not at all
+            taken = not lock(file)
+        if taken:
+            raise SandmaskError(f"Another `sandmask data` command is working in {data_dir}. Wait for it.")
+        yield
 
 
 def _compare(source: Source, kind: str, found: str, ledger: Ledger, problems: list[str], notes: list[str]) -> None:

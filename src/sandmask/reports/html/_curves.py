@@ -22,50 +22,15 @@ from sandmask.reports._for_programs import finite
 from sandmask.selection import Selected, mean_over_environments
 
 Offers = Mapping[str, Mapping[int, Selected]]  # what each rule takes of a run, by the run's place in the list
-MISSING = 0xFFFF  # the code of a value that is not there
-
-
-def blob(content: bytes) -> str:
-    """Bytes as text that needs no escaping in HTML."""
-    return base64.b64encode(zlib.compress(content, 9)).decode()
-
-
-def json_blob(content: Any) -> str:
-    """A JSON value as text, with null for NaN and infinities, which a browser would not read.
-
-    All words are made printable, keys and values alike, so that they still find each other.
-    """
-    safe = _printable(finite(content))
-    return blob(json.dumps(safe, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(str(name)): _printable(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_printable(one) for one in value]
-    return value
-
-
-def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
-    """Coded curves ([curves, points] each) behind a JSON header that says how to read them.
-
-    Stored as changes from point to point, 0, -1, 1, -2, 2, ... written as 0, 1, 2, 3, 4, ..., and all lower bytes
-    before all upper ones: most of the upper ones are zero then, which is what compresses.
-    """
-    changes = [np.diff(codes, axis=1, prepend=np.uint16(0)).view(np.int16).ravel() for codes in curves]
-    joined = np.concatenate([np.empty(0, np.int16), *changes])
-    folded = ((joined << 1) ^ (joined >> 15)).astype("<u2")
-    planes = folded.view(np.uint8).reshape(-1, 2).T.tobytes()
-    words = json.dumps(_printable(finite(header)), allow_nan=False, separators=(",", ":")).encode()
-    return blob(len(words).to_bytes(4, "little") + words + planes)
-
-
+MISSING = 0xFFFF  # the code of a missing value
 LAYER_METRIC = re.compile(r"(mask_density|dead_fraction|agreement)/(?!all(/|$)).")
 MEASURE = re.compile(rf"(?:{'|'.join(MEASURES)})/(?P<split>in|out)/(?P<env>\d+)")
 LARGEST = 5_000_000  # values; some 5 MB of page
+RUNS_PER_CHUNK = 128
+_LARGEST = 1e300  # larger values, whose differences may overflow, are drawn as missing
+_WIDE = 100  # a metric that spans more than this factor is divided on a logarithmic scale
+
+_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -87,55 +52,11 @@ SUMMARY = Detail(every_environment=False, every_layer=False, points=61, levels=1
 
 
 def choose_detail(runs: Sequence[RunRecord], largest: int = LARGEST) -> Detail:
-    """All curves, unless they would make the page too large to send around."""
+    """All curves, unless the page would become too large to share."""
     values = sum(
         min(len(run.steps), FULL.points) * (2 * len(run.env_names) + len(kept_metrics(run, FULL))) for run in runs
     )
     return FULL if values <= largest else SUMMARY
-
-
-def kept_metrics(run: RunRecord, detail: Detail) -> list[str]:
-    """The names of the metrics to keep; of metrics of environments, those on held-out data."""
-    held_out = {str(env) for env in run.spec.test_envs}
-
-    def is_kept(name: str) -> bool:
-        measure = MEASURE.fullmatch(name)
-        if measure is not None:
-            return measure["split"] == "in" and measure["env"] in held_out
-        return detail.every_layer or not LAYER_METRIC.match(name)
-
-    return [name for name in run.metrics if is_kept(name)]
-
-
-RUNS_PER_CHUNK = 128
-_LARGEST = 1e300  # what is beyond has no differences that a float can hold, and is drawn as missing
-_WIDE = 100  # a metric that spans more than this factor is divided on a logarithmic scale
-
-_Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A curve and what its integer codes mean: 0 is `low`, `levels` is `high`, in logarithms if `log`."""
-
-    name: str
-    values: _Floats
-    low: float
-    high: float
-    levels: int
-    log: bool = False
-
-    @property
-    def codes(self) -> NDArray[np.uint16]:
-        """The values as integers; what is not finite is missing."""
-        finite = np.isfinite(self.values)
-        values = np.where(finite, self.values, self.high)
-        low, high = self.low, self.high
-        if self.log:
-            values, low, high = np.log(values), math.log(low), math.log(high)
-        scaled = np.rint((values - low) / (high - low or 1.0) * self.levels)
-        coded: NDArray[np.uint16] = np.where(finite, scaled, MISSING).astype(np.uint16)
-        return coded
 
 
 def chunks(runs: Sequence[RunRecord], offers: Offers, detail: Detail) -> Iterator[str]:
@@ -162,6 +83,30 @@ def kept_points(count: int, taken: Sequence[int], points: int) -> NDArray[np.int
         return np.arange(count)
     spread = np.linspace(0, count - 1, points - len(taken)).round().astype(np.int64)
     return np.union1d(spread, np.array(taken, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve and what its integer codes mean: 0 is `low`, `levels` is `high`, in logarithms if `log`."""
+
+    name: str
+    values: _Floats
+    low: float
+    high: float
+    levels: int
+    log: bool = False
+
+    @property
+    def codes(self) -> NDArray[np.uint16]:
+        """The values as integers; what is not finite is missing."""
+        finite = np.isfinite(self.values)
+        values = np.where(finite, self.values, self.high)
+        low, high = self.low, self.high
+        if self.log:
+            values, low, high = np.log(values), math.log(low), math.log(high)
+        scaled = np.rint((values - low) / (high - low or 1.0) * self.levels)
+        coded: NDArray[np.uint16] = np.where(finite, scaled, MISSING).astype(np.uint16)
+        return coded
 
 
 def run_curves(run: RunRecord, kept: NDArray[np.int64], detail: Detail) -> list[Curve]:
@@ -194,16 +139,64 @@ def _metric(name: str, values: _Floats, levels: int) -> Curve:
     return Curve(name, values, low, high, levels, log=low > 0 and high > _WIDE * low)
 
 
+def kept_metrics(run: RunRecord, detail: Detail) -> list[str]:
+    """The names of the metrics to keep; of metrics of environments, those on held-out data."""
+    held_out = {str(env) for env in run.spec.test_envs}
+
+    def is_kept(name: str) -> bool:
+        measure = MEASURE.fullmatch(name)
+        if measure is not None:
+            return measure["split"] == "in" and measure["env"] in held_out
+        return detail.every_layer or not LAYER_METRIC.match(name)
+
+    return [name for name in run.metrics if is_kept(name)]
+
+
+def json_blob(content: Any) -> str:
+    """A JSON value as text, with null for NaN and infinities, which a browser would not read.
+
+    Keys and values are made printable in the same way, so that values that name keys still do.
+    """
+    safe = _printable(finite(content))
+    return blob(json.dumps(safe, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(str(name)): _printable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
+    return value
+
+
+def codes_blob(header: Any, curves: Sequence[NDArray[np.uint16]]) -> str:
+    """Coded curves ([curves, points] each) behind a JSON header that says how to read them.
+
+    Stored as changes from point to point, 0, -1, 1, -2, 2, ... written as 0, 1, 2, 3, 4, ..., all lower bytes before
+    all upper ones. Most upper bytes are then zero, which compresses well.
+    """
+    changes = [np.diff(codes, axis=1, prepend=np.uint16(0)).view(np.int16).ravel() for codes in curves]
+    joined = np.concatenate([np.empty(0, np.int16), *changes])
+    folded = ((joined << 1) ^ (joined >> 15)).astype("<u2")
+    planes = folded.view(np.uint8).reshape(-1, 2).T.tobytes()
+    words = json.dumps(_printable(finite(header)), allow_nan=False, separators=(",", ":")).encode()
+    return blob(len(words).to_bytes(4, "little") + words + planes)
+
+
+def blob(content: bytes) -> str:
+    """Bytes as text that needs no escaping in HTML."""
+    return base64.b64encode(zlib.compress(content, 9)).decode()
+
+
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 170, 42, 10, 24, 22  # of the picture, and its margins
 POINTS = 200  # of a curve
 COLORS = ("#1f77b4", "#d95f02")
 
 
 def curves_svg(run: RunRecord) -> str:
-    """Return the picture: validation accuracy, and the accuracy on held-out environments; "" without an evaluation.
-
-    :param run: record of the run.
-    """
+    """A picture of validation accuracy and accuracy on held-out environments; "" for a run without evaluations."""
     if not len(run.steps):
         return ""
     kept = kept_points(len(run.steps), (), POINTS)

@@ -50,7 +50,7 @@ def write_html(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.touch()  # an unwritable place is told before the work is done
+            temporary.touch()  # fails before the work is done if the file cannot be written
             temporary.write_text(render_html(runs, rules, **settings), encoding="utf-8")
     except OSError as error:
         raise SandmaskError(f"{target} cannot be written: {error.strerror}. Name another place.") from error
@@ -86,6 +86,7 @@ def render_html(
     report = build_report(runs, names, **settings)
     if not statistics:
         report = replace(report, rules=tuple(replace(rule, statistics=None) for rule in report.rules))
+    with_paper = beside_published(report) if has_published() else report
     of_id = method_names(runs)
     methods = [of_id[run.spec.id] for run in runs]
     offers, detail = all_offers(runs, names), choose_detail(runs)
@@ -95,28 +96,21 @@ def render_html(
         "overview": overview(runs, methods),
         "detail": asdict(detail),
         "thinned": any(len(run.steps) > detail.points for run in runs),
-        **_report_content(report),
-    }
-    blobs = {"report": json_blob(content), "runs": json_blob(run_columns(runs, methods, offers))}
-    blobs |= {f"curves-{number}": text for number, text in enumerate(chunks(runs, offers, detail))}
-    return _fill(title, blobs)
-
-
-def _report_content(report: Report) -> dict[str, Any]:
-    with_paper = beside_published(report) if has_published() else report
-    return {
         "version": __version__,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "report": json_content(with_paper),
         "words": table_words(report, with_paper),
         "rules": {
             rule.name: {"usesTestData": rule.uses_test_data, "needsPairs": rule.needs_pairs}
-            for rule in (find_rule(each.rule) for each in report.rules)
+            for rule in map(find_rule, names)
         },
         "regrets": regrets(report),
         "bestNote": BEST_NOTE,
         "runsPerChunk": RUNS_PER_CHUNK,
     }
+    blobs = {"report": json_blob(content), "runs": json_blob(run_columns(runs, methods, offers))}
+    blobs |= {f"curves-{number}": text for number, text in enumerate(chunks(runs, offers, detail))}
+    return _fill(title, blobs)
 
 
 def _asset(name: str) -> str:
@@ -137,10 +131,7 @@ def _fill(title: str, blobs: dict[str, str]) -> str:
 
 
 def overview(runs: Sequence[RunRecord], methods: Sequence[str]) -> dict[str, Any]:
-    """Counts of all runs, and for each dataset what its runs have in common and in what they differ.
-
-    `methods` are the runs' methods, one each.
-    """
+    """Counts of all runs, and for each dataset the settings of its runs. `methods` has the method of each run."""
     of_dataset: defaultdict[str, list[tuple[RunRecord, str]]] = defaultdict(list)
     for run, method in zip(runs, methods, strict=True):
         of_dataset[run.spec.dataset].append((run, method))
@@ -168,7 +159,7 @@ def _dataset(found: Sequence[tuple[RunRecord, str]]) -> dict[str, Any]:
 
 
 def table_words(report: Report, with_paper: Report) -> dict[str, dict[str, Any]]:
-    """For each rule, its tables by name: as they are, and under `paper` with the paper's numbers beside ours."""
+    """For each rule, its tables by name: without the paper's numbers, and under `paper` with them."""
     return {
         rule.rule: {
             name: {**asdict(grid), "paper": asdict(beside)}
@@ -216,7 +207,7 @@ def _mean_regret(pairs: Mapping[tuple[str, int], float]) -> dict[str, Any]:
 
 
 def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
-    """The checkpoint that each rule would take of each run, for the runs that it can judge."""
+    """The checkpoint that each rule would select of each run, for the runs that it can judge."""
     place = {id(run): number for number, run in enumerate(runs)}
     groups = group_runs(runs)
     return {
@@ -230,10 +221,7 @@ def all_offers(runs: Sequence[RunRecord], rules: Sequence[str]) -> Offers:
 
 
 def run_columns(runs: Sequence[RunRecord], methods: Sequence[str], offers: Offers) -> dict[str, Any]:
-    """Specs, statuses, hyperparameters and what each rule makes of each run. Accuracies are in percent.
-
-    `methods` are the runs' methods, one each.
-    """
+    """Specs, statuses, hyperparameters and offers of the runs. `methods` has the method of each run."""
     hparams, distinct_hparams = _numbered([json.dumps(run.spec.hparams, sort_keys=True) for run in runs])
     settings, distinct_settings = _numbered([_settings(run) for run in runs])
     return {
@@ -282,4 +270,4 @@ def _offer_columns(count: int, found: Mapping[int, Selected]) -> dict[str, list[
 
 
 def _percent(value: float) -> float | None:
-    return round(100 * value, 4) if math.isfinite(value) else None  # a rule of one's own may value anything
+    return round(100 * value, 4) if math.isfinite(value) else None  # a user's own rule may return NaN or inf

@@ -1,7 +1,7 @@
 """The base classes of algorithms, which are pure functions of a state; each method has its own file."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -241,9 +241,15 @@ class AlgorithmEntry:
 
 
 class _Algorithms(Registry[AlgorithmEntry]):
-    """Algorithms by name. What is not registered but composed, such as `SANDMask+VREx`, is looked up by its parts."""
+    """Algorithms by name, in alphabetical order whatever registers them first.
+
+    What is not registered but composed, such as `SANDMask+VREx`, is looked up by its parts.
+    """
 
     reserved = "+"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__(), key=str.casefold))
 
     def __getitem__(self, name: str) -> AlgorithmEntry:
         parts = [super(_Algorithms, self).__getitem__(part) for part in parts_of(name)]

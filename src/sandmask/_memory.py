@@ -1,5 +1,6 @@
-"""Free memory of the machine, within the limits of its control groups (containers)."""
+"""Free memory and cores of the machine, within the limits of its control groups (containers)."""
 
+import os
 from pathlib import Path
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -10,6 +11,11 @@ def free_memory() -> int | None:
     limits = (read_accounts(_PROC / "meminfo", "MemAvailable"), *_free_in_groups())
     known = [free for free in limits if free is not None]
     return max(min(known), 0) if known else None
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: those of the machine, or of a job that a batch system binds to some."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_accounts(file: Path, name: str) -> int | None:

@@ -106,7 +106,8 @@ class Workers:
 
     `devices` are those of this machine, `count` is the number of stacks at a time, and `device` the device that every
     job is told, if they share one. `executor` builds the executor when there is work. The workers of a `remote` one may
-    see another disk. `shares` says whether several are on one GPU of this machine. `notes` are for the user.
+    see another disk. `shares` says whether several are on one GPU of this machine. Workers on other machines have
+    `cores` cores each, and devices of the kind `elsewhere`; on this machine, both are None. `notes` are for the user.
     """
 
     devices: tuple[str, ...]
@@ -115,6 +116,8 @@ class Workers:
     executor: Callable[[], Executor]
     remote: bool
     shares: bool = False
+    cores: int | None = None
+    elsewhere: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -156,8 +159,18 @@ def choose_workers(
         slurm=parameters,
     )
     shared = devices[0] if local and len(devices) == 1 else device
-    shares = local and workers_share(devices, count)
-    return Workers(devices, count, shared, lambda: entry.build(complete), entry.remote, shares, tuple(notes))
+    has_gpus = options.gpus_per_worker > 0 or (device or "").startswith("cuda")
+    return Workers(
+        devices,
+        count,
+        shared,
+        lambda: entry.build(complete),
+        entry.remote,
+        shares=local and workers_share(devices, count),
+        cores=int(parameters.get("cpus_per_task", options.cpus_per_worker)) if entry.elsewhere else None,
+        elsewhere=("cuda" if has_gpus else "cpu") if entry.elsewhere else None,
+        notes=tuple(notes),
+    )
 
 
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update, descend, environment_risks
 from sandmask.errors import SandmaskError
 from sandmask.functional import Differentiator, Dropout, EnvBatch, Functional, Params, adam_init, adam_reset
+from sandmask.functional.ranks import Reads
 from sandmask.hparams import Hparam, Like
 from sandmask.networks import Featurizer, Network
 from sandmask.registry import Registry, parts_of
@@ -59,8 +60,16 @@ class Algorithm(ABC):
     # it takes by `torch.func` have none: a network that stacks by kernels alone then trains one run after the other.
     stacks_by_kernels = True
     divides = True  # whether several processes can divide its steps: no pass of the network is in a transform
+    # The inputs of a minibatch that each of several processes reads, which are all that it decodes: see `Ranks.rows`.
+    # "examples" is for one gradient, of passes over `batch.inputs`; "environments" for one gradient of each of them.
+    reads: Reads = "all"
     linear_only = False  # whether the method takes the classifier for linear
     least_envs = 1  # the number of training environments that the method needs at least
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "reads" not in vars(cls) and not cls.__module__.startswith("sandmask."):
+            cls.reads = "all"  # what it adds to a method of ours is not known
 
     def __init__(self, problem: Problem) -> None:
         if problem.n_envs < self.least_envs:
@@ -159,6 +168,7 @@ class Algorithm(ABC):
 class ObjectiveAlgorithm(Algorithm):
     """A method that is one objective, minimized by one Adam."""
 
+    reads: Reads = "examples"
     # Whether parameters enter through `self.network` alone: masks then know whose gradient is whose.
     by_environment = True
     changes_at: tuple[str, ...] = ()  # the hyperparameters that are steps at which Adam is reset

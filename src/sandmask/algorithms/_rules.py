@@ -14,6 +14,7 @@ from sandmask.algorithms._functions import Hparams, Metrics, State, descend
 from sandmask.functional import EnvBatch, Params
 from sandmask.functional.differentiate import moments_of
 from sandmask.functional.flat import Slot
+from sandmask.functional.ranks import Reads
 from sandmask.masks import Mask, MaskError, TensorMoments, agreement_counts, rescale_by_sparsity
 
 DIAGNOSTICS = "diagnostics"  # the metric that is a vector; its entries go by the names of `diagnostic_names`
@@ -26,6 +27,8 @@ class SharpnessAware(Algorithm):
 
     Both gradients are of the same minibatch and the same dropout. A step costs two of ERM's.
     """
+
+    reads: Reads = "examples"
 
     def reach(self, norm: Tensor, hparams: Hparams) -> Tensor:
         """The length of the step uphill along a gradient of this norm: rho / |g|."""
@@ -51,6 +54,8 @@ class SharpnessAware(Algorithm):
 
 class CombinedGradients(Algorithm):
     """A method whose update is a function of all environments' gradients, which are kept at once."""
+
+    reads: Reads = "environments"
 
     @abstractmethod
     def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:
@@ -79,6 +84,7 @@ class MaskedAlgorithm(Algorithm):
     for a `LogMaskedAlgorithm`.
     """
 
+    reads: Reads = "environments"
     sums_logs = False
 
     @abstractmethod

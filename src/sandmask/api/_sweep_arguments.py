@@ -14,6 +14,7 @@ from sandmask.algorithms import ALGORITHMS
 from sandmask.api._progress import Screen, say_on
 from sandmask.datasets import DATASETS, Dataset, ImageDataset, dataset_entry, load_dataset, take_inventory
 from sandmask.errors import SandmaskError
+from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
@@ -252,19 +253,20 @@ def announce(dataset: Dataset, screen: Screen) -> None:
             say_on(screen, line)
 
 
-def check_images(dataset: Dataset, screen: Screen, *, keep: bool) -> None:
-    """Decode every image, with a bar in a terminal; a corrupt one is an error."""
+def check_images(dataset: Dataset, screen: Screen, *, keep: bool, ranks: Ranks = ALONE) -> None:
+    """Decode every image, with a bar in a terminal; a corrupt one is an error. Several processes divide them."""
     if not isinstance(dataset, ImageDataset):
         return
+    among = slice(None) if ranks.size == 1 else ranks.share(len(dataset.labels))
     if screen != "terminal":
-        dataset.check(keep=keep)
+        dataset.check(keep=keep, among=among)
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("reading images", total=None)
-        dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep)
+        dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep, among=among)
 
 
 def check_sources(expansion: "Expansion", options: "JobOptions", names: Iterable[str], screen: Screen) -> None:

@@ -138,6 +138,8 @@ class Stack:
         }
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
+        rows = ranks.rows(self.algorithm.reads, self.sampler.n_envs, self.sampler.batch_size)
+        self._rows = None if rows is None else rows.to(device)
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         self.evaluator = Evaluator(self.dataset, specs, device, self._examples_at_a_time(), metrics, ranks)
         self._held_out = HeldOut.of(self.algorithm, self.dataset, specs, stacks=self.stacks) if diagnostics else None
@@ -188,11 +190,11 @@ class Stack:
             for keys in map(self._step_keys, range(start, self.specs[0].steps)):
                 indices = self._indices(keys)
                 requested.append((keys, indices))
-                yield indices, random.fold(keys, _AUGMENT)
+                yield self._read(indices, random.fold(keys, _AUGMENT))
 
         for x in self.dataset.training_batches(requests()):
             keys, indices = requested.popleft()
-            yield EnvBatch(x, self.dataset.labels[indices], self._ones, self._example_keys(keys))
+            yield EnvBatch(self._placed(x), self.dataset.labels[indices], self._ones, self._example_keys(keys))
 
     def batches(self, start: Tensor, count: int) -> Iterator[EnvBatch]:
         """The minibatches of `count` steps from `start` (a whole number on the device) on, for resident datasets.
@@ -204,8 +206,24 @@ class Stack:
         augment = random.fold(keys, _AUGMENT)
         labels = self.dataset.labels[indices]
         for step in range(count):
-            x = self.dataset.training_inputs(indices[step], augment[step])
-            yield EnvBatch(x, labels[step], self._ones, example_keys[step])
+            x = self.dataset.training_inputs(*self._read(indices[step], augment[step]))
+            yield EnvBatch(self._placed(x), labels[step], self._ones, example_keys[step])
+
+    def _read(self, indices: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The examples [K, E, B] and keys [K] of augmentations; of several processes, those that this one reads."""
+        if self._rows is None:
+            return indices, keys
+        of_examples = random.keys(keys, *indices.shape[1:])  # that each example has among all of them
+        return indices.flatten(1)[:, self._rows], of_examples.flatten(1)[:, self._rows]
+
+    def _placed(self, x: Tensor) -> Tensor:
+        """Inputs [K, E, B, ...] of those that `_read` asked for; NaN where another process reads them."""
+        if self._rows is None:
+            return x
+        shape = self._ones.shape
+        whole = x.new_full((len(x), shape[1] * shape[2], *x.shape[2:]), math.nan if x.is_floating_point() else 0)
+        whole[:, self._rows] = x
+        return whole.view(len(x), *shape[1:], *x.shape[2:])
 
     def _step_keys(self, steps: Tensor | int) -> Tensor:
         """Keys [..., K] of steps [...]."""

@@ -110,6 +110,18 @@ def test_the_command_says_what_it_wrote(vectors: Path, tmp_path: Path) -> None:
     assert_same(target, "onnx", load_run(vectors))
 
 
+def test_a_files_name_decides_its_format_and_may_not_contradict_it(vectors: Path, tmp_path: Path) -> None:
+    for name, format_name in (("a.onnx", "onnx"), ("a.pt2", "torch-export"), ("a.bin", "torch-export")):
+        assert export(vectors, "--output", tmp_path / name).exit_code == 0
+        assert_same(tmp_path / name, format_name, load_run(vectors))
+    result = export(vectors, "--format", "torch-export", "--output", tmp_path / "b.onnx")
+    assert result.exit_code == 2
+    assert (
+        "b.onnx is named like the format onnx, not torch-export. Name it *.pt2, or use --format onnx." in result.stderr
+    )
+    assert not (tmp_path / "b.onnx").exists()
+
+
 def test_by_default_it_is_torch_export_beside_the_model(vectors: Path) -> None:
     before = (vectors / "model.safetensors").read_bytes()
     for _ in range(2):  # a second time it is replaced

@@ -57,6 +57,8 @@ def test_an_unknown_environment_gets_a_suggestion() -> None:
         resolve_environment(DATASETS["PACS"], 4)
     with pytest.raises(SandmaskError, match="no environment '-1'"):
         resolve_environment(load_dataset("DebugVector"), "-1")
+    with pytest.raises(SandmaskError, match=r"has no environment '0,1'\. Name several .*: --test-env 0 --test-env 1"):
+        resolve_environment(DATASETS["Spirals"], "0,1")
     with pytest.raises(SandmaskError, match=r"Spirals has no environment '17'\. Its environments are 0 to 16\.$"):
         resolve_environment(DATASETS["Spirals"], "17")
 

@@ -14,7 +14,7 @@ from sandmask.functional import Differentiator, Dropout, EnvBatch, Functional, P
 from sandmask.functional.ranks import Reads
 from sandmask.hparams import Hparam, Like
 from sandmask.networks import Featurizer, Network
-from sandmask.registry import Registry, parts_of
+from sandmask.registry import Registry, checked_parts, parts_of
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class _Algorithms(Registry[AlgorithmEntry]):
         return iter(sorted(super().__iter__(), key=str.casefold))
 
     def __getitem__(self, name: str) -> AlgorithmEntry:
-        parts = [super(_Algorithms, self).__getitem__(part) for part in parts_of(name)]
+        parts = [super(_Algorithms, self).__getitem__(part) for part in checked_parts(name)]
         if len(parts) == 1:
             return parts[0]
         from sandmask.algorithms._composed import compose

@@ -185,6 +185,9 @@ def models(
     if json:
         print_json(plain)
         return
+    if not plain:
+        typer.echo(f"{folder} holds no models. Train the sweep with --keep-models best, or last.")
+        return
     columns = [str(name) for name in found if name != "file"]
     rows = [tuple(_cell(row[name]) for name in columns) for row in plain]
     print_table(f"{counted(len(rows), 'model')} in {folder}", tuple(columns), rows)

@@ -173,6 +173,8 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
     if wanted.isdecimal() and int(wanted) < n:
         return int(wanted)
     unknown = f"{dataset.name} has no environment {str(text)!r}."
+    if "," in str(text):
+        unknown += " Name several environments one by one: --test-env 0 --test-env 1, or in Python [0, 1]."
     if list(dataset.environments) == [str(number) for number in range(n)]:
         raise SandmaskError(f"{unknown} Its environments are 0 to {n - 1}.")
     extra = [name for name in dataset.domains if name not in dataset.environments]

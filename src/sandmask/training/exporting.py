@@ -52,17 +52,25 @@ class Exported:
     difference: float
 
 
-def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str] | None = None) -> Exported:
+def export_run(
+    run: TrainedRun, format_name: str | None = None, output: str | os.PathLike[str] | None = None
+) -> Exported:
     """Save the model of a run for other programs.
 
     The file is read back and compared with the run on batches of two sizes before it takes its name.
 
     :param run: the trained run, from `load_run`.
-    :param format_name: "torch-export" or "onnx".
+    :param format_name: "torch-export" or "onnx"; if not given, the one that the file is named like, or "torch-export".
     :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given, `ID.pt2` in a
         sweep's.
     """
-    chosen = _format(format_name)
+    named = [name for name, known in FORMATS.items() if output is not None and Path(output).suffix == known.suffix]
+    chosen = _format(format_name or (named or ["torch-export"])[0])
+    if named and named != [chosen.name]:
+        raise SandmaskError(
+            f"{output} is named like the format {named[0]}, not {chosen.name}. Name it *{chosen.suffix}, or use "
+            f"--format {named[0]}."
+        )
     path = run.path / f"{run.name}{chosen.suffix}" if output is None else Path(output)
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a device"

@@ -77,9 +77,18 @@ def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str 
         return ALGORITHMS[spec.algorithm].build(problem)
 
 
-def save_model(path: Path, algorithm: Algorithm, state: State, spec: RunSpec, status: Status, dataset: Dataset) -> None:
-    """Write the model of one run, trained on `dataset`."""
-    info = ModelInfo(spec, status, dataset.environments, dataset.classes, Preprocessing.of(dataset))
+def save_model(
+    path: Path,
+    algorithm: Algorithm,
+    state: State,
+    spec: RunSpec,
+    status: Status,
+    dataset: Dataset,
+    average: str | None = None,
+) -> None:
+    """Write the model of one run, trained on `dataset`; `average` names the average that its weights are, if any."""
+    preprocessing = Preprocessing.of(dataset)
+    info = ModelInfo(spec, status, dataset.environments, dataset.classes, preprocessing, average=average)
     save_tree(path, model_tree(algorithm, state), info.to_json())
 
 

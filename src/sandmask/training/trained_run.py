@@ -20,10 +20,10 @@ from sandmask.networks.batch_norm import RUNNING
 from sandmask.records import AVERAGES, RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.registry import closest
-from sandmask.training.checkpoint import load_checked, save_tree
+from sandmask.training.checkpoint import MODELS_SUFFIX, load_checked, save_tree
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
 from sandmask.training.hub import PREFIX, fetch, push_to_hub, save_for_hub
-from sandmask.training.keeping import MODELS_SUFFIX, StackModels, find_model
+from sandmask.training.keeping import StackModels, find_model
 from sandmask.training.model_file import (
     ModelInfo,
     build_algorithm,

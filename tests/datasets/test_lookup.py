@@ -1,6 +1,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,9 @@ def test_the_documented_dataset_works() -> None:
         assert data.bounds == (0, 200, 400, 600, 800)
     finally:
         DATASETS._entries.pop("shifted", None)
+
+
+def test_what_is_no_dataset_is_named() -> None:
+    entry = replace(DATASETS["DebugVector"], name="Mine", load=lambda _: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(SandmaskError, match=r"`load` of Mine should return a `Dataset`\. Found NoneType"):
+        load_dataset(entry)

@@ -242,6 +242,10 @@ class AlgorithmEntry:
     caution: Callable[[Mapping[str, float]], str | None] = lambda _: None  # what is unwise about a configuration
     compares_environments: bool = True  # False for a method that a single training environment is enough for
 
+    def __post_init__(self) -> None:
+        if isinstance(self.build, type) and (missing := getattr(self.build, "__abstractmethods__", None)):
+            raise SandmaskError(f"{self.build.__name__} cannot be registered: it does not define {min(missing)}.")
+
     @property
     def kind(self) -> str | None:
         """What it is in a composition: "sharpness", "rule", "objective", or None: it does not compose."""

@@ -125,6 +125,8 @@ class MaskedAlgorithm(Algorithm):
     def masked(self, state: State, moments: TensorMoments, hparams: Hparams) -> tuple[Tensor, State, Metrics]:
         """The update's gradient, of moments over environments; what the mask changes in the state; its metrics."""
         mask = self.mask(hparams)
+        if not isinstance(mask, Mask):
+            raise MaskError(f"{type(self).__name__}.mask should return a `Mask`. Found {type(mask).__name__}.")
         if mask.needs_log_magnitude and moments.log_sum is None:
             raise MaskError(
                 f"{type(mask).__name__} needs sums of log-magnitudes, which a plain `MaskedAlgorithm` does not get. "

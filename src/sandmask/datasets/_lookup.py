@@ -137,7 +137,10 @@ def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None 
     parameters = inspect.signature(entry.load).parameters.values()
     allowed = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     _check_options(entry.name, options, allowed)
-    return entry.load(None if data_dir is None else Path(data_dir), **options)
+    loaded = entry.load(None if data_dir is None else Path(data_dir), **options)
+    if not isinstance(loaded, Dataset):
+        raise SandmaskError(f"`load` of {entry.name} should return a `Dataset`. Found {type(loaded).__name__}.")
+    return loaded
 
 
 def _check_options(dataset: str, options: Iterable[str], allowed: list[str]) -> None:

@@ -74,7 +74,10 @@ def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str 
         dtype=compute_dtype(spec.precision),
     )
     with temporary_precision(spec.precision):  # which decides what kernels a network has
-        return ALGORITHMS[spec.algorithm].build(problem)
+        built = ALGORITHMS[spec.algorithm].build(problem)
+    if not isinstance(built, Algorithm):
+        raise SandmaskError(f"`build` of {spec.algorithm} should return an `Algorithm`. Found {type(built).__name__}.")
+    return built
 
 
 def save_model(

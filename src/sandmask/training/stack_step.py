@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional
 from sandmask.functional.across_processes import AcrossProcesses
-from sandmask.functional.differentiate import AT_ONCE_BYTES, detached, moments_of
+from sandmask.functional.differentiate import AT_ONCE_BYTES, check_depends, detached, moments_of
 from sandmask.functional.tape import MomentTape
 from sandmask.gradients import OnePass, UnsupportedError
 from sandmask.masks import TensorMoments
@@ -153,6 +153,7 @@ def _objective_step(
 ) -> tuple[State, Metrics]:
     leaf = state["params"].detach().requires_grad_()
     values, changes = vmap(algorithm.value)(leaf, state, batch, hparams, keys)
+    check_depends(values)
     (gradient,) = torch.autograd.grad(values.sum(), leaf)
     with torch.no_grad():
         stepped: tuple[State, Metrics] = vmap(algorithm.update)(

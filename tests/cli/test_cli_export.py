@@ -193,3 +193,12 @@ def test_a_model_too_large_for_one_file(vectors: Path, monkeypatch: pytest.Monke
     with pytest.raises(SandmaskError, match="Use torch-export"):
         export_run(load_run(vectors), "onnx")
     assert not (vectors / "model.onnx").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that takes no files from anyone")
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_a_folder_that_takes_no_files_is_named_before_anything_is_exported(vectors: Path, name: str) -> None:
+    result = export(vectors, "--output", Path("/proc") / name)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: /proc/{name} cannot be written: ")
+    assert "PyTorch" not in result.stderr

@@ -79,6 +79,7 @@ def export_run(
     with _quiet(), _explained(run, chosen.name, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=True, suffix=chosen.suffix) as temporary:
+            temporary.touch()  # of a folder that cannot be written to, PyTorch has an error of its own
             example = torch.zeros(2, *run.input_shape)
             chosen.write(module, example, json.dumps(run.info.to_json()), temporary)
             difference = _compare(module, chosen.read(temporary), run)

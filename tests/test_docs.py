@@ -275,6 +275,9 @@ def test_every_algorithm_and_dataset_is_listed_and_the_site_describes_it() -> No
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         listed = [entry for _, names in hook["GROUP"].findall(page) for entry in re.findall(r"`([^`]+)`", names)]
         assert sorted(listed) == sorted(described)
+        if name == "algorithms.md":
+            groups = [re.findall(r"`([^`]+)`", names) for _, names in hook["GROUP"].findall(page)]
+            assert all(group == sorted(group, key=str.casefold) for group in groups)
         shown = hook["on_page_markdown"](page, types.SimpleNamespace(file=types.SimpleNamespace(src_uri=name)))
         assert all(f"| `{entry}` | {text} |" in shown for entry, text in described.items())
 

@@ -35,6 +35,15 @@ def test_names_that_are_taken_or_would_be_compositions() -> None:
             ALGORITHMS.register(replace(ALGORITHMS["ERM"], name=name))
 
 
+def test_algorithms_are_listed_alphabetically_also_where_a_name_is_wrong() -> None:
+    names = list(ALGORITHMS)
+    assert names == sorted(names, key=str.casefold)
+    assert [entry.name for entry in ALGORITHMS.values()] == names
+    with pytest.raises(SandmaskError) as caught:
+        ALGORITHMS["xyzzy"]
+    assert f"Choose from: {', '.join(names)}." in str(caught.value)
+
+
 @pytest.mark.parametrize(("word", "meant"), [("--foo", None), ("--step", "--steps"), ("--sed", "--seed")])
 def test_hyphens_do_not_make_options_alike(word: str, meant: str | None) -> None:
     assert near(word, OPTIONS) == meant

@@ -1,10 +1,12 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
-from sandmask._signals import TerminatedError, exit_status, sigterm_raises
+from sandmask import _signals
+from sandmask._signals import TerminatedError, deferred, exit_status, sigterm_raises, stop_requested
 
 
 def test_sigterm_is_an_exception_inside_and_the_handler_comes_back() -> None:
@@ -65,3 +67,39 @@ def test_a_forked_child_ends_at_sigterm() -> None:
                 os._exit(1)
         _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+@pytest.mark.parametrize(("slow", "first"), [(True, True), (False, True), (True, False)])
+def test_a_deferred_ctrl_c_says_that_it_waits_where_a_step_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], slow: bool, first: bool
+) -> None:
+    monkeypatch.setattr(_signals, "SLOW_SECONDS", 0.0 if slow else 60.0)
+    monkeypatch.setattr(_signals, "is_first", lambda: first)  # of several processes
+
+    def interrupted() -> None:
+        with deferred(signal.SIGINT):
+            assert not stop_requested()
+            time.sleep(0.01)
+            signal.raise_signal(signal.SIGINT)
+            assert stop_requested() == signal.SIGINT
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    said = capsys.readouterr().err
+    assert said == ("Finishing the current step. Press Ctrl-C again to stop now.\n" if slow and first else "")
+    assert stop_requested() == 0
+
+
+def test_a_second_ctrl_c_is_not_deferred() -> None:
+    done = []
+
+    def interrupted_twice() -> None:
+        with deferred(signal.SIGINT):
+            signal.raise_signal(signal.SIGINT)
+            done.append("first")
+            signal.raise_signal(signal.SIGINT)
+            done.append("second")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_twice()
+    assert done == ["first"]

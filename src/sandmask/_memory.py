@@ -1,5 +1,6 @@
-"""Free memory of the machine, within the limits of its control groups (containers), and errors where it ran out."""
+"""Free memory and cores of the machine, within the limits of its control groups (containers), and memory errors."""
 
+import os
 from pathlib import Path
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -15,6 +16,11 @@ def free_memory() -> int | None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out. On a GPU, the error's type says so, and on a CPU its message. Torch is not imported."""
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: those of the machine, or of a job that a batch system binds to some."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_accounts(file: Path, name: str) -> int | None:

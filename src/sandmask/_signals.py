@@ -3,9 +3,13 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+from sandmask._text import tell
+from sandmask._torchrun import is_first
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C, as a shell shows it
 TERMINATED = 128 + signal.SIGTERM  # the exit status after SIGTERM
@@ -56,7 +60,9 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
+SLOW_SECONDS = 0.5  # since the last look at the signals: one that arrives now is said to wait
 _arrived: list[int] = []  # deferred signals
+_looked = [0.0]  # when `stop_requested` was last called
 
 
 @contextmanager
@@ -64,14 +70,16 @@ def deferred(*numbers: int) -> Iterator[None]:
     """Hold back these signals during the block, and deliver them to their former handlers at its end.
 
     Code in the block checks `stop_requested` between steps, saves its work and returns: a batch system sends SIGTERM to
-    all processes of a job some seconds before it kills them. A second Ctrl-C interrupts at once. Outside the main
-    thread, where Python allows no handlers, this context does nothing.
+    all processes of a job some seconds before it kills them. A second Ctrl-C interrupts at once; during a long step, as
+    the first one with a compiler is, the first Ctrl-C prints a line that says so. Outside the main thread, where Python
+    allows no handlers, this context does nothing.
 
     :param numbers: the signals, such as `signal.SIGTERM`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    _looked[0] = time.monotonic()
     former = {number: signal.signal(number, _defer) for number in numbers}
     try:
         yield
@@ -87,10 +95,14 @@ def _defer(number: int, _: FrameType | None) -> None:
     if number == signal.SIGINT and number in _arrived:
         raise KeyboardInterrupt
     _arrived.append(number)
+    if number == signal.SIGINT and time.monotonic() - _looked[0] > SLOW_SECONDS and is_first():
+        with suppress(RuntimeError):  # Python refuses it where the signal interrupted another print
+            tell("Finishing the current step. Press Ctrl-C again to stop now.")
 
 
 def stop_requested() -> int:
     """Return the deferred signal that has arrived, and 0 if there is none."""
+    _looked[0] = time.monotonic()
     return _arrived[0] if _arrived else 0
 
 

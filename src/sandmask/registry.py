@@ -63,6 +63,14 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in name.replace("++", "PlusPlus").split("+"))
 
 
+def checked_parts(name: str) -> tuple[str, ...]:
+    """Return the names in a composition, none of which may be missing."""
+    parts = parts_of(name)
+    if len(parts) > 1 and not all(parts):
+        raise SandmaskError(f"{name!r} lacks a name before or after a '+'. Methods compose as in SANDMask+VREx.")
+    return parts
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """Entries by name, in order of registration; look-up ignores case, hyphens and underscores."""
 

@@ -99,10 +99,38 @@ class NoState(ObjectiveAlgorithm):
         return environment_risks(self.logits(params, batch, hparams), batch).mean()
 
 
+class NoParameters(ObjectiveAlgorithm):
+    """Minimizes something that does not depend on the parameters."""
+
+    def objective(
+        self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
+    ) -> tuple[Tensor, State]:
+        return self.risks(params, batch, hparams).mean().detach(), {}
+
+
+class NoMask(MaskedAlgorithm):
+    """Returns a number instead of a mask."""
+
+    def mask(self, hparams: Hparams) -> Any:
+        return 1.0
+
+
+class NoObjective(ObjectiveAlgorithm):
+    """Forgets its method."""
+
+
+def test_a_class_without_its_method_is_refused_at_once() -> None:
+    with pytest.raises(SandmaskError, match="NoObjective cannot be registered: it does not define objective"):
+        AlgorithmEntry("NoObjective", "a test", "a test", NoObjective)
+
+
 @pytest.mark.parametrize("n_runs", [1, 2])
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (NoParameters, "The objective does not depend on the parameters"),
+        (NoMask, "NoMask.mask should return a `Mask`. Found float"),
+        (lambda _: None, "`build` of <lambda> should return an `Algorithm`. Found NoneType"),
         (NoNumber, "should return one number"),
         (NoSuchState, "Create them in `extra_state`"),
         (NoState, "it may be empty\\). Found Tensor"),

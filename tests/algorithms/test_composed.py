@@ -14,6 +14,7 @@ from sandmask.errors import SandmaskError
 from sandmask.functional import Autograd, EnvBatch, random
 from sandmask.functional.flat import Params
 from sandmask.masks import Mask
+from sandmask.registry import checked_parts
 
 Train = Callable[..., tuple[list[float], State]]
 MakeHparams = Callable[..., dict[str, Tensor]]
@@ -121,6 +122,14 @@ def test_a_rule_on_the_risks_alone_is_the_rule(problem: Problem, batches: list[E
         assert metrics["loss"].item() == pytest.approx(alone[step])
         assert "mask_density" in metrics
     torch.testing.assert_close(same["params"], state["params"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ERM+", "+ERM", "SAM+ +VREx", "+"])
+def test_a_missing_name_is_told_as_one(name: str) -> None:
+    for look_up in (ALGORITHMS.__getitem__, checked_parts):
+        with pytest.raises(SandmaskError, match=r"lacks a name before or after a '\+'"):
+            look_up(name)
+    assert name not in ALGORITHMS
 
 
 def test_names_resolve_in_any_order_and_spelling() -> None:

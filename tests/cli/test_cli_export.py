@@ -110,6 +110,18 @@ def test_the_command_says_what_it_wrote(vectors: Path, tmp_path: Path) -> None:
     assert_same(target, "onnx", load_run(vectors))
 
 
+def test_a_files_name_decides_its_format_and_may_not_contradict_it(vectors: Path, tmp_path: Path) -> None:
+    for name, format_name in (("a.onnx", "onnx"), ("a.pt2", "torch-export"), ("a.bin", "torch-export")):
+        assert export(vectors, "--output", tmp_path / name).exit_code == 0
+        assert_same(tmp_path / name, format_name, load_run(vectors))
+    result = export(vectors, "--format", "torch-export", "--output", tmp_path / "b.onnx")
+    assert result.exit_code == 2
+    assert (
+        "b.onnx is named like the format onnx, not torch-export. Name it *.pt2, or use --format onnx." in result.stderr
+    )
+    assert not (tmp_path / "b.onnx").exists()
+
+
 def test_by_default_it_is_torch_export_beside_the_model(vectors: Path) -> None:
     before = (vectors / "model.safetensors").read_bytes()
     for _ in range(2):  # a second time it is replaced
@@ -181,3 +193,12 @@ def test_a_model_too_large_for_one_file(vectors: Path, monkeypatch: pytest.Monke
     with pytest.raises(SandmaskError, match="Use torch-export"):
         export_run(load_run(vectors), "onnx")
     assert not (vectors / "model.onnx").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that takes no files from anyone")
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_a_folder_that_takes_no_files_is_named_before_anything_is_exported(vectors: Path, name: str) -> None:
+    result = export(vectors, "--output", Path("/proc") / name)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: /proc/{name} cannot be written: ")
+    assert "PyTorch" not in result.stderr

@@ -96,6 +96,13 @@ def test_a_plugin_adds_its_own(plugin: str) -> None:
         assert name in result.stdout
 
 
+def test_algorithms_of_a_plugin_are_listed_in_their_alphabetical_place(plugin: str) -> None:
+    listed = json.loads(runner.invoke(app, ["list", "algorithms", "--plugin", plugin, "--json"]).stdout)
+    names = [row["name"] for row in listed]
+    assert names == sorted(names, key=str.casefold)
+    assert 0 < names.index("Mine") < len(names) - 1
+
+
 def test_mistakes_are_one_line() -> None:
     result = runner.invoke(app, ["list", "algorithm"])
     assert result.exit_code == 2

@@ -121,6 +121,9 @@ def test_an_unfinished_domainbed_sweep_says_how_to_take_it(tmp_path: Path) -> No
     assert isinstance(result.exception, SandmaskError)
     assert "--include-incomplete" in str(result.exception)
     assert not (tmp_path / "store").exists()
+    (tmp_path / "sweep" / "a" / "results.jsonl").write_text("")
+    result = run(import_domainbed, tmp_path / "sweep", "--out", tmp_path / "store", "--include-incomplete")
+    assert str(result.exception) == f"No run in {tmp_path / 'sweep'} has results yet (1 found)."
 
 
 def test_importing_another_sweep_of_the_same_name_loses_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sandmask.api._sweep_arguments import names, slurm_parameters
 from sandmask.cli._app import app
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
-from sandmask.sweeps import SweepSpec, read_sweep
+from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
 
 ASKED = (
@@ -35,6 +35,13 @@ def run(*arguments: str | Path, code: int = 0) -> Any:
     result = CliRunner().invoke(app, ["sweep", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
+
+
+def test_a_sweep_without_models_says_how_to_keep_them(tmp_path: Path) -> None:
+    SweepFolder(tmp_path).accept(normalized(SweepSpec(("DebugVector",), ("ERM",))))
+    said = run("models", tmp_path).stdout
+    assert said == f"{tmp_path} holds no models. Train the sweep with --keep-models best, or last.\n"
+    assert json.loads(run("models", tmp_path, "--json").stdout) == []
 
 
 def test_from_plan_to_tables(tmp_path: Path) -> None:

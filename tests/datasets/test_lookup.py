@@ -1,6 +1,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,8 @@ def test_an_unknown_environment_gets_a_suggestion() -> None:
         resolve_environment(DATASETS["PACS"], 4)
     with pytest.raises(SandmaskError, match="no environment '-1'"):
         resolve_environment(load_dataset("DebugVector"), "-1")
+    with pytest.raises(SandmaskError, match=r"has no environment '0,1'\. Name several .*: --test-env 0 --test-env 1"):
+        resolve_environment(DATASETS["Spirals"], "0,1")
     with pytest.raises(SandmaskError, match=r"Spirals has no environment '17'\. Its environments are 0 to 16\.$"):
         resolve_environment(DATASETS["Spirals"], "17")
 
@@ -159,3 +162,9 @@ def test_the_documented_dataset_works() -> None:
         assert data.bounds == (0, 200, 400, 600, 800)
     finally:
         DATASETS._entries.pop("shifted", None)
+
+
+def test_what_is_no_dataset_is_named() -> None:
+    entry = replace(DATASETS["DebugVector"], name="Mine", load=lambda _: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(SandmaskError, match=r"`load` of Mine should return a `Dataset`\. Found NoneType"):
+        load_dataset(entry)

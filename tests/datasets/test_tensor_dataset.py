@@ -37,6 +37,11 @@ def test_works_under_vmap() -> None:
         (("a",), X.double(), Y, "float32 or uint8"),
         (("a",), X, Y + 1, r"labels should be in 0\.\.1"),
         (("a",), X[:0], Y[:0], "0 inputs"),
+        (("a",), X.numpy(), Y, "should be tensors. Found ndarray"),
+        (("a",), X, Y.tolist(), "should be tensors. Found list"),
+        (("a",), X / 0, Y, "environment 'a': inputs contain NaN or inf"),
+        (("a",), X, Y + 0.5, "labels should be whole numbers"),
+        (("a",), X, Y[:, None], r"labels should be whole numbers, .* of shape \[n\]"),
     ],
 )
 def test_mistakes_are_named(
@@ -44,6 +49,16 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(SandmaskError, match=message):
         TensorDataset("mine", environments, ("no", "yes"), [(inputs, labels)])
+
+
+def test_two_environments_of_one_name_are_refused() -> None:
+    with pytest.raises(SandmaskError, match="mine: two environments have the same name: 'a', 'a'"):
+        TensorDataset("mine", ("a", "a"), ("no", "yes"), [(X, Y), (X, Y)])
+
+
+@pytest.mark.parametrize("labels", [Y.float(), Y.bool(), Y.to(torch.uint8)])
+def test_labels_of_other_types_are_numbers_of_classes(labels: torch.Tensor) -> None:
+    assert torch.equal(TensorDataset("mine", ("a",), ("no", "yes"), [(X, labels)]).labels, Y)
 
 
 @pytest.mark.parametrize("other", [X.to(torch.uint8), X[:, :1]])

@@ -1,6 +1,7 @@
 """A sweep on a Ray cluster of two nodes, one of which dies in the middle."""
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import sandmask
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, normalized, run_sweep
@@ -74,6 +76,29 @@ def test_a_lost_node_costs_time_and_nothing_else(tmp_path: Path) -> None:
         assert np.array_equal(run.accuracy_in, other.accuracy_in)
         assert np.array_equal(run.accuracy_out, other.accuracy_out)
         assert np.array_equal(run.metrics["loss"], other.metrics["loss"])
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_worker_divides_its_stack_by_the_memory_of_its_own_machine(tmp_path: Path) -> None:
+    plugin = tmp_path / "small_machine.py"  # as the worker sees it
+    own = "from sandmask.sweeps import _job\nimport os\n"
+    plugin.write_text(f"{own}if os.getpid() != {os.getpid()}:\n    _job.available_memory = lambda device: 1.0\n")
+    done = sandmask.sweep(
+        tmp_path / "sweep",
+        datasets="DebugVector",
+        algorithms="ERM",
+        n_hparams=1,
+        n_trials=1,
+        steps=5,
+        hparams={"mlp_width": 8, "batch_size": 8},
+        executor="ray",
+        workers=1,
+        plugins=plugin,
+        calibrate=False,
+        progress=False,
+    )
+    assert (done.trained, done.failed) == (3, {})
+    assert len(list((tmp_path / "sweep" / "stacks").glob("*.records.parquet"))) == 3
 
 
 def test_an_address_where_nothing_listens_is_named_before_ray_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:

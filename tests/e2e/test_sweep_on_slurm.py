@@ -233,6 +233,16 @@ def test_the_documented_command_trains_a_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_job_divides_its_stack_by_the_memory_of_its_own_machine(tmp_path: Path) -> None:
+    plugin = tmp_path / "small_machine.py"  # as the job sees it: the driver asks for memory elsewhere
+    plugin.write_text("from sandmask.sweeps import _job\n_job.available_memory = lambda device: 1.0\n")
+    sweep = (sys.executable, "-m", "sandmask", "sweep", "run", str(tmp_path / "sweep"), *SWEEP, *SMALL, "--steps", "5")
+    subprocess.run([*sweep, *SLURM, "--plugin", str(plugin)], check=True, capture_output=True, timeout=240)
+    assert [run.status for run in read_runs(tmp_path)] == ["done"] * 3
+    assert len(list((tmp_path / "sweep" / "stacks").glob("*.records.parquet"))) == 3
+
+
+@pytest.mark.usefixtures("cluster")
 def test_the_first_sigterm_ends_the_driver_and_its_jobs_save(tmp_path: Path) -> None:
     stacks = tmp_path / "stacks"
     options = (

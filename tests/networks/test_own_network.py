@@ -162,6 +162,11 @@ def test_hyperparameters_are_passed_by_name() -> None:
         build_featurizer("mine", SHAPE, {"mlp_width": 7}, "weights.pth")
 
 
+def test_a_function_may_take_any_arguments() -> None:
+    register(lambda shape, *_, **options: nn.Sequential(nn.Flatten(), nn.Linear(24, 5 + len(options))))
+    assert Network(build_featurizer("mine", SHAPE, {"mlp_width": 7}), 2).n_features == 5
+
+
 @pytest.mark.parametrize(
     ("module", "why_not"),
     [

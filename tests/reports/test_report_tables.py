@@ -300,3 +300,15 @@ def test_numbers_at_chance_are_not_best_in_any_table() -> None:
     assert best_cells(table(runs)) == set()
     unnamed = [replace(run, classes=()) for run in runs]
     assert best_cells(table(unnamed)) == {("ERM", "0"), ("ERM", "1"), ("ERM", None)}
+
+
+def test_nothing_is_compared_where_no_run_can_be_selected() -> None:
+    rule = RULES["common-signal"]
+    runs = made_up_sweep(["ERM", "VREx"], environments=3, metrics=rule.needs_metrics)
+    titles = [grid.title for grid in grids(build_report(runs, [rule.name]))]
+    assert any(title.startswith("Compared with") for title in titles)
+    constant = {name: np.full(len(runs[0].steps), np.nan) for name in rule.needs_metrics}
+    nothing = [replace(run, metrics=constant) for run in runs]
+    titles = [grid.title for grid in grids(build_report(nothing, [rule.name]))]
+    assert titles
+    assert not any(title.startswith("Compared with") for title in titles)

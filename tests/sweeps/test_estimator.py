@@ -1,7 +1,7 @@
 import pytest
 
 from sandmask.records import RunSpec
-from sandmask.sweeps import Estimator, PlannedStack, SweepSpec, _plan, expand
+from sandmask.sweeps import Estimator, PlannedStack, SweepSpec, _cost, _plan, expand
 from sandmask.sweeps._cost import Rates
 from sandmask.sweeps._job import JobOptions
 
@@ -16,7 +16,7 @@ def estimator(*, measure: bool = False) -> Estimator:
 
 def set_free_runs(monkeypatch: pytest.MonkeyPatch, count: float) -> None:
     """Free memory for so many runs, by the guess of what a run takes."""
-    free = count * estimator().estimate(PlannedStack(RUNS[:1])).memory_bytes / _plan.SHARE
+    free = count * estimator().estimate(PlannedStack(RUNS[:1])).memory_bytes / _cost.SHARE
     monkeypatch.setattr(_plan, "available_memory", lambda _: free)
 
 
@@ -39,12 +39,22 @@ def test_stacks_fit_into_the_memory_that_workers_share(
     assert estimator().cap(len(RUNS), workers, most)(RUNS) == size
 
 
+@pytest.mark.parametrize(("elsewhere", "size"), [("cpu", _plan.MOST), ("cuda", _plan.MOST_ON_GPU)])
+def test_stacks_for_other_machines_do_not_depend_on_the_memory_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: str, size: int
+) -> None:
+    set_free_runs(monkeypatch, 0.1)
+    cap = Estimator(EXPANSION, JobOptions(""), "cpu", elsewhere=elsewhere).cap(1000)
+    assert cap(RUNS) == len(RUNS)
+    assert cap(RUNS * 30) == size
+
+
 def test_memory_is_measured_only_where_the_guess_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[RunSpec] = []
 
     def calibrate(spec: RunSpec, *_: object, **__: object) -> Rates:
         measured.append(spec)
-        return Rates(step_seconds=0.0, seconds=0.0, bytes=_plan.GUESSED_BYTES / 2)
+        return Rates(step_seconds=0.0, seconds=0.0, bytes=_cost.GUESSED_BYTES / 2)
 
     monkeypatch.setattr(_plan, "calibrate", calibrate)
     cap = estimator(measure=True).cap(len(RUNS))

@@ -145,12 +145,14 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
     same(go(folder, sweep), records(searched))
 
 
+@pytest.mark.parametrize("place", [9, -1])
 def test_a_damaged_journal_is_made_again_from_the_records(
-    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec
+    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec, place: int
 ) -> None:
     shutil.copytree(searched.path, folder.path)
     content = folder.journal.read_bytes().splitlines(keepends=True)
-    folder.journal.write_bytes(b"".join([*content[:9], b"\x00damage\n", *content[10:]]))
+    content[place] = b"\x00damage\n"
+    folder.journal.write_bytes(b"".join(content))
     longer = replace(sweep, n_hparams=14)
     with pytest.raises(SandmaskError, match=r"damaged.*Rerun"):
         Search(folder, longer, expand(longer))
@@ -159,6 +161,15 @@ def test_a_damaged_journal_is_made_again_from_the_records(
     assert "damaged" in said[0]
     assert sorted(runs) == list(range(14))
     same({number: runs[number] for number in range(12)}, records(searched))
+
+
+def test_runs_whose_records_were_lost_are_trained_again(
+    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec
+) -> None:
+    shutil.copytree(searched.path, folder.path)
+    for archive in folder.stacks.glob("*.records.parquet"):
+        archive.unlink()
+    same(go(folder, sweep), records(searched))
 
 
 def test_a_search_never_sees_the_held_out_environment(

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from io import FileIO
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -114,6 +114,28 @@ def test_a_second_interrupt_leaves_nothing_behind(folder: SweepFolder, small_swe
     with pytest.raises(KeyboardInterrupt):
         run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), Impatient, lambda _: 100)
     assert not list(folder.stacks.glob("*.stop"))
+
+
+@pytest.mark.parametrize(
+    ("base", "error", "said"),
+    [
+        (Executor, KeyboardInterrupt, ["Workers finish their steps and save. Press Ctrl-C again to stop now."]),
+        (Executor, TerminatedError, []),
+        (InlineExecutor, KeyboardInterrupt, []),  # nothing is waited for
+    ],
+)
+def test_ctrl_c_says_what_it_waits_for(
+    folder: SweepFolder, small_sweep: Make, base: type[Executor], error: type[BaseException], said: list[str]
+) -> None:
+    class Interrupted(base):  # type: ignore[misc, valid-type]
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            raise error
+
+    sweep, notices = small_sweep(), list[str]()
+    folder.accept(sweep)
+    with pytest.raises(error):
+        run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), Interrupted, lambda _: 100, notices.append)
+    assert notices == said
 
 
 def test_workers_are_told_to_end_where_no_file_can_be_written(

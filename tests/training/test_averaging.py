@@ -14,6 +14,7 @@ from sandmask.records import RunSpec, average_metrics, split_averages
 from sandmask.records._checks import check_record
 from sandmask.training import RunFolder, Stack, load_run, split_environment, train_stack
 from sandmask.training.averaging import averaged_state, evaluate_swad, parse_averages, start_averages, step_averages
+from sandmask.training.checkpoint import load_checked, save_tree
 
 Specs = Callable[..., RunSpec]
 
@@ -181,3 +182,26 @@ def test_a_run_keeps_the_models_of_its_averages(
         assert right[inside].double().mean().item() == pytest.approx(expected.accuracy_in[-1, 0])
         assert right[outside].double().mean().item() == pytest.approx(expected.accuracy_out[-1, 0])
     assert load_run(tmp_path).spec == spec
+
+
+def test_a_model_file_says_which_average_it_holds(
+    spec_of: Specs, dataset: Dataset, device: torch.device, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.train(spec_of("ERM", averages=("sma", "swad"), hparams={"sma_start": 4}), dataset, device)
+    plain, sma = folder.path / "model.safetensors", folder.average_path("sma")
+    assert load_run(plain).info.average is None
+    assert load_run(sma).info.average == load_run(sma, average="sma").info.average == "sma"
+    with pytest.raises(SandmaskError, match=r"model.safetensors holds weights that are no average, not 'sma'.*/run$"):
+        load_run(plain, average="sma")
+    with pytest.raises(SandmaskError, match="holds the average 'sma', not 'swad'"):
+        load_run(sma, average="swad")
+    moved = sma.rename(tmp_path / "moved.safetensors")
+    assert load_run(moved).info.average == "sma"
+    info, tensors = load_checked(moved)
+    save_tree(sma, tensors, {name: value for name, value in info.items() if name != "average"})
+    assert load_run(sma).info.average == "sma"  # a file of before, by its name
+    with pytest.raises(SandmaskError, match=r"Unknown average 'smaa'\. Did you mean 'sma'"):
+        load_run(folder.path, average="smaa")
+    with pytest.raises(SandmaskError, match=r"kept no average 'ema'\. Train it with --average ema"):
+        load_run(folder.path, average="ema")

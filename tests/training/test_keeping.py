@@ -11,7 +11,7 @@ from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, split_averages
 from sandmask.selection import RULES
-from sandmask.training import Progress, TrainedRun, kept_models, load_run, split_environment, train_stack
+from sandmask.training import Progress, RunFolder, TrainedRun, kept_models, load_run, split_environment, train_stack
 from sandmask.training.keeping import find_model
 
 Specs = Callable[..., RunSpec]
@@ -101,6 +101,22 @@ def test_a_run_that_diverges_keeps_what_was_best_before(
     assert list(kept_models(tmp_path)) == []
     with pytest.raises(SandmaskError, match="holds no models"):
         load_run(tmp_path / NAME)
+
+
+def test_files_that_hold_no_models_say_what_to_do(
+    spec_of: Specs, dataset: Dataset, device: torch.device, tmp_path: Path
+) -> None:
+    train_stack([spec_of()], dataset, device, tmp_path / "c", keep="last", models=tmp_path / NAME)
+    whole, records = (tmp_path / NAME).read_bytes(), NAME.replace(".models.safetensors", ".records.parquet")
+    (tmp_path / NAME).write_bytes(whole[:500])
+    for read in (load_run, lambda path: list(kept_models(path))):
+        with pytest.raises(SandmaskError, match=rf"to train its runs again, delete {records} beside it, too"):
+            read(tmp_path / NAME)
+    RunFolder(tmp_path / "run").train(spec_of(), dataset, device)
+    (tmp_path / "run" / "model.safetensors").rename(tmp_path / NAME)
+    for read in (load_run, lambda path: list(kept_models(path))):
+        with pytest.raises(SandmaskError, match="holds other things than the models of a sweep"):
+            read(tmp_path / NAME)
 
 
 def test_a_model_has_to_be_named_where_there_are_several(

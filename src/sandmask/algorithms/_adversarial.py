@@ -10,6 +10,7 @@ from sandmask.algorithms._base import Algorithm
 from sandmask.algorithms._functions import Hparams, Metrics, State
 from sandmask.functional import AdamState, Dropout, EnvBatch, adam_step, random
 from sandmask.functional.adam import adam_where
+from sandmask.functional.ranks import Reads
 from sandmask.networks import MLP
 
 _NOISE = 1000  # the discriminator's dropout: a stream apart from the network's
@@ -39,6 +40,7 @@ class Adversarial(Algorithm):
     generator's. Both have an Adam with betas (beta1, 0.9).
     """
 
+    reads: Reads = "examples"
     generator: tuple[str, ...] = ("params",)  # the vectors of the state that `adam` trains together
 
     @abstractmethod

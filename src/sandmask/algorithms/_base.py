@@ -1,7 +1,7 @@
 """The base classes of algorithms, which are pure functions of a state; each method has its own file."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch import Tensor
 from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update, descend, environment_risks
 from sandmask.errors import SandmaskError
 from sandmask.functional import Differentiator, Dropout, EnvBatch, Functional, Params, adam_init, adam_reset
+from sandmask.functional.ranks import Reads
 from sandmask.hparams import Hparam, Like
 from sandmask.networks import Featurizer, Network
-from sandmask.registry import Registry, parts_of
+from sandmask.registry import Registry, checked_parts, parts_of
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,16 @@ class Algorithm(ABC):
     # it takes by `torch.func` have none: a network that stacks by kernels alone then trains one run after the other.
     stacks_by_kernels = True
     divides = True  # whether several processes can divide its steps: no pass of the network is in a transform
+    # The inputs of a minibatch that each of several processes reads, which are all that it decodes: see `Ranks.rows`.
+    # "examples" is for one gradient, of passes over `batch.inputs`; "environments" for one gradient of each of them.
+    reads: Reads = "all"
     linear_only = False  # whether the method takes the classifier for linear
     least_envs = 1  # the number of training environments that the method needs at least
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "reads" not in vars(cls) and not cls.__module__.startswith("sandmask."):
+            cls.reads = "all"  # what it adds to a method of ours is not known
 
     def __init__(self, problem: Problem) -> None:
         if problem.n_envs < self.least_envs:
@@ -159,6 +168,7 @@ class Algorithm(ABC):
 class ObjectiveAlgorithm(Algorithm):
     """A method that is one objective, minimized by one Adam."""
 
+    reads: Reads = "examples"
     # Whether parameters enter through `self.network` alone: masks then know whose gradient is whose.
     by_environment = True
     changes_at: tuple[str, ...] = ()  # the hyperparameters that are steps at which Adam is reset
@@ -232,6 +242,10 @@ class AlgorithmEntry:
     caution: Callable[[Mapping[str, float]], str | None] = lambda _: None  # what is unwise about a configuration
     compares_environments: bool = True  # False for a method that a single training environment is enough for
 
+    def __post_init__(self) -> None:
+        if isinstance(self.build, type) and (missing := getattr(self.build, "__abstractmethods__", None)):
+            raise SandmaskError(f"{self.build.__name__} cannot be registered: it does not define {min(missing)}.")
+
     @property
     def kind(self) -> str | None:
         """What it is in a composition: "sharpness", "rule", "objective", or None: it does not compose."""
@@ -241,12 +255,18 @@ class AlgorithmEntry:
 
 
 class _Algorithms(Registry[AlgorithmEntry]):
-    """Algorithms by name. What is not registered but composed, such as `SANDMask+VREx`, is looked up by its parts."""
+    """Algorithms by name, in alphabetical order whatever registers them first.
+
+    What is not registered but composed, such as `SANDMask+VREx`, is looked up by its parts.
+    """
 
     reserved = "+"
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__(), key=str.casefold))
+
     def __getitem__(self, name: str) -> AlgorithmEntry:
-        parts = [super(_Algorithms, self).__getitem__(part) for part in parts_of(name)]
+        parts = [super(_Algorithms, self).__getitem__(part) for part in checked_parts(name)]
         if len(parts) == 1:
             return parts[0]
         from sandmask.algorithms._composed import compose

@@ -14,6 +14,7 @@ from sandmask.algorithms._functions import Hparams, Metrics, State, descend
 from sandmask.functional import EnvBatch, Params
 from sandmask.functional.differentiate import moments_of
 from sandmask.functional.flat import Slot
+from sandmask.functional.ranks import Reads
 from sandmask.functional.rescaling import rescale_tensors
 from sandmask.masks import Mask, MaskError, TensorMoments, agreement_counts
 
@@ -27,6 +28,8 @@ class SharpnessAware(Algorithm):
 
     Both gradients are of the same minibatch and the same dropout. A step costs two of ERM's.
     """
+
+    reads: Reads = "examples"
 
     def reach(self, norm: Tensor, hparams: Hparams) -> Tensor:
         """The length of the step uphill along a gradient of this norm: rho / |g|."""
@@ -52,6 +55,8 @@ class SharpnessAware(Algorithm):
 
 class CombinedGradients(Algorithm):
     """A method whose update is a function of all environments' gradients, which are kept at once."""
+
+    reads: Reads = "environments"
 
     @abstractmethod
     def combine(self, gradients: Tensor, hparams: Hparams, key: Tensor) -> Tensor:
@@ -80,6 +85,7 @@ class MaskedAlgorithm(Algorithm):
     for a `LogMaskedAlgorithm`.
     """
 
+    reads: Reads = "environments"
     sums_logs = False
 
     @abstractmethod
@@ -120,6 +126,8 @@ class MaskedAlgorithm(Algorithm):
     def masked(self, state: State, moments: TensorMoments, hparams: Hparams) -> tuple[Tensor, State, Metrics]:
         """The update's gradient, of moments over environments; what the mask changes in the state; its metrics."""
         mask = self.mask(hparams)
+        if not isinstance(mask, Mask):
+            raise MaskError(f"{type(self).__name__}.mask should return a `Mask`. Found {type(mask).__name__}.")
         if mask.needs_log_magnitude and moments.log_sum is None:
             raise MaskError(
                 f"{type(mask).__name__} needs sums of log-magnitudes, which a plain `MaskedAlgorithm` does not get. "

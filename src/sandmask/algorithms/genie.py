@@ -8,6 +8,7 @@ from torch import Tensor
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry
 from sandmask.algorithms._functions import Hparams, Metrics, State
 from sandmask.functional import AdamState, EnvBatch, random
+from sandmask.functional.ranks import Reads
 from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Choice, Hparam, LogUniform
 from sandmask.networks import Network
 
@@ -30,6 +31,8 @@ class GENIE(Algorithm):
     a is `convergence_rate`, instead of `lr`, and p is `update_drop`. As in the released code; the draws are ours.
     """
 
+    reads: Reads = "examples"
+
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""
         gradient, loss = self.risk_gradient(state["params"], batch, hparams)
@@ -49,6 +52,8 @@ class EnvironmentGENIE(Algorithm):
     There is no memory: every step has the gradients of one minibatch. k depends on the scale of the gradients, like the
     released SAND-mask.
     """
+
+    reads: Reads = "environments"
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:
         """One update."""

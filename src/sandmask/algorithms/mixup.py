@@ -5,6 +5,7 @@ from torch import Tensor
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
 from sandmask.algorithms._functions import Hparams, State, cross_entropy
 from sandmask.functional import EnvBatch, Params, random
+from sandmask.functional.ranks import Reads
 from sandmask.hparams import POSITIVE, Hparam, LogUniform
 
 
@@ -14,6 +15,8 @@ class Mixup(ObjectiveAlgorithm):
     The pairs (i, j) are neighbours along a random cycle through the environments; lam ~ Beta(alpha, alpha) is
     drawn once per pair.
     """
+
+    reads: Reads = "all"
 
     def objective(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor

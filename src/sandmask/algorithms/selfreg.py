@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
 from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks, trained
 from sandmask.functional import EnvBatch, FlatModule, random
+from sandmask.functional.ranks import Reads
 
 _FEATURES = 0.3  # the weight of the features beside the logits
 _EPSILON = 1e-5
@@ -24,6 +25,8 @@ class SelfReg(Algorithm):
     g is Linear, batch-norm and ReLU twice, then Linear and batch-norm, with the statistics of the minibatch, and is
     trained with the rest. (DomainBed makes it after the optimizer, and so never trains it.)
     """
+
+    reads: Reads = "examples"
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from sandmask.algorithms._base import ALGORITHMS, Algorithm, AlgorithmEntry, Problem
 from sandmask.algorithms._functions import Hparams, Metrics, State, adam_update, environment_risks, trained
 from sandmask.functional import EnvBatch, FlatModule, random
+from sandmask.functional.ranks import Reads
 from sandmask.hparams import NON_NEGATIVE, Bounds, Choice, Hparam, LogUniform, Uniform
 
 WIDTH, MOST_LAYERS = 100, 3
@@ -22,6 +23,8 @@ class URM(Algorithm):
     model. d sees the features of before the model's step, and has `urm_discriminator_hidden_layers` hidden layers of
     100 after its first, with leaky ReLUs. Both have an Adam, d's with `urm_discriminator_lr`.
     """
+
+    reads: Reads = "examples"
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -198,6 +198,9 @@ def sweep(
         metrics=spec.metrics,
         keep_models=spec.keep_models,
         pruner=spec.pruner if spec.search == OPTUNA else "none",
+        cores=crew.cores,
+        workers=workers,
+        calibrate=calibrate,
     )
     studies = open_search(target, spec, expansion, partial(say_on, screen))
 
@@ -214,7 +217,9 @@ def sweep(
             display.say(f"note: {note}")
         before = look()
         display.say(f"{headline(before)}; records in {Path(folder)}")
-        estimator = Estimator(expansion, options, crew.devices[0], measure=calibrate, notice=display.say)
+        estimator = Estimator(
+            expansion, options, crew.devices[0], measure=calibrate, elsewhere=crew.elsewhere, notice=display.say
+        )
         at_once = before.planned - before.done if studies is None else studies.at_a_time
         cap, arrange = estimator.cap(at_once, crew.count, max_stack), estimator.arrange(crew.count)
         try:

@@ -14,6 +14,7 @@ from sandmask.algorithms import ALGORITHMS
 from sandmask.api._progress import Screen, say_on
 from sandmask.datasets import DATASETS, Dataset, ImageDataset, dataset_entry, load_dataset, take_inventory
 from sandmask.errors import SandmaskError
+from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
 from sandmask.sweeps import Expansion, JobOptions, SweepFolder, SweepSpec, normalized, read_sweep
@@ -103,7 +104,8 @@ class Workers:
 
     `devices` are those of this machine, `count` is the number of stacks that train at a time, and `device` the device
     of all jobs, if they share one. `executor` builds the executor. Workers of a `remote` one may not see this disk.
-    `shares` says whether several workers share a GPU of this machine. `notes` are messages for the user.
+    `shares` says whether several workers share a GPU of this machine. Workers on other machines have `cores` cores
+    each, and devices of the kind `elsewhere`; on this machine, both are None. `notes` are messages for the user.
     """
 
     devices: tuple[str, ...]
@@ -112,6 +114,8 @@ class Workers:
     executor: Callable[[], Executor]
     remote: bool
     shares: bool = False
+    cores: int | None = None
+    elsewhere: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -153,8 +157,18 @@ def choose_workers(
         slurm=parameters,
     )
     shared = devices[0] if local and len(devices) == 1 else device
-    shares = local and workers_share(devices, count)
-    return Workers(devices, count, shared, lambda: entry.build(complete), entry.remote, shares, tuple(notes))
+    has_gpus = options.gpus_per_worker > 0 or (device or "").startswith("cuda")
+    return Workers(
+        devices,
+        count,
+        shared,
+        lambda: entry.build(complete),
+        entry.remote,
+        shares=local and workers_share(devices, count),
+        cores=int(parameters.get("cpus_per_task", options.cpus_per_worker)) if entry.elsewhere else None,
+        elsewhere=("cuda" if has_gpus else "cpu") if entry.elsewhere else None,
+        notes=tuple(notes),
+    )
 
 
 def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
@@ -236,19 +250,20 @@ def announce(dataset: Dataset, screen: Screen) -> None:
             say_on(screen, line)
 
 
-def check_images(dataset: Dataset, screen: Screen, *, keep: bool) -> None:
-    """Decode every image, with a bar in a terminal; a corrupt one is an error."""
+def check_images(dataset: Dataset, screen: Screen, *, keep: bool, ranks: Ranks = ALONE) -> None:
+    """Decode every image, with a bar in a terminal; a corrupt one is an error. Several processes divide them."""
     if not isinstance(dataset, ImageDataset):
         return
+    among = slice(None) if ranks.size == 1 else ranks.share(len(dataset.labels))
     if screen != "terminal":
-        dataset.check(keep=keep)
+        dataset.check(keep=keep, among=among)
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("reading images", total=None)
-        dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep)
+        dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep, among=among)
 
 
 def check_sources(expansion: Expansion, options: JobOptions, names: Iterable[str], screen: Screen) -> None:

@@ -205,7 +205,7 @@ def train(
                 _say_what_to_know(folder, spec, extras=bool(loggers) or diagnostics or bool(measures))
                 announce(data, screen)
             if not folder.finished(spec):
-                check_images(data, screen, keep=True)
+                check_images(data, screen, keep=True, ranks=ranks)
         check_alike(ranks, spec, data, diagnostics=diagnostics, metrics=measures)
         try:
             with TrainingBar(spec, screen) as bar:

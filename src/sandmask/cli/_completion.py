@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from sandmask.plugins import GROUP, VARIABLE
-from sandmask.registry import Registry, parts_of
+from sandmask.registry import Registry, checked_parts, parts_of
 
 _PACKAGE = Path(__file__).parents[1]
 # By kind: our package with these entries, and the classes (or decorators) that register a name.
@@ -86,7 +86,7 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
     name = dataset.partition(":")[0]  # "Spirals" of "Spirals:seed=1"
     if name not in datasets and not _may_be_own(dataset):
         datasets[name]
-    for part in parts_of(algorithm):
+    for part in checked_parts(algorithm):
         algorithms[part]
 
 

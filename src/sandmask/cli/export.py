@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run, or a sweep.")],
     format_name: Annotated[
-        str, typer.Option("--format", metavar="torch-export|onnx", help="Format of the file.")
-    ] = "torch-export",
+        str | None,
+        typer.Option(
+            "--format", metavar="torch-export|onnx", help="Format of the file. Default: by its name, or torch-export."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: RUN/model.pt2 or RUN/model.onnx")
     ] = None,

@@ -30,9 +30,11 @@ def import_domainbed(
     for folder, why in imported.skipped:
         typer.echo(f"Skipped {printable(str(folder))}: {why}.", err=True)
     if not imported.runs:
+        found = f"({len(imported.skipped)} found)"
+        if include_incomplete:
+            raise SandmaskError(f"No run in {directory} has results yet {found}.")
         raise SandmaskError(
-            f"No run in {directory} is finished ({len(imported.skipped)} found). "
-            "Import them as unfinished with --include-incomplete."
+            f"No run in {directory} is finished {found}. Import them as unfinished with --include-incomplete."
         )
     archive = out / f"{directory.resolve().name}.records.parquet"
     _check_nothing_is_lost(imported.runs, archive)

@@ -171,6 +171,9 @@ def models(
     if json:
         print_json(plain_rows(found))
         return
+    if not found:
+        typer.echo(f"{folder} holds no models. Train the sweep with --keep-models best, or last.")
+        return
     columns = [str(name) for name in found if name != "file"]
     rows = [tuple(_cell(row[name]) for name in columns) for row in plain_rows(found)]
     print_table(f"{counted(len(rows), 'model')} in {folder}", tuple(columns), rows)

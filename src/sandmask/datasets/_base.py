@@ -166,21 +166,39 @@ def _check_parts(
     """Check that names, inputs and labels fit together."""
     if len(environments) != len(parts) or not parts:
         raise SandmaskError(f"{name}: found {len(environments)} environment names for {len(parts)} environments.")
+    if len(set(environments)) != len(environments):
+        raise SandmaskError(f"{name}: two environments have the same name: {', '.join(map(repr, environments))}.")
     for environment, (inputs, labels) in zip(environments, parts, strict=True):
         where = f"{name}, environment {environment!r}"
+        for given in (inputs, labels):
+            if not isinstance(given, Tensor):
+                raise SandmaskError(f"{where}: inputs and labels should be tensors. Found {type(given).__name__}.")
         if len(inputs) != len(labels) or not len(labels):
             raise SandmaskError(
                 f"{where}: found {len(inputs)} inputs and {len(labels)} labels; expected equally many, at least one."
             )
-        if inputs.dtype not in (torch.uint8, torch.float32):
-            raise SandmaskError(f"{where}: inputs should be float32 or uint8. Found {inputs.dtype}.")
+        _check_inputs(where, inputs)
         if inputs.dtype != parts[0][0].dtype or inputs.shape[1:] != parts[0][0].shape[1:]:
             raise SandmaskError(
                 f"{where}: inputs should be like those of {environments[0]!r}, {_form(parts[0][0])}. "
                 f"Found {_form(inputs)}."
             )
-        if labels.min() < 0 or labels.max() >= len(classes):
-            raise SandmaskError(f"{where}: labels should be in 0..{len(classes) - 1} for {len(classes)} classes.")
+        _check_labels(where, labels, len(classes))
+
+
+def _check_inputs(where: str, inputs: Tensor) -> None:
+    if inputs.dtype not in (torch.uint8, torch.float32):
+        raise SandmaskError(f"{where}: inputs should be float32 or uint8. Found {inputs.dtype}.")
+    if not inputs.isfinite().all():
+        raise SandmaskError(f"{where}: inputs contain NaN or inf.")
+
+
+def _check_labels(where: str, labels: Tensor, n_classes: int) -> None:
+    whole = labels.to(torch.int64)
+    if labels.ndim != 1 or not torch.equal(whole.to(labels.dtype), labels):
+        raise SandmaskError(f"{where}: labels should be whole numbers, one for each input: a tensor of shape [n].")
+    if whole.min() < 0 or whole.max() >= n_classes:
+        raise SandmaskError(f"{where}: labels should be in 0..{n_classes - 1} for {n_classes} classes.")
 
 
 def _form(inputs: Tensor) -> str:

@@ -153,15 +153,21 @@ class ImageDataset(Dataset):
         """Files in the dataset's folder that are not used; `left_out` says why."""
         return tuple(sorted(each.path for each in self.left_out))
 
-    def check(self, progress: Callable[[int, int], None] = lambda _done, _total: None, *, keep: bool = True) -> None:
+    def check(
+        self,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+        *,
+        keep: bool = True,
+        among: slice = slice(None),
+    ) -> None:
         """Decode every image now, so that a corrupt one is found before training; one error names all of them.
 
         With `keep`, images are kept if they fit into memory, so that training does not decode them again. `progress` is
-        given the numbers of images done and of all.
+        given the numbers of images done and of all. Of several processes, each checks those `among` all that are its.
         """
         if self._checked:
             return
-        corrupt = [error for _, error in self._feed.store.corrupt(keep=keep, progress=progress)]
+        corrupt = [error for _, error in self._feed.store.corrupt(keep=keep, progress=progress, among=among)]
         if len(corrupt) > 1:
             shown = "; ".join(f"{error.path} ({error.reason})" for error in corrupt[:SHOWN_CORRUPT])
             more = f"; and {len(corrupt) - SHOWN_CORRUPT} more" if len(corrupt) > SHOWN_CORRUPT else ""
@@ -171,7 +177,7 @@ class ImageDataset(Dataset):
             )
         if corrupt:
             raise corrupt[0]
-        self._checked = True
+        self._checked = among == slice(None)
 
     def close(self) -> None:
         """End the decoding threads now instead of at garbage collection."""

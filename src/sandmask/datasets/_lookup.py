@@ -136,7 +136,10 @@ def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None 
     parameters = inspect.signature(entry.load).parameters.values()
     allowed = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     _check_options(entry.name, options, allowed)
-    return entry.load(None if data_dir is None else Path(data_dir), **options)
+    loaded = entry.load(None if data_dir is None else Path(data_dir), **options)
+    if not isinstance(loaded, Dataset):
+        raise SandmaskError(f"`load` of {entry.name} should return a `Dataset`. Found {type(loaded).__name__}.")
+    return loaded
 
 
 def _check_options(dataset: str, options: Iterable[str], allowed: list[str]) -> None:
@@ -172,6 +175,8 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
     if wanted.isdecimal() and int(wanted) < n:
         return int(wanted)
     unknown = f"{dataset.name} has no environment {str(text)!r}."
+    if "," in str(text):
+        unknown += " Name several environments one by one: --test-env 0 --test-env 1, or in Python [0, 1]."
     if list(dataset.environments) == [str(number) for number in range(n)]:
         raise SandmaskError(f"{unknown} Its environments are 0 to {n - 1}.")
     extra = [name for name in dataset.domains if name not in dataset.environments]

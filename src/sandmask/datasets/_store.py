@@ -155,9 +155,13 @@ class ImageStore:
         return Reading(batch, [pool.submit(read_some, part) for part in parts], stop)
 
     def corrupt(
-        self, *, keep: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None
+        self,
+        *,
+        keep: bool = False,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+        among: slice = slice(None),
     ) -> list[tuple[int, CorruptImageError]]:
-        """Decode every image, and return (number, error) of those that cannot be decoded.
+        """Decode every image, or those `among` all, and return (number, error) of those that cannot be decoded.
 
         With `keep`, the others are kept if the store keeps images. `progress` gets the images done and in all.
         """
@@ -174,12 +178,12 @@ class ImageStore:
 
         found: list[tuple[int, CorruptImageError]] = []
         pool = self._threads()
-        n = len(self.tree.paths)
-        for begin in range(0, n, CHECK_BLOCK):
-            numbers = range(begin, min(begin + CHECK_BLOCK, n))
+        looked_at = range(len(self.tree.paths))[among]
+        for begin in range(0, len(looked_at), CHECK_BLOCK):
+            numbers = looked_at[begin : begin + CHECK_BLOCK]
             errors = pool.map(error_of, numbers)
             found += [(i, error) for i, error in zip(numbers, errors, strict=True) if error is not None]
-            progress(numbers.stop, n)
+            progress(begin + len(numbers), len(looked_at))
         return found
 
     def close(self) -> None:

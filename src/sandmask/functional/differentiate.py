@@ -15,6 +15,7 @@ from torch.func import grad_and_value, vjp, vmap
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import in_vmap, on_all_runs
+from sandmask.errors import SandmaskError
 from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.masks import GradientMoments, TensorMoments
@@ -145,6 +146,7 @@ class AcrossRuns(_ByGraph):
             return (kept[0],)
 
         def gradients(values: Tensor) -> tuple[Tensor, Tensor]:
+            check_depends(values)
             (found,) = torch.autograd.grad(values.sum(), kept[0])  # no run's value depends on another's parameters
             return found, values.detach()
 
@@ -180,6 +182,7 @@ class _Plain(Differentiator):
         """See `Differentiator.gradient`."""
         leaf = vector.detach().requires_grad_()
         value, aux = objective(leaf)
+        check_depends(value)
         (gradient,) = torch.autograd.grad(value, leaf)
         return gradient, value.detach(), detached(aux)
 
@@ -232,6 +235,15 @@ class Direct(_ByGraph, _Plain):
         values = vmap(_of_one(losses))(leaf, batch)
         (gradients,) = torch.autograd.grad(values.sum(), leaf)
         return gradients, values.detach()
+
+
+def check_depends(value: Tensor) -> None:
+    """Raise an error if a value that is to be minimized does not depend on the parameters."""
+    if not value.requires_grad:
+        raise SandmaskError(
+            "The objective does not depend on the parameters. Compute it from `params`, such as by self.risks, "
+            "self.logits or self.features, and without detach() or torch.no_grad()."
+        )
 
 
 def moments_of(gradients: Tensor, *, log_magnitude: bool = False) -> TensorMoments:

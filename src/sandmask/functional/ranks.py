@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sandmask._torchrun import LostProcessError, OtherProcessError
+
+Reads = Literal["all", "examples", "environments", "within"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,27 @@ class Ranks:
         """The environments that this process takes, as many as any other, and the rest, which all take together."""
         own = n_envs // self.size
         return range(own * self.rank, own * (self.rank + 1)), range(own * self.size, n_envs)
+
+    def rows(self, reads: Reads, n_envs: int, n_examples: int) -> Tensor | None:
+        """The places in a minibatch [E, B], as one row, whose inputs this process reads; None where it reads all.
+
+        :param reads: "examples" are its share of all E * B, "environments" its own ones and its share of the rest, and
+            "within" is its share of each environment.
+        """
+        if self.size == 1 or reads == "all":
+            return None
+        read = torch.zeros(n_envs, n_examples, dtype=torch.bool)
+        if reads == "examples":
+            read.view(-1)[self._passed(n_envs * n_examples)] = True
+        else:
+            own, rest = self.environments(n_envs) if reads == "environments" else (range(0), range(n_envs))
+            read[own.start : own.stop] = True
+            read[rest.start : rest.stop, self._passed(n_examples)] = True
+        return read.flatten().nonzero()[:, 0]
+
+    def _passed(self, count: int) -> slice:
+        """The rows of a divided pass that this process computes; a few are not divided."""
+        return self.share(count) if count >= self.size else slice(count)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over processes, in place: the same bits in all of them."""

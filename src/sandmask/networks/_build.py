@@ -76,7 +76,8 @@ def _registered_build(entry: NetworkEntry, input_shape: tuple[int, ...], sizes: 
 
 def _arguments(entry: NetworkEntry, sizes: Mapping[str, int]) -> dict[str, int]:
     """The hyperparameters that the function of an entry has as parameters."""
-    asked = list(inspect.signature(entry.build).parameters.values())[1:]
+    parameters = list(inspect.signature(entry.build).parameters.values())[1:]
+    asked = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     missing = [each.name for each in asked if each.default is each.empty and each.name not in sizes]
     if missing:
         raise SandmaskError(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_record
+from sandmask.records._checksums import CHECKSUMS_KEY, Checksums, is_numbers
 from sandmask.records._lines import check_schema
 from sandmask.records._measures import SPLITS, table_size
 from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Sizes, Status, under_prefix
@@ -46,6 +47,7 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
         except ValueError as error:
             raise SandmaskError(f"{target} cannot be written: {error}.") from error
     schema = _schema(runs, metrics)
+    checksums = Checksums(schema)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Durable: whoever sees the file may remove what it was made from. Opened here: Arrow takes paths in UTF-8 only.
     with (
@@ -55,7 +57,10 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
     ):
         for begin in range(0, len(runs), _RUNS_PER_GROUP):
             rows = [_row(run) for run in runs[begin : begin + _RUNS_PER_GROUP]]
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            table = pa.Table.from_pylist(rows, schema=schema)
+            checksums.update(table)
+            writer.write_table(table)
+        writer.add_key_value_metadata({CHECKSUMS_KEY: checksums.to_json()})
 
 
 def _schema(runs: Sequence[RunRecord], metrics: bool) -> Any:
@@ -145,14 +150,29 @@ def read_archive(path: Path) -> list[RunRecord]:
     """The runs of an archive, in the order they were given."""
     with _opened(path) as file:
         groups = (file.read_row_group(group, use_threads=False) for group in range(file.num_row_groups))
-        return [run for group in groups for batch in group.to_batches() for run in _runs(batch)]
+        checksums, runs = Checksums(file.schema_arrow), []
+        for group in groups:
+            checksums.update(group)
+            runs += [run for batch in group.to_batches() for run in _runs(batch)]
+        _check(file, checksums)
+        return runs
 
 
 def read_statuses(path: Path) -> dict[str, Status]:
     """Each run of an archive by its id, and how it ended. Curves, which are most of the file, stay on the disk."""
     with _opened(path) as file:
         table = file.read(["run", "status"], use_threads=False)
+        checksums = Checksums(table.schema)
+        checksums.update(table)
+        _check(file, checksums, all_columns=False)
         return dict(zip(table["run"].to_pylist(), table["status"].to_pylist(), strict=True))
+
+
+def _check(file: Any, checksums: Checksums, *, all_columns: bool = True) -> None:
+    """Compare with the checksums in the file; older archives have none."""
+    stored = (file.metadata.metadata or {}).get(CHECKSUMS_KEY)
+    if stored is not None:
+        checksums.check(stored, all_columns=all_columns)
 
 
 @contextmanager
@@ -219,6 +239,8 @@ def _lists(column: Any) -> list[NDArray[Any] | None]:
 
     Through DLPack, since `to_numpy` imports pandas, which takes longer than all the rest.
     """
+    if not is_numbers(column.type):
+        raise ValueError(f"a column should have lists of numbers, not {column.type}")
     values, offsets = np.from_dlpack(column.values), np.from_dlpack(column.offsets)
     if values.dtype.kind == "f":
         values = values.astype(np.float64)

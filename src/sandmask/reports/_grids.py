@@ -58,7 +58,7 @@ def named_grids(rule: RuleReport, *, statistics: bool = True) -> Iterator[tuple[
         yield f"confusion:{confusion.method}:{confusion.dataset}", _confusion_grid(confusion, rule)
     if rule.changes:
         yield "changes", _changes_grid(rule.changes, rule)
-    if rule.statistics is not None and statistics:
+    if rule.statistics is not None and rule.statistics.comparisons and statistics:
         yield "statistics", _statistics_grid(rule.statistics, rule)
     if rule.notes:
         yield "notes", _grid("Not reported", rule, (), (), rule.notes)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,10 +61,28 @@ def work_of(spec: RunSpec, dataset: Dataset) -> Work:
     )
 
 
+SHARE = 0.7  # of the free memory that stacks may have
+GUESSED_BYTES = 32.0  # of memory for a number that a step keeps, where nothing was measured: rather too many
+
+
+def fitting(runs: int, numbers: float, room: float, measured_bytes: Callable[[], float]) -> int:
+    """How many runs of a stack fit into memory, at least one; measured only where a guess does not fit.
+
+    :param runs: how many there are.
+    :param numbers: that a step of one run keeps: see `Work`.
+    :param room: bytes that they may have.
+    :param measured_bytes: measures the memory of one number.
+    """
+    if runs * GUESSED_BYTES * numbers <= room:
+        return runs
+    return max(1, min(runs, int(room / (measured_bytes() * numbers))))
+
+
 def available_memory(device: torch.device) -> float:
     """Free bytes, within the limits of a container; infinite if the system does not tell."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # for this process's next needs
+        return float(torch.cuda.mem_get_info(device)[0] + kept)
     free = free_memory()
     return float("inf") if free is None else float(free)
 

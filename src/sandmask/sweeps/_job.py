@@ -14,13 +14,14 @@ from typing import Any, Literal
 import torch
 
 from sandmask._files import replacing
-from sandmask._memory import is_out_of_memory
+from sandmask._memory import is_out_of_memory, usable_cores
 from sandmask._signals import deferred, stop_requested
 from sandmask.datasets import DATASETS, Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.loggers import log_record
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, write_archive
+from sandmask.sweeps._cost import GUESSED_BYTES, SHARE, available_memory, calibrate, fitting, work_of
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
 from sandmask.sweeps._search import Pruning
@@ -43,6 +44,9 @@ class JobOptions:
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. `diagnostics` and `metrics` add
     to the records. `loggers` receive every run that is done. `pruner` is that of a search.
+
+    `cores` are those of a worker on another machine than the driver's: it divides a stack that its own machine has too
+    little memory for, where up to `workers` of them may train. With `calibrate`, it measures what a run takes.
     """
 
     folder: str
@@ -61,6 +65,9 @@ class JobOptions:
     metrics: tuple[str, ...] = ()
     keep_models: str = "none"
     pruner: str = "none"
+    cores: int | None = None
+    workers: int | None = None
+    calibrate: bool = True
 
 
 @dataclass(frozen=True)
@@ -176,6 +183,7 @@ class _Training:
         self.dataset = _dataset(job.source, job.options.data_dir, job.options.allowances)
         _check_same(job.source, self.dataset, specs[0])
         self.archives: dict[str, bytes] = {}
+        self.fitting = len(specs) if job.options.cores is None else self._fitting(job.options.cores)
 
     def run(self) -> Outcome:
         first = self.specs[0]
@@ -193,7 +201,7 @@ class _Training:
     def _train_all(self, part: Sequence[RunSpec]) -> list[str]:
         """Train runs, in smaller parts where memory is short. Return the ids of those that do not fit even alone."""
         key = stack_key(part[0])
-        limit = _limits.get(key, len(part))
+        limit = min(self.fitting, _limits.get(key, len(part)))
         if len(part) > limit:
             parts = equal_parts(part, limit)
             split_or_remove(self.folder, self.folder.checkpoint(stack_id(part)), parts)
@@ -212,6 +220,26 @@ class _Training:
             torch.cuda.empty_cache()
         _limits[key] = max(1, len(part) // 2)
         return [part[0].id] if len(part) == 1 else self._train_all(part)
+
+    def _fitting(self, cores: int) -> int:
+        """How many of the runs fit into this machine's memory, which as many workers as it has cores for may share."""
+        first, options = self.specs[0], self.options
+        if len(self.specs) == 1:
+            return 1
+        sharing = 1 if self.device.type == "cuda" else max(1, usable_cores() // max(1, cores))
+        room = SHARE * available_memory(self.device) / min(sharing, options.workers or sharing)
+
+        def measured_bytes() -> float:
+            if not options.calibrate:
+                return GUESSED_BYTES
+            try:
+                return calibrate(first, self.dataset, self.device, fast=options.fast, weights=options.weights).bytes
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                return GUESSED_BYTES
+
+        return fitting(len(self.specs), work_of(first, self.dataset).numbers, room, measured_bytes)
 
     def _train(self, part: Sequence[RunSpec]) -> list[RunRecord]:
         options, name = self.options, stack_id(part)

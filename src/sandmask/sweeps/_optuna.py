@@ -1,11 +1,12 @@
 """The interface to Optuna: distributions, samplers, pruners, and studies in a journal file."""
 
 import inspect
+import json
 import math
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
@@ -129,13 +130,14 @@ def open_journal(path: Path) -> "JournalStorage":
 
     guard = _Lock(path.with_suffix(".lock"))
     if not _ends_whole(path):
-        guard.acquire()  # waits for a program that is writing
-        try:
+        with guard.held():  # waits for a program that is writing
             if not _ends_whole(path):
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        finally:
-            guard.release()
     try:
+        if _last_line_error(path) is not None:
+            with guard.held():
+                if (damage := _last_line_error(path)) is not None:
+                    raise damage
         return JournalStorage(JournalFileBackend(str(path), lock_obj=guard))  # type: ignore[arg-type]
     except OSError:
         raise
@@ -150,6 +152,18 @@ def _ends_whole(path: Path) -> bool:
         file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
         return file.read() in (b"\n", b"")
     return True
+
+
+def _last_line_error(path: Path) -> ValueError | None:
+    """What is wrong with the last line of a journal. Optuna ignores that, until another line follows."""
+    try:
+        for line in path.read_bytes().splitlines()[-1:]:
+            json.loads(line)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        return error
+    return None
 
 
 class _Lock:
@@ -170,3 +184,12 @@ class _Lock:
         """Release the lock."""
         if self._file is not None:
             self._file.close()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock during a block."""
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()

@@ -10,7 +10,17 @@ from sandmask._text import counted
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, averages_of
-from sandmask.sweeps._cost import ARCHIVE_BYTES, Rates, Work, available_memory, calibrate, work_of
+from sandmask.sweeps._cost import (
+    ARCHIVE_BYTES,
+    GUESSED_BYTES,
+    SHARE,
+    Rates,
+    Work,
+    available_memory,
+    calibrate,
+    fitting,
+    work_of,
+)
 from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._job import JobOptions
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, balanced, group
@@ -22,8 +32,6 @@ if TYPE_CHECKING:
 
 GPU_RUNS = 16  # of a small network, that fill a GPU about
 MOST, MOST_ON_GPU = 64, 512  # runs in a stack; beyond these a machine is full
-SHARE = 0.7  # of the free memory that stacks may have
-GUESSED_BYTES = 32.0  # of memory for a number that a step keeps, where nothing was measured: rather too many
 
 
 def _kind(spec: RunSpec) -> tuple[str, ...]:
@@ -52,7 +60,10 @@ class StackEstimate:
 
 
 class Estimator:
-    """Knows what stacks take on a device. Kinds of runs (dataset, algorithm, network) are measured when asked for."""
+    """Knows what stacks take on a device. Kinds of runs (dataset, algorithm, network) are measured when asked for.
+
+    `elsewhere` is the kind of device, "cpu" or "cuda", that workers on other machines have: see `cap`.
+    """
 
     def __init__(
         self,
@@ -61,9 +72,11 @@ class Estimator:
         device: str,
         *,
         measure: bool = True,
+        elsewhere: str | None = None,
         notice: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.device, self.measure, self.options, self._notice = choose_device(device), measure, options, notice
+        self._elsewhere, self._on_gpu = elsewhere is not None, (elsewhere or self.device.type) == "cuda"
         self._runs = expansion.runs
         allowed = dict.fromkeys(options.allowances, True)
         self.dataset: Callable[[str], Dataset] = cache(
@@ -74,7 +87,7 @@ class Estimator:
 
     def cap(self, missing: int, workers: int = 1, most: int | None = None) -> Cap:
         """How large stacks may be: as memory allows, with work for every worker. A stack that is too large for a GPU
-        after all is halved where it trains.
+        after all is halved where it trains. Workers on other machines divide stacks by the memory that they find there.
 
         :param missing: runs that are left to train.
         :param workers: stacks that train at a time.
@@ -82,24 +95,23 @@ class Estimator:
         """
         if most is not None and most < 1:
             raise SandmaskError(f"max_stack should be at least 1. Found {most}.")
-        on_gpu = self.device.type == "cuda"
         fair = max(1, -(-missing // workers))
-        limit = min(fair, MOST_ON_GPU if on_gpu else MOST, fair if most is None else most)
-        return lambda members: self._fitting(members[:limit], sharing=1 if on_gpu else workers)
+        limit = min(fair, MOST_ON_GPU if self._on_gpu else MOST, fair if most is None else most)
+        if self._elsewhere:
+            return lambda members: min(len(members), limit)
+        return lambda members: self._fitting(members[:limit], sharing=1 if self._on_gpu else workers)
 
     def _fitting(self, members: Sequence[RunSpec], sharing: int) -> int:
-        """How many runs of one key fit into a worker's share of the free memory; measured where a guess does not."""
-        room = SHARE * available_memory(self.device) / sharing
-        if len(members) * GUESSED_BYTES * self._work(members[0]).numbers <= room:
-            return len(members)
-        return max(1, min(len(members), int(room / self._run_bytes(members[0]))))
+        """How many runs of one key fit into a worker's share of the free memory."""
+        first, room = members[0], SHARE * available_memory(self.device) / sharing
+        return fitting(len(members), self._work(first).numbers, room, lambda: self._number_bytes(first))
 
     def arrange(self, workers: int) -> Arrange:
         """Return the function that puts stacks into the order of training.
 
         :param workers: stacks that train at a time.
         """
-        fill = GPU_RUNS if self.device.type == "cuda" else 1
+        fill = GPU_RUNS if self._on_gpu else 1
         return lambda stacks: balanced(stacks, workers, lambda spec: self._work(spec).total, fill)
 
     def estimate(self, stack: PlannedStack) -> StackEstimate:
@@ -135,8 +147,12 @@ class Estimator:
 
     def _run_bytes(self, spec: RunSpec) -> float:
         """The memory of one run."""
+        return self._work(spec).numbers * self._number_bytes(spec)
+
+    def _number_bytes(self, spec: RunSpec) -> float:
+        """The memory of a number that a step of such a run keeps."""
         rates = self._rates(spec)
-        return self._work(spec).numbers * (GUESSED_BYTES if rates is None else rates.bytes)
+        return GUESSED_BYTES if rates is None else rates.bytes
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
 from sandmask.sweeps._locks import claimed, turn
 from sandmask.sweeps._search import Search
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, group, remove_leftovers, unfinished_stacks
+from sandmask.sweeps.executors import InlineExecutor
 
 POLL_SECONDS = 0.3
 LOSSES = 20  # of workers in a row, without a finished run in between, before their runs are given up
@@ -140,10 +141,12 @@ class _Driver:
         failed = False
         try:
             yield executor
-        except BaseException:
+        except BaseException as error:
             failed = True
             with suppress(OSError):  # a full disk must not hide the first error
                 stop.touch()
+            if type(error) is KeyboardInterrupt and not isinstance(executor, InlineExecutor):
+                self.notice("Workers finish their steps and save. Press Ctrl-C again to stop now.")
             raise
         finally:  # also at a second interrupt
             try:

@@ -309,7 +309,7 @@ class Pruning:
             trial = self._trial(spec)
             if trial.state == TrialState.PRUNED:  # before the checkpoint that the stack resumed from, or in it
                 trainer.pruned_at.setdefault(k, step if trial.last_step is None else trial.last_step)
-            elif at_rung and diverged_at[k] < 0:
+            elif at_rung and diverged_at[k] < 0 and not trial.state.is_finished():  # finished: its records were lost
                 value = float(mean_over_environments(np.delete(outside[k], spec.test_envs)[None])[0])
                 if self._is_hopeless(spec, trial, step, value):
                     trainer.pruned_at[k] = step

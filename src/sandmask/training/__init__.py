@@ -8,11 +8,11 @@ record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torc
 """
 
 from sandmask.training.averaging import parse_averages
-from sandmask.training.checkpoint import split_checkpoint
+from sandmask.training.checkpoint import MODELS_SUFFIX, split_checkpoint
 from sandmask.training.evaluation import Accuracies
 from sandmask.training.exporting import Exported, export_run
 from sandmask.training.folder import RunFolder
-from sandmask.training.keeping import KEPT, MODELS_SUFFIX, WEIGHTS, KeptModel, StackModels, kept_models
+from sandmask.training.keeping import KEPT, WEIGHTS, KeptModel, StackModels, kept_models
 from sandmask.training.loop import Progress, Trainer, train_stack
 from sandmask.training.precision import PRECISIONS, choose_device, set_precision
 from sandmask.training.sampling import split_environment

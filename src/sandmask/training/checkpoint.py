@@ -19,9 +19,11 @@ from torch.utils import _pytree as pytree
 from sandmask._files import replacing
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, averages_of
+from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.training.evaluation import evaluation_steps
 from sandmask.training.schedule import PATIENCE
 
+MODELS_SUFFIX = ".models.safetensors"  # of the models that a sweep keeps; other files are of a run or a stack
 _CHECKSUM = "crc32"
 # The values for which a hyperparameter of a learning-rate schedule leaves the rate as it is.
 _CONSTANT = {"lr_final": 1.0, "lr_drop": 1.0, "lr_warmup": 0.0}
@@ -152,7 +154,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise SandmaskError(f"{path} cannot be read: {error.strerror or error}.") from error
     except SafetensorError as error:
         kind = SandmaskError if "os error" in str(error) else DamagedFileError
-        raise kind(f"{path} cannot be read: {error}. Delete it to start the run over.") from error
+        raise kind(f"{path} cannot be read: {error}. {_remedy(path)}") from error
 
 
 def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
@@ -168,7 +170,14 @@ def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
 
 
 def _damaged(path: Path) -> SandmaskError:
-    return DamagedFileError(f"{path} is damaged: its checksum does not match. Delete it to start the run over.")
+    return DamagedFileError(f"{path} is damaged: its checksum does not match. {_remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    if path.name.endswith(MODELS_SUFFIX):
+        records = path.name.replace(MODELS_SUFFIX, ARCHIVE_SUFFIX)
+        return f"Delete it; to train its runs again, delete {records} beside it, too, and rerun the sweep."
+    return "Delete it to start the run over."
 
 
 def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:

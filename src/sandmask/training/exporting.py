@@ -51,18 +51,27 @@ class Exported:
     difference: float
 
 
-def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str] | None = None) -> Exported:
+def export_run(
+    run: TrainedRun, format_name: str | None = None, output: str | os.PathLike[str] | None = None
+) -> Exported:
     """Save the model of a run for other programs.
 
     The file is read back and compared with the run on batches of two sizes before it takes its name.
 
     :param run: the trained run, from `load_run`.
-    :param format_name: "torch-export" or "onnx".
+    :param format_name: "torch-export" or "onnx"; if not given, the one that the file is named like, or "torch-export".
     :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given, `ID.pt2` in a
         sweep's.
     """
+    named = [name for name, known in FORMATS.items() if output is not None and Path(output).suffix == known.suffix]
+    format_name = format_name or (named or ["torch-export"])[0]
     check_known("export format", format_name, FORMATS)
     chosen = FORMATS[format_name]
+    if named and named != [format_name]:
+        raise SandmaskError(
+            f"{output} is named like the format {named[0]}, not {format_name}. Name it *{chosen.suffix}, or use "
+            f"--format {named[0]}."
+        )
     if missing := [package for package in chosen.packages if find_spec(package) is None]:
         raise SandmaskError(f"Export as {format_name} needs {', '.join(missing)}: pip install 'sandmask[export]'")
     path = run.path / f"{run.name}{chosen.suffix}" if output is None else Path(output)
@@ -75,6 +84,7 @@ def export_run(run: TrainedRun, format_name: str, output: str | os.PathLike[str]
             warnings.filterwarnings("ignore", message)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=True, suffix=chosen.suffix) as temporary:
+            temporary.touch()  # of a folder that cannot be written to, PyTorch has an error of its own
             example = torch.zeros(2, *run.input_shape)
             chosen.write(module, example, json.dumps(run.info.to_json()), temporary)
             difference = _compare(module, chosen.read(temporary), run)

@@ -126,11 +126,12 @@ class RunFolder:
             if keep_checkpoint:
                 trainer.save()
             status = lines.end(trainer)
-            states = {self.average_path(name): averaged_state(state, average) for name, average in averages.items()}
+            states = [(name, averaged_state(state, average)) for name, average in averages.items()]
             # The file that marks the run as finished is written last.
-            for path, stacked in {**states, self.path / MODEL: state}.items():
+            for name, stacked in [*states, (None, state)]:
                 one: State = pytree.tree_map(lambda t: t[0], stacked)
-                save_model(path, stack.algorithm, one, stack.specs[0], status, stack.dataset)
+                path = self.path / MODEL if name is None else self.average_path(name)
+                save_model(path, stack.algorithm, one, stack.specs[0], status, stack.dataset, name)
         except KeyboardInterrupt:
             trainer.save()
             raise

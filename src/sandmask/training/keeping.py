@@ -23,13 +23,12 @@ from sandmask.functional import AdamState
 from sandmask.records import RunRecord, RunSpec, averaged_spec
 from sandmask.selection import mean_over_environments
 from sandmask.training.averaging import average_metric, averaged_state, where
-from sandmask.training.checkpoint import load_checked, load_metadata, save_tree
+from sandmask.training.checkpoint import MODELS_SUFFIX, DamagedFileError, load_checked, load_metadata, save_tree
 from sandmask.training.model_file import ModelInfo, model_tree, state_of
 from sandmask.training.preprocessing import Preprocessing
 from sandmask.training.stack import Stack, without_averages
 
 KEPT = ("none", "best", "last")
-MODELS_SUFFIX = ".models.safetensors"
 WEIGHTS = "weights"  # the kind of the weights themselves; other kinds are names of averages
 
 
@@ -169,6 +168,8 @@ def kept_models(folder: Path) -> Iterator[KeptModel]:
     files = [folder] if folder.is_file() else sorted(folder.rglob(f"[!.]*{MODELS_SUFFIX}"))
     for file in files:
         metadata = load_metadata(file)
+        if not {"runs", "steps"} <= metadata.keys():
+            raise DamagedFileError(f"{file} holds other things than the models of a sweep. Move it elsewhere.")
         for kind, steps in metadata["steps"].items():
             for place, (spec, step) in enumerate(zip(metadata["runs"], steps, strict=True)):
                 if step >= 0:

@@ -74,12 +74,24 @@ def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str 
         dtype=compute_dtype(spec.precision),
     )
     with temporary_precision(spec.precision):  # the kernels of a network depend on it
-        return ALGORITHMS[spec.algorithm].build(problem)
+        built = ALGORITHMS[spec.algorithm].build(problem)
+    if not isinstance(built, Algorithm):
+        raise SandmaskError(f"`build` of {spec.algorithm} should return an `Algorithm`. Found {type(built).__name__}.")
+    return built
 
 
-def save_model(path: Path, algorithm: Algorithm, state: State, spec: RunSpec, status: Status, dataset: Dataset) -> None:
-    """Write the model of one run, trained on `dataset`."""
-    info = ModelInfo(spec, status, dataset.environments, dataset.classes, Preprocessing.of(dataset))
+def save_model(
+    path: Path,
+    algorithm: Algorithm,
+    state: State,
+    spec: RunSpec,
+    status: Status,
+    dataset: Dataset,
+    average: str | None = None,
+) -> None:
+    """Write the model of one run, trained on `dataset`; `average` names the average that its weights are, if any."""
+    preprocessing = Preprocessing.of(dataset)
+    info = ModelInfo(spec, status, dataset.environments, dataset.classes, preprocessing, average=average)
     save_tree(path, model_tree(algorithm, state), info.to_json())
 
 

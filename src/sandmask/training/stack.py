@@ -117,6 +117,8 @@ class Stack:
         }
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
+        rows = ranks.rows(self.algorithm.reads, self.sampler.n_envs, self.sampler.batch_size)
+        self._rows = None if rows is None else rows.to(device)
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         self.evaluator = Evaluator(self.dataset, specs, device, self._examples_at_a_time(), metrics, ranks)
         probe = HeldOutProbe.of(self.algorithm) if diagnostics else None
@@ -179,7 +181,7 @@ class Stack:
             for steps in torch.split(torch.arange(start, self.specs[0].steps), DRAWN):
                 of_steps = random.fold(keys, steps.unsqueeze(-1))
                 indices = sampler(random.fold(of_steps, _INDICES))
-                yield from zip(indices, random.fold(of_steps, _AUGMENT), strict=True)
+                yield from map(self._read, indices, random.fold(of_steps, _AUGMENT))
 
         yield from self.dataset.read_batches(requests())
 
@@ -195,11 +197,29 @@ class Stack:
         augment = random.fold(keys, _AUGMENT)
         labels = self.dataset.labels[indices]
         for step in range(count):
+            wanted, own_keys = self._read(indices[step], augment[step])
             if read:
-                x = self.dataset.prepare(read[step], indices.shape[1:], augment[step])
+                x = self.dataset.prepare(read[step], wanted.shape, own_keys)
             else:
-                x = self.dataset.training_inputs(indices[step], augment[step])
-            yield EnvBatch(x, labels[step], self._ones, example_keys[step])
+                x = self.dataset.training_inputs(wanted, own_keys)
+            yield EnvBatch(self._placed(x), labels[step], self._ones, example_keys[step])
+
+    def _read(self, indices: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The examples [K, E, B] and keys [K] of augmentations; of several processes, those that this one reads."""
+        if self._rows is None:
+            return indices, keys
+        rows = self._rows.to(indices.device)
+        of_examples = random.keys(keys, *indices.shape[1:])  # that each example has among all of them
+        return indices.flatten(1)[:, rows], of_examples.flatten(1)[:, rows]
+
+    def _placed(self, x: Tensor) -> Tensor:
+        """Inputs [K, E, B, ...] of those that `_read` asked for; NaN where another process reads them."""
+        if self._rows is None:
+            return x
+        shape = self._ones.shape
+        whole = x.new_full((len(x), shape[1] * shape[2], *x.shape[2:]), math.nan if x.is_floating_point() else 0)
+        whole[:, self._rows] = x
+        return whole.view(len(x), *shape[1:], *x.shape[2:])
 
     def _indices(self, step_keys: Tensor) -> Tensor:
         """Indices [..., K, E, B] of the examples of steps."""

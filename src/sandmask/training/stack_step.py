@@ -18,7 +18,7 @@ from sandmask._physical import has_kernels
 from sandmask.algorithms import Algorithm, Composed, Hparams, MaskedAlgorithm, Metrics, ObjectiveAlgorithm, State
 from sandmask.functional import AcrossRuns, Autograd, Differentiator, Direct, EnvBatch, Functional
 from sandmask.functional.across_processes import AcrossProcesses
-from sandmask.functional.differentiate import detached
+from sandmask.functional.differentiate import check_depends, detached
 from sandmask.functional.split import split_products
 from sandmask.functional.tape import MomentTape
 from sandmask.gradients import UnsupportedError
@@ -138,6 +138,7 @@ def _objective_step(
 ) -> tuple[State, Metrics]:
     leaf = state["params"].detach().requires_grad_()
     values, changes = vmap(algorithm.value)(leaf, state, batch, hparams, keys)
+    check_depends(values)
     (gradient,) = torch.autograd.grad(values.sum(), leaf)
     with torch.no_grad():
         stepped: tuple[State, Metrics] = vmap(algorithm.update)(

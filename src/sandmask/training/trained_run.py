@@ -17,12 +17,13 @@ from torch.utils import _pytree as pytree
 from sandmask.algorithms import ALGORITHMS, Algorithm, State
 from sandmask.errors import SandmaskError
 from sandmask.networks.batch_norm import RUNNING
-from sandmask.records import RunRecord, read_runs
+from sandmask.records import AVERAGES, RunRecord, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
-from sandmask.training.checkpoint import load_checked, save_tree
+from sandmask.registry import closest
+from sandmask.training.checkpoint import MODELS_SUFFIX, load_checked, save_tree
 from sandmask.training.folder import MODEL, RECORDS, RunFolder
 from sandmask.training.hub import PREFIX, fetch, push_to_hub, save_for_hub
-from sandmask.training.keeping import MODELS_SUFFIX, StackModels, find_model
+from sandmask.training.keeping import StackModels, find_model
 from sandmask.training.model_file import (
     ModelInfo,
     build_algorithm,
@@ -194,13 +195,15 @@ def load_run(
     if not model.is_file():
         raise SandmaskError(_why_no_model(path, average))
     info = _read_info(model)
+    if average is not None and info.average != average:
+        held = "weights that are no average" if info.average is None else f"the average {info.average!r}"
+        raise SandmaskError(f"{model} holds {held}, not {average!r}. Give the folder of the run: {model.parent}")
     if info.status != "done":
         raise SandmaskError(_diverged(path))
     if run is not None and not info.spec.id.startswith(run):
         raise SandmaskError(f"{path} holds the run {info.spec.id}, not {run!r}.")
     algorithm = _algorithm_of(info, path, where)
     state = state_of(model, load_checked(model)[1], algorithm, where)
-    info = replace(info, average=average) if average is not None else info
     return TrainedRun(model.parent, info, algorithm, state, where)
 
 
@@ -231,15 +234,20 @@ def _algorithm_of(info: ModelInfo, path: Path, device: torch.device) -> Algorith
 
 def _read_info(model: Path) -> ModelInfo:
     try:
-        return load_info(model)
+        info = load_info(model)
     except SandmaskError as error:
         if isinstance(error.__cause__, SafetensorError):  # not a safetensors file
             raise SandmaskError(f"{model} cannot be read as a model file: {error.__cause__}.") from error
         raise
+    # Files of before say by their names alone what they hold.
+    named = [average for average in AVERAGES if model.name == RunFolder(model.parent).average_path(average).name]
+    return replace(info, average=named[0]) if info.average is None and named else info
 
 
 def _why_no_model(path: Path, average: str | None) -> str:
     """Why there is no model at a path, and what to do about it."""
+    if average is not None and average not in AVERAGES:
+        return f"Unknown average {average!r}. {closest(average, list(AVERAGES))}"
     if average is not None and (path / MODEL).is_file():
         return f"The run in {path} kept no average {average!r}. Train it with --average {average}."
     if not path.is_dir():

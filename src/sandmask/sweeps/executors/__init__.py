@@ -49,12 +49,15 @@ class ExecutorOptions:
 
 @dataclass(frozen=True)
 class ExecutorEntry:
-    """An executor by name. `remote` ones may run jobs on machines that do not see this one's disk."""
+    """An executor by name. Those with `elsewhere` run jobs on other machines, and `remote` ones on machines that may
+    not see this one's disk.
+    """
 
     name: str
     description: str
     build: Callable[[ExecutorOptions], Executor]
     remote: bool = False
+    elsewhere: bool = False
 
 
 def _build_local(options: ExecutorOptions) -> Executor:
@@ -84,5 +87,7 @@ def _build_slurm(options: ExecutorOptions) -> Executor:
 
 EXECUTORS: Registry[ExecutorEntry] = Registry("executor")
 EXECUTORS.register(ExecutorEntry("local", "this machine: this process, or several on its cores or GPUs", _build_local))
-EXECUTORS.register(ExecutorEntry("ray", "a Ray cluster, by its address or started here", _build_ray, remote=True))
-EXECUTORS.register(ExecutorEntry("slurm", "a Slurm cluster, through submitit", _build_slurm))
+EXECUTORS.register(
+    ExecutorEntry("ray", "a Ray cluster, by its address or started here", _build_ray, remote=True, elsewhere=True)
+)
+EXECUTORS.register(ExecutorEntry("slurm", "a Slurm cluster, through submitit", _build_slurm, elsewhere=True))

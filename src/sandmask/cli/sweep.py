@@ -171,7 +171,7 @@ def models(
     if json:
         print_json(plain_rows(found))
         return
-    if not found:
+    if found.empty:
         typer.echo(f"{folder} holds no models. Train the sweep with --keep-models best, or last.")
         return
     columns = [str(name) for name in found if name != "file"]

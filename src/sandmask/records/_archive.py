@@ -150,11 +150,13 @@ def read_archive(path: Path) -> list[RunRecord]:
     """The runs of an archive, in the order they were given."""
     with _opened(path) as file:
         groups = (file.read_row_group(group, use_threads=False) for group in range(file.num_row_groups))
-        checksums, runs = Checksums(file.schema_arrow), []
+        stored, checksums, runs = _stored_checksums(file), Checksums(file.schema_arrow), []
         for group in groups:
-            checksums.update(group)
+            if stored is not None:
+                checksums.update(group)
             runs += [run for batch in group.to_batches() for run in _runs(batch)]
-        _check(file, checksums)
+        if stored is not None:
+            checksums.check(stored)
         return runs
 
 
@@ -162,17 +164,17 @@ def read_statuses(path: Path) -> dict[str, Status]:
     """Each run of an archive by its id, and how it ended. Curves, which are most of the file, stay on the disk."""
     with _opened(path) as file:
         table = file.read(["run", "status"], use_threads=False)
-        checksums = Checksums(table.schema)
-        checksums.update(table)
-        _check(file, checksums, all_columns=False)
+        if (stored := _stored_checksums(file)) is not None:
+            checksums = Checksums(table.schema)
+            checksums.update(table)
+            checksums.check(stored, all_columns=False)
         return dict(zip(table["run"].to_pylist(), table["status"].to_pylist(), strict=True))
 
 
-def _check(file: Any, checksums: Checksums, *, all_columns: bool = True) -> None:
-    """Compare with the checksums in the file; older archives have none."""
-    stored = (file.metadata.metadata or {}).get(CHECKSUMS_KEY)
-    if stored is not None:
-        checksums.check(stored, all_columns=all_columns)
+def _stored_checksums(file: Any) -> bytes | None:
+    """The checksums in the file; older archives have none."""
+    stored: bytes | None = (file.metadata.metadata or {}).get(CHECKSUMS_KEY)
+    return stored
 
 
 @contextmanager

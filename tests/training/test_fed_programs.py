@@ -1,5 +1,6 @@
 """Programs whose images are read while they run, against the same images from one tensor."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,30 @@ def test_datasets_that_prepare_nothing(root: Path) -> None:
     expected = list(stack_of(root, images(root)).feed(0))
     for one, other in zip(stack_of(root, own).feed(0), expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class Inverted(ImageDataset):
+    """Images whose training has its own way, one by one."""
+
+    def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
+        return -super().training_inputs(indices, key)
+
+
+class InvertedAhead(ImageDataset):
+    """The same, for those that are read ahead."""
+
+    def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
+        for inputs in super().training_batches(requests, depth):
+            yield -inputs
+
+
+@pytest.mark.parametrize("kind", [Inverted, InvertedAhead])
+def test_datasets_that_change_their_training_images(root: Path, kind: type[ImageDataset]) -> None:
+    own = images(root)
+    own.__class__ = kind
+    expected = list(stack_of(root, images(root)).feed(0))
+    for one, other in zip(stack_of(root, own).feed(0), expected, strict=True):
+        assert torch.equal(one.x, -other.x)
 
 
 @pytest.mark.gpu

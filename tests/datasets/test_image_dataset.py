@@ -74,6 +74,25 @@ def test_every_cache_gives_the_same_images(make_folder: MakeFolder, cache: str) 
         assert torch.equal(data.training_inputs(indices, key_of(1)), plain.training_inputs(indices, key_of(1)))
 
 
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_numbers_count_from_the_end_too(make_folder: MakeFolder, cache: str) -> None:
+    data = load_dataset(make_folder(), image_size=24, cache=cache)
+    last = data.inputs(torch.tensor([len(data.labels) - 1]))
+    for _ in range(2):  # the second time from the cache
+        assert torch.equal(data.inputs(torch.tensor([-1])), last)
+
+
+def test_a_compiled_augmentation_normalizes_as_its_dataset(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    data = load_dataset(make_folder(), image_size=24)
+    assert isinstance(data, ImageDataset)
+    indices, numbers = torch.tensor([3, 1]), ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+    expected = data.normalized_by(*numbers).training_inputs(indices, key_of(1))
+    assert torch.equal(data.compiled().normalized_by(*numbers).training_inputs(indices, key_of(1)), expected)
+
+
 def test_kept_images_are_not_read_again(make_folder: MakeFolder) -> None:
     root = make_folder()
     data = load_dataset(root, image_size=24, cache="memory")

@@ -16,7 +16,7 @@ from sandmask.hparams import Hparam
 from sandmask.networks import build_featurizer
 from sandmask.training import one_pass
 from sandmask.training.one_pass import one_pass_gradients
-from sandmask.training.stack_step import looped_step
+from sandmask.training.stack_step import looped_step, stacked_step
 
 SHAPE = (3, 32, 32)
 
@@ -149,3 +149,41 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert twice(torch.ones(())).item() == 2
+
+
+def test_a_network_whose_layers_fold_no_moments_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stacked step of one run then takes the same recorded pass at each step, as of a small network of one's own."""
+    algorithm, state, _, hparams, key = masked(network="mnist-convnet")
+    recorded = []
+
+    def counted(self: Traced, *args: Any) -> Any:
+        recorded.append(self)
+        return trace(self, *args)
+
+    trace = Traced._trace
+    monkeypatch.setattr(Traced, "_trace", counted)
+    monkeypatch.setattr(one_pass, "compiles_passes", lambda _: True)
+    algorithm.network.compile()
+    step = stacked_step(algorithm)
+    assert step is not None
+    states = leading(state)
+    for number in range(3):
+        expected = algorithm.step(pytree.tree_map(lambda t: t[0], states), batch(number), hparams, key)
+        states, metrics = step(states, *leading((batch(number), hparams, key)))
+        torch.testing.assert_close(metrics["loss"][0], expected[1]["loss"])
+    assert len(recorded) == 1
+
+
+def test_a_step_that_takes_numbers_out_of_tensors_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be constants of the program; it takes one pass after the other instead, and says so once."""
+    algorithm, state, first, hparams, key = masked()
+    plain = algorithm.risks
+    monkeypatch.setattr(algorithm, "risks", lambda *args: plain(*args) * (1.0 + args[1].x.mean().item()))
+    expected = [algorithm.step(state, each, hparams, key)[1]["loss"] for each in (first, batch(1))]
+    step = compiled_step(algorithm, monkeypatch)
+    with pytest.warns(UserWarning, match="cannot be compiled as a whole"):
+        losses = [step(*leading((state, first, hparams, key)))[1]["loss"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses.append(step(*leading((state, batch(1), hparams, key)))[1]["loss"])
+    torch.testing.assert_close(torch.cat(losses), torch.stack(expected))

@@ -1,5 +1,6 @@
 """Programs whose images are read while they run, against the same images from one tensor."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,28 @@ def test_a_program_that_is_fed_trains_as_one_that_is_not(root: Path, cache: str)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("resumed", [0, 3])
+def test_images_for_a_captured_step_arrive_in_one_place(
+    root: Path, resumed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that is called again and again in place of a graph, also from the middle of the training on."""
+    stack = stack_of(root, images(root))
+    expected = trained(stack, 6, fast=False)
+    start = Program(stack, Carry(stack.init(), {}, torch.full((1,), -1)))
+    while start.done < resumed:
+        start.advance(1)
+    start.close()
+    monkeypatch.setattr(Program, "_capture", lambda _, function, warm_up: (warm_up(), function)[1])
+    program = Program(stack, start.carry)
+    program._captures = True
+    while program.done < 6:
+        program.advance(6)
+    program.close()
+    assert program._step is not None
+    found = pytree.tree_leaves(program.carry.tree())
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 class InTurns(ImageDataset):
     """A dataset of one's own that knows nothing of `read_batches`."""
 
@@ -98,6 +121,30 @@ def test_datasets_that_prepare_nothing(root: Path) -> None:
     expected = list(stack_of(root, images(root)).feed(0))
     for one, other in zip(stack_of(root, own).feed(0), expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class Inverted(ImageDataset):
+    """Images whose training has its own way, one by one."""
+
+    def training_inputs(self, indices: Tensor, key: Tensor) -> Tensor:
+        return -super().training_inputs(indices, key)
+
+
+class InvertedAhead(ImageDataset):
+    """The same, for those that are read ahead."""
+
+    def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
+        for inputs in super().training_batches(requests, depth):
+            yield -inputs
+
+
+@pytest.mark.parametrize("kind", [Inverted, InvertedAhead])
+def test_datasets_that_change_their_training_images(root: Path, kind: type[ImageDataset]) -> None:
+    own = images(root)
+    own.__class__ = kind
+    expected = list(stack_of(root, images(root)).feed(0))
+    for one, other in zip(stack_of(root, own).feed(0), expected, strict=True):
+        assert torch.equal(one.x, -other.x)
 
 
 @pytest.mark.gpu

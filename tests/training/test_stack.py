@@ -8,10 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import ALGORITHMS, Composed, MaskedAlgorithm, Problem, State
+from sandmask.algorithms import (
+    ALGORITHMS,
+    Composed,
+    Hparams,
+    MaskedAlgorithm,
+    Problem,
+    SANDMaskAlgorithm,
+    State,
+    environment_risks,
+)
 from sandmask.datasets import DATASETS, Dataset, TensorDataset, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.functional import Autograd, Direct, EnvBatch, Functional, make_batch, random
+from sandmask.functional import Autograd, Direct, EnvBatch, Functional, Params, make_batch, random
 from sandmask.hparams import Hparam
 from sandmask.masks import TensorMoments
 from sandmask.networks import Featurizer, build_featurizer
@@ -214,6 +223,25 @@ def test_half_precision_keeps_the_signs_of_well_fitted_environments(device: torc
 def test_half_precision_is_for_masks_only(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     with pytest.raises(SandmaskError, match="fp16 is for gradient masks"):
         Stack([spec_of("ERM", precision="fp16")], dataset, device)
+
+
+def test_half_precision_is_for_losses_of_the_logits(
+    dataset: Dataset, spec_of: Specs, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are scaled at the logits: those of a penalty of the features would be wrong by that factor."""
+
+    class Penalized(SANDMaskAlgorithm):
+        def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
+            features = self.features(params, batch, hparams)
+            logits = self.network.classify(params, features)
+            return environment_risks(logits, batch) + features.square().mean((1, 2))
+
+    entry = replace(ALGORITHMS["SANDMask"], name="Penalized", build=Penalized)
+    monkeypatch.setitem(ALGORITHMS._entries, "penalized", entry)
+    Stack([spec_of("SANDMask", precision="fp16")], dataset, device)
+    Stack([spec_of("Penalized")], dataset, device)
+    with pytest.raises(SandmaskError, match="with the cross-entropy of its logits"):
+        Stack([spec_of("Penalized", precision="fp16")], dataset, device)
 
 
 def test_runs_of_different_shapes_do_not_stack(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

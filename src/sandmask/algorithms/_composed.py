@@ -41,6 +41,8 @@ class Composed(Algorithm):
     parameters are, and where a step along it leads.
     """
 
+    through_logits = False  # not known of objectives: see `MaskedAlgorithm`
+
     def __init__(self, objective: ObjectiveAlgorithm, rule: Rule | None, sharpness: SharpnessAware | None) -> None:
         self.problem, self.network = objective.problem, objective.network
         self.objective, self.rule, self.sharpness = objective, rule, sharpness

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from sandmask.algorithms._base import Algorithm
 from sandmask.algorithms._composed import Composed
-from sandmask.algorithms._functions import Hparams, Metrics, State, environment_risks
+from sandmask.algorithms._functions import Hparams, Metrics, State
 from sandmask.algorithms._rules import MaskedAlgorithm
-from sandmask.functional import EnvBatch, Params
+from sandmask.functional import EnvBatch
 from sandmask.masks import Mask, TensorMoments, agreement
 
 
@@ -42,9 +42,8 @@ class HeldOutProbe(MaskedAlgorithm):
         assert self._masked is not None
         return self._masked.mask(hparams)
 
-    def risks(self, params: Params, batch: EnvBatch, hparams: Hparams) -> Tensor:
-        """The mean cross-entropy of each environment, as in an evaluation."""
-        return environment_risks(batch.split(self.network.logits(params, batch.inputs)), batch)
+    def dropout(self, batch: EnvBatch, hparams: Hparams) -> None:
+        """None, as in an evaluation."""
 
     def update(self, state: State, moments: TensorMoments, risks: Tensor, hparams: Hparams) -> tuple[State, Metrics]:
         """The state as it is, and what there is to say about the moments."""

@@ -88,6 +88,13 @@ class MaskedAlgorithm(Algorithm):
     reads: Reads = "environments"
     sums_logs = False
 
+    @property
+    def through_logits(self) -> bool:
+        """Whether all gradients pass the classifier, where they can be scaled: not known of losses of one's own."""
+        kind = type(self)
+        own = kind.risks is Algorithm.risks and kind.logits is Algorithm.logits
+        return own and kind.terms is MaskedAlgorithm.terms
+
     @abstractmethod
     def mask(self, hparams: Hparams) -> Mask:
         """The mask for these hyperparameters."""

@@ -96,18 +96,30 @@ class ImageDataset(Dataset):
 
     def training_batches(self, requests: Iterable[tuple[Tensor, Tensor]], depth: int = 4) -> Iterator[Tensor]:
         """`training_inputs` of each (indices, key), decoded up to `depth` requests ahead of need."""
+        if self._overrides("training_inputs"):
+            yield from super().training_batches(requests, depth)
+            return
         shaped = ((indices, (indices.shape, key)) for indices, key in requests)
         for stored, (shape, key) in self._feed.fetch_ahead(shaped, depth):
             yield self._trained_on(stored, shape, key)
 
-    def read_batches(self, requests: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Stored]:
-        """Decoded images, which travel to the device as they are kept; `prepare` augments them there."""
+    def read_batches(self, requests: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Stored | Tensor]:
+        """Decoded images, which travel to the device as they are kept; `prepare` augments them there.
+
+        A subclass that makes its training images in its own way gives these.
+        """
+        if self._overrides("training_inputs", "training_batches"):
+            yield from super().read_batches(requests)
+            return
         for stored, _ in self._feed.fetch_ahead(requests, READ_AHEAD):
             yield stored
 
-    def prepare(self, read: Stored, shape: torch.Size, key: Tensor) -> Tensor:
+    def prepare(self, read: Stored | Tensor, shape: torch.Size, key: Tensor) -> Tensor:
         """Augmented and normalized images."""
-        return self._trained_on(read, shape, key)
+        return read if isinstance(read, Tensor) else self._trained_on(read, shape, key)
+
+    def _overrides(self, *names: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(ImageDataset, name) for name in names)
 
     def unaugmented(self) -> "ImageDataset":
         """The same dataset, whose training images are those of evaluations."""
@@ -119,7 +131,7 @@ class ImageDataset(Dataset):
         """The same dataset with other channel means and deviations: those of a pretrained network."""
         changed = copy.copy(self)
         changed.normalization = _normalization(self.name, mean, std, self._feed.device)
-        return changed
+        return changed if self._compiled is None else changed.compiled()
 
     def to(self, device: torch.device) -> "ImageDataset":
         """The same dataset, arriving on `device`; decoded images in memory are shared with this one."""

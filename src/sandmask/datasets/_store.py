@@ -142,7 +142,7 @@ class ImageStore:
             if kept is not None and all(kept.filled[number] for number in numbers):
                 # In one call: each needs Python's lock, which the thread that trains wants too.
                 for source, target in zip(kept.images, batch, strict=True):
-                    np.take(source.numpy(), numbers, axis=0, out=target[part].numpy(), mode="clip")
+                    np.take(source.numpy(), numbers, axis=0, out=target[part].numpy(), mode="wrap")
                 return
             for place, number in enumerate(numbers, part.start):
                 if stop.is_set():

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import tracing
+from sandmask.gradients import UnsupportedError
 
 
 class Compiled:
@@ -37,8 +38,8 @@ class Traced:
     """A function of trees of tensors that takes gradients itself, as one compiled program of torch's operations.
 
     At the first call with tensors of given shapes, the function runs and its operations, those of backward passes
-    included, are recorded. It should depend on values through tensors alone. If the compiler fails, a warning says so,
-    and the recorded operations run as they are.
+    included, are recorded. It should depend on values through tensors alone: one that takes numbers out of tensors
+    raises `UnsupportedError`. If the compiler fails, a warning says so, and the recorded operations run as they are.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -68,6 +69,13 @@ class Traced:
             forms.append(out_form)
             return [result.detach() for result in results]
 
-        with tracing():
-            graph = make_fx(flat)(*leaves)
+        try:
+            with tracing():
+                graph = make_fx(flat)(*leaves)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"A pass cannot be compiled as a whole ({reason}).", stacklevel=2)
+            raise UnsupportedError(reason) from error
         return Compiled(graph), forms[0]

@@ -183,5 +183,14 @@ class Program:
 
 
 def _copy(source: Any, target: Any) -> None:
-    for new, old in zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True):
+    """Copy a tree of tensors into another one. Sources may be targets too: a state that keeps the last parameters."""
+    targets = pytree.tree_leaves(target)
+    places = [old.untyped_storage().data_ptr() for old in targets]
+    for new, old in zip(_apart(pytree.tree_leaves(source), places), targets, strict=True):
         old.copy_(new)
+
+
+def _apart(sources: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+    """The sources; copies of those in memory that is written before they are read."""
+    own = [new.untyped_storage().data_ptr() for new in sources]
+    return [new.clone() if at in places[:i] else new for i, (new, at) in enumerate(zip(sources, own, strict=True))]

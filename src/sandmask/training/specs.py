@@ -160,10 +160,11 @@ def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
 
     float16 needs scaled losses, which only the gradient masks on the MLP have.
     """
-    if spec.precision == "fp16" and not (spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm)):
+    scales = spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm) and algorithm.through_logits
+    if spec.precision == "fp16" and not scales:
         raise SandmaskError(
-            f"--precision fp16 is for gradient masks on the MLP only. Found {spec.algorithm} with {spec.network}. "
-            "Use tf32, which is as exact, or bf16."
+            "--precision fp16 is for gradient masks on the MLP only, with the cross-entropy of its logits. Found "
+            f"{spec.algorithm} with {spec.network}. Use tf32, which is as exact, or bf16."
         )
     if algorithm.network.embeds and compute_dtype(spec.precision) != torch.float32:
         raise SandmaskError(

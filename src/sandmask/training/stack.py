@@ -118,7 +118,7 @@ class Stack:
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
         rows = ranks.rows(self.algorithm.reads, self.sampler.n_envs, self.sampler.batch_size)
-        self._rows = None if rows is None else rows.to(device)
+        self._rows = None if rows is None else {"cpu": rows, device.type: rows.to(device)}
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
         self.evaluator = Evaluator(self.dataset, specs, device, self._examples_at_a_time(), metrics, ranks)
         probe = HeldOutProbe.of(self.algorithm) if diagnostics else None
@@ -208,7 +208,7 @@ class Stack:
         """The examples [K, E, B] and keys [K] of augmentations; of several processes, those that this one reads."""
         if self._rows is None:
             return indices, keys
-        rows = self._rows.to(indices.device)
+        rows = self._rows[indices.device.type]
         of_examples = random.keys(keys, *indices.shape[1:])  # that each example has among all of them
         return indices.flatten(1)[:, rows], of_examples.flatten(1)[:, rows]
 
@@ -218,7 +218,7 @@ class Stack:
             return x
         shape = self._ones.shape
         whole = x.new_full((len(x), shape[1] * shape[2], *x.shape[2:]), math.nan if x.is_floating_point() else 0)
-        whole[:, self._rows] = x
+        whole[:, self._rows[x.device.type]] = x
         return whole.view(len(x), *shape[1:], *x.shape[2:])
 
     def _indices(self, step_keys: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def _is_masked(rule: Algorithm | None) -> bool:
 def stacked_step(algorithm: Algorithm) -> Step | None:
     """The step of K runs, on tensors with a leading dimension K; None if `step` has no separate gradient."""
     if (by_mask := masked(algorithm)) is not None:
-        return lambda *args: _masked_step(by_mask, *args)
+        return partial(_masked_step, by_mask, looped_step(by_mask))
     if isinstance(algorithm, ObjectiveAlgorithm) and type(algorithm).step is ObjectiveAlgorithm.step:
         return lambda *args: _objective_step(algorithm, *args)
     return None
@@ -148,13 +148,13 @@ def _objective_step(
 
 
 def _masked_step(
-    algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
+    algorithm: Masked, alone: Step, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
 ) -> tuple[State, Metrics]:
     try:
         moments, values, changes = moments_of_runs(algorithm, state, batch, hparams, keys)
     except UnsupportedError:
         if len(keys) == 1:  # its gradients are plain autograd's, which cannot be taken inside of vmap
-            return looped_step(algorithm)(state, batch, hparams, keys)
+            return alone(state, batch, hparams, keys)
         return vmap(algorithm.step)(state, batch, hparams, keys)
 
     def finish(
@@ -173,8 +173,7 @@ def _scales(algorithm: Masked, vectors: Tensor) -> bool:
     """Whether numbers have a small range and all gradients pass the logits, where they can be scaled."""
     if algorithm.network.dtype == torch.float16:
         return True
-    through_logits = isinstance(algorithm, MaskedAlgorithm) and type(algorithm).risks is Algorithm.risks
-    return through_logits and split_products() and has_kernels(vectors)
+    return algorithm.through_logits and split_products() and has_kernels(vectors)
 
 
 def moments_of_runs(

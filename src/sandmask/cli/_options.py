@@ -24,8 +24,8 @@ PluginOption = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="Python file that registers your own algorithms or datasets. Repeatable; SANDMASK_PLUGINS names more "
-        "files.",
+        help="Python file that registers your own algorithms, datasets or networks. Repeatable. The variable "
+        "SANDMASK_PLUGINS names more files.",
     ),
 ]
 HparamOption = Annotated[
@@ -36,7 +36,7 @@ SpaceOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Where defaults and random draws come from: recipe (settings that work), paper or domainbed.",
+        help="Defaults and ranges of hyperparameters: recipe (settings that work), paper or domainbed.",
         autocompletion=_completion.words("recipe", "paper", "domainbed"),
     ),
 ]

@@ -29,7 +29,7 @@ def _given(
         list[str] | None,
         typer.Option(
             metavar="A,B",
-            help="Datasets, or folders of images, separated by commas.",
+            help="Datasets, folders of images or manifests, separated by commas.",
             autocompletion=_completion.dataset,
         ),
     ] = None,
@@ -41,7 +41,7 @@ def _given(
         list[str] | None,
         typer.Option(
             metavar="all|0,1",
-            help="Environments to hold out, one at a time. (default: all; of Spirals 0 to 15, of Spawrious Test)",
+            help="Environments to hold out, one at a time. (default: all; Spirals: 0 to 15, Spawrious: Test)",
         ),
     ] = None,
     n_hparams: Annotated[
@@ -51,7 +51,7 @@ def _given(
     n_trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Repetitions. (default: 3)")] = None,
     space: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Where draws come from: recipe (the default), paper or domainbed."),
+        typer.Option(metavar="NAME", help="Hyperparameter ranges: recipe (the default), paper or domainbed."),
     ] = None,
     selection: Annotated[
         list[str] | None,
@@ -88,11 +88,11 @@ def _given(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With full_data=1 and lr_patience: the sweep without full_data, whose drops of the rate are repeated.",
+            help="With full_data=1 and lr_patience: folder of the sweep without full_data; repeat its learning rates.",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Selects another set of run seeds. (default: 0)")
+        int | None, typer.Option(metavar="N", min=0, help="Changes the seeds of all runs. (default: 0)")
     ] = None,
     search: Annotated[
         str | None,

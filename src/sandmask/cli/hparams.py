@@ -33,7 +33,7 @@ def hparams(
 ) -> None:
     """Print the hyperparameters of ALGORITHM on DATASET: the values of a seed, the defaults and the ranges.
 
-    The random draws are DomainBed's, to the last bit: draw 7 of trial 0 is the same configuration there.
+    With --space domainbed, the random draws equal DomainBed's bit for bit.
 
     [bold]Examples[/bold]
 

@@ -28,8 +28,8 @@ def predict(
     """Classify files with a trained model. The dataset is not needed.
 
     Images of any size and format are resized and normalized as in training. A file of arrays holds one example, or one
-    per row. Of a folder, all images in it and its subfolders are classified (for models of arrays, all arrays).
-    Files that cannot be used are named, the others are classified, and the exit status is 2. ARM and MTL treat all
+    per row. For a folder, all images in it and its subfolders are classified (for models trained on arrays, all
+    arrays). Files that cannot be used are reported and skipped, and the exit status is then 2. ARM and MTL treat all
     files as examples of one environment.
 
     [bold]Examples[/bold]

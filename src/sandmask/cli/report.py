@@ -101,9 +101,9 @@ def report(
 ) -> None:
     """Print one table per dataset (columns are held-out environments), the averages, and comparisons.
 
-    Numbers are mean ± standard error over trials, in percent. Incomplete cells state how many of their runs exist, and
-    partial averages over how many columns they are. † marks cells with runs that diverged. --html writes a
-    self-contained page instead, with every rule unless some are named.
+    Numbers are mean ± standard error over trials, in percent. Incomplete cells state how many runs exist, and
+    partial averages state the number of columns. † marks cells with runs that diverged. --html writes a self-contained
+    page instead, with every selection rule unless you name some.
 
     [bold]Examples[/bold]
 

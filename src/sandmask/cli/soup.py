@@ -18,8 +18,8 @@ def soup(
         typer.Option(
             "--kind",
             metavar="A,B",
-            help="uniform (mean of all weights), greedy (mean of those that help on validation data), ensemble (mean "
-            "of logits). (default: all)",
+            help="uniform (mean of the weights of all runs), greedy (mean of runs that help on validation data), "
+            "ensemble (mean of logits). (default: all)",
             autocompletion=_completion.words("uniform", "greedy", "ensemble"),
         ),
     ] = None,
@@ -38,11 +38,11 @@ def soup(
     json: _options.JsonOption = False,
     plugins: _options.PluginOption = None,
 ) -> None:
-    """Combine the models of a sweep: those of all draws, for each method, held-out environment and trial.
+    """Combine the models of all draws of a sweep, for each method, held-out environment and trial.
 
-    The sweep has to be trained with --keep-models best (or last), for means of weights also with --shared-init. Members
+    Train the sweep with --keep-models best (or last), and for means of weights also with --shared-init. Members
     are chosen on the validation data of the training environments. The results are in DIR/soups, and sandmask report
-    shows them as methods of their own, such as ERM + greedy soup.
+    shows them as separate methods, such as ERM + greedy soup.
 
     [bold]Examples[/bold]
 

@@ -15,7 +15,7 @@ from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder, plan_json, print
 if TYPE_CHECKING:
     from sandmask.api import Sweep
 
-app = typer.Typer(help="Train many runs: plan, run, status.", no_args_is_help=True)
+app = typer.Typer(help="Plan and train many runs, show their progress, and list kept models.", no_args_is_help=True)
 
 Workers = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Stacks that train at a time. (default: one per GPU or core)")

@@ -24,8 +24,8 @@ def train(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="A dataset, a folder of images (root/domain/class/*.jpg), or a manifest (a CSV or Parquet file with "
-            "the columns path, class, domain)",
+            help="A dataset, a folder of images (root/domain/class/*.jpg), a manifest (a CSV or Parquet file with the "
+            "columns path, class, domain), or hf:NAME for a Hugging Face dataset.",
             autocompletion=_completion.dataset,
         ),
     ],
@@ -81,7 +81,7 @@ def train(
     The exit status is 0 if the run is done, 3 if it diverged (its loss became NaN or infinite), 2 for a mistake in the
     command, 130 after Ctrl-C and 143 after SIGTERM.
 
-    Several processes or GPUs train one model with torchrun, as in the last example.
+    To train one model in several processes or on several GPUs, use torchrun, as in the last example.
 
     [bold]Examples[/bold]
 

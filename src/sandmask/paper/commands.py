@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sandmask.reports import Grid
 
 QuickOption = Annotated[
-    bool, typer.Option("--quick", help="Make a small version in less than a minute on a CPU. Its numbers mean little.")
+    bool, typer.Option("--quick", help="Make a small version within a minute on a CPU, only to try the command.")
 ]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files.")]
 RecordsOption = Annotated[
@@ -224,7 +224,7 @@ def figure_2(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Failure modes on Spirals: accuracy against momentum, noise and initialization, 20 seeds each.
+    """Plot accuracy on Spirals against momentum, noise and initialization, with 20 seeds each.
 
     Searches hyperparameters for each method, then trains. Rerun to resume. Use a GPU, or draw it from --records.
 

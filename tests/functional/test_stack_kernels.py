@@ -12,6 +12,7 @@ import torch
 CHECKS = (
     "context_kernel_checks",
     "conv_kernel_checks",
+    "edge_kernel_checks",
     "second_kernel_checks",
     "split_kernel_checks",
     "stack_kernel_checks",

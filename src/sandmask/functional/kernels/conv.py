@@ -70,46 +70,31 @@ def first_tap(
 
 
 @triton.jit
-def _forward_kernel(
+def add_convolution(
     x,
-    x_run,
     x_low,
-    x_largest,
     weight,
-    weight_run,
     weight_low,
-    weight_largest,
-    bias,
-    out,
-    n_rows,
-    bias_run,
-    relu: tl.constexpr,
+    total,
+    known,
+    top,
+    left,
+    pixel,
     height: tl.constexpr,
     width: tl.constexpr,
     n_in: tl.constexpr,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-    n_out: tl.constexpr,
-    stride: tl.constexpr,
     side: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
     depth: tl.constexpr,
     split: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """conv(x) + bias, or the ReLU of it, one tile of output pixels and channels."""
+    """Add conv(x) to one tile of output pixels and channels.
+
+    `weight` points at the weights of each channel; `top`, `left` and `pixel` are from `first_tap`.
+    """
     taps: tl.constexpr = side * side
-    run = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * rows + tl.arange(0, rows)
-    unit = tl.program_id(1) * columns + tl.arange(0, columns)
     deep = tl.arange(0, depth)
-    known = row < n_rows
-    top, left, pixel = first_tap(row, height, width, high, wide, stride, side)
     corner = pixel * n_in
-    x += run * x_run
-    weight += run * weight_run + unit[None, :] * (taps * n_in)
-    total = tl.zeros((rows, columns), tl.float32)
     if n_in % depth == 0:  # a step is some channels under one tap
         for step in range(taps * n_in // depth):
             tap = step // (n_in // depth)
@@ -139,6 +124,49 @@ def _forward_kernel(
                 value_low = tl.load(x + x_low + shift, mask=inside, other=0.0)
                 w_low = tl.load(weight + weight_low + place[:, None], mask=is_weight, other=0.0)
             total = multiply(value, value_low, w, w_low, total, split, precision)
+    return total
+
+
+@triton.jit
+def _forward_kernel(
+    x,
+    x_run,
+    x_low,
+    x_largest,
+    weight,
+    weight_run,
+    weight_low,
+    weight_largest,
+    bias,
+    out,
+    n_rows,
+    bias_run,
+    relu: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    n_in: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    n_out: tl.constexpr,
+    stride: tl.constexpr,
+    side: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    depth: tl.constexpr,
+    split: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """conv(x) + bias, or the ReLU of it, one tile of output pixels and channels."""
+    run = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    unit = tl.program_id(1) * columns + tl.arange(0, columns)
+    known = row < n_rows
+    top, left, pixel = first_tap(row, height, width, high, wide, stride, side)
+    total = add_convolution(
+        x + run * x_run, x_low, weight + run * weight_run + unit[None, :] * (side * side * n_in), weight_low,
+        tl.zeros((rows, columns), tl.float32), known, top, left, pixel,
+        height, width, n_in, side, depth, split, precision,
+    )  # fmt: skip
     total = unscaled(total, x_largest + run, weight_largest + run, split)
     total += tl.load(bias + run * bias_run + unit).to(tl.float32)[None, :]
     if relu:  # not tl.maximum: NaN has to stay visible

@@ -11,66 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.conv import within
-from sandmask.functional.kernels.split import multiply, operand, unscaled
+from sandmask.functional.kernels.conv import Shape, add_convolution, first_tap
+from sandmask.functional.kernels.split import operand, unscaled
 from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
 from sandmask.functional.split import Halves
 
 # By the kind of numbers.
 TILES = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
-
-
-@triton.jit
-def _product(
-    x,
-    x_low,
-    weight,
-    weight_low,
-    total,
-    known,
-    top,
-    left,
-    pixel,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    n_in: tl.constexpr,
-    depth: tl.constexpr,
-    split: tl.constexpr,
-    precision: tl.constexpr,
-):
-    """Add conv(x) to one tile of output pixels and channels; `weight` points at the weights of each channel."""
-    deep = tl.arange(0, depth)
-    corner = pixel * n_in
-    if n_in % depth == 0:  # a step is some channels under one tap
-        for step in range(9 * n_in // depth):
-            tap = step // (n_in // depth)
-            down, right = tap // 3, tap % 3
-            inside = known & within(top + down, height) & within(left + right, width)
-            begin = corner + (down * width + right) * n_in + step % (n_in // depth) * depth
-            place = begin[:, None] + deep[None, :]
-            value = tl.load(x + place, mask=inside[:, None], other=0.0)
-            w = tl.load(weight + (step * depth + deep)[:, None])
-            value_low, w_low = value, w
-            if split:
-                value_low = tl.load(x + x_low + place, mask=inside[:, None], other=0.0)
-                w_low = tl.load(weight + weight_low + (step * depth + deep)[:, None])
-            total = multiply(value, value_low, w, w_low, total, split, precision)
-    else:  # the first layer: all channels under all taps, in one row
-        for start in range(0, 9 * n_in, depth):
-            place = start + deep
-            down, right = place // (3 * n_in), place // n_in % 3
-            y, z = top[:, None] + down[None, :], left[:, None] + right[None, :]
-            inside = known[:, None] & (place < 9 * n_in)[None, :] & within(y, height) & within(z, width)
-            shift = corner[:, None] + ((down * width + right) * n_in + place % n_in)[None, :]
-            is_weight = (place < 9 * n_in)[:, None]
-            value = tl.load(x + shift, mask=inside, other=0.0)
-            w = tl.load(weight + place[:, None], mask=is_weight, other=0.0)
-            value_low, w_low = value, w
-            if split:
-                value_low = tl.load(x + x_low + shift, mask=inside, other=0.0)
-                w_low = tl.load(weight + weight_low + place[:, None], mask=is_weight, other=0.0)
-            total = multiply(value, value_low, w, w_low, total, split, precision)
-    return total
 
 
 @triton.jit
@@ -103,6 +50,7 @@ def _sum_kernel(
     wide: tl.constexpr,
     n_out: tl.constexpr,
     stride: tl.constexpr,
+    side: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
@@ -114,26 +62,22 @@ def _sum_kernel(
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     unit = tl.program_id(1) * columns + tl.arange(0, columns)
     known = row < n_rows
-    top, left = row % (high * wide) // wide * stride - 1, row % wide * stride - 1
-    if stride == 1:
-        pixel = row - width - 1
-    else:
-        pixel = (row // (high * wide) * height + top) * width + left
-    of_unit = unit[None, :] * (9 * n_in)
-    total = _product(
+    top, left, pixel = first_tap(row, height, width, high, wide, stride, side)
+    of_unit = unit[None, :] * (side * side * n_in)
+    total = add_convolution(
         x + run * x_run, x_low, weight + run * weight_run + of_unit, weight_low,
         tl.zeros((rows, columns), tl.float32), known, top, left, pixel,
-        height, width, n_in, depth, split, precision,
+        height, width, n_in, side, depth, split, precision,
     )  # fmt: skip
     total = unscaled(total, x_largest + run, weight_largest + run, split)
     if two:
         begin = total
         if split:  # halves have scales of their own
             begin = tl.zeros((rows, columns), tl.float32)
-        other = _product(
+        other = add_convolution(
             other_x + run * other_x_run, other_x_low, other_weight + run * other_weight_run + of_unit,
             other_weight_low, begin, known, top, left, pixel,
-            height, width, n_in, depth, split, precision,
+            height, width, n_in, side, depth, split, precision,
         )  # fmt: skip
         if split:
             other = total + unscaled(other, other_x_largest + run, other_weight_largest + run, split)
@@ -159,7 +103,7 @@ def convolve_sum(pairs: Sequence[tuple[Tensor | Halves, Tensor | Halves]], bias:
     rows, columns = at_most(tiles.rows, n_rows), at_most(tiles.columns, n_out)
     depth = dividing(tiles.depth, n_in) or at_most(tiles.depth, 9 * n_in)
     launch: Any = _sum_kernel[(triton.cdiv(n_rows, rows), n_out // columns, len(bias))]
-    shape = (height, width, n_in, high, wide, n_out, stride)
+    shape = Shape(height, width, n_in, high, wide, n_out, stride, 3)
     numbers = (n_rows, bias.stride(0), len(pairs) == 2, *shape, rows, columns, depth, halves)
     launch(*left, *right, *operand(other_x), *operand(other_taps), bias, out, *numbers, **how(tiles))
     return out

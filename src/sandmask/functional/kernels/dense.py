@@ -13,7 +13,7 @@ from triton.backends.nvidia.compiler import CUDAOptions
 
 from sandmask.functional.kernels.random import mix
 from sandmask.functional.kernels.split import note_largest, scale_of
-from sandmask.functional.kernels.tiles import Tiles, at_most
+from sandmask.functional.kernels.tiles import Tiles, at_most, places
 from sandmask.functional.split import Halves, largest_of, remember_largest, split_products
 
 BLOCK = 1024
@@ -58,7 +58,7 @@ def _activate_kernel(
 ):
     """z <- relu(dropout(z + bias)), in place; with `notes` also its largest number."""
     run = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * block + tl.arange(0, block)
+    place = places(tl.program_id(0), block, numel)
     inside = place < numel
     column = place % width
     z += run * numel
@@ -89,6 +89,7 @@ def _narrow_kernel(
     n_in,
     n_out,
     width,
+    reach,
     x_run,
     x_row,
     weight_run,
@@ -103,7 +104,7 @@ def _narrow_kernel(
 ):
     """relu(dropout(x W^T + b)), one tile of one run, from all inputs at once."""
     run = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(1) * rows + tl.arange(0, rows)
+    row = places(tl.program_id(1), rows, reach)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     deep = tl.arange(0, depth)
     is_row, is_column, is_deep = row < n_rows, column < n_out, deep < n_in
@@ -135,6 +136,7 @@ def _activate_backward_kernel(
     sums,
     n_rows,
     width,
+    numel,
     part,
     drops: tl.constexpr,
     split: tl.constexpr,
@@ -150,9 +152,9 @@ def _activate_backward_kernel(
     known = column < width
     end = tl.minimum(begin + part, n_rows)
     total = tl.zeros((rows, columns), tl.float32)
-    grad += run * n_rows * width
-    out += run * n_rows * width
-    result += run * n_rows * width * (2 if split else 1)
+    grad += run * numel
+    out += run * numel
+    result += run * numel * (2 if split else 1)
     scale = 1.0
     if drops:
         scale = 1.0 - tl.load(rate + run)
@@ -160,7 +162,7 @@ def _activate_backward_kernel(
     if split:
         up = scale_of(tl.load(largest + run))
     for start in range(begin, end, rows):
-        row = start + tl.arange(0, rows)
+        row = start + places(0, rows, numel)
         inside = (row < end)[:, None] & known[None, :]
         place = row[:, None] * width + column[None, :]
         value = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
@@ -174,7 +176,7 @@ def _activate_backward_kernel(
             value *= up
             high = value.to(tl.float16)
             tl.store(result + place, high, mask=inside)
-            tl.store(result + n_rows * width + place, (value - high.to(tl.float32)).to(tl.float16), mask=inside)
+            tl.store(result + numel + place, (value - high.to(tl.float32)).to(tl.float16), mask=inside)
         else:
             value = saturated(value, result.dtype.element_ty)
             total += value
@@ -216,7 +218,8 @@ def narrow_layer(
         *(x, weight, bias),
         out if keys is None else keys.contiguous(),
         out if rate is None else rate.float().contiguous(),
-        *(out, largest, n_rows, n_in, n_out, width, x.stride(0), x.stride(1), weight.stride(0), bias.stride(0)),
+        *(out, largest, n_rows, n_in, n_out, width, n_rows * max(width, x.stride(1))),
+        *(x.stride(0), x.stride(1), weight.stride(0), bias.stride(0)),
         site=site,
         drops=drops,
         notes=notes,
@@ -253,16 +256,16 @@ def _activate_backward(
     columns = at_most(128, width)
     launch: Any = _activate_backward_kernel[(triton.cdiv(width, columns), sums.shape[1], n_runs)]
     rates = out if rate is None else rate.float().contiguous()
-    sizes = {"n_rows": n_rows, "width": width, "part": part, "rows": at_most(32, part), "columns": columns}
-    how = {"drops": rate is not None, "split": largest is not None}
-    launch(grad.contiguous(), out, rates, out if largest is None else largest, result, sums, **sizes, **how)
+    sizes = (n_rows, width, n_rows * width, part)
+    how = {"drops": rate is not None, "split": largest is not None, "rows": at_most(32, part), "columns": columns}
+    launch(grad.contiguous(), out, rates, out if largest is None else largest, result, sums, *sizes, **how)
     return sums
 
 
 @triton.jit
 def _pad_kernel(source, result, n_rows, n_columns, wide, numel, run_stride, block: tl.constexpr):
     run = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * block + tl.arange(0, block)
+    place = places(tl.program_id(0), block, numel)
     row, column = place // wide, place % wide
     known = (row < n_rows) & (column < n_columns)
     value = tl.load(source + run * run_stride + row * n_columns + column, mask=known, other=0.0)

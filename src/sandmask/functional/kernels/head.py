@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sandmask.functional.kernels.dense import saturated
 from sandmask.functional.kernels.split import note_largest
-from sandmask.functional.kernels.tiles import at_most
+from sandmask.functional.kernels.tiles import at_most, places
 from sandmask.functional.split import remember_largest, split_products
 
 ROWS, COLUMNS = 64, 64  # of features, that a program works on at a time
@@ -31,6 +31,7 @@ def _logits_kernel(
     wide,
     n_in,
     n_classes,
+    numel,
     classes: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
@@ -38,10 +39,10 @@ def _logits_kernel(
 ):
     """x W^T + b, of some rows of one run."""
     run = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    row = places(tl.program_id(0), rows, numel)
     label = tl.arange(0, classes)
     known, is_class = row < n_rows, label < n_classes
-    x += run * n_rows * wide
+    x += run * numel
     weight += run * n_classes * n_in
     total = tl.zeros((rows, classes), tl.float32)
     for start in range(0, n_in, columns):
@@ -69,6 +70,7 @@ def _gradients_kernel(
     wide,
     n_in,
     n_classes,
+    numel,
     part,
     classes: tl.constexpr,
     rows: tl.constexpr,
@@ -83,14 +85,14 @@ def _gradients_kernel(
     end = tl.minimum(begin + part, n_rows)
     is_class, is_column = label < n_classes, column < wide
     grad += run * n_rows * n_classes
-    x += run * n_rows * wide
-    of_x += run * n_rows * wide
+    x += run * numel
+    of_x += run * numel
     is_weight = is_class[:, None] & (column < n_in)[None, :]
     place = label[:, None] * n_in + column[None, :]
     w = tl.load(weight + run * n_classes * n_in + place, mask=is_weight, other=0.0)
     total = tl.zeros((classes, columns), tl.float32)
     for start in range(begin, end, rows):
-        row = start + tl.arange(0, rows)
+        row = start + places(0, rows, numel)
         known = row < end
         of_label = known[:, None] & is_class[None, :]
         g = tl.load(grad + row[:, None] * n_classes + label[None, :], mask=of_label, other=0.0)
@@ -112,7 +114,8 @@ def logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty(n_runs, n_rows, n_classes, device=x.device)
     rows = at_most(ROWS, n_rows)
     launch: Any = _logits_kernel[(triton.cdiv(n_rows, rows), n_runs)]
-    launch(x, weight, bias, out, n_rows, wide, n_in, n_classes, at_most(64, n_classes), rows, COLUMNS, _precision())
+    sizes = (n_rows, wide, n_in, n_classes, n_rows * wide, at_most(64, n_classes), rows, COLUMNS)
+    launch(x, weight, bias, out, *sizes, _precision())
     return out
 
 
@@ -124,7 +127,7 @@ def gradients(grad: Tensor, x: Tensor, weight: Tensor, part: int) -> tuple[Tenso
     notes = split_products() and x.dtype == torch.float32  # for the layer before
     largest = torch.zeros(n_runs, device=x.device) if notes else sums
     launch: Any = _gradients_kernel[(triton.cdiv(wide, COLUMNS), sums.shape[1], n_runs)]
-    sizes = (n_rows, wide, n_in, n_classes, part, at_most(64, n_classes), at_most(ROWS, part), COLUMNS)
+    sizes = (n_rows, wide, n_in, n_classes, n_rows * wide, part, at_most(64, n_classes), at_most(ROWS, part), COLUMNS)
     launch(grad, x, weight, of_x, sums, largest, *sizes, _precision(), notes)
     if notes:
         remember_largest(of_x, largest)

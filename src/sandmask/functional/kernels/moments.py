@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.split import multiply, operand, unscaled
-from sandmask.functional.kernels.tiles import Tiles, at_most
+from sandmask.functional.kernels.tiles import Tiles, at_most, places
 from sandmask.functional.split import Halves
 
 BLOCK = 1024
@@ -52,6 +52,7 @@ def _weight_moments_kernel(
     n_in,
     wide_out,
     wide_in,
+    reach,
     stride,
     n_envs: tl.constexpr,
     rows_per_step: tl.constexpr,
@@ -72,7 +73,7 @@ def _weight_moments_kernel(
     m2 = tl.zeros((block_out, block_in), tl.float32)
     # Loads may read the zeros that widths are filled up with: whether one is inside is then known for 16 at a time.
     is_out, is_in = (out_units < wide_out)[:, None], (in_units < wide_in)[None, :]
-    rows = tl.arange(0, rows_per_step)
+    rows = places(0, rows_per_step, reach)
     for e in range(n_envs):
         product = tl.zeros((block_out, block_in), tl.float32)
         # All rows of an environment at once make one loop in all, whose loads the compiler can take ahead of need.
@@ -119,12 +120,13 @@ def weight_moments(
     tiles = SPLIT_WEIGHT_MOMENTS if split else WEIGHT_MOMENTS
     block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
     rows_per_step = at_most(tiles.depth, n_rows)
+    widths = (left.values.shape[-1], right.values.shape[-1])
     launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]
     launch(
         *(*left, *right),
         left.values if unscale is None else unscale.contiguous(),
         *targets,
-        *(n_rows, *sizes, left.values.shape[-1], right.values.shape[-1], targets.stride(1)),
+        *(n_rows, *sizes, *widths, n_envs * n_rows * max(widths), targets.stride(1)),
         n_envs=n_envs,
         rows_per_step=rows_per_step,
         at_once=n_rows <= rows_per_step,
@@ -162,7 +164,7 @@ def _fold_runs_kernel(
     mean = tl.zeros((block,), tl.float32)
     m2 = tl.zeros((block,), tl.float32)
     for e in range(n_envs):
-        value = tl.load(grads + e * env_stride, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(grads + e * tl.cast(env_stride, tl.int64), mask=inside, other=0.0).to(tl.float32)
         if scaled:
             value *= tl.load(unscale + run * n_envs + e)
         signs, mean, m2 = welford(value, e, signs, mean, m2)

@@ -39,6 +39,27 @@ def by_group(of_channels, channels: tl.constexpr, groups: tl.constexpr):
 
 
 @triton.jit
+def image_of(channels: tl.constexpr, groups: tl.constexpr, block: tl.constexpr):
+    """What a program has of [K, N, pixels, channels]: its run, sample and image, and the places in a block of pixels.
+
+    These are channels and their groups, pixels, and where the numbers are. The first three are in 64 bits.
+    """
+    run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    channel, pixel = tl.arange(0, channels), tl.arange(0, block)
+    place = pixel[:, None] * channels + channel[None, :]
+    return run, sample, run * tl.num_programs(0) + sample, channel, channel // (channels // groups), pixel, place
+
+
+@triton.jit
+def store_sums(sums, image, channel, of_bias, of_gamma, of_beta, channels: tl.constexpr):
+    """The three sums over one image's pixels that `sample_moments` takes."""
+    sums += image * (3 * channels) + channel
+    tl.store(sums, of_bias)
+    tl.store(sums + channels, of_gamma)
+    tl.store(sums + 2 * channels, of_beta)
+
+
+@triton.jit
 def _normalize_kernel(
     h,
     gamma,
@@ -56,16 +77,13 @@ def _normalize_kernel(
     writes: tl.constexpr,
     relu: tl.constexpr,
 ):
-    run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    channel = tl.arange(0, channels)
-    image = run * tl.num_programs(0) + sample
+    run, _, image, channel, group, pixel, place = image_of(channels, groups, block)
     h += image * n_pixels * channels
     y += image * n_pixels * channels
     size = n_pixels * (channels // groups)
 
     # Sums of differences from about the mean (that of the first pixels): a square of a mean cancels nothing.
-    pixel = tl.arange(0, block)
-    place, inside = pixel[:, None] * channels + channel[None, :], (pixel < n_pixels)[:, None]
+    inside = (pixel < n_pixels)[:, None]
     value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
     seen: tl.constexpr = (min(block, n_pixels)) * (channels // groups)
     about = by_group(tl.sum(value, axis=0), channels, groups) / seen
@@ -94,7 +112,6 @@ def _normalize_kernel(
             if relu:
                 result = tl.where(result < 0, 0.0, result)
             tl.store(y + start * channels + place, result, mask=inside)
-    group = channel // (channels // groups)
     first = channel % (channels // groups) == 0
     tl.store(mean_out + image * groups + group, mean, mask=first)
     tl.store(scale_out + image * groups + group, scale, mask=first)
@@ -121,11 +138,7 @@ def _normalize_backward_kernel(
     block: tl.constexpr,
 ):
     """The gradient before the ReLU, and its sums over pixels, and those for gamma and beta."""
-    run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    channel, pixel = tl.arange(0, channels), tl.arange(0, block)
-    place = pixel[:, None] * channels + channel[None, :]
-    group = channel // (channels // groups)
-    image = run * tl.num_programs(0) + sample
+    run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
     grad += run * grad_run + sample * grad_sample
     across = pixel[:, None] * grad_pixel + channel[None, :]
     h += image * n_pixels * channels
@@ -165,10 +178,7 @@ def _normalize_backward_kernel(
         before = tl.where(value > 0, before, tl.where(value == 0, 0.0, value))
         of_bias += tl.where(inside, before, 0.0)
         tl.store(result + start * channels + place, before, mask=inside)
-    sums += image * (3 * channels) + channel
-    tl.store(sums, tl.sum(of_bias, axis=0))
-    tl.store(sums + channels, gamma_sum)
-    tl.store(sums + 2 * channels, beta_sum)
+    store_sums(sums, image, channel, tl.sum(of_bias, axis=0), gamma_sum, beta_sum, channels)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.norm import WARPS, block_of, by_group
+from sandmask.functional.kernels.norm import WARPS, block_of, by_group, by_pixel, image_of, store_sums
 
 
 @triton.jit
@@ -79,11 +79,7 @@ def _backward_kernel(
     block: tl.constexpr,
 ):
     """The gradient before the normalization, and its sums over pixels, and those for gamma and beta."""
-    run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    channel, pixel = tl.arange(0, channels), tl.arange(0, block)
-    place = pixel[:, None] * channels + channel[None, :]
-    group = channel // (channels // groups)
-    image = run * tl.num_programs(0) + sample
+    run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
     grad += run * grad_run + sample // n_shared * grad_sample
     across = pixel[:, None] * grad_pixel + channel[None, :]
     h += image * n_pixels * channels
@@ -120,10 +116,7 @@ def _backward_kernel(
         before = (g * slope[None, :] - common[None, :] - away * along[None, :]) * r[None, :]
         of_bias += tl.where(inside, before, 0.0)
         tl.store(result + start * channels + place, before, mask=inside)
-    sums += image * (3 * channels) + channel
-    tl.store(sums, tl.sum(of_bias, axis=0))
-    tl.store(sums + channels, gamma_sum)
-    tl.store(sums + 2 * channels, beta_sum)
+    store_sums(sums, image, channel, tl.sum(of_bias, axis=0), gamma_sum, beta_sum, channels)
 
 
 def mean_of_normalized(
@@ -165,8 +158,7 @@ def normalize_relu_backward(
     n_runs, n_samples, height, width, channels = h.shape
     result = torch.empty_like(h)
     sums = torch.empty(n_runs, n_samples, 3, channels, device=h.device)
-    if grad.stride(4) != 1 or grad.stride(2) != width * grad.stride(3):
-        grad = grad.contiguous()
+    grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0), beta.stride(0))
     sizes = (height * width, channels, groups, block_of(height * width, channels))
     launch: Any = _backward_kernel[(n_samples, n_runs)]

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.norm import WARPS, block_of, by_group, by_pixel
+from sandmask.functional.kernels.norm import WARPS, block_of, by_group, by_pixel, image_of
 
 
 class Image(NamedTuple):
@@ -55,11 +55,7 @@ def _second_kernel(
     groups: tl.constexpr,
     block: tl.constexpr,
 ):
-    run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    channel, pixel = tl.arange(0, channels), tl.arange(0, block)
-    place = pixel[:, None] * channels + channel[None, :]
-    group = channel // (channels // groups)
-    image = run * tl.num_programs(0) + sample
+    run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
     grad += run * grad_run + sample * grad_sample
     across = pixel[:, None] * grad_pixel + channel[None, :]
     h += image * n_pixels * channels

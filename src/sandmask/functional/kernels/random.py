@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sandmask.functional.kernels.tiles import places
+
 BLOCK = 1024
 
 
@@ -23,7 +25,7 @@ def mix(x):
 
 @triton.jit
 def _fold_kernel(keys, data, result, numel, number, is_tensor: tl.constexpr, block: tl.constexpr):
-    place = tl.program_id(0) * block + tl.arange(0, block)
+    place = places(tl.program_id(0), block, numel)
     inside = place < numel
     key = tl.load(keys + place, mask=inside, other=0).to(tl.uint64, bitcast=True)
     if is_tensor:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sandmask.functional.kernels.tiles import places
 from sandmask.functional.split import Halves, largest_of
 
 BLOCK = 2048
@@ -80,7 +81,7 @@ def note_largest(value, inside, largest):
 @triton.jit
 def _split_kernel(x, largest, out, n_rows, n_columns, wide, numel, x_run, flat: tl.constexpr, block: tl.constexpr):
     run = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * block + tl.arange(0, block)
+    place = places(tl.program_id(0), block, numel)
     inside = place < numel
     x += run * x_run
     if flat:

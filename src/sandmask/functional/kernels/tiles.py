@@ -1,9 +1,13 @@
-"""Tile sizes of matrix products in kernels."""
+"""Tile sizes of matrix products in kernels, and the places that a program works on."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN201
 
 from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.split import Halves
@@ -19,6 +23,16 @@ class Tiles(NamedTuple):
     depth: int  # what is summed over at a time
     warps: int
     stages: int
+
+
+@triton.jit
+def places(program, size: tl.constexpr, reach):
+    """The numbers program * size, ..., program * size + size - 1, in 64 bits where `reach` has as many, else in 32.
+
+    Triton passes integers from 2^31 on in 64 bits. With `reach` the most numbers that addresses are computed for,
+    short addresses stay short, and long ones do not overflow.
+    """
+    return (program + (reach - reach)) * size + tl.arange(0, size)
 
 
 def kind(x: Tensor | Halves) -> int:

@@ -101,9 +101,6 @@ def span(values: Iterable[float], digits: int = 0) -> str:
     return f"{min(values):,.{digits}f} to {max(values):,.{digits}f}"
 
 
-# --- Spirals
-
-
 def spirals() -> Rows:
     """Of Table 3."""
     cells = [cell for cell in rows_of("table-3.csv") if cell["environment"] != AVERAGE]
@@ -178,12 +175,9 @@ def two_passes() -> Rows:
 def in_both_precisions() -> Rows:
     """The runs of two trials that were trained in reduced precision and in `fp32x3`."""
     yield "method", "selection", "reduced precision", "`fp32x3`", "difference", "p"
-    again = [run for run in archive("paper/spirals_fp32x3") if run.spec.trial_seed < 2]
     for method in ("ERM", "IRM", "ANDMask", "SANDMask"):
-        new = {(*seeds_of(run), run.spec.test_envs): run for run in again if run.spec.algorithm == method}
-        old = [run for run in of(method) if (*seeds_of(run), run.spec.test_envs) in new]
         for rule in (MEAN, ORACLE):
-            before, now = (choices(runs, rule, 2) for runs in (old, new.values()))
+            before, now = (choices(of(method, name), rule, 2) for name in ("paper/spirals", "paper/spirals_fp32x3"))
             yield method, rule, row(before.mean(1)), row(now.mean(1)), *difference(now, before)
 
 
@@ -192,13 +186,8 @@ def smaller_steps() -> Rows:
     smaller = archive("spirals_smaller_steps")
     envs = {run.spec.test_envs for run in smaller}
     same = [r for r in archive("spirals_leaving") if seeds_of(r) == (0, 0) and r.spec.test_envs in envs]
-    yield (
-        "learning rate",
-        "follow the spiral at best",
-        "held out then",
-        "follow it at step 2,000",
-        "held out at step 2,000",
-    )
+    ends = ("follow it at step 2,000", "held out at step 2,000")
+    yield "learning rate", "follow the spiral at best", "held out then", *ends
     for rate in (0.01, 0.003, 0.001):
         runs = [run for run in [*same, *smaller] if run.spec.hparams["lr"] == rate]
         words = []
@@ -207,9 +196,6 @@ def smaller_steps() -> Rows:
             words.append(f"{sum(follows_spiral(*pair) for pair in pairs)} of {len(runs)}")
             words.append(f"{np.mean([held_out(*pair) for pair in pairs]):.1f}")
         yield f"{rate:g}", *words
-
-
-# --- MNIST
 
 
 def colored() -> Rows:

@@ -190,17 +190,25 @@ def test_a_layer_with_few_inputs(rate: tuple[float, ...] | None) -> None:
     assert narrow_layer(x, weight, bias, None, None, 1, 48).isnan().sum() == n_rows
 
 
-def test_an_environment_with_tiny_gradients_keeps_its_signs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gradients are 1e-20 of those of the others, beyond the range of halves."""
+@pytest.mark.parametrize(
+    "tiny", [(slice(1, 2), slice(None)), (slice(None), slice(0, None, 2))], ids=["env", "examples"]
+)
+def test_tiny_gradients_keep_their_signs(tiny: tuple[slice, slice], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an environment, or of half of the examples, are 1e-18 of the others, beyond the range of halves.
+
+    Some inputs belong to the tiny ones alone: they decide about the signs of the gradients of these inputs' weights.
+    """
     x, params = normal(E * B, 32), [normal(48, 32), normal(48), normal(40, 48), normal(40), normal(2, 40), normal(2)]
     slots = [Slot(name, tensor.shape[1:], tensor[0].numel()) for name, tensor in zip("wbvcha", params, strict=True)]
-    sizes = torch.tensor([1.0, 1e-20, 1.0], dtype=torch.float64, device=DEVICE)
+    sizes = torch.ones(E, B, dtype=torch.float64, device=DEVICE)
+    sizes[tiny] = 1e-18
+    x[:, sizes.flatten() == 1, :16] = 0.0
 
     def losses(x: Tensor, *own: Tensor, tape: MomentTape | None) -> Tensor:
         w, b, v, c, h, a = own
         with nullcontext() if tape is None else tape.watch(dict(zip("wbvcha", own, strict=True))):
             logits = head.head(dense.dense(dense.dense(x, w, b), v, c), h, a)
-        return logits.view(E, -1).double().square().mean(1) * sizes
+        return (logits.view(E, B, 2).double().square().sum(2) * sizes).mean(1)
 
     for module in (dense, head, layers, moment_tape):
         monkeypatch.setattr(module, "has_kernels", lambda _: True)

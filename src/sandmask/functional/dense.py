@@ -26,6 +26,17 @@ PART = 512  # rows that one program sums parameters' gradients over, where envir
 Fold = Callable[[Tensor | Halves, Tensor, Tensor | Halves], None]
 
 
+@dataclass
+class Rows:
+    """What a layer's rows are, where its parameters' gradients are folded: those of one environment after the other.
+
+    Where there are `roots` [K, N], gradients arrive divided by them, and sums over rows multiply by them.
+    """
+
+    n_envs: int
+    roots: Tensor | None = None  # known in the backward pass only
+
+
 @dataclass(frozen=True)
 class Dropout:
     """Dropout whose noise belongs to the example, not to its place in a batch.
@@ -97,7 +108,7 @@ def layer_function(x: Tensor, weight: Tensor) -> type[Function]:
     """The function of K runs that computes a layer with this weight [out, in].
 
     Its arguments are x, weight, bias, the keys and rate of dropout or None, the site of dropout, whether there is a
-    relu, and for moments the number of environments and a `Fold`.
+    relu, and for moments `Rows` and a `Fold`.
     """
     exact = x.dtype == weight.dtype == torch.float32
     halves = split_products() and exact and min(weight.shape) >= NARROWEST and has_kernels(x)
@@ -116,7 +127,7 @@ class _Layer(Function):
         rate: Tensor | None,
         site: int,
         relu: bool,
-        n_envs: int | None,  # noqa: ARG004 - as the next
+        rows: Rows | None,  # noqa: ARG004 - as the next
         fold: Fold | None,  # noqa: ARG004 - for the backward pass
     ) -> Tensor:
         if relu and has_kernels(x) and weight.shape[2] < NARROWEST and x.dtype == weight.dtype == torch.float32:
@@ -127,14 +138,14 @@ class _Layer(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, weight, bias, _, rate, _, relu, ctx.n_envs, ctx.fold = inputs
+        x, weight, bias, _, rate, _, relu, ctx.rows, ctx.fold = inputs
         ctx.save_for_backward(x, weight, bias, output if relu else None, rate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, bias, out, rate = ctx.saved_tensors
         wide_x, wide_weight, _ = aligned(x, weight, bias)
-        before, sums = layer_backward(grad, out, rate, ctx.n_envs)
+        before, sums = layer_backward(grad, out, rate, *_environments(ctx.rows))
         of_weight = of_bias = None
         if ctx.fold is not None:
             ctx.fold(before, sums, wide_x)
@@ -165,7 +176,7 @@ class _SplitLayer(Function):
         rate: Tensor | None,
         site: int,
         relu: bool,
-        n_envs: int | None,  # noqa: ARG004 - as the next
+        rows: Rows | None,  # noqa: ARG004 - as the next
         fold: Fold | None,  # noqa: ARG004 - for the backward pass
     ) -> tuple[Tensor, ...]:
         from sandmask.functional.kernels import products
@@ -180,7 +191,7 @@ class _SplitLayer(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        x, weight, _, _, rate, _, relu, ctx.n_envs, ctx.fold = inputs
+        x, weight, _, _, rate, _, relu, ctx.rows, ctx.fold = inputs
         ctx.sizes = (weight.shape[1], weight.shape[2], x.shape[2])
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
@@ -195,7 +206,7 @@ class _SplitLayer(Function):
         rate, out, *factors = ctx.saved_tensors
         inputs, own = Halves(*factors[:2]), Halves(*factors[2:])
         n_out, n_in, width = ctx.sizes
-        before, sums = _split_backward(grad, out, rate, ctx.n_envs)
+        before, sums = _split_backward(grad, out, rate, *_environments(ctx.rows))
         of_x = products.input_gradient(before, own) if ctx.needs_input_grad[0] else None
         if of_x is not None and of_x.shape[2] > width:
             of_x = of_x[..., :width]
@@ -211,14 +222,20 @@ class _SplitLayer(Function):
         return outputs, (0,) * len(outputs)
 
 
-def _split_backward(grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None) -> tuple[Halves, Tensor]:
+def _environments(rows: Rows | None) -> tuple[int | None, Tensor | None]:
+    return (None, None) if rows is None else (rows.n_envs, rows.roots)
+
+
+def _split_backward(
+    grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None, roots: Tensor | None
+) -> tuple[Halves, Tensor]:
     """As `layer_backward`, in halves."""
     from sandmask.functional.kernels.dense import activate_backward_halves
     from sandmask.functional.kernels.split import split
 
     if out is None:
-        return split(grad.contiguous()), by_environment(grad, n_envs or 1).sum(2)
-    return activate_backward_halves(grad, out, rate, _rows_of_a_part(out, n_envs))
+        return split(grad.contiguous()), by_environment(weighted(grad, roots), n_envs or 1).sum(2)
+    return activate_backward_halves(grad, out, rate, _rows_of_a_part(out, n_envs), roots)
 
 
 def layer_of_runs(
@@ -253,24 +270,30 @@ def saturated(values: Tensor) -> Tensor:
 
 
 def layer_backward(
-    grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None = None
+    grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None = None, roots: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x W^T + b, from that of the layer's output [K, N, out] and, after a relu, the output itself.
 
-    Also returns its sums over the rows of each environment [K, E, out], or without environments over parts of them.
+    Also returns its sums over the rows of each environment [K, E, out], or without environments over parts of them. In
+    these, rows are multiplied by their `roots` [K, N].
     A positive unit was kept and scaled by 1 / (1 - rate); a unit that is zero has no gradient.
     """
     if out is not None and has_kernels(out):
         from sandmask.functional.kernels import dense as dense_kernels
 
-        return dense_kernels.activate_backward(grad, out, rate, _rows_of_a_part(out, n_envs))
+        return dense_kernels.activate_backward(grad, out, rate, _rows_of_a_part(out, n_envs), roots)
     before = grad
     if out is not None:
         scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
         # The gradient of a NaN output is not set to zero.
         before = saturated(torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0))
     exact = torch.promote_types(before.dtype, torch.float32)
-    return before, by_environment(before, n_envs or 1).sum(2, dtype=exact)
+    return before, by_environment(weighted(before, roots), n_envs or 1).sum(2, dtype=exact)
+
+
+def weighted(rows: Tensor, roots: Tensor | None) -> Tensor:
+    """Rows [K, N, n] times their roots."""
+    return rows if roots is None else rows * roots.unsqueeze(-1)
 
 
 def by_environment(rows: Tensor, n_envs: int) -> Tensor:

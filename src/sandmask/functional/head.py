@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from sandmask._physical import has_kernels, in_vmap, leading
-from sandmask.functional.dense import PART, saturated
+from sandmask.functional.dense import PART, Rows, saturated, weighted
 
 MOST_CLASSES = 64  # that the kernels are written for
 NARROW = 4  # times as many features as classes, from which on it pays to compute two layers as one
@@ -42,9 +42,9 @@ def has_head_kernels(x: Tensor, weight: Tensor) -> bool:
     return has_kernels(x) and weight.dtype == torch.float32 and weight.shape[-2] <= MOST_CLASSES
 
 
-def fused_head(x: Tensor, weight: Tensor, bias: Tensor, n_envs: int | None = None, fold: Fold | None = None) -> Tensor:
+def fused_head(x: Tensor, weight: Tensor, bias: Tensor, rows: Rows | None = None, fold: Fold | None = None) -> Tensor:
     """The same by kernels, inside of `vmap` of K runs."""
-    y: Tensor = _Head.apply(x, weight, bias, n_envs, fold)  # type: ignore[no-untyped-call]
+    y: Tensor = _Head.apply(x, weight, bias, rows, fold)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -56,7 +56,7 @@ class _Head(Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
-        n_envs: int | None,  # noqa: ARG004 - for the backward pass
+        rows: Rows | None,  # noqa: ARG004 - for the backward pass
         fold: Fold | None,  # noqa: ARG004 - as well
     ) -> Tensor:
         from sandmask.functional.kernels import head as head_kernels
@@ -65,7 +65,7 @@ class _Head(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG004
-        x, weight, _, ctx.n_envs, ctx.fold = inputs
+        x, weight, _, ctx.rows, ctx.fold = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
@@ -75,12 +75,14 @@ class _Head(Function):
         x, weight = ctx.saved_tensors
         if torch.is_grad_enabled() and ctx.fold is None:
             return *_differentiable_gradients(x, weight, grad), None, None
-        part = PART if ctx.n_envs is None else x.shape[1] // ctx.n_envs
-        of_x, sums = head_kernels.gradients(grad.contiguous(), x.contiguous(), weight.contiguous(), part)
-        if ctx.fold is not None:
-            ctx.fold(sums, grad)
-            return of_x, None, None, None, None
-        return of_x, sums.sum(1), grad.sum(1), None, None
+        rows, grad, x, weight = ctx.rows, grad.contiguous(), x.contiguous(), weight.contiguous()
+        if rows is None:
+            of_x, sums = head_kernels.gradients(grad, x, weight, PART)
+            return of_x, sums.sum(1), grad.sum(1), None, None
+        in_sums = weighted(grad, rows.roots)
+        of_x, sums = head_kernels.gradients(grad, x, weight, x.shape[1] // rows.n_envs, in_sums)
+        ctx.fold(sums, in_sums)
+        return of_x, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

@@ -131,6 +131,7 @@ def _activate_backward_kernel(
     grad,
     out,
     rate,
+    roots,
     largest,
     result,
     sums,
@@ -139,13 +140,15 @@ def _activate_backward_kernel(
     numel,
     part,
     drops: tl.constexpr,
+    rooted: tl.constexpr,
     split: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ):
     """The gradient before bias, dropout and relu: a unit passes on what is positive, scaled as it was.
 
-    A program has some units of a part of the rows, and sums over these too. With `split` the result is in halves.
+    A program has some units of a part of the rows, and sums over these too, with `rooted` of rows times their roots.
+    With `split` the result is in halves.
     """
     run, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * part
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -171,15 +174,18 @@ def _activate_backward_kernel(
             value /= scale
         # The gradient of a NaN output is NaN too.
         value = tl.where(unit > 0, value, tl.where(unit == 0, 0.0, unit))
-        if split:
+        if not split:
+            value = saturated(value, result.dtype.element_ty)
+        if rooted:
+            total += value * tl.load(roots + run * n_rows + row, mask=row < end, other=0.0)[:, None]
+        else:
             total += value
+        if split:
             value *= up
             high = value.to(tl.float16)
             tl.store(result + place, high, mask=inside)
             tl.store(result + numel + place, (value - high.to(tl.float32)).to(tl.float16), mask=inside)
         else:
-            value = saturated(value, result.dtype.element_ty)
-            total += value
             tl.store(result + place, value, mask=inside)
     sums += (run * tl.num_programs(1) + tl.program_id(1)) * width
     tl.store(sums + column, tl.sum(total, axis=0), mask=known)
@@ -234,31 +240,53 @@ def narrow_layer(
     return out
 
 
-def activate_backward(grad: Tensor, out: Tensor, rate: Tensor | None, part: int) -> tuple[Tensor, Tensor]:
-    """The gradient with respect to z of `activate`, from its output, and sums over every `part` rows of it."""
+def activate_backward(
+    grad: Tensor, out: Tensor, rate: Tensor | None, part: int, roots: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradient with respect to z of `activate`, from its output, and sums over every `part` rows of it.
+
+    In these sums, rows are multiplied by their `roots` [K, N].
+    """
     result = torch.empty_like(out)
-    return result, _activate_backward(grad, out, rate, part, result, None)
+    return result, _activate_backward(grad, out, rate, part, roots, result, None)
 
 
-def activate_backward_halves(grad: Tensor, out: Tensor, rate: Tensor | None, part: int) -> tuple[Halves, Tensor]:
+def activate_backward_halves(
+    grad: Tensor, out: Tensor, rate: Tensor | None, part: int, roots: Tensor | None = None
+) -> tuple[Halves, Tensor]:
     """The same in halves."""
     n_runs, n_rows, width = out.shape
     largest = largest_of(grad) if rate is None else largest_of(grad) / (1.0 - rate)
     result = torch.empty(n_runs, 2, n_rows, width, dtype=torch.float16, device=out.device)
-    return Halves(result, largest), _activate_backward(grad, out, rate, part, result, largest)
+    return Halves(result, largest), _activate_backward(grad, out, rate, part, roots, result, largest)
 
 
 def _activate_backward(
-    grad: Tensor, out: Tensor, rate: Tensor | None, part: int, result: Tensor, largest: Tensor | None
+    grad: Tensor,
+    out: Tensor,
+    rate: Tensor | None,
+    part: int,
+    roots: Tensor | None,
+    result: Tensor,
+    largest: Tensor | None,
 ) -> Tensor:
     n_runs, n_rows, width = out.shape
     sums = torch.empty(n_runs, triton.cdiv(n_rows, part), width, device=out.device)
     columns = at_most(128, width)
     launch: Any = _activate_backward_kernel[(triton.cdiv(width, columns), sums.shape[1], n_runs)]
-    rates = out if rate is None else rate.float().contiguous()
-    sizes = (n_rows, width, n_rows * width, part)
-    how = {"drops": rate is not None, "split": largest is not None, "rows": at_most(32, part), "columns": columns}
-    launch(grad.contiguous(), out, rates, out if largest is None else largest, result, sums, *sizes, **how)
+    launch(
+        grad.contiguous(),
+        out,
+        out if rate is None else rate.float().contiguous(),
+        out if roots is None else roots,
+        out if largest is None else largest,
+        *(result, sums, n_rows, width, n_rows * width, part),
+        drops=rate is not None,
+        rooted=roots is not None,
+        split=largest is not None,
+        rows=at_most(32, part),
+        columns=columns,
+    )
     return sums
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.dense import saturated
+from sandmask.functional.kernels.dense import EXACT, saturated
 from sandmask.functional.kernels.split import note_largest
 from sandmask.functional.kernels.tiles import at_most, places
 from sandmask.functional.split import remember_largest, split_products
@@ -61,6 +61,7 @@ def _logits_kernel(
 @triton.jit
 def _gradients_kernel(
     grad,
+    weighted,
     x,
     weight,
     of_x,
@@ -85,6 +86,7 @@ def _gradients_kernel(
     end = tl.minimum(begin + part, n_rows)
     is_class, is_column = label < n_classes, column < wide
     grad += run * n_rows * n_classes
+    weighted += run * n_rows * n_classes
     x += run * numel
     of_x += run * numel
     is_weight = is_class[:, None] & (column < n_in)[None, :]
@@ -96,10 +98,11 @@ def _gradients_kernel(
         known = row < end
         of_label = known[:, None] & is_class[None, :]
         g = tl.load(grad + row[:, None] * n_classes + label[None, :], mask=of_label, other=0.0)
+        h = tl.load(weighted + row[:, None] * n_classes + label[None, :], mask=of_label, other=0.0)
         features = row[:, None] * wide + column[None, :]
         inside = known[:, None] & is_column[None, :]
         value = saturated(tl.load(x + features, mask=inside, other=0.0).to(tl.float32), x.dtype.element_ty)
-        total = tl.dot(tl.trans(g), value, total, input_precision=precision)
+        total = tl.dot(tl.trans(h), value, total, input_precision=precision)
         gradient = saturated(tl.dot(g, w, input_precision=precision), of_x.dtype.element_ty)
         tl.store(of_x + features, gradient, mask=inside)
         if notes:
@@ -115,12 +118,17 @@ def logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     rows = at_most(ROWS, n_rows)
     launch: Any = _logits_kernel[(triton.cdiv(n_rows, rows), n_runs)]
     sizes = (n_rows, wide, n_in, n_classes, n_rows * wide, at_most(64, n_classes), rows, COLUMNS)
-    launch(x, weight, bias, out, *sizes, _precision())
+    launch(x, weight, bias, out, *sizes, _precision(x))
     return out
 
 
-def gradients(grad: Tensor, x: Tensor, weight: Tensor, part: int) -> tuple[Tensor, Tensor]:
-    """From the gradient of the logits those of x, and of the weights by every `part` rows: [K, parts, classes, in]."""
+def gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, part: int, weighted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """From the gradient of the logits those of x, and of the weights by every `part` rows: [K, parts, classes, in].
+
+    The weights' gradient may be that of another gradient of the logits, `weighted`.
+    """
     (n_runs, n_rows, wide), (_, n_classes, n_in) = x.shape, weight.shape
     of_x = torch.empty_like(x)
     sums = torch.empty(n_runs, triton.cdiv(n_rows, part), n_classes, n_in, device=x.device)
@@ -128,13 +136,13 @@ def gradients(grad: Tensor, x: Tensor, weight: Tensor, part: int) -> tuple[Tenso
     largest = torch.zeros(n_runs, device=x.device) if notes else sums
     launch: Any = _gradients_kernel[(triton.cdiv(wide, COLUMNS), sums.shape[1], n_runs)]
     sizes = (n_rows, wide, n_in, n_classes, n_rows * wide, part, at_most(64, n_classes), at_most(ROWS, part), COLUMNS)
-    launch(grad, x, weight, of_x, sums, largest, *sizes, _precision(), notes)
+    launch(grad, grad if weighted is None else weighted, x, weight, of_x, sums, largest, *sizes, _precision(x), notes)
     if notes:
         remember_largest(of_x, largest)
     return of_x, sums
 
 
-def _precision() -> str:
-    """Three products of TF32 numbers are as good as one of float32, but where every bit is wanted."""
+def _precision(x: Tensor) -> str:
+    """Tensor cores, in products of shorter numbers that are as exact as float32, but where every bit is wanted."""
     exact = torch.get_float32_matmul_precision() == "highest" and not split_products()
-    return "ieee" if exact else "tf32x3"
+    return EXACT if x.is_cuda and not exact else "ieee"

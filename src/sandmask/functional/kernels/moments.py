@@ -20,7 +20,7 @@ from sandmask.functional.split import Halves
 
 BLOCK = 1024
 WEIGHT_MOMENTS = Tiles(64, 64, 128, 4, 3)
-SPLIT_WEIGHT_MOMENTS = Tiles(64, 64, 64, 4, 3)
+SPLIT_WEIGHT_MOMENTS = Tiles(64, 64, 32, 4, 4)
 
 
 @triton.jit
@@ -43,6 +43,7 @@ def _weight_moments_kernel(
     x_run,
     x_low,
     x_largest,
+    roots,
     unscale,
     signs_out,
     mean_out,
@@ -58,43 +59,50 @@ def _weight_moments_kernel(
     rows_per_step: tl.constexpr,
     at_once: tl.constexpr,
     scaled: tl.constexpr,
+    rooted: tl.constexpr,
     split: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
 ):
-    """Moments over environments of grad_e^T x_e, for one tile of one run."""
+    """Moments over environments of x_e^T grad_e, for one tile of one run.
+
+    x comes first: tensor cores take their first factor from registers, where it is multiplied by `roots` on its way.
+    """
     run = tl.program_id(2).to(tl.int64)
     out_units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     in_units = tl.program_id(1) * block_in + tl.arange(0, block_in)
     grad += run * grad_run
     x += run * x_run
-    signs = tl.zeros((block_out, block_in), tl.float32)
-    mean = tl.zeros((block_out, block_in), tl.float32)
-    m2 = tl.zeros((block_out, block_in), tl.float32)
+    signs = tl.zeros((block_in, block_out), tl.float32)
+    mean = tl.zeros((block_in, block_out), tl.float32)
+    m2 = tl.zeros((block_in, block_out), tl.float32)
     # Loads may read the zeros that widths are filled up with: whether one is inside is then known for 16 at a time.
-    is_out, is_in = (out_units < wide_out)[:, None], (in_units < wide_in)[None, :]
+    is_in, is_out = (in_units < wide_in)[:, None], (out_units < wide_out)[None, :]
     rows = places(0, rows_per_step, reach)
     for e in range(n_envs):
-        product = tl.zeros((block_out, block_in), tl.float32)
+        product = tl.zeros((block_in, block_out), tl.float32)
         # All rows of an environment at once make one loop in all, whose loads the compiler can take ahead of need.
         for start in range(0, 1 if at_once else n_rows, rows_per_step):
             row = e * n_rows + start + rows
             known = start + rows < n_rows
-            is_g, is_v = known[None, :] & is_out, known[:, None] & is_in
-            from_g, from_v = row[None, :] * wide_out + out_units[:, None], row[:, None] * wide_in + in_units[None, :]
-            g = tl.load(grad + from_g, mask=is_g, other=0.0)
+            is_v, is_g = known[None, :] & is_in, known[:, None] & is_out
+            from_v, from_g = row[None, :] * wide_in + in_units[:, None], row[:, None] * wide_out + out_units[None, :]
             v = tl.load(x + from_v, mask=is_v, other=0.0)
-            g_low, v_low = g, v
+            g = tl.load(grad + from_g, mask=is_g, other=0.0)
+            v_low, g_low = v, g
             if split:
-                g_low = tl.load(grad + grad_low + from_g, mask=is_g, other=0.0)
                 v_low = tl.load(x + x_low + from_v, mask=is_v, other=0.0)
-            product = multiply(g, g_low, v, v_low, product, split, "tf32")
+                g_low = tl.load(grad + grad_low + from_g, mask=is_g, other=0.0)
+            if rooted:
+                root = tl.load(roots + run * n_envs * n_rows + row, mask=known, other=0.0)[None, :]
+                v, v_low = (v * root).to(v.dtype), (v_low * root).to(v.dtype)
+            product = multiply(v, v_low, g, g_low, product, split, "tf32")
         product = unscaled(product, grad_largest + run, x_largest + run, split)
         if scaled:
             product *= tl.load(unscale + run * n_envs + e)
         signs, mean, m2 = welford(product, e, signs, mean, m2)
-    place = run * stride + out_units[:, None] * n_in + in_units[None, :]
-    inside = (out_units < n_out)[:, None] & (in_units < n_in)[None, :]
+    place = run * stride + out_units[None, :] * n_in + in_units[:, None]
+    inside = (in_units < n_in)[:, None] & (out_units < n_out)[None, :]
     tl.store(signs_out + place, signs, mask=inside)
     tl.store(mean_out + place, mean, mask=inside)
     tl.store(m2_out + place, m2, mask=inside)
@@ -107,12 +115,13 @@ def weight_moments(
     n_envs: int,
     sizes: tuple[int, int],
     targets: Tensor,
+    roots: Tensor | None = None,
 ) -> None:
     """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
 
     These are halves, or in half precision. `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x`
-    may be wider. Each environment's gradient is multiplied by `unscale` [K, E]. Sum of signs, mean and M2 go into
-    `targets` [3, K, out * in], a view of a larger buffer [3, K, P].
+    may be wider. The rows of `x` are multiplied by `roots` [K, E * B], and each environment's gradient by `unscale`
+    [K, E]. Sum of signs, mean and M2 go into `targets` [3, K, out * in], a view of a larger buffer [3, K, P].
     """
     split = isinstance(x, Halves)
     left, right = (operand(side if isinstance(side, Halves) else side.contiguous()) for side in (grad, x))
@@ -124,6 +133,7 @@ def weight_moments(
     launch: Any = _weight_moments_kernel[(triton.cdiv(sizes[0], block_out), triton.cdiv(sizes[1], block_in), n_runs)]
     launch(
         *(*left, *right),
+        left.values if roots is None else roots,
         left.values if unscale is None else unscale.contiguous(),
         *targets,
         *(n_rows, *sizes, *widths, n_envs * n_rows * max(widths), targets.stride(1)),
@@ -131,6 +141,7 @@ def weight_moments(
         rows_per_step=rows_per_step,
         at_once=n_rows <= rows_per_step,
         scaled=unscale is not None,
+        rooted=roots is not None,
         split=split,
         block_out=block_out,
         block_in=block_in,

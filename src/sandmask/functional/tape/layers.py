@@ -9,7 +9,7 @@ from torch.autograd import Function
 from sandmask._physical import has_kernels, leading
 from sandmask._scratch import scratch_product
 from sandmask.functional.conv import fused_conv_block
-from sandmask.functional.dense import Dropout, by_environment, layer_function
+from sandmask.functional.dense import Dropout, Rows, by_environment, layer_function, weighted
 from sandmask.functional.head import fused_head, has_head_kernels
 from sandmask.functional.split import Halves
 
@@ -55,7 +55,7 @@ def _taped(
         _fold_weight(tape, (n_out, n_in), of_weight, grad, x)
 
     keys, rate = (None, None) if drop is None else (drop.keys, drop.rate)
-    outputs = layer_function(x, weight).apply(x, weight, bias, keys, rate, site, relu, tape.n_envs, fold)  # type: ignore[no-untyped-call]
+    outputs = layer_function(x, weight).apply(x, weight, bias, keys, rate, site, relu, tape.rows, fold)  # type: ignore[no-untyped-call]
     y: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
     return y
 
@@ -65,10 +65,12 @@ def _fold_weight(
 ) -> None:
     """In half precision and for halves, moments come out of the kernel that multiplies; otherwise torch multiplies."""
     n_envs = tape.n_envs
+    if not isinstance(x, Halves):
+        x = weighted(x, tape.rows.roots)
     if isinstance(grad, Halves) or isinstance(x, Halves) or (has_kernels(grad) and grad.itemsize == 2):
         from sandmask.functional.kernels import moments as moment_kernels
 
-        moment_kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, tape.target(place))
+        moment_kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, tape.target(place), tape.rows.roots)
         return
     by_env, x_by_env = by_environment(grad, n_envs), by_environment(x, n_envs)
     if not has_kernels(grad) or min(sizes) < SMALLEST:
@@ -102,7 +104,7 @@ def taped_head(tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor) -> T
         tape.fold(of_weight, lambda runs: sums[runs])
         tape.fold(of_bias, lambda runs: by_env[runs].sum(2))
 
-    return fused_head(x, weight, bias, tape.n_envs, fold)
+    return fused_head(x, weight, bias, tape.rows, fold)
 
 
 def taped_linear_pair(tape: "MomentTape", x: Tensor, *params: Tensor) -> Tensor:
@@ -128,7 +130,7 @@ def taped_linear_pair(tape: "MomentTape", x: Tensor, *params: Tensor) -> Tensor:
             return
         tape.fold(of_weight, lambda runs: scratch_product(head[runs].unsqueeze(1).mT, products[runs]))
 
-    y: Tensor = _TapedLinearPair.apply(x, *params, tape.n_envs, fold)  # type: ignore[no-untyped-call]
+    y: Tensor = _TapedLinearPair.apply(x, *params, tape.rows, fold)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -142,7 +144,7 @@ class _TapedLinearPair(Function):
         bias: Tensor,
         head: Tensor,
         head_bias: Tensor,
-        n_envs: int,  # noqa: ARG004 - for the backward pass
+        rows: Rows,  # noqa: ARG004 - for the backward pass
         fold: Any,  # noqa: ARG004 - as well
     ) -> Tensor:
         both = torch.bmm(head, weight.to(head.dtype))
@@ -155,15 +157,16 @@ class _TapedLinearPair(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG004
-        x, weight, bias, head, _, ctx.n_envs, ctx.fold = inputs
+        x, weight, bias, head, _, ctx.rows, ctx.fold = inputs
         ctx.save_for_backward(x, weight, bias, head)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, bias, head = ctx.saved_tensors
         weight, bias = weight.to(head.dtype), bias.to(head.dtype)
-        of_x, products = _gradients(grad, x, torch.bmm(head, weight), ctx.n_envs, wanted=ctx.needs_input_grad[0])
-        ctx.fold(grad, products, weight, bias, head)
+        in_sums, both = weighted(grad, ctx.rows.roots), torch.bmm(head, weight)
+        of_x, products = _gradients(grad, in_sums, x, both, ctx.rows.n_envs, wanted=ctx.needs_input_grad[0])
+        ctx.fold(in_sums, products, weight, bias, head)
         return of_x, *[None] * 6
 
     @staticmethod
@@ -172,17 +175,21 @@ class _TapedLinearPair(Function):
         return y, 0
 
 
-def _gradients(grad: Tensor, x: Tensor, both: Tensor, n_envs: int, *, wanted: bool) -> tuple[Tensor | None, Tensor]:
-    """Gradient of x, if it is needed, and the products g_e^T x_e [K, E, classes, in]."""
+def _gradients(
+    grad: Tensor, in_sums: Tensor, x: Tensor, both: Tensor, n_envs: int, *, wanted: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Gradient of x, if it is needed, and the products h_e^T x_e [K, E, classes, in] with h = `in_sums`."""
     if has_head_kernels(x, both):
         from sandmask.functional.kernels import head as head_kernels
 
-        return head_kernels.gradients(grad.contiguous(), x.contiguous(), both, x.shape[1] // n_envs)
+        return head_kernels.gradients(
+            grad.contiguous(), x.contiguous(), both, x.shape[1] // n_envs, in_sums.contiguous()
+        )
     own = x[..., : both.shape[2]].to(both.dtype)
     of_x = torch.bmm(grad, both) if wanted else None
     if of_x is not None and of_x.shape != x.shape:
         of_x = torch.nn.functional.pad(of_x, (0, x.shape[2] - of_x.shape[2]))
-    return None if of_x is None else of_x.to(x.dtype), by_environment(grad, n_envs).mT @ by_environment(own, n_envs)
+    return None if of_x is None else of_x.to(x.dtype), by_environment(in_sums, n_envs).mT @ by_environment(own, n_envs)
 
 
 def taped_conv_block(
@@ -199,6 +206,7 @@ def taped_conv_block(
     tape.check_rows(x, 4)
     n_in = weight.shape[1]
     place, *others = tape.claim(weight, bias, gamma, beta)
+    tape.takes_roots = False
 
     def fold(before: Tensor | Halves, inputs: Tensor | Halves, sums: Tensor) -> None:
         from sandmask.functional.kernels import conv_weights, norm

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from sandmask._physical import has_kernels, leading
 from sandmask.functional.conv import conv_block
-from sandmask.functional.dense import affine, dense
+from sandmask.functional.dense import Rows, affine, dense
 from sandmask.functional.flat import Slot
 from sandmask.functional.head import head, linear_pair
+from sandmask.functional.split import split_products
 from sandmask.functional.tape.layers import (
     taped_affine,
     taped_conv_block,
@@ -32,14 +33,18 @@ Place = tuple[int, int]  # where in the flat vector a parameter begins and ends
 
 # On a CPU, runs are taken together as long as all their environments' gradients of a layer stay in the cache.
 CACHED = 2**20
+# Halves of an input are at most 2^15: times this, they are still in float16's range.
+SMALLEST_ROOT = 2.0**-38
 
 
 class MomentTape(Tape):
     """While active, inside `vmap`, layers that use watched parameters fold their gradients into moments [K, P].
 
-    With `scales`, gradients are scaled environment by environment at the last layer, the one that uses the last
-    parameter; all gradients have to pass it. Float16 has a small range, and so have halves (see `split`): without
-    scaling, an environment that is fitted far better than others would lose its signs.
+    With `scales`, gradients are scaled at the last layer, the one that uses the last parameter; all gradients have to
+    pass it. Float16 has a small range, and so have halves (see `split`): without scaling, environments and examples
+    that are fitted far better than others would lose their signs. For halves, an example's gradient is also divided by
+    the square root of its size, and the layers' inputs are multiplied by this root where both are multiplied and
+    summed over examples: the range of the two is twice that of one.
     """
 
     layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
@@ -54,11 +59,13 @@ class MomentTape(Tape):
     def __init__(self, slots: Sequence[Slot], n_runs: int, n_envs: int, like: Tensor, *, scales: bool = False) -> None:
         super().__init__({})
         self.n_envs = n_envs
+        self.rows = Rows(n_envs)
         self._scales_at = slots[-1].name if scales else None
         numel = sum(slot.numel for slot in slots)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         self._buffers = torch.empty(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
         self.unscale: Tensor | None = None  # [K, E]: what gradients have to be multiplied with, where they are scaled
+        self.takes_roots = True  # unless a layer cannot multiply by them
         self._places: dict[str, Place] = {}
         begin = 0
         for slot in slots:
@@ -71,10 +78,27 @@ class MomentTape(Tape):
 
     def computed(self, output: Tensor, used: set[str]) -> Tensor:
         """Scale the gradients of what leaves the network."""
-        return _scaled(output, self.n_envs, self._note) if self._scales_at in used else output
+        if self._scales_at not in used:
+            return output
+        result: Tensor = _Scaled.apply(output, self.scaled)  # type: ignore[no-untyped-call]
+        return result
 
-    def _note(self, unscale: Tensor) -> None:
-        self.unscale = unscale
+    def scaled(self, grad: Tensor) -> Tensor:
+        """The gradient of the logits [K, N, classes], scaled by powers of two, which are noted.
+
+        They bring an environment's largest gradient to about 64. They cannot be chosen by the losses: in float32 the
+        loss of well-fitted examples is 0, but their gradients are not.
+        """
+        size = torch.linalg.vector_norm(grad, torch.inf, dim=2).clamp(2.0**-100, 2.0**20)
+        size = size.view(len(grad), self.n_envs, -1)
+        largest = size.amax(2, keepdim=True)
+        scale = torch.exp2(6.0 - torch.round(torch.log2(largest)))
+        self.unscale = 1.0 / scale.squeeze(2)
+        if self.takes_roots and split_products():
+            roots = torch.exp2(torch.round(torch.log2(size / largest) / 2)).clamp_min(SMALLEST_ROOT)
+            self.rows.roots = roots.flatten(1)
+            scale = scale / roots
+        return grad * scale.expand_as(size).reshape(*grad.shape[:2], 1)
 
     def claim(self, *params: Tensor | None) -> tuple[Place, ...]:
         """Where a layer's parameters are. Each may be claimed once, and all of a layer's have to be watched."""
@@ -129,33 +153,20 @@ class MomentTape(Tape):
         return TensorMoments(self.n_envs, *self._buffers)
 
 
-def _scaled(logits: Tensor, n_envs: int, note: Callable[[Tensor], None]) -> Tensor:
-    """The logits [N, classes] of one of K runs. Their gradient is multiplied, environment by environment.
-
-    Factors are powers of two that bring an environment's largest gradient to about 64. They cannot be chosen by the
-    losses: in float32 the loss of well-fitted examples is 0, but their gradients are not. `note` is given the inverse
-    factors [K, E].
-    """
-    y: Tensor = _Scaled.apply(logits, n_envs, note)  # type: ignore[no-untyped-call]
-    return y
-
-
 class _Scaled(Function):
+    """What it is given, with a gradient that is changed on its way back. Of K runs, as the layers."""
+
     @staticmethod
-    def forward(logits: Tensor, n_envs: int, note: Callable[[Tensor], None]) -> Tensor:  # noqa: ARG004 - see backward
+    def forward(logits: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ARG004 - for the backward pass
         return logits.view_as(logits)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG004
-        _, ctx.n_envs, ctx.note = inputs
+        _, ctx.change = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        by_env = grad.reshape(len(grad), ctx.n_envs, -1)
-        largest = torch.linalg.vector_norm(by_env, torch.inf, dim=2, keepdim=True)
-        scale = torch.exp2(6.0 - torch.round(torch.log2(largest.clamp(2.0**-100, 2.0**20))))
-        ctx.note(1.0 / scale.squeeze(2))
-        return (by_env * scale).view(grad.shape), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(grad), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from sandmask.functional import dense, head, random
+from sandmask.functional import dense, head, random, scaling
 from sandmask.functional.dense import Dropout
 from sandmask.functional.flat import Slot
 from sandmask.functional.kernels import head as head_kernels
 from sandmask.functional.kernels import moments, products
+from sandmask.functional.kernels import scaling as scale_kernels
 from sandmask.functional.kernels.dense import narrow_layer
 from sandmask.functional.kernels.split import split
 from sandmask.functional.split import joined, largest_of, plain_split
@@ -93,15 +94,19 @@ def test_products_are_as_exact_as_in_float32() -> None:
     assert_as_exact(products.weight_gradient(of_grad, halves), grad.mT @ x, exact_grad.mT @ exact_x)
 
 
-@pytest.mark.parametrize("n_envs", [1, 3])
-def test_moments_of_products(n_envs: int) -> None:
-    x, grad = normal(E * B, IN), normal(E * B, OUT, sizes=(1e-9, 1.0))
-    targets = torch.empty(3, K, OUT * IN, device=DEVICE)
-    moments.weight_moments(split(grad), split(x), None, n_envs, (OUT, IN), targets)
+@pytest.mark.parametrize("halves", [False, True], ids=["numbers", "halves"])
+@pytest.mark.parametrize(("n_envs", "n_in"), [(1, IN), (3, IN), (3, 5)])
+def test_moments_of_products(n_envs: int, n_in: int, halves: bool) -> None:
+    x, grad = normal(E * B, n_in), normal(E * B, OUT, sizes=(1e-9, 1.0))
+    roots = torch.exp2(2.0 * torch.randint(-4, 1, (K, E * B), device=DEVICE))
+    targets = torch.empty(3, K, OUT * n_in, device=DEVICE)
+    left, right = (split(grad), split(x)) if halves else (grad, x)
+    moments.weight_moments(left, right, None, n_envs, (OUT, n_in), targets, roots)
 
     def wanted(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        left, right = (dense.by_environment(side.to(dtype), n_envs) for side in (grad, x))
-        found = gradient_moments((left.mT @ right).flatten(2).transpose(0, 1))
+        sides = grad.to(dtype), x.to(dtype) * roots.unsqueeze(-1).to(dtype)
+        of_grad, of_x = (dense.by_environment(side, n_envs) for side in sides)
+        found = gradient_moments((of_grad.mT @ of_x).flatten(2).transpose(0, 1))
         return found.sign_sum, found.mean, found.m2
 
     exact, plain = wanted(torch.float64), wanted(torch.float32)
@@ -190,6 +195,23 @@ def test_a_layer_with_few_inputs(rate: tuple[float, ...] | None) -> None:
     assert narrow_layer(x, weight, bias, None, None, 1, 48).isnan().sum() == n_rows
 
 
+@pytest.mark.parametrize("least", [None, scaling.LEAST])
+@pytest.mark.parametrize("n_classes", [2, 7])
+def test_scaling_by_kernel_and_by_torch(n_classes: int, least: int | None) -> None:
+    """To the bit, also where all gradients of an environment are 0. Infinity and NaN stay visible."""
+    batch = 70
+    grad = normal(E * batch, n_classes) * torch.exp2(torch.randint(-110, 30, (K, E * batch, 1), device=DEVICE))
+    grad[0, :batch] = 0.0
+    how = (E, scaling.TARGET, scaling.LIMITS, least)
+    for one, other in zip(scale_kernels.scale(grad, *how), scaling.plain_scale(grad, E, least), strict=True):
+        assert one is other if one is None or other is None else torch.equal(one, other)
+    grad[1, 3, 0], grad[1, 2 * batch, 1] = torch.inf, torch.nan
+    scaled, _, roots = scale_kernels.scale(grad, *how)
+    assert scaled[1, 3, 0].isinf()
+    assert scaled[1, 2 * batch, 1].isnan()
+    assert roots is None or (roots.min() == 2.0**scaling.LEAST and roots.max() == 1.0)
+
+
 @pytest.mark.parametrize(
     "tiny", [(slice(1, 2), slice(None)), (slice(None), slice(0, None, 2))], ids=["env", "examples"]
 )
@@ -210,7 +232,7 @@ def test_tiny_gradients_keep_their_signs(tiny: tuple[slice, slice], monkeypatch:
             logits = head.head(dense.dense(dense.dense(x, w, b), v, c), h, a)
         return (logits.view(E, B, 2).double().square().sum(2) * sizes).mean(1)
 
-    for module in (dense, head, layers, moment_tape):
+    for module in (dense, head, layers, moment_tape, scaling):
         monkeypatch.setattr(module, "has_kernels", lambda _: True)
     found = {}
     for scales in (False, True):

@@ -4,6 +4,7 @@ With `high` the nearest float16 of a number and `low` that of what is left, a pr
 high high' + high low' + low high' to within 2^-22 of it: as exact as in float32, by three products of float16. To stay
 in float16's range, the numbers of a run are first scaled by the power of two that brings the largest of them to
 2^14 .. 2^15. Numbers down to 2^-17 of the largest keep all 22 bits; the error of smaller ones is 2^-40 of the largest.
+The gradients of masks have a larger range: see `scaling`.
 """
 
 from typing import NamedTuple

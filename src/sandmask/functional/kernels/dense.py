@@ -9,17 +9,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.backends.nvidia.compiler import CUDAOptions
 
 from sandmask.functional.kernels.random import mix
 from sandmask.functional.kernels.split import note_largest, scale_of
-from sandmask.functional.kernels.tiles import Tiles, at_most, places
+from sandmask.functional.kernels.tiles import Tiles, at_most, exact_on, places
 from sandmask.functional.split import Halves, largest_of, remember_largest, split_products
 
 BLOCK = 1024
 NARROW = Tiles(64, 64, 32, 4, 1)  # of a layer with few inputs
-# Six products of bfloat16 numbers on tensor cores: as exact as float32. Older versions of Triton lack them.
-EXACT = "bf16x6" if "bf16x6" in CUDAOptions.allowed_dot_input_precisions else "ieee"
 LARGEST = tl.constexpr(65504.0)  # of float16
 
 
@@ -232,7 +229,7 @@ def narrow_layer(
         rows=rows,
         columns=columns,
         depth=at_most(NARROW.depth, n_in),
-        precision=EXACT if x.is_cuda else "ieee",
+        precision=exact_on(x),
         num_warps=NARROW.warps,
     )
     if notes:

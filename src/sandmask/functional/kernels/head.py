@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.dense import EXACT, saturated
+from sandmask.functional.kernels.dense import saturated
 from sandmask.functional.kernels.split import note_largest
-from sandmask.functional.kernels.tiles import at_most, places
+from sandmask.functional.kernels.tiles import at_most, exact_on, places
 from sandmask.functional.split import remember_largest, split_products
 
 ROWS, COLUMNS = 64, 64  # of features, that a program works on at a time
@@ -145,4 +145,4 @@ def gradients(
 def _precision(x: Tensor) -> str:
     """Tensor cores, in products of shorter numbers that are as exact as float32, but where every bit is wanted."""
     exact = torch.get_float32_matmul_precision() == "highest" and not split_products()
-    return EXACT if x.is_cuda and not exact else "ieee"
+    return "ieee" if exact else exact_on(x)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.split import multiply, operand, unscaled
-from sandmask.functional.kernels.tiles import Tiles, at_most, places
+from sandmask.functional.kernels.tiles import Tiles, at_most, exact_on, places
 from sandmask.functional.split import Halves
 
 BLOCK = 1024
@@ -61,6 +61,7 @@ def _weight_moments_kernel(
     scaled: tl.constexpr,
     rooted: tl.constexpr,
     split: tl.constexpr,
+    precision: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
 ):
@@ -94,9 +95,10 @@ def _weight_moments_kernel(
                 v_low = tl.load(x + x_low + from_v, mask=is_v, other=0.0)
                 g_low = tl.load(grad + grad_low + from_g, mask=is_g, other=0.0)
             if rooted:
-                root = tl.load(roots + run * n_envs * n_rows + row, mask=known, other=0.0)[None, :]
-                v, v_low = (v * root).to(v.dtype), (v_low * root).to(v.dtype)
-            product = multiply(v, v_low, g, g_low, product, split, "tf32")
+                # Roots are squares, and in float16 by themselves beyond its range.
+                root = tl.sqrt(tl.load(roots + run * n_envs * n_rows + row, mask=known, other=0.0)).to(v.dtype)[None, :]
+                v, v_low = v * root * root, v_low * root * root
+            product = multiply(v, v_low, g, g_low, product, split, precision)
         product = unscaled(product, grad_largest + run, x_largest + run, split)
         if scaled:
             product *= tl.load(unscale + run * n_envs + e)
@@ -119,14 +121,15 @@ def weight_moments(
 ) -> None:
     """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
 
-    These are halves, or in half precision. `sizes` are the layer's own numbers of outputs and inputs; `grad` and `x`
-    may be wider. The rows of `x` are multiplied by `roots` [K, E * B], and each environment's gradient by `unscale`
-    [K, E]. Sum of signs, mean and M2 go into `targets` [3, K, out * in], a view of a larger buffer [3, K, P].
+    These are halves, or numbers of any precision; float32 keeps its own. `sizes` are the layer's own numbers of outputs
+    and inputs; `grad` and `x` may be wider. The rows of `x` are multiplied by `roots` [K, E * B], and each
+    environment's gradient by `unscale` [K, E]. Sum of signs, mean and M2 go into `targets` [3, K, out * in], a view of
+    a larger buffer [3, K, P].
     """
     split = isinstance(x, Halves)
     left, right = (operand(side if isinstance(side, Halves) else side.contiguous()) for side in (grad, x))
     n_runs, n_rows = len(right.values), right.values.shape[-2] // n_envs
-    tiles = SPLIT_WEIGHT_MOMENTS if split else WEIGHT_MOMENTS
+    tiles = WEIGHT_MOMENTS if right.values.itemsize == 2 and not split else SPLIT_WEIGHT_MOMENTS
     block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
     rows_per_step = at_most(tiles.depth, n_rows)
     widths = (left.values.shape[-1], right.values.shape[-1])
@@ -143,6 +146,7 @@ def weight_moments(
         scaled=unscale is not None,
         rooted=roots is not None,
         split=split,
+        precision=exact_on(right.values),
         block_out=block_out,
         block_in=block_in,
         num_warps=tiles.warps,

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.backends.nvidia.compiler import CUDAOptions
 
 from sandmask.functional.split import Halves
 
@@ -44,6 +45,14 @@ def how(tiles: Tiles) -> dict[str, Any]:
     """Launch options beside the sizes of the tiles."""
     precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return {"precision": precision, "num_warps": tiles.warps, "num_stages": tiles.stages}
+
+
+def exact_on(x: Tensor) -> str:
+    """How products of float32 numbers run on tensor cores and are as exact as float32.
+
+    That is as six products of bfloat16 numbers. Older versions of Triton, and its interpreter, lack them.
+    """
+    return "bf16x6" if x.is_cuda and "bf16x6" in CUDAOptions.allowed_dot_input_precisions else "ieee"
 
 
 def at_most(most: int, size: int) -> int:

@@ -11,7 +11,7 @@ from sandmask._scratch import scratch_product
 from sandmask.functional.conv import fused_conv_block
 from sandmask.functional.dense import Dropout, Rows, by_environment, layer_function, weighted
 from sandmask.functional.head import fused_head, has_head_kernels
-from sandmask.functional.split import Halves
+from sandmask.functional.split import Halves, split_products
 
 if TYPE_CHECKING:
     from sandmask.functional.tape.moment_tape import MomentTape, Place
@@ -63,11 +63,9 @@ def _taped(
 def _fold_weight(
     tape: "MomentTape", sizes: tuple[int, int], place: "Place", grad: Tensor | Halves, x: Tensor | Halves
 ) -> None:
-    """In half precision and for halves, moments come out of the kernel that multiplies; otherwise torch multiplies."""
+    """In half precision and in `fp32x3`, the kernel that multiplies also folds; otherwise torch multiplies."""
     n_envs = tape.n_envs
-    if not isinstance(x, Halves):
-        x = weighted(x, tape.rows.roots)
-    if isinstance(grad, Halves) or isinstance(x, Halves) or (has_kernels(grad) and grad.itemsize == 2):
+    if isinstance(grad, Halves) or isinstance(x, Halves) or (has_kernels(grad) and _folds_itself(grad)):
         from sandmask.functional.kernels import moments as moment_kernels
 
         moment_kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, tape.target(place), tape.rows.roots)
@@ -86,6 +84,10 @@ def _fold_weight(
         unscale = None if tape.unscale is None else tape.unscale[runs]
         products = (by_env[runs].mT @ x_by_env[runs])[:, :, : sizes[0]]
         moment_kernels.fold_runs(products, unscale, target[:, runs], sizes[1])
+
+
+def _folds_itself(grad: Tensor) -> bool:
+    return grad.itemsize == 2 or (split_products() and grad.dtype == torch.float32)
 
 
 def _products(grad: Tensor, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from sandmask.functional.conv import conv_block
 from sandmask.functional.dense import Rows, affine, dense
 from sandmask.functional.flat import Slot
 from sandmask.functional.head import head, linear_pair
+from sandmask.functional.scaling import scale
 from sandmask.functional.split import split_products
 from sandmask.functional.tape.layers import (
     taped_affine,
@@ -33,18 +34,13 @@ Place = tuple[int, int]  # where in the flat vector a parameter begins and ends
 
 # On a CPU, runs are taken together as long as all their environments' gradients of a layer stay in the cache.
 CACHED = 2**20
-# Halves of an input are at most 2^15: times this, they are still in float16's range.
-SMALLEST_ROOT = 2.0**-38
 
 
 class MomentTape(Tape):
     """While active, inside `vmap`, layers that use watched parameters fold their gradients into moments [K, P].
 
-    With `scales`, gradients are scaled at the last layer, the one that uses the last parameter; all gradients have to
-    pass it. Float16 has a small range, and so have halves (see `split`): without scaling, environments and examples
-    that are fitted far better than others would lose their signs. For halves, an example's gradient is also divided by
-    the square root of its size, and the layers' inputs are multiplied by this root where both are multiplied and
-    summed over examples: the range of the two is twice that of one.
+    With `scales`, gradients are scaled (see `scaling`) at the last layer, the one that uses the last parameter; all
+    gradients have to pass it.
     """
 
     layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
@@ -84,21 +80,9 @@ class MomentTape(Tape):
         return result
 
     def scaled(self, grad: Tensor) -> Tensor:
-        """The gradient of the logits [K, N, classes], scaled by powers of two, which are noted.
-
-        They bring an environment's largest gradient to about 64. They cannot be chosen by the losses: in float32 the
-        loss of well-fitted examples is 0, but their gradients are not.
-        """
-        size = torch.linalg.vector_norm(grad, torch.inf, dim=2).clamp(2.0**-100, 2.0**20)
-        size = size.view(len(grad), self.n_envs, -1)
-        largest = size.amax(2, keepdim=True)
-        scale = torch.exp2(6.0 - torch.round(torch.log2(largest)))
-        self.unscale = 1.0 / scale.squeeze(2)
-        if self.takes_roots and split_products():
-            roots = torch.exp2(torch.round(torch.log2(size / largest) / 2)).clamp_min(SMALLEST_ROOT)
-            self.rows.roots = roots.flatten(1)
-            scale = scale / roots
-        return grad * scale.expand_as(size).reshape(*grad.shape[:2], 1)
+        """The gradient of the logits [K, N, classes], scaled."""
+        result, self.unscale, self.rows.roots = scale(grad, self.n_envs, by_row=self.takes_roots and split_products())
+        return result
 
     def claim(self, *params: Tensor | None) -> tuple[Place, ...]:
         """Where a layer's parameters are. Each may be claimed once, and all of a layer's have to be watched."""

@@ -1,82 +1,90 @@
 """What the small range of halves does to a mask: the same runs with gradients of a smaller range.
 
-In `fp32x3`, gradients below 2^-40 of the largest are 0 and have no sign; float32 reaches 2^-126. The 16 runs of the
-AND-mask's draw 14 (trial 0) are trained on a CPU in float32, with gradients of the hidden layers rounded as in
-`fp32x3`, and as they would be if only their range were limited.
+In halves, gradients below 2^-40 of the largest are 0 and have no sign; float32 reaches 2^-126. The 16 runs of the
+AND-mask's draw 14 (trial 0) are trained on a CPU in float32, with gradients of the hidden layers rounded as halves that
+are scaled run by run, environment by environment, and also example by example, as the kernels of `fp32x3` do it. These
+runs are chaotic: each way is repeated with gradients that are nudged by their last bits.
 
-python -m benchmarks.halves_range     # about ten minutes
+python -m benchmarks.halves_range [REPEATS]     # about one minute for each of the four ways and each repeat
 """
 
+import sys
 from collections.abc import Callable
-from functools import partial
+from statistics import fmean, stdev
 
 import torch
 from torch import Tensor
 
 from benchmarks import swept
 from benchmarks._measure import print_rows
-from benchmarks.fast_path import Curves, train
-from sandmask.functional import dense
+from benchmarks.fast_path import train
+from sandmask.functional import dense, scaling
 from sandmask.functional.split import joined, plain_split
+from sandmask.records import RunRecord
 
 RECORDS, DRAW = "results/paper/spirals_fp32x3.records.parquet", 14
+NUDGE = 2.0**-22
 Rounding = Callable[[Tensor, int], Tensor]
 exact = dense.layer_backward
 
 
-def rounded(how: Rounding) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`layer_backward` with gradients that are rounded."""
+def rounded(how: Rounding, seed: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`layer_backward` with gradients that are nudged, but with the seed 0, and rounded."""
+    noise = torch.Generator().manual_seed(seed)
 
     def backward(
-        grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None = None
+        grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None = None, roots: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        before = how(exact(grad, out, rate, n_envs)[0], n_envs or 1)
+        before = exact(grad, out, rate, n_envs, roots)[0]
+        if seed:
+            before = before * (1.0 + NUDGE * torch.randn(before.shape, generator=noise))
+        before = how(before, n_envs or 1)
         return before, dense.by_environment(before, n_envs or 1).sum(2)
 
     return backward
 
 
-def above(gradients: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """The gradients, with zeros for those below 2^-bits of the largest."""
-    return torch.where(gradients.abs() < largest * 2.0**-bits, 0.0, gradients)
-
-
-def in_halves(gradients: Tensor, _: int) -> Tensor:
-    """As the kernels of `fp32x3` have them."""
+def in_halves(gradients: Tensor) -> Tensor:
     return joined(plain_split(gradients)).float()
 
 
-def of_run(gradients: Tensor, _: int) -> Tensor:
-    """Above 2^-40 of the largest of a run."""
-    return above(gradients, gradients.abs().amax((1, 2), keepdim=True), 40)
+def scaled(gradients: Tensor, n_envs: int, least: int | None) -> Tensor:
+    """As halves that are scaled environment by environment, and with `least` example by example."""
+    found, unscale, roots = scaling.plain_scale(gradients, n_envs, least)
+    by_env = dense.by_environment(dense.weighted(in_halves(found), roots), n_envs)
+    return (by_env * unscale[..., None, None]).view(gradients.shape)
 
 
-def of_environment(gradients: Tensor, n_envs: int, bits: int) -> Tensor:
-    """Above 2^-bits of the largest of an environment: its gradients are scaled by themselves."""
-    apart = dense.by_environment(gradients, n_envs)
-    return above(apart, apart.abs().amax((2, 3), keepdim=True), bits).view(gradients.shape)
+WAYS: dict[str, Rounding] = {
+    "float32": lambda gradients, _: gradients,
+    "halves, scaled by run": lambda gradients, _: in_halves(gradients),
+    "by run and environment": lambda gradients, n_envs: scaled(gradients, n_envs, None),
+    "by run, environment and example": lambda gradients, n_envs: scaled(gradients, n_envs, scaling.LEAST),
+}
+
+
+def accuracies(runs: list[RunRecord], how: Rounding, seed: int) -> tuple[float, float]:
+    """On training environments and on those held out, in percent: the mean over runs and checkpoints."""
+    dense.layer_backward = rounded(how, seed)
+    found = swept.curves(train([swept.slow(run.spec) for run in runs], "cpu"))
+    return 100 * float(found["trained on"].mean()), 100 * float(found["held out"].mean())
+
+
+def with_error(values: list[float]) -> str:
+    error = f" ± {stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{error}"
 
 
 def main() -> None:
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     (runs,) = (group for group in swept.draws_of(RECORDS)["ANDMask"] if group[0].spec.hparams_seed == DRAW)
-    ways: dict[str, Rounding | None] = {
-        "float32": None,
-        "halves": in_halves,
-        "above 2^-40 of a run's largest": of_run,
-        **{f"above 2^-{bits} of an environment's largest": partial(of_environment, bits=bits) for bits in (40, 51, 75)},
-    }
-    rows: list[tuple[str, ...]] = [("gradients", "trained on", "minus float32", "held out")]
-    plain: Curves | None = None
-    for name, how in ways.items():
-        dense.layer_backward = exact if how is None else rounded(how)
-        found = swept.curves(train([swept.slow(run.spec) for run in runs], "cpu"))
-        on, held_out = 100 * found["trained on"], 100 * found["held out"]
-        plain = on if plain is None else plain
-        gap = (on - plain).mean(1)
-        difference = f"{gap.mean():+.2f} ± {gap.std(ddof=1) / len(gap) ** 0.5:.2f}"
-        rows.append((name, f"{on.mean():.2f}", difference, f"{held_out.mean():.2f}"))
-        print(*rows[-1], flush=True)
-    print_rows(f"Spirals, ANDMask, draw {DRAW}, {len(runs)} runs: accuracy in %, mean over checkpoints", rows)
+    rows: list[tuple[str, ...]] = [("gradients", "trained on", "held out")]
+    for name, how in WAYS.items():
+        found = [accuracies(runs, how, seed) for seed in range(repeats)]
+        rows.append((name, *(with_error([pair[k] for pair in found]) for k in range(2))))
+        print(*rows[-1], flush=True, file=sys.stderr)
+    title = f"Spirals, ANDMask, draw {DRAW}, {len(runs)} runs: accuracy in %, mean over checkpoints"
+    print_rows(f"{title}; mean and standard error of {repeats} repeats", rows)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,18 @@ def test_rates_of_the_convnet() -> None:
             assert re.search(rf"^{precision} stack of {size} {rate} ", log, re.MULTILINE)
 
 
+def test_readings_of_the_range() -> None:
+    """Images, `fp32x3` and IGA were measured last."""
+    log = read("logs/range.txt")
+    shown = [row for row in table("stacked.md", "Precisions side by side") if row[0] in ("fp32x3", "tf32")]
+    assert all(" ".join(row) in log.split("## 3")[1] for row in shown)
+    shown += (images := table("image_step.md", "ResNet-50, PACS"))
+    assert len(shown) == 4
+    assert all(" ".join(row) in log for row in images)
+    (rate,) = [row[1] for row in table("stacked.md", "Algorithms on ColoredMNIST") if row[0] == "IGA"]
+    assert f"IGA, stack of 16, bf16: {rate} run-steps" in log
+
+
 def test_seconds_of_the_whole_table() -> None:
     first, second = pieces("spirals-table.txt"), pieces("spirals-second-pass.txt")
     total = sum(first)

@@ -70,11 +70,11 @@ def best(run: RunRecord) -> int:
     return int(validation(run).argmax())
 
 
-def choices(runs: Iterable[RunRecord], rule: str, n_trials: int = 3) -> Cells:
+def choices(runs: Iterable[RunRecord], rule: str) -> Cells:
     """Accuracies of the selected runs on Spirals: trials (rows) and 16 environments."""
     picks = trial_choices(list(runs), by_rule(rule))
     cells = {(key.trial_seed, key.test_env): pick.test_accuracy for key, pick in picks.items()}
-    return np.array([[100 * cells[trial, environment] for environment in range(16)] for trial in range(n_trials)])
+    return np.array([[100 * cells[trial, environment] for environment in range(16)] for trial in range(3)])
 
 
 def row(trials: Cells) -> str:
@@ -173,11 +173,11 @@ def two_passes() -> Rows:
 
 
 def in_both_precisions() -> Rows:
-    """The runs of two trials that were trained in reduced precision and in `fp32x3`."""
+    """The runs that were trained in reduced precision and in `fp32x3`."""
     yield "method", "selection", "reduced precision", "`fp32x3`", "difference", "p"
     for method in ("ERM", "IRM", "ANDMask", "SANDMask"):
         for rule in (MEAN, ORACLE):
-            before, now = (choices(of(method, name), rule, 2) for name in ("paper/spirals", "paper/spirals_fp32x3"))
+            before, now = (choices(of(method, name), rule) for name in ("paper/spirals", "paper/spirals_fp32x3"))
             yield method, rule, row(before.mean(1)), row(now.mean(1)), *difference(now, before)
 
 
@@ -306,7 +306,7 @@ def costs() -> Rows:
     """Hours of one H200 for image datasets, from steps of ResNet-50 with three training environments."""
     yield "dataset", "runs", "hours", "hours with `--compile`"
     steps = []
-    for row in ("Captured, not compiled / captured", "ResNet-50, PACS / compiled + captured"):
+    for row in ("Captured, not compiled / captured", "ResNet-50, PACS / on the device; compiled + captured"):
         erm, mask = (float(look_up(RESULTS, f"h200/image_step / {row} / {name} ms")) for name in ("ERM", "SAND-mask"))
         steps.append((erm + 3 * mask) / 4)  # ERM and three masks
     for name, config in IMAGE_SETS.items():

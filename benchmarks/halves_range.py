@@ -22,7 +22,7 @@ from sandmask.functional import dense, scaling
 from sandmask.functional.split import joined, plain_split
 from sandmask.records import RunRecord
 
-RECORDS, DRAW = "results/paper/spirals_fp32x3.records.parquet", 14
+RECORDS, DRAW = ["results/paper/spirals.records.parquet"], 14
 NUDGE = 2.0**-22
 Rounding = Callable[[Tensor, int], Tensor]
 exact = dense.layer_backward

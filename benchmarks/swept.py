@@ -5,7 +5,7 @@ apart, so the test is that of `fast_path`, paired by run, at all checkpoints tha
 together, of the mean over checkpoints. Two controls tell what drifting apart does to that, and what precision does: the
 same runs on the CPU, in plain torch, with learning rates a millionth larger; and in bfloat16.
 
-python -m benchmarks.swept [RECORDS]
+python -m benchmarks.swept [RECORDS...]
 python -m benchmarks.swept train PRECISION FILE     # first train those runs of the sweep again, on a GPU
 
 Runs trained on a CPU are kept in results/swept; missing ones are trained, which takes an hour on two cores.
@@ -27,7 +27,8 @@ from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
 from sandmask.reports.statistics import paired_comparison
 from sandmask.sweeps._cost import work_of
 
-RECORDS, KEPT = "results/paper/spirals.records.parquet", Path("results/swept")
+RECORDS = tuple(f"results/paper/{name}.records.parquet" for name in ("spirals", "spirals_variants"))
+KEPT = Path("results/swept")
 DRAWS, STEPS, EVERY = 3, 1001, 50
 
 
@@ -120,10 +121,10 @@ def by_control(
     return rows
 
 
-def draws_of(records: str) -> dict[str, list[list[RunRecord]]]:
+def draws_of(records: Sequence[str]) -> dict[str, list[list[RunRecord]]]:
     """The runs that are compared, by method and draw."""
     found: defaultdict[str, list[RunRecord]] = defaultdict(list)
-    for run in read_runs(records):
+    for run in (run for file in records for run in read_runs(file)):
         found[run.spec.algorithm].append(run)
     return {method: lightest(runs) for method, runs in found.items()}
 
@@ -143,7 +144,7 @@ def main() -> None:
     if sys.argv[1:2] == ["train"]:
         train_again(sys.argv[2], Path(sys.argv[3]))
         return
-    draws = draws_of(sys.argv[1] if len(sys.argv) > 1 else RECORDS)
+    draws = draws_of(sys.argv[1:] or RECORDS)
     swept = {method: [run for group in groups for run in group] for method, groups in draws.items()}
     stacks = [[run.spec for run in group] for groups in draws.values() for group in groups]
     alone = trained("slow", [[slow(spec)] for stack in stacks for spec in stack])

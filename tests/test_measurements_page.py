@@ -77,7 +77,7 @@ def test_gains_of_stacks() -> None:
         "ConvNet with kernels: smallest stack of 16 over one run": f"{min(conv.values()):.1f}",
         "ConvNet with kernels: largest stack of 16 over one run": f"{max(conv.values()):.1f}",
         "ConvNet: Mixup": f"{mixup:.1f}",
-        "ConvNet: IGA, before it had kernels": f"{iga:.1f}",
+        "ConvNet: IGA, over one run before it had kernels": f"{iga:.1f}",
     }
     assert {name: stated("All algorithms", name) for name in wanted} == wanted
 

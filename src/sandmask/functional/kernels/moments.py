@@ -27,7 +27,7 @@ SPLIT_WEIGHT_MOMENTS = Tiles(64, 64, 32, 4, 4)
 def welford(value, e, signs, mean, m2):
     """Fold one more environment in. The first one's deviation is exactly 0, and so are those of identical gradients."""
     away = value - mean
-    mean += away / (e + 1.0)
+    mean += away * (1.0 / (e + 1.0))  # one division for all elements
     m2 += away * (value - mean)
     signs += tl.where(value > 0, 1.0, 0.0) - tl.where(value < 0, 1.0, 0.0)
     return signs, mean, m2

@@ -5,7 +5,7 @@ apart, so the test is that of `fast_path`, paired by run, at all checkpoints tha
 together, of the mean over checkpoints. Two controls tell what drifting apart does to that, and what precision does: the
 same runs on the CPU, in plain torch, with learning rates a millionth larger; and in bfloat16.
 
-python -m benchmarks.swept [RECORDS...]
+python -m benchmarks.swept [RECORDS...] [trial=2]     # all trials, or one of them
 python -m benchmarks.swept train PRECISION FILE     # first train those runs of the sweep again, on a GPU
 
 Runs trained on a CPU are kept in results/swept; missing ones are trained, which takes an hour on two cores.
@@ -121,11 +121,12 @@ def by_control(
     return rows
 
 
-def draws_of(records: Sequence[str]) -> dict[str, list[list[RunRecord]]]:
+def draws_of(records: Sequence[str], trial: int | None = None) -> dict[str, list[list[RunRecord]]]:
     """The runs that are compared, by method and draw."""
     found: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in (run for file in records for run in read_runs(file)):
-        found[run.spec.algorithm].append(run)
+        if trial in (None, run.spec.trial_seed):
+            found[run.spec.algorithm].append(run)
     return {method: lightest(runs) for method, runs in found.items()}
 
 
@@ -144,14 +145,17 @@ def main() -> None:
     if sys.argv[1:2] == ["train"]:
         train_again(sys.argv[2], Path(sys.argv[3]))
         return
-    draws = draws_of(sys.argv[1:] or RECORDS)
+    trials = [int(word.removeprefix("trial=")) for word in sys.argv[1:] if word.startswith("trial=")]
+    records, suffix = [word for word in sys.argv[1:] if "=" not in word], "".join(f"_trial_{n}" for n in trials)
+    draws = draws_of(records or RECORDS, *trials)
     swept = {method: [run for group in groups for run in group] for method, groups in draws.items()}
     stacks = [[run.spec for run in group] for groups in draws.values() for group in groups]
-    alone = trained("slow", [[slow(spec)] for stack in stacks for spec in stack])
+    alone = trained(f"slow{suffix}", [[slow(spec)] for stack in stacks for spec in stack])
     title = f"Spirals, the first {STEPS} steps of {DRAWS} draws: accuracy in %, mean over checkpoints"
     print_rows(title, by_method(swept, alone))
     controls = {
-        name: trained(name, [[how(spec) for spec in stack] for stack in stacks]) for name, how in CONTROLS.items()
+        name: trained(f"{name}{suffix}", [[how(spec) for spec in stack] for stack in stacks])
+        for name, how in CONTROLS.items()
     }
     print_rows("Minus the slow ones, paired by the environment held out", by_control(swept, alone, controls))
 

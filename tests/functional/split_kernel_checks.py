@@ -15,6 +15,7 @@ from torch.func import vmap
 from sandmask.functional import dense, head, random, scaling
 from sandmask.functional.dense import Dropout
 from sandmask.functional.flat import Slot
+from sandmask.functional.kernels import dense as dense_kernels
 from sandmask.functional.kernels import head as head_kernels
 from sandmask.functional.kernels import moments, products
 from sandmask.functional.kernels import scaling as scale_kernels
@@ -193,6 +194,21 @@ def test_a_layer_with_few_inputs(rate: tuple[float, ...] | None) -> None:
     assert torch.equal(largest_of(found), found.amax((1, 2)))
     weight[1, 3, 0] = torch.nan
     assert narrow_layer(x, weight, bias, None, None, 1, 48).isnan().sum() == n_rows
+
+
+@pytest.mark.parametrize("n_in", [48, 18])
+def test_layers_with_more_rows_than_tiles_in_a_grid(monkeypatch: pytest.MonkeyPatch, n_in: int) -> None:
+    """They are computed by torch's products."""
+    assert min(dense_kernels.NARROW.rows, products.FORWARD.rows, products.BACKWARD.rows) * 65_535 >= dense.MOST_ROWS
+    x, weight, bias = normal(40, n_in), normal(35, n_in), normal(35)
+    monkeypatch.setattr(dense, "has_kernels", lambda _: True)
+    with temporary_precision("fp32x3"):
+        wanted = vmap(dense.dense)(x, weight, bias)
+        monkeypatch.setattr(dense, "MOST_ROWS", 39)
+        monkeypatch.setattr(dense_kernels, "narrow_layer", None)
+        monkeypatch.setattr(products, "layer", None)
+        found = vmap(dense.dense)(x, weight, bias)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("least", [None, scaling.LEAST])

@@ -117,6 +117,13 @@ def test_moments_of_products(n_envs: int, n_in: int, halves: bool) -> None:
         assert_as_exact(targets[2], plain[2], exact[2])
 
 
+@pytest.mark.parametrize("sizes", [(1e36, 1e-36), (1e-36, 1e36)])
+def test_products_of_large_numbers_with_small_ones(sizes: tuple[float, float]) -> None:
+    x, weight = normal(E * B, IN, sizes=sizes), normal(OUT, IN, sizes=(sizes[1], sizes[0]))
+    found = products.layer(split(x), split(weight), torch.zeros(K, OUT, device=DEVICE), relu=False)
+    assert_as_exact(found, x @ weight.mT, x.double() @ weight.double().mT)
+
+
 def test_a_layer_drops_what_the_plain_layer_drops(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = normal(40, 33), normal(35, 33), normal(35)
     keys = random.keys(torch.stack([random.key_of(k) for k in range(K)]), 40).to(DEVICE)

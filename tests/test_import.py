@@ -1,4 +1,4 @@
-"""`import sandmask` is light, and every public name resolves."""
+"""`import sandmask` is light, every public name resolves, and no file is long."""
 
 import subprocess
 import sys
@@ -94,3 +94,10 @@ print(sandmask.masks.ANDMask(1.0)(gradients))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.startswith("tensor([2., 0.])"), done.stderr
+
+
+def test_no_file_is_longer_than_350_lines() -> None:
+    root = Path(__file__).parents[1]
+    files = [path for name in ("src", "tests", "benchmarks", "examples") for path in (root / name).rglob("*.py")]
+    assert len(files) > 300
+    assert [path for path in files if len(path.read_text(encoding="utf-8").splitlines()) > 350] == []

@@ -20,6 +20,7 @@ from sandmask.cli._app import app
 from sandmask.records import read_runs
 from sandmask.sweeps import StackStatus, SweepStatus
 from sandmask.sweeps import _job as job_module
+from sandmask.sweeps.executors import EXECUTORS, InlineExecutor
 from sandmask.training import train_stack
 
 ASKED: dict[str, Any] = {
@@ -157,6 +158,7 @@ def test_runs_that_cannot_be_trained_are_named(
         ({"slurm": {"partition": "x"}}, "is for --executor slurm"),
         ({"workers": 0}, "workers should be at least 1"),
         ({"device": ","}, "Device ',' cannot be used here"),
+        ({"device": "cuda:0,cuda:1", "executor": "slurm"}, "Device 'cuda:0,cuda:1' cannot be used here"),
         ({"progress": "loud"}, "progress should be"),
     ],
 )
@@ -165,6 +167,24 @@ def test_mistakes_are_the_messages_of_the_command(changes: dict[str, Any], messa
         sandmask.sweep(tmp_path / "sweep", **{**ASKED, **HERE, **changes})
     assert message in str(caught.value)
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("executor", ["ray", "slurm"])
+def test_workers_elsewhere_may_have_devices_that_this_machine_lacks(
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    class Elsewhere(InlineExecutor):
+        def submit(self, fn: Any, job: job_module.Job) -> Any:  # type: ignore[override]
+            asked.append(job.options.device)
+            return super().submit(fn, replace(job, options=replace(job.options, device="cpu")))
+
+    entry = replace(EXECUTORS[executor], build=lambda _: Elsewhere())
+    monkeypatch.setattr(EXECUTORS, "_entries", {executor: entry})
+    swept = sandmask.sweep(tmp_path, **ASKED, executor=executor, device="cuda:99")
+    assert (swept.trained, dict(swept.failed)) == (4, {})
+    assert set(asked) == {"cuda:99"}
 
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:

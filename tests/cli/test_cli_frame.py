@@ -15,8 +15,6 @@ from sandmask import _version
 from sandmask.cli import _app
 from sandmask.cli._app import COMMANDS, Command
 from sandmask.errors import SandmaskError
-from sandmask.records import write_archive
-from sandmask.records.testing import made_up_run
 
 runner = CliRunner()
 ENV = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
@@ -187,85 +185,12 @@ def test_an_interrupt_is_a_short_line_and_status_130(command: Callable[[Callable
     assert (result.exit_code, result.stderr) == (130, "\ninterrupted\n")
 
 
-def test_an_interrupt_before_anything_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
-    result = subprocess.run(
-        [sys.executable, "-m", "sandmask", "--version"],
-        capture_output=True,
-        text=True,
-        env={**ENV, "PYTHONPATH": str(tmp_path)},
-        timeout=60,
-    )
-    assert (result.returncode, result.stderr) == (130, "\ninterrupted\n")
-
-
-def test_an_interrupt_that_torch_swallows_while_it_is_imported_ends_the_program(tmp_path: Path) -> None:
-    swallows = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\n"
-    (tmp_path / "torch.py").write_text(swallows)
-    result = subprocess.run(
-        [sys.executable, "-m", "sandmask", "list", "algorithms"],
-        capture_output=True,
-        text=True,
-        env={**ENV, "PYTHONPATH": str(tmp_path)},
-        timeout=60,
-    )
-    assert (result.returncode, result.stderr) == (130, "\ninterrupted\n")
-
-
 def test_a_bug_keeps_its_traceback(command: Callable[[Callable[[], None]], None]) -> None:
     def probe() -> None:
         raise ZeroDivisionError
 
     command(probe)
     assert isinstance(runner.invoke(_app.app, ["probe"]).exception, ZeroDivisionError)
-
-
-def test_a_closed_pipe_is_quiet() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    result = subprocess.run(
-        [sys.executable, "-m", "sandmask"],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENV,
-        timeout=60,
-    )
-    os.close(writer)
-    assert result.stderr == ""
-
-
-def test_a_full_output_is_named(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "sandmask", "--version"]
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=ENV, timeout=60)
-    assert (result.returncode, result.stderr) == (2, "error: standard output: No space left on device.\n")
-    write_archive([made_up_run([[0.5, 0.5]])], tmp_path / "a.records.parquet")
-    written = runner.invoke(_app.app, ["report", str(tmp_path), "--output", "/dev/full"])
-    assert written.stderr == "error: /dev/full: No space left on device.\n"
-
-
-def test_closed_output_is_no_reason_to_stop(tmp_path: Path) -> None:
-    words = f"train DebugVector ERM --test-env a --steps 1 --hparam batch_size=4 --device cpu --out {tmp_path}"
-    result = subprocess.run(
-        ["sh", "-c", f'"$0" -m sandmask {words} >&- 2>&-', sys.executable], capture_output=True, env=ENV, timeout=60
-    )
-    assert result.returncode == 0
-    assert (tmp_path / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("log", ["closed", "full"])
-def test_a_run_goes_on_when_nobody_reads_its_progress(log: str, tmp_path: Path) -> None:
-    reader, writer = (
-        os.pipe() if log == "closed" else (os.open("/dev/null", os.O_RDONLY), os.open("/dev/full", os.O_WRONLY))
-    )
-    os.close(reader)
-    words = f"train DebugVector SANDMask --test-env a --steps 1 --hparam batch_size=4 --device cpu --out {tmp_path}"
-    command = [sys.executable, "-m", "sandmask", *words.split()]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, env=ENV, timeout=60)
-    os.close(writer)
-    assert result.returncode == 0
-    assert b"records and model" in result.stdout
 
 
 def test_a_module_with_an_app_is_a_group_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,14 +276,6 @@ def test_a_terminal_of_unknown_width_has_the_usual_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(_app, "app", lambda prog_name: None)
     _app.run()
     assert "COLUMNS" not in os.environ
-
-
-def test_a_terminal_that_knows_only_ascii_is_no_reason_to_stop() -> None:
-    narrow = {**ENV, "PYTHONIOENCODING": "ascii", "COLUMNS": "50"}  # where long names end in an ellipsis
-    words = [sys.executable, "-m", "sandmask", "train", "--help"]
-    result = subprocess.run(words, capture_output=True, env=narrow, timeout=60)
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert b"--test?" in result.stdout
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.exists], ids=lambda line: line.name)

@@ -243,6 +243,17 @@ def test_a_job_divides_its_stack_by_the_memory_of_its_own_machine(tmp_path: Path
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_machine_without_a_gpu_submits_jobs_for_one(tmp_path: Path) -> None:
+    plugin = tmp_path / "pretended_gpu.py"  # as the job sees it: the driver checks devices elsewhere
+    pretend = 'lambda text: torch.device({"cuda:99": "cpu"}[text])'
+    plugin.write_text(f"import torch\nfrom sandmask.sweeps import _job\n_job.choose_device = {pretend}\n")
+    sweep = (sys.executable, "-m", "sandmask", "sweep", "run", str(tmp_path / "sweep"), *SWEEP, *SMALL, "--steps", "5")
+    options = (*SLURM, "--device", "cuda:99", "--plugin", str(plugin))
+    subprocess.run([*sweep, *options], check=True, capture_output=True, timeout=240)
+    assert [run.status for run in read_runs(tmp_path)] == ["done"] * 3
+
+
+@pytest.mark.usefixtures("cluster")
 def test_the_first_sigterm_ends_the_driver_and_its_jobs_save(tmp_path: Path) -> None:
     stacks = tmp_path / "stacks"
     options = (

@@ -15,6 +15,7 @@ from torch.func import vmap
 from sandmask.functional import dense, head, random, scaling
 from sandmask.functional.dense import Dropout
 from sandmask.functional.flat import Slot
+from sandmask.functional.kernels import dense as dense_kernels
 from sandmask.functional.kernels import head as head_kernels
 from sandmask.functional.kernels import moments, products
 from sandmask.functional.kernels import scaling as scale_kernels
@@ -116,6 +117,13 @@ def test_moments_of_products(n_envs: int, n_in: int, halves: bool) -> None:
         assert_as_exact(targets[2], plain[2], exact[2])
 
 
+@pytest.mark.parametrize("sizes", [(1e36, 1e-36), (1e-36, 1e36)])
+def test_products_of_large_numbers_with_small_ones(sizes: tuple[float, float]) -> None:
+    x, weight = normal(E * B, IN, sizes=sizes), normal(OUT, IN, sizes=(sizes[1], sizes[0]))
+    found = products.layer(split(x), split(weight), torch.zeros(K, OUT, device=DEVICE), relu=False)
+    assert_as_exact(found, x @ weight.mT, x.double() @ weight.double().mT)
+
+
 def test_a_layer_drops_what_the_plain_layer_drops(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = normal(40, 33), normal(35, 33), normal(35)
     keys = random.keys(torch.stack([random.key_of(k) for k in range(K)]), 40).to(DEVICE)
@@ -193,6 +201,21 @@ def test_a_layer_with_few_inputs(rate: tuple[float, ...] | None) -> None:
     assert torch.equal(largest_of(found), found.amax((1, 2)))
     weight[1, 3, 0] = torch.nan
     assert narrow_layer(x, weight, bias, None, None, 1, 48).isnan().sum() == n_rows
+
+
+@pytest.mark.parametrize("n_in", [48, 18])
+def test_layers_with_more_rows_than_tiles_in_a_grid(monkeypatch: pytest.MonkeyPatch, n_in: int) -> None:
+    """They are computed by torch's products."""
+    assert min(dense_kernels.NARROW.rows, products.FORWARD.rows, products.BACKWARD.rows) * 65_535 >= dense.MOST_ROWS
+    x, weight, bias = normal(40, n_in), normal(35, n_in), normal(35)
+    monkeypatch.setattr(dense, "has_kernels", lambda _: True)
+    with temporary_precision("fp32x3"):
+        wanted = vmap(dense.dense)(x, weight, bias)
+        monkeypatch.setattr(dense, "MOST_ROWS", 39)
+        monkeypatch.setattr(dense_kernels, "narrow_layer", None)
+        monkeypatch.setattr(products, "layer", None)
+        found = vmap(dense.dense)(x, weight, bias)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("least", [None, scaling.LEAST])

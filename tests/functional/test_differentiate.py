@@ -1,10 +1,15 @@
 """Every way to take gradients, against a loop over environments with autograd."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils import _pytree as pytree
 
+from sandmask.errors import SandmaskError
 from sandmask.functional import (
     AcrossRuns,
     Autograd,
@@ -16,6 +21,7 @@ from sandmask.functional import (
     make_batch,
     random,
 )
+from sandmask.functional.differentiate import Objective
 
 both = pytest.mark.parametrize("way", [Functional(), Autograd(), Direct()], ids=["functional", "autograd", "direct"])
 N_ENVS, N_PARAMS = 4, 6
@@ -181,3 +187,40 @@ def test_gradients_of_environments_within_the_objective(way: Differentiator, sta
         torch.testing.assert_close(found[1][k], value.detach())
         torch.testing.assert_close(found[2][k], torch.stack(values).detach())
     assert not any(tensor.requires_grad for tensor in found)
+
+
+def alone(way: Differentiator, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
+    """The gradient of one run, in a stack of one where the way needs a stack."""
+    if not isinstance(way, AcrossRuns):
+        return way.gradient(objective, vector)
+    stack = vmap(partial(way.gradient, objective))(vector.unsqueeze(0))
+    found: tuple[Tensor, Tensor, Any] = pytree.tree_map(lambda tensor: tensor.squeeze(0), stack)
+    return found
+
+
+@pytest.mark.parametrize("way", [Functional(), Autograd(), Direct(), AcrossRuns()], ids=lambda way: type(way).__name__)
+def test_gradients_within_the_objective_of_parameters_that_it_does_not_use_are_zero(
+    way: Differentiator, batch: EnvBatch
+) -> None:
+    def objective(vector: Tensor) -> tuple[Tensor, Params]:
+        used, unused = torch.split(vector, [N_PARAMS, 2])
+        gradients, values = way.inner_gradients(
+            lambda p, b: losses(p["used"], b), {"used": used, "unused": unused}, batch
+        )
+        return values.mean() + gradients["used"].square().sum(), gradients
+
+    vector = torch.linspace(-1, 1, N_PARAMS + 2, dtype=torch.float64)
+    gradient, _, found = alone(way, objective, vector)
+    assert torch.equal(found["unused"], torch.zeros(N_ENVS, 2, dtype=torch.float64))
+    torch.testing.assert_close(found["used"], naive_gradients(vector[:N_PARAMS].expand(N_ENVS, -1), batch)[0])
+    assert torch.equal(gradient[N_PARAMS:], torch.zeros(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("way", [Direct(), AcrossRuns()], ids=["direct", "across-runs"])
+def test_risks_within_the_objective_depend_on_the_parameters(way: Differentiator, batch: EnvBatch) -> None:
+    def objective(vector: Tensor) -> tuple[Tensor, Tensor]:
+        gradients, values = way.inner_gradients(lambda _, b: b.mean(b.y.double()), {"a": vector}, batch)
+        return gradients["a"].sum(), values
+
+    with pytest.raises(SandmaskError, match="does not depend on the parameters"):
+        alone(way, objective, torch.ones(2))

@@ -140,3 +140,16 @@ def test_a_damaged_progress_file_says_nothing_and_stops_nothing(folder: SweepFol
         assert sweep_status(folder, expansion.runs).standings in ((), expected.standings)
     file.write_bytes(content.replace(b'"cells": [', b'"cells": [7, '))
     assert sweep_status(folder, expansion.runs).standings == ()
+
+
+def test_a_request_that_lost_its_lines_is_named(folder: SweepFolder, small_sweep: Make) -> None:
+    folder.accept(small_sweep())
+    folder.request.write_text('datasets = ["DebugVector"]\n', encoding="utf-8")
+    with pytest.raises(SandmaskError, match=r"sweep.toml has no algorithms"):
+        folder.asked()
+    folder.request.write_text("", encoding="utf-8")
+    with pytest.raises(SandmaskError, match="has no datasets and no algorithms"):
+        folder.accept(small_sweep())
+    folder.request.write_bytes(bytes(100))  # as a power cut may leave it
+    with pytest.raises(SandmaskError, match=r"is not valid TOML.* finished runs are kept"):
+        folder.asked()

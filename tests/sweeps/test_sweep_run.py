@@ -4,7 +4,6 @@ import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.sweeps import (
     JobOptions,
@@ -25,7 +23,6 @@ from sandmask.sweeps import (
 )
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps._locks import claim, claimed, turn
-from sandmask.sweeps._spec import write_sweep
 from sandmask.sweeps.executors import InlineExecutor
 from sandmask.training import Progress, train_stack
 
@@ -316,28 +313,6 @@ def test_a_checkpoint_that_is_no_file_of_ours_is_not_in_the_way(folder: SweepFol
     (folder.stacks / "broken.checkpoint.safetensors").write_bytes(b"nothing")
     assert go(folder, small_sweep()).done == 12
     assert not list(folder.stacks.glob("*.checkpoint.safetensors"))
-
-
-@pytest.mark.parametrize("unknown", [{"algorithms": ("ERM", "Mine")}, {"datasets": ("Mine",)}])
-def test_a_sweep_of_a_plugins_names_asks_for_the_plugin(
-    folder: SweepFolder, small_sweep: Make, unknown: dict[str, Any]
-) -> None:
-    write_sweep(replace(small_sweep(), **unknown), folder.request)
-    with pytest.raises(SandmaskError, match=r"sweep.toml: Unknown \w+ 'Mine'.* --plugin FILE"):
-        folder.asked()
-
-
-def test_a_request_that_lost_its_lines_is_named(folder: SweepFolder, small_sweep: Make) -> None:
-    folder.accept(small_sweep())
-    folder.request.write_text('datasets = ["DebugVector"]\n', encoding="utf-8")
-    with pytest.raises(SandmaskError, match=r"sweep.toml has no algorithms"):
-        folder.asked()
-    folder.request.write_text("", encoding="utf-8")
-    with pytest.raises(SandmaskError, match="has no datasets and no algorithms"):
-        folder.accept(small_sweep())
-    folder.request.write_bytes(bytes(100))  # as a power cut may leave it
-    with pytest.raises(SandmaskError, match=r"is not valid TOML.* finished runs are kept"):
-        folder.asked()
 
 
 def test_status_says_what_the_tables_will(folder: SweepFolder, small_sweep: Make) -> None:

@@ -111,3 +111,12 @@ def test_less_or_something_else_is_refused(
 
 def test_the_text_is_readable(small_sweep: Make) -> None:
     assert to_toml(small_sweep()).startswith('datasets = ["DebugVector"]\nalgorithms = ["ERM", "SANDMask"]\n')
+
+
+@pytest.mark.parametrize("unknown", [{"algorithms": ("ERM", "Mine")}, {"datasets": ("Mine",)}])
+def test_a_sweep_of_a_plugins_names_asks_for_the_plugin(
+    folder: SweepFolder, small_sweep: Make, unknown: dict[str, Any]
+) -> None:
+    write_sweep(replace(small_sweep(), **unknown), folder.request)
+    with pytest.raises(SandmaskError, match=r"sweep.toml: Unknown \w+ 'Mine'.* --plugin FILE"):
+        folder.asked()

@@ -1,6 +1,7 @@
 """Additive disentanglement of domain features with remix (Demirel et al., 2023)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +37,8 @@ class ADRMX(Adversarial):
         super().__init__(problem)
         sizes = (self.network.n_features, problem.n_classes, problem.n_envs)
         width, depth = problem.sizes.get("mlp_width", 256), problem.sizes.get("mlp_depth", 9)
-        self.heads = FlatModule(lambda: NonlinearHeads(*sizes))
-        self.discriminator = FlatModule(lambda: Discriminator(sizes[0], sizes[2], 0, width, depth))
+        self.heads = FlatModule(partial(NonlinearHeads, *sizes))
+        self.discriminator = FlatModule(partial(Discriminator, sizes[0], sizes[2], 0, width, depth))
 
     def extra_state(self, seed: int) -> State:
         """The domain featurizer (with a classifier that is not used), heads, discriminator and optimizers."""

@@ -29,7 +29,7 @@ class ARM(Algorithm):
     def build_network(self) -> Network:
         """A network whose inputs have the context as further channels, and beside it the context network."""
         shape = self.problem.input_shape
-        self.context = FlatModule(lambda: context_network(shape), self.problem.dtype)
+        self.context = FlatModule(partial(context_network, shape), self.problem.dtype)
         extra_channels = 1 if len(shape) == 3 else shape[0]
         featurizer = partial(self.problem.featurizer, extra_channels=extra_channels)
         problem = self.problem

@@ -1,6 +1,7 @@
 """Domain-adversarial networks, DANN and CDANN: features that do not reveal their environment."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 from torch.func import vjp
@@ -42,7 +43,7 @@ class DANN(Adversarial):
         width, depth = problem.sizes.get("mlp_width", 256), problem.sizes.get("mlp_depth", 3)
         n_classes = problem.n_classes if self.conditional else 0
         n_features, n_envs = self.network.n_features, problem.n_envs
-        self.discriminator = FlatModule(lambda: Discriminator(n_features, n_envs, n_classes, width, depth))
+        self.discriminator = FlatModule(partial(Discriminator, n_features, n_envs, n_classes, width, depth))
 
     def extra_state(self, seed: int) -> State:
         """The discriminator and its optimizer."""

@@ -1,6 +1,6 @@
 """Style-agnostic networks: classify by content, and unlearn style."""
 
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,7 @@ class SagNet(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        n_features, n_classes = self.network.n_features, problem.n_classes
-        self.style = FlatModule(lambda: nn.Linear(n_features, n_classes))
+        self.style = FlatModule(partial(nn.Linear, self.network.n_features, problem.n_classes))
         self.parts = Parts(self.network)
 
     def extra_state(self, seed: int) -> State:

@@ -1,6 +1,7 @@
 """SelfReg: self-supervised contrastive regularization (Kim et al., ICCV 2021)."""
 
 import itertools
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +31,7 @@ class SelfReg(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        n_features = self.network.n_features
-        self.projection = FlatModule(lambda: Projection(n_features))
+        self.projection = FlatModule(partial(Projection, self.network.n_features))
 
     def extra_state(self, seed: int) -> State:
         """The projection and its optimizer."""

@@ -1,5 +1,7 @@
 """Uniformly distributed feature representations (Krishnamachari et al., TMLR 2024)."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,8 +30,7 @@ class URM(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        n_features = self.network.n_features
-        self.discriminator = FlatModule(lambda: UniformDiscriminator(n_features))
+        self.discriminator = FlatModule(partial(UniformDiscriminator, self.network.n_features))
 
     def extra_state(self, seed: int) -> State:
         """The discriminator, its optimizer, and which activation the model has: known from the first step on."""

@@ -102,7 +102,7 @@ def names(value: Names) -> tuple[str, ...]:
 class Workers:
     """The workers of a sweep.
 
-    `devices` are those of this machine, `count` is the number of stacks that train at a time, and `device` the device
+    `devices` are those of the workers, `count` is the number of stacks that train at a time, and `device` the device
     of all jobs, if they share one. `executor` builds the executor. Workers of a `remote` one may not see this disk.
     `shares` says whether several workers share a GPU of this machine. Workers on other machines have `cores` cores
     each, and devices of the kind `elsewhere`; on this machine, both are None. `notes` are messages for the user.
@@ -131,8 +131,8 @@ def choose_workers(
     """The workers that the arguments of a sweep describe; `options` are passed on to the executor."""
     if world_size() > 1:
         raise SandmaskError("A sweep has workers of its own. Run it without torchrun: see --workers and --device.")
-    devices, count = device_list(device, options.workers)
     entry = EXECUTORS[executor]
+    devices, count = device_list(device, options.workers, elsewhere=entry.elsewhere)
     parameters = slurm_parameters(slurm)
     if slurm and entry.name != "slurm":
         raise SandmaskError("--slurm is for --executor slurm.")
@@ -171,17 +171,20 @@ def choose_workers(
     )
 
 
-def device_list(device: str | None, workers: int | None) -> tuple[tuple[str, ...], int]:
-    """The devices of local workers, and the number of workers: one for each GPU or core, unless `workers` is given.
+def device_list(device: str | None, workers: int | None, *, elsewhere: bool = False) -> tuple[tuple[str, ...], int]:
+    """The devices of workers, and their number: one for each GPU or core, unless `workers` is given.
+
+    Workers `elsewhere` have one device each, which this machine may lack.
 
     Small products of matrices do not fill several cores, so one process per core, with one thread, is faster.
     """
     if workers is not None and workers < 1:
         raise SandmaskError(f"workers should be at least 1. Found {workers}.")
     if device is not None:
-        devices = tuple(word.strip() for word in device.split(",") if word.strip()) or (device,)
+        words = () if elsewhere else tuple(word.strip() for word in device.split(",") if word.strip())
+        devices = words or (device,)
         for each in devices:
-            choose_device(each)
+            choose_device(each, here=not elsewhere)
     else:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         devices = tuple(f"cuda:{number}" for number in range(gpus)) or ("cpu",)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ class Compiled:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._compiled: Callable[..., Any] | None = torch.compile(function, dynamic=False)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Callable[..., Any]]]:
+        """A copy is compiled anew."""
+        return type(self), (self._function,)
 
     def __call__(self, *args: Any) -> Any:
         """The function's result."""

@@ -19,6 +19,7 @@ from sandmask.functional.split import Halves, split_products
 
 ALIGNED = 16  # what widths are multiples of inside products on a GPU
 NARROWEST = 32  # sides of a weight matrix from which on products of halves pay; shorter sums are more exact in float32
+MOST_ROWS = 64 * 65_535  # of a run, in kernels with products: tiles of rows are the second dimension of CUDA's grids
 PART = 512  # rows that one program sums parameters' gradients over, where environments do not matter
 
 # Takes over the gradients of the parameters: gets the gradient of x W^T + b [K, N, out], its sums over the rows of each
@@ -111,8 +112,8 @@ def layer_function(x: Tensor, weight: Tensor) -> type[Function]:
     relu, and for moments `Rows` and a `Fold`.
     """
     exact = x.dtype == weight.dtype == torch.float32
-    halves = split_products() and exact and min(weight.shape) >= NARROWEST and has_kernels(x)
-    return _SplitLayer if halves else _Layer
+    fits = min(weight.shape) >= NARROWEST and x.shape[-2] <= MOST_ROWS
+    return _SplitLayer if split_products() and exact and fits and has_kernels(x) else _Layer
 
 
 class _Layer(Function):
@@ -130,7 +131,8 @@ class _Layer(Function):
         rows: Rows | None,  # noqa: ARG004 - as the next
         fold: Fold | None,  # noqa: ARG004 - for the backward pass
     ) -> Tensor:
-        if relu and has_kernels(x) and weight.shape[2] < NARROWEST and x.dtype == weight.dtype == torch.float32:
+        fits = weight.shape[2] < NARROWEST and x.shape[1] <= MOST_ROWS
+        if relu and has_kernels(x) and fits and x.dtype == weight.dtype == torch.float32:
             from sandmask.functional.kernels import dense as dense_kernels
 
             return dense_kernels.narrow_layer(x, weight, bias, keys, rate, site, wide(weight.shape[1]))

@@ -92,7 +92,8 @@ class _ByGraph(Differentiator):
             return tuple(kept)
 
         def gradients(values: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(values.sum(), kept, create_graph=True)
+            check_depends(values)
+            return torch.autograd.grad(values.sum(), kept, create_graph=True, materialize_grads=True)
 
         reached = on_all_runs if in_vmap() else _here
         handles = dict(zip(names, reached(handles_of, *params.values()), strict=True))

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def build_featurizer(
         raise SandmaskError(
             f"The network {entry.name} starts from random weights and takes no file. Leave out --weights."
         )
-    build = _registered_build(entry, input_shape, sizes)
+    build = partial(_registered, entry, input_shape, _arguments(entry, sizes))
     with torch.random.fork_rng(devices=[]):
         build()  # raises now if something does not fit
     return build
@@ -58,23 +58,21 @@ def _widened(input_shape: tuple[int, ...], extra_channels: int) -> tuple[int, ..
     return (input_shape[0] + extra_channels, *input_shape[1:])
 
 
-def _registered_build(entry: NetworkEntry, input_shape: tuple[int, ...], sizes: Mapping[str, int]) -> Build:
-    arguments = _arguments(entry, sizes)
-
-    @cache
-    def report(shape: tuple[int, ...]) -> NetworkReport:
-        with torch.random.fork_rng(devices=[]):
-            return inspect_module(entry.name, entry.build(shape, **arguments), shape, stacks=entry.stacks)
-
-    def build(extra_channels: int = 0) -> Featurizer:
-        shape = _widened(input_shape, extra_channels)
-        module = entry.build(shape, **arguments)
-        return module if isinstance(module, Featurizer) else OwnNetwork(module, report(shape))
-
-    return build
+@cache
+def _report(entry: NetworkEntry, shape: tuple[int, ...], arguments: tuple[tuple[str, int], ...]) -> NetworkReport:
+    with torch.random.fork_rng(devices=[]):
+        return inspect_module(entry.name, entry.build(shape, **dict(arguments)), shape, stacks=entry.stacks)
 
 
-def _arguments(entry: NetworkEntry, sizes: Mapping[str, int]) -> dict[str, int]:
+def _registered(
+    entry: NetworkEntry, input_shape: tuple[int, ...], arguments: tuple[tuple[str, int], ...], extra_channels: int = 0
+) -> Featurizer:
+    shape = _widened(input_shape, extra_channels)
+    module = entry.build(shape, **dict(arguments))
+    return module if isinstance(module, Featurizer) else OwnNetwork(module, _report(entry, shape, arguments))
+
+
+def _arguments(entry: NetworkEntry, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """The hyperparameters that the function of an entry has as parameters."""
     parameters = list(inspect.signature(entry.build).parameters.values())[1:]
     asked = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
@@ -83,7 +81,27 @@ def _arguments(entry: NetworkEntry, sizes: Mapping[str, int]) -> dict[str, int]:
         raise SandmaskError(
             f"The network {entry.name} needs {' and '.join(missing)}. Set them with --hparam NAME=VALUE."
         )
-    return {each.name: sizes[each.name] for each in asked if each.name in sizes}
+    return tuple((each.name, sizes[each.name]) for each in asked if each.name in sizes)
+
+
+class _Pretrained:
+    """Builds a network by copying one that has the weights."""
+
+    def __init__(self, build: Callable[..., Backbone]) -> None:
+        self._build, self._templates = build, dict[int, Backbone]()
+        self()  # raises now if the file does not fit
+
+    def __call__(self, extra_channels: int = 0) -> Backbone:
+        if extra_channels not in self._templates:
+            with torch.random.fork_rng(devices=[]):  # the weights replace all random numbers
+                self._templates[extra_channels] = self._build(extra_channels=extra_channels)
+        return copy.deepcopy(self._templates[extra_channels])
+
+
+def _backbone(
+    name: str, input_shape: tuple[int, ...], *weights: Any, extra_channels: int = 0, **options: Any
+) -> Backbone:
+    return Backbone(name, _widened(input_shape, extra_channels), *weights, **options)
 
 
 def _timm_build(name: str, input_shape: tuple[int, ...], sizes: Mapping[str, int], weights: str | Path | None) -> Build:
@@ -92,16 +110,9 @@ def _timm_build(name: str, input_shape: tuple[int, ...], sizes: Mapping[str, int
     options: dict[str, Any] = {option: sizes.get(option, 0) for option in TRANSFORMER_SIZES}
     options[FREEZE] = bool(sizes.get(FREEZE, 1))
     if weights is not None and str(weights).lower() == NO_WEIGHTS:
-        return lambda extra_channels=0: Backbone(name, _widened(input_shape, extra_channels), **options)
+        return partial(_backbone, name, input_shape, **options)
     if weights is None or str(weights).lower() == PRETRAINED:
         state, source = pretrained_weights(name, input_shape), f"timm's {name}"
     else:
         state, source = load_weights(weights), str(weights)
-
-    @cache
-    def template(extra_channels: int) -> Backbone:
-        with torch.random.fork_rng(devices=[]):  # the weights replace all random numbers
-            return Backbone(name, _widened(input_shape, extra_channels), state, source, **options)
-
-    template(0)  # raises now if the file does not fit
-    return lambda extra_channels=0: copy.deepcopy(template(extra_channels))
+    return _Pretrained(partial(_backbone, name, input_shape, state, source, **options))

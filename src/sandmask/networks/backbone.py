@@ -51,9 +51,8 @@ class Backbone(EvaluatedModel):
         _check_transformer(self.model, name, last_blocks, attention_only=attention_only)
         if weights is not None:
             self.model.load_state_dict(fit_weights(weights, self.model, name, source), strict=False)
-        if sum(p.numel() for p in self.model.parameters()) >= LARGE:
-            self.memory_format = torch.channels_last
-        else:
+        self._large = sum(p.numel() for p in self.model.parameters()) >= LARGE
+        if not self._large:
             for part in self.model.modules():
                 if hasattr(part, "fused_attn"):
                     vars(part)["fused_attn"] = False
@@ -66,6 +65,11 @@ class Backbone(EvaluatedModel):
         width = feature_size(copy.deepcopy(self.model).to("meta").eval(), name, input_shape)
         self.n_features = width * (1 + last_blocks) if last_blocks else width
         self.train()
+
+    @property
+    def memory_format(self) -> torch.memory_format:  # type: ignore[override]
+        """That of the weights of convolutions. Not an attribute, which `torch.save` could not write."""
+        return torch.channels_last if self._large else torch.contiguous_format
 
     def compute(self, x: Tensor) -> Tensor:
         """Return the features without dropout."""
@@ -92,7 +96,7 @@ class Backbone(EvaluatedModel):
         return features if drop is None else drop(features, 0), tuple(stages)
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        if self.memory_format != torch.channels_last:
+        if not self._large:
             return x
         return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap has no contiguous(memory_format)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -35,11 +36,12 @@ class _Parts(nn.Module):
     `staged` it also returns the intermediate results of the featurizer.
     """
 
-    def __init__(self, featurizer: Featurizer, n_classes: int, extra_features: int, nonlinear: bool) -> None:
+    def __init__(
+        self, featurizer: Callable[[], Featurizer], n_classes: int, extra_features: int, nonlinear: bool
+    ) -> None:
         super().__init__()
-        self.featurizer = featurizer
-        self.memory_format = featurizer.memory_format
-        width = featurizer.n_features + extra_features
+        self.featurizer = featurizer()
+        width = self.featurizer.n_features + extra_features
         if nonlinear and width < 4:
             raise SandmaskError(f"nonlinear_classifier needs at least 4 features. The network has {width}.")
         if nonlinear:
@@ -58,6 +60,11 @@ class _Parts(nn.Module):
             return linear_pair(hidden, last.weight, last.bias, classifier.weight, classifier.bias)
         features: Tensor = self.featurizer(x, drop)
         return features
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """That of the featurizer. Not an attribute, which `torch.save` could not write."""
+        return self.featurizer.memory_format
 
     @property
     def pairs(self) -> bool:
@@ -87,9 +94,8 @@ class Network(FlatModule):
         *,
         nonlinear: bool = False,
     ) -> None:
-        super().__init__(
-            lambda: _Parts(featurizer(), n_classes, extra_features, nonlinear), dtype, exact=(*BATCH_NORM, _Classifier)
-        )
+        build = partial(_Parts, featurizer, n_classes, extra_features, nonlinear)
+        super().__init__(build, dtype, exact=(*BATCH_NORM, _Classifier))
         parts = self.skeleton
         assert isinstance(parts, _Parts)
         self.n_features = parts.featurizer.n_features

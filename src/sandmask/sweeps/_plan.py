@@ -75,7 +75,8 @@ class Estimator:
         elsewhere: str | None = None,
         notice: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.device, self.measure, self.options, self._notice = choose_device(device), measure, options, notice
+        self.device = choose_device(device, here=elsewhere is None)
+        self.measure, self.options, self._notice = measure, options, notice
         self._elsewhere, self._on_gpu = elsewhere is not None, (elsewhere or self.device.type) == "cuda"
         self._runs = expansion.runs
         allowed = dict.fromkeys(options.allowances, True)

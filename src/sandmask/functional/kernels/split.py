@@ -33,17 +33,19 @@ def operand(x: Tensor | Halves) -> Operand:
 
 
 @triton.jit
-def scale_of(largest):
-    """The power of two that brings a run's largest number to 2^14 .. 2^15."""
-    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 0xFF
-    return (tl.minimum(268 - exponent, 253) << 23).to(tl.float32, bitcast=True)
+def _exponent(number):
+    return (number.to(tl.int32, bitcast=True) >> 23) & 0xFF
 
 
 @triton.jit
-def unscale_of(largest):
-    """Its inverse."""
-    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 0xFF
-    return (tl.maximum(exponent - 14, 1) << 23).to(tl.float32, bitcast=True)
+def _power(exponent):
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_of(largest):
+    """The power of two that brings a run's largest number to 2^14 .. 2^15."""
+    return _power(tl.minimum(268 - _exponent(largest), 253))
 
 
 @triton.jit
@@ -64,10 +66,14 @@ def multiply(a, a_low, b, b_low, total, split: tl.constexpr, precision: tl.const
 
 @triton.jit
 def unscaled(total, a_largest, b_largest, split: tl.constexpr):
-    """The product of two operands of a run, from what `multiply` added up."""
+    """The product of two operands of a run, from what `multiply` added up.
+
+    It is divided by both scales in two equal steps: one scale after the other could overflow in between.
+    """
     if split:
-        total *= unscale_of(tl.load(a_largest))
-        total *= unscale_of(tl.load(b_largest))
+        exponent = tl.maximum(_exponent(tl.load(a_largest)) - 14, 1) + tl.maximum(_exponent(tl.load(b_largest)) - 14, 1)
+        total *= _power(exponent >> 1)
+        total *= _power(exponent - (exponent >> 1))
     return total
 
 

@@ -10,18 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import sandmask
 from sandmask.algorithms import ALGORITHMS
 from sandmask.api import Sweep
 from sandmask.api._progress import _plain
+from sandmask.api._sweep_arguments import device_of_workers
 from sandmask.cli._app import app
 from sandmask.records import read_runs
 from sandmask.sweeps import StackStatus, SweepStatus
 from sandmask.sweeps import _job as job_module
 from sandmask.sweeps.executors import EXECUTORS, InlineExecutor
 from sandmask.training import train_stack
+from sandmask.training.precision import sweep_precision
 
 ASKED: dict[str, Any] = {
     "datasets": "DebugVector",
@@ -185,6 +188,17 @@ def test_workers_elsewhere_may_have_devices_that_this_machine_lacks(
     swept = sandmask.sweep(tmp_path, **ASKED, executor=executor, device="cuda:99")
     assert (swept.trained, dict(swept.failed)) == (4, {})
     assert set(asked) == {"cuda:99"}
+
+
+@pytest.mark.parametrize("executor", ["ray", "slurm"])
+@pytest.mark.parametrize("here", [False, True])
+def test_the_precision_follows_the_devices_of_workers(
+    executor: str, here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
+    for gpus, precision in ((0, "fp32"), (1, "fp32x3")):
+        assert sweep_precision(device_of_workers(executor, None, gpus)) == precision
+    assert sweep_precision(device_of_workers("local", None, 0)) == ("fp32x3" if here else "fp32")
 
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from sandmask.api._sweep_arguments import (
     check_sources,
     choose_workers,
     device_list,
+    device_of_workers,
     requested_sweep,
 )
 from sandmask.api._swept import Sweep, all_runs
@@ -166,7 +167,7 @@ def sweep(
     load_plugins(files)
     loggers = named_loggers(log, tensorboard)
     target = SweepFolder(Path(folder).absolute())
-    spec = requested_sweep(target, device, **asked)
+    spec = requested_sweep(target, device_of_workers(executor, device, gpus_per_worker), **asked)
     expansion = expand(spec)
     crew = choose_workers(
         target,

@@ -157,7 +157,7 @@ def choose_workers(
         slurm=parameters,
     )
     shared = devices[0] if local and len(devices) == 1 else device
-    has_gpus = options.gpus_per_worker > 0 or (device or "").startswith("cuda")
+    asked = device_of_workers(executor, device, options.gpus_per_worker) or "cpu"
     return Workers(
         devices,
         count,
@@ -166,9 +166,16 @@ def choose_workers(
         entry.remote,
         shares=local and workers_share(devices, count),
         cores=int(parameters.get("cpus_per_task", options.cpus_per_worker)) if entry.elsewhere else None,
-        elsewhere=("cuda" if has_gpus else "cpu") if entry.elsewhere else None,
+        elsewhere=torch.device(asked).type if entry.elsewhere else None,
         notes=tuple(notes),
     )
+
+
+def device_of_workers(executor: str, device: str | None, gpus_per_worker: float) -> str | None:
+    """The device that a sweep was asked to train on. Those of other machines' workers do not depend on this machine."""
+    if device is not None or not EXECUTORS[executor].elsewhere:
+        return device
+    return "cuda" if gpus_per_worker > 0 else "cpu"
 
 
 def device_list(device: str | None, workers: int | None, *, elsewhere: bool = False) -> tuple[tuple[str, ...], int]:

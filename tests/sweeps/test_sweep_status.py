@@ -150,7 +150,7 @@ def test_deleted_records_have_no_standing(
         folder.records(stack).unlink()
     assert swept().standings == whole[1:]
     folder.checkpoint(stacks[0]).touch()  # stopped, and can go on
-    assert swept().standings[0].cells in range(1, 4)
+    assert [row.algorithm for row in swept().standings] == ["ERM", "SANDMask"]
     folder.checkpoint(stacks[0]).unlink()
     go(folder, small_sweep())
     assert swept().standings == whole

@@ -1,5 +1,6 @@
 """`sandmask.sweep`: the command's records, tables, extension, resumption, workers, and mistakes in one line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def test_results_are_frames_and_more_extends_it(tmp_path: Path, capsys: pytest.C
     assert "4/4 runs done" in swept._repr_html_()
     report = swept.report("oracle")
     assert [rule.rule for rule in report.rules] == ["oracle"]
+    work = json.loads((tmp_path / "work.json").read_text())["runs"]
+    assert work.keys() == {run.id for run in swept.runs}
     more = sandmask.sweep(tmp_path, n_hparams=3, **HERE)
     assert (len(more.runs), more.trained) == (6, 2)
     assert Sweep.read(tmp_path).status().done == 6
@@ -212,3 +215,11 @@ def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
 def test_names_in_the_view_are_not_markup() -> None:
     stack = StackStatus("s", "photos[/b]", "ERM", 1, 0, 10, 0.0, "cpu", "here", 0.0)
     assert "photos[/b] ERM  1 run  " in _plain(SweepStatus(1, 0, 1, 10, 0, 0.0, (stack,), ()))
+
+
+def test_slow_and_starting_stacks_in_the_view() -> None:
+    slow, new = (StackStatus("s", "PACS", "ERM", 1, 0, 10, rate, "cpu", "here", 0.0) for rate in (0.25, 0.0))
+    lines = _plain(SweepStatus(3, 0, 2, 30, 0, 0.25, (slow, new), (), 100.0)).splitlines()
+    assert lines[1] == "0/3 runs done, 2 running in 2 stacks, 0.25 run-steps/s, 2 min left"
+    assert "0.25 run-steps/s" in lines[2]
+    assert "starting" in lines[3]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from sandmask.records import RunSpec
@@ -73,3 +75,22 @@ def test_a_measurement_is_plausible() -> None:
     assert 0 < one.seconds <= many.seconds < 3600
     assert one.memory_bytes < many.memory_bytes < 2**33
     assert estimator(measure=False).estimate(PlannedStack(RUNS)).seconds is None
+
+
+def test_a_network_is_built_once_for_all_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[RunSpec] = []
+
+    def count(spec: RunSpec, *_: object) -> int:
+        built.append(spec)
+        return int(1000 * spec.hparams["mlp_width"])
+
+    monkeypatch.setattr(_plan, "parameters_of", count)
+    work = estimator().step_work
+    one, two, wide = (
+        replace(RUNS[0], hparams={**RUNS[0].hparams, **changes})
+        for changes in ({}, {"batch_size": 16}, {"mlp_width": 80})
+    )
+    assert _plan.CPU_STEP < work(one) < work(two) < work(wide)
+    assert built == [one, wide]
+    on_gpu = Estimator(EXPANSION, JobOptions(""), "cpu", elsewhere="cuda").step_work
+    assert on_gpu(one) - work(one) == pytest.approx(_plan.GPU_STEP - _plan.CPU_STEP)

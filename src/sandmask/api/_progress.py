@@ -171,10 +171,14 @@ def headline(status: SweepStatus) -> str:
     if status.running:
         parts.append(f"{status.running} running in {counted(len(status.stacks), 'stack')}")
     if status.rate:
-        parts.append(f"{status.rate:,.0f} run-steps/s")
-    if status.rate and status.done < status.planned:
+        parts.append(_speed(status.rate))
+    if status.seconds_left is not None:
         parts.append(f"{duration(status.seconds_left)} left")
     return ", ".join(parts)
+
+
+def _speed(rate: float) -> str:
+    return f"{rate:,.{0 if rate >= 10 else 2}f} run-steps/s"
 
 
 def standings(status: SweepStatus) -> str:
@@ -190,7 +194,7 @@ def standings(status: SweepStatus) -> str:
 def view(status: SweepStatus, width: int = 24) -> Any:
     """The state of a sweep as a rich renderable."""
     share = status.run_steps_done / status.run_steps if status.run_steps else 0.0
-    lines: list[Any] = [Text(f"{bar(share, 2 * width)} {share:4.0%}  {headline(status)}")]
+    lines: list[Any] = [Text(f"{bar(share, 2 * width)} {share:4.0%}"), Text(headline(status))]
     if status.stacks:
         table = Table(box=None, pad_edge=False, show_header=False)
         for stack in status.stacks[:20]:
@@ -199,7 +203,7 @@ def view(status: SweepStatus, width: int = 24) -> Any:
                 counted(stack.runs, "run"),
                 bar(stack.done / stack.steps, width),
                 f"step {stack.done}/{stack.steps}",
-                f"{stack.rate:,.0f} run-steps/s",
+                _speed(stack.rate) if stack.rate else "starting",
                 stack.device,
             )
         lines.append(table)

@@ -225,7 +225,9 @@ def sweep(
         cap, arrange = estimator.cap(at_once, crew.count, max_stack), estimator.arrange(crew.count)
         try:
             with shared_gpus(display.say) if mps and crew.shares else nullcontext():
-                result = run_sweep(target, expansion, options, crew.executor, cap, display.say, arrange, studies)
+                result = run_sweep(
+                    target, expansion, options, crew.executor, cap, display.say, arrange, studies, estimator.step_work
+                )
         except KeyboardInterrupt as error:
             error.add_note(f"stopped; {headline(look())}. Rerun the same command to continue.")
             display.say(error.__notes__[-1])

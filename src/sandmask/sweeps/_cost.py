@@ -37,9 +37,14 @@ class Work:
     model_bytes: float
 
 
-def work_of(spec: RunSpec, dataset: Dataset) -> Work:
-    """The work of a run on a dataset."""
-    parameters = build_algorithm(spec, dataset, weights="none", dropout=False).network.numel
+def parameters_of(spec: RunSpec, dataset: Dataset) -> int:
+    """The number of parameters of a run's network, which does not depend on the batch size."""
+    return build_algorithm(spec, dataset, weights="none", dropout=False).network.numel
+
+
+def work_of(spec: RunSpec, dataset: Dataset, parameters: int | None = None) -> Work:
+    """The work of a run on a dataset; `parameters` if they have been counted."""
+    parameters = parameters_of(spec, dataset) if parameters is None else parameters
     batch, n_envs = int(spec.hparams["batch_size"]), len(dataset.environments)
     n_train = n_envs - len(spec.test_envs)
     if len(dataset.input_shape) == 1:

@@ -6,6 +6,7 @@ stacks/<id>.models.safetensors      the models of those runs, with `keep_models`
 stacks/<id>.checkpoint.safetensors  everything needed to resume the stack
 stacks/<id>.progress.json           its progress, and the best accuracies of its runs
 stacks/<id>.lock                    held while a process trains it
+work.json                           the work of missing runs, for the time left
 search.journal                      the studies of a search
 """
 
@@ -35,6 +36,11 @@ class SweepFolder:
     def request(self) -> Path:
         """The file with the sweep spec."""
         return self.path / "sweep.toml"
+
+    @property
+    def work(self) -> Path:
+        """The work of missing runs, by which the time left is estimated."""
+        return self.path / "work.json"
 
     @property
     def journal(self) -> Path:

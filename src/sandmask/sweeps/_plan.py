@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from sandmask.sweeps._cost import (
     available_memory,
     calibrate,
     fitting,
+    parameters_of,
     work_of,
 )
 from sandmask.sweeps._expand import Expansion
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GPU_RUNS = 16  # of a small network, that fill a GPU about
+# Multiplications that take as long as the fixed costs of a step of one run, in stacks of 16 runs. On an H200:
+# results/h200/logs/spirals-fp32x3.txt.
+CPU_STEP, GPU_STEP = 1e7, 2e8
 MOST, MOST_ON_GPU = 64, 512  # runs in a stack; beyond these a machine is full
 
 
@@ -85,6 +89,7 @@ class Estimator:
         )
         self._measured: dict[tuple[str, ...], Rates] = {}
         self._works: dict[tuple[object, ...], Work] = {}
+        self._parameters: dict[tuple[object, ...], int] = {}
 
     def cap(self, missing: int, workers: int = 1, most: int | None = None) -> Cap:
         """How large stacks may be: as memory allows, with work for every worker. A stack that is too large for a GPU
@@ -127,10 +132,18 @@ class Estimator:
             disk_bytes=ARCHIVE_BYTES + runs * (work.record_bytes + models * work.model_bytes),
         )
 
+    def step_work(self, spec: RunSpec) -> float:
+        """About the time of a step of a run with its share of the evaluations, in multiplications."""
+        return self._work(spec).total / spec.steps + (GPU_STEP if self._on_gpu else CPU_STEP)
+
     def _work(self, spec: RunSpec) -> Work:
         key = stack_key(spec)
         if key not in self._works:
-            self._works[key] = work_of(spec, self.dataset(spec.dataset))
+            dataset = self.dataset(spec.dataset)
+            network = stack_key(replace(spec, hparams={**spec.hparams, "batch_size": 1}))
+            if network not in self._parameters:  # building a large network takes seconds
+                self._parameters[network] = parameters_of(spec, dataset)
+            self._works[key] = work_of(spec, dataset, self._parameters[network])
         return self._works[key]
 
     def _rates(self, spec: RunSpec) -> Rates | None:

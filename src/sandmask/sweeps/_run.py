@@ -18,6 +18,7 @@ from sandmask.sweeps._job import Job, JobOptions, Outcome, run_job, stop_file
 from sandmask.sweeps._locks import claimed, turn
 from sandmask.sweeps._search import Search
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, group, remove_leftovers, unfinished_stacks
+from sandmask.sweeps._status import write_work
 from sandmask.sweeps.executors import InlineExecutor
 
 POLL_SECONDS = 0.3
@@ -42,6 +43,7 @@ def run_sweep(
     notice: Callable[[str], None] = lambda _: None,
     arrange: Arrange = list,
     search: Search | None = None,
+    work: Callable[[RunSpec], float] | None = None,
 ) -> SweepResult:
     """Train every run that is missing in the folder.
 
@@ -55,9 +57,10 @@ def run_sweep(
     :param notice: called with messages for the user.
     :param arrange: puts stacks into the order of training: see `Estimator.arrange`.
     :param search: proposes the runs, in place of those of `expansion`.
+    :param work: function of a run that returns the work of its steps, for the time left: see `Estimator.step_work`.
     """
     options = replace(options, session=options.session or uuid.uuid4().hex[:12])
-    return _Driver(folder, expansion, options, executor, cap, notice, arrange, search).run()
+    return _Driver(folder, expansion, options, executor, cap, notice, arrange, search, work).run()
 
 
 @dataclass
@@ -72,6 +75,8 @@ class _Driver:
     notice: Callable[[str], None]
     arrange: Arrange
     search: Search | None
+    work: Callable[[RunSpec], float] | None
+    works: dict[str, float] = field(default_factory=dict)
     result: SweepResult = field(default_factory=SweepResult)
     losses: int = 0
     done_at_loss: int = -1
@@ -99,8 +104,19 @@ class _Driver:
         finished = self.folder.finished()
         return [run for run in runs if run.id not in finished and run.id not in self.result.failed]
 
+    def _note_work(self, missing: Sequence[RunSpec]) -> None:
+        """Write the work of new runs. If this fails, time is estimated without it, and jobs report the error."""
+        new = [run for run in missing if run.id not in self.works]
+        if self.work is not None and new:
+            try:
+                self.works |= {run.id: self.work(run) for run in new}
+                write_work(self.folder, self.works)
+            except Exception:  # noqa: BLE001
+                self.work = None
+
     def _plan(self, missing: Sequence[RunSpec]) -> list[PlannedStack]:
         """Unfinished stacks first, then the others. Runs that are being trained are left out."""
+        self._note_work(missing)
         with turn(self.folder.stacks):
             busy, finished = claimed(self.folder.stacks), self.folder.finished()
             if not busy:

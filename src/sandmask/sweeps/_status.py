@@ -6,10 +6,11 @@ import socket
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from sandmask.sweeps._locks import claims, turn
 from sandmask.training import Accuracies, Progress
 
 WRITE_SECONDS = 1.0
+WARM_UPS = 4  # reports of a loop before its rate is measured: the first steps and evaluations compile kernels
 _CHECKSUM = "crc32"
 
 
@@ -51,24 +53,23 @@ class StackProgress:
     def write(self, state: str, *, done: int, rate: float = 0.0) -> None:
         """Write the file now."""
         now = {"state": state, "updated": time.time(), "done": done, "rate": rate, "cells": list(self.cells.values())}
-        value = {**self.fields, **now}
-        with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps({**value, _CHECKSUM: _checksum(value)}), encoding="utf-8")
+        _write_json(self.path, {**self.fields, **now})
 
     def follow(self, specs: Sequence[RunSpec]) -> Callable[[Progress], None]:
         """A function for `on_progress` of the loop that trains these runs of the stack."""
-        began: tuple[float, int] | None = None
-        written = 0.0
+        self.fields["runs"] = len(specs)
+        reports, start, first, written = 0, 0.0, 0, 0.0
 
         def on_progress(progress: Progress) -> None:
-            nonlocal began, written
+            nonlocal reports, start, first, written
             if progress.accuracies is not None:
                 self._see(specs, progress.accuracies)
             now = time.monotonic()
-            began = began or (now, progress.done)
+            reports += 1
+            if reports <= WARM_UPS:
+                start, first = now, progress.done
             if now - written > WRITE_SECONDS:
                 written = now
-                start, first = began
                 rate = (progress.done - first) * len(specs) / (now - start) if now > start else 0.0
                 with suppress(OSError):  # training does not need this file
                     self.write("running", done=progress.done, rate=rate)
@@ -138,7 +139,11 @@ class Standing:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Progress of a sweep: finished and running runs, speed, and accuracies so far."""
+    """Progress of a sweep: finished and running runs, speed, and accuracies so far.
+
+    `seconds_left` weighs runs by their work if the process that trains has estimated it, and by their steps otherwise.
+    It is None while no stack has a rate.
+    """
 
     planned: int  # runs
     done: int
@@ -148,20 +153,16 @@ class SweepStatus:
     rate: float  # run-steps per second of all stacks that are being trained
     stacks: tuple[StackStatus, ...]
     standings: tuple[Standing, ...]
+    seconds_left: float | None = None
 
     @property
     def missing(self) -> int:
         """Runs that are neither done nor running."""
         return self.planned - self.done - self.running
 
-    @property
-    def seconds_left(self) -> float | None:
-        """At the present rate; None if the rate is not known."""
-        return (self.run_steps - self.run_steps_done) / self.rate if self.rate > 0 else None
-
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "missing": self.missing, "seconds_left": self.seconds_left}
+        return {**asdict(self), "missing": self.missing}
 
 
 def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
@@ -171,20 +172,21 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
     :param runs: all runs of the sweep.
     """
     finished = folder.finished()
-    claimed: set[str] = set()
+    training: dict[str, list[str]] = {}
     if folder.stacks.is_dir():
         with turn(folder.stacks):
-            claimed = set(claims(folder.stacks))
+            training = claims(folder.stacks)
     found = map(_read_json, sorted(folder.stacks.glob("[!.]*.progress.json")))
     progress = [data for data in found if data is not None]
     stacks = tuple(
         StackStatus(**{each.name: data[each.name] for each in fields(StackStatus)})
         for data in progress
-        if data["stack"] in claimed and data["state"] == "running"
+        if data["stack"] in training and data["state"] == "running"
     )
     done = [run for run in runs if run.id in finished]
     run_steps = sum(run.steps for run in runs)
     steps_done = sum(run.steps for run in done) + sum(stack.runs * stack.done for stack in stacks)
+    alive = {data["stack"] for data in progress if folder.checkpoint(data["stack"]).exists()} | training.keys()
     return SweepStatus(
         planned=len(runs),
         done=len(done),
@@ -193,27 +195,64 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
         run_steps_done=min(steps_done, run_steps),
         rate=sum(stack.rate for stack in stacks),
         stacks=stacks,
-        standings=_standings(progress),
+        standings=_standings(progress, alive, done),
+        seconds_left=_seconds_left([run for run in runs if run.id not in finished], stacks, training, folder),
     )
 
 
-def _standings(progress: Sequence[dict[str, Any]]) -> tuple[Standing, ...]:
-    best: defaultdict[tuple[str, str], dict[tuple[int, int], tuple[float, int, float]]] = defaultdict(dict)
-    for stack in progress:
-        cells = best[stack["dataset"], stack["algorithm"]]
+def write_work(folder: SweepFolder, work: Mapping[str, float]) -> None:
+    """Write the work of a step of each missing run, in any unit, by the run's id: see `seconds_left`."""
+    _write_json(folder.work, {"runs": work})
+
+
+def _seconds_left(
+    left: Sequence[RunSpec], stacks: Sequence[StackStatus], training: Mapping[str, Sequence[str]], folder: SweepFolder
+) -> float | None:
+    """The time of the work that is left at the present speed; at least that of the last stack to end.
+
+    A run whose work is not known counts as the mean of the others. A stack without a rate is as fast as the others.
+    """
+    timed = [stack for stack in stacks if stack.rate > 0]
+    if not timed:
+        return None
+    work: dict[str, float] = (_read_json(folder.work) or {}).get("runs", {})
+    mean = fmean([work[run.id] for run in left if run.id in work] or [1.0])
+    of_step = {stack.stack: next((work[run] for run in training[stack.stack] if run in work), mean) for stack in stacks}
+    work_left = sum(run.steps * work.get(run.id, mean) for run in left)
+    work_left -= sum(stack.runs * stack.done * of_step[stack.stack] for stack in stacks)
+    rate = sum(stack.rate * of_step[stack.stack] for stack in timed) * len(stacks) / len(timed)
+    return max(work_left / rate, *(stack.runs * (stack.steps - stack.done) / stack.rate for stack in timed))
+
+
+def _standings(
+    progress: Sequence[dict[str, Any]], alive: Collection[str], done: Sequence[RunSpec]
+) -> tuple[Standing, ...]:
+    """The table so far, of stacks that are training or have a checkpoint (`alive`), and of runs that are done."""
+    ended = {(run.dataset, run.algorithm, run.test_envs, run.trial_seed, run.hparams_seed) for run in done}
+    latest: defaultdict[tuple[str, str], dict[tuple[int, int, int], tuple[float, float]]] = defaultdict(dict)
+    for stack in sorted(progress, key=lambda data: data["updated"]):  # a run may have been trained in two stacks
+        row = stack["dataset"], stack["algorithm"]
         for run in stack["cells"]:
-            place = run["env"], run["trial"]
-            offer = run["value"], run["draw"], run["held_out"]  # of ties, the last draw: as the tables have it
-            cells[place] = max(cells.get(place, offer), offer)
-    return tuple(
-        Standing(dataset, algorithm, sum(held_out for _, _, held_out in cells.values()) / len(cells), len(cells))
-        for (dataset, algorithm), cells in sorted(best.items())
-        if cells
-    )
+            env, trial, draw = run["env"], run["trial"], run["draw"]
+            if stack["stack"] in alive or (*row, (env,), trial, draw) in ended:
+                latest[row][env, trial, draw] = run["value"], run["held_out"]
+    standings = []
+    for (dataset, algorithm), results in sorted(latest.items()):
+        best: dict[tuple[int, int], tuple[float, int, float]] = {}
+        for (env, trial, draw), (value, held_out) in results.items():
+            offer = value, draw, held_out  # of ties, the last draw: as the tables have it
+            best[env, trial] = max(best.get((env, trial), offer), offer)
+        standings.append(Standing(dataset, algorithm, fmean(each[-1] for each in best.values()), len(best)))
+    return tuple(standings)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps({**value, _CHECKSUM: _checksum(value)}), encoding="utf-8")
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read a progress file; None if it does not exist, is damaged or cannot be read."""
+    """Read a file of `_write_json`; None if it does not exist, is damaged or cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -5,7 +5,7 @@ apart, so the test is that of `fast_path`, paired by run, at all checkpoints tha
 together, of the mean over checkpoints. Two controls tell what drifting apart does to that, and what precision does: the
 same runs on the CPU, in plain torch, with learning rates a millionth larger; and in bfloat16.
 
-python -m benchmarks.swept [RECORDS...] [trial=2]     # all trials, or one of them
+python -m benchmarks.swept [RECORDS...] [trial=2]     # all trials, or one of them without controls
 python -m benchmarks.swept train PRECISION FILE     # first train those runs of the sweep again, on a GPU
 
 Runs trained on a CPU are kept in results/swept; missing ones are trained, which takes an hour on two cores.
@@ -153,9 +153,9 @@ def main() -> None:
     alone = trained(f"slow{suffix}", [[slow(spec)] for stack in stacks for spec in stack])
     title = f"Spirals, the first {STEPS} steps of {DRAWS} draws: accuracy in %, mean over checkpoints"
     print_rows(title, by_method(swept, alone))
+    chosen = {} if trials else CONTROLS
     controls = {
-        name: trained(f"{name}{suffix}", [[how(spec) for spec in stack] for stack in stacks])
-        for name, how in CONTROLS.items()
+        name: trained(name, [[how(spec) for spec in stack] for stack in stacks]) for name, how in chosen.items()
     }
     print_rows("Minus the slow ones, paired by the environment held out", by_control(swept, alone, controls))
 

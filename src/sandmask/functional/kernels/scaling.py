@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sandmask.functional.kernels.split import exponent_of, power_of
 from sandmask.functional.kernels.tiles import at_most
 
 ROWS = 64  # that a program works on at a time
@@ -17,15 +18,8 @@ ROWS = 64  # that a program works on at a time
 
 @triton.jit
 def _exponent(size, tiny: tl.constexpr, huge: tl.constexpr):
-    """As `torch.frexp` has it, of a magnitude between two limits."""
-    size = tl.minimum(tl.maximum(size, tiny), huge)
-    return ((size.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 126
-
-
-@triton.jit
-def _power(exponent):
-    """Two to the power of whole numbers from -126 to 127."""
-    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+    """The stored exponent of a magnitude, between two limits."""
+    return exponent_of(tl.minimum(tl.maximum(size, tiny), huge))
 
 
 @triton.jit
@@ -57,8 +51,8 @@ def _scale_kernel(
         g = tl.load(grad + row[:, None] * n_classes + label[None, :], mask=inside, other=0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(g), axis=1))
     of_env = _exponent(tl.max(largest, axis=0), tiny, huge)
-    scale = _power(target - of_env)
-    tl.store(unscale + part, _power(of_env - target))
+    scale = power_of(target + 253 - of_env)
+    tl.store(unscale + part, power_of(of_env + 1 - target))
     for start in range(0, n_rows, rows):
         row = start + tl.arange(0, rows)
         inside = (row < n_rows)[:, None] & (label < n_classes)[None, :]
@@ -68,8 +62,8 @@ def _scale_kernel(
         if rooted:
             away = _exponent(tl.max(tl.abs(g), axis=1), tiny, huge) - of_env
             root = tl.maximum(((away + 2) >> 2) * 2, least)
-            value *= _power(-root)[:, None]
-            tl.store(roots + row, _power(root), mask=row < n_rows)
+            value *= power_of(127 - root)[:, None]
+            tl.store(roots + row, power_of(127 + root), mask=row < n_rows)
         tl.store(out + place, value, mask=inside)
 
 

@@ -33,19 +33,21 @@ def operand(x: Tensor | Halves) -> Operand:
 
 
 @triton.jit
-def _exponent(number):
+def exponent_of(number):
+    """The exponent of float32 numbers as they store it: 127 more than it is."""
     return (number.to(tl.int32, bitcast=True) >> 23) & 0xFF
 
 
 @triton.jit
-def _power(exponent):
+def power_of(exponent):
+    """Two to the power of such exponents, from 1 to 254."""
     return (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def scale_of(largest):
     """The power of two that brings a run's largest number to 2^14 .. 2^15."""
-    return _power(tl.minimum(268 - _exponent(largest), 253))
+    return power_of(tl.minimum(268 - exponent_of(largest), 253))
 
 
 @triton.jit
@@ -71,9 +73,11 @@ def unscaled(total, a_largest, b_largest, split: tl.constexpr):
     It is divided by both scales in two equal steps: one scale after the other could overflow in between.
     """
     if split:
-        exponent = tl.maximum(_exponent(tl.load(a_largest)) - 14, 1) + tl.maximum(_exponent(tl.load(b_largest)) - 14, 1)
-        total *= _power(exponent >> 1)
-        total *= _power(exponent - (exponent >> 1))
+        exponent = tl.maximum(exponent_of(tl.load(a_largest)) - 14, 1) + tl.maximum(
+            exponent_of(tl.load(b_largest)) - 14, 1
+        )
+        total *= power_of(exponent >> 1)
+        total *= power_of(exponent - (exponent >> 1))
     return total
 
 

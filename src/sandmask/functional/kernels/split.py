@@ -73,9 +73,8 @@ def unscaled(total, a_largest, b_largest, split: tl.constexpr):
     It is divided by both scales in two equal steps: one scale after the other could overflow in between.
     """
     if split:
-        exponent = tl.maximum(exponent_of(tl.load(a_largest)) - 14, 1) + tl.maximum(
-            exponent_of(tl.load(b_largest)) - 14, 1
-        )
+        of_a, of_b = exponent_of(tl.load(a_largest)), exponent_of(tl.load(b_largest))
+        exponent = tl.maximum(of_a - 14, 1) + tl.maximum(of_b - 14, 1)
         total *= power_of(exponent >> 1)
         total *= power_of(exponent - (exponent >> 1))
     return total

@@ -108,12 +108,16 @@ def test_a_block_of_k_runs_and_its_gradients(case: Case) -> None:
 def test_means_of_a_block_over_environments(case: Case) -> None:
     share = torch.rand(K, 2, case.n_samples // 2, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     share[0, 1, -1] = 0.0  # padding
-    assert_alike(
-        case,
-        lambda k, *own: block_by(partial(normed_block, share=share[k]))(k, *own),
-        lambda k, *own: block_by(partial(plain_normed_block, share=share[k].to(own[0].dtype)))(k, *own),
-        case.tensors(),
-    )
+
+    def by(block: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def found(k: int | Tensor, *own: Tensor) -> Tensor:
+            mine = share.index_select(0, torch.as_tensor(k, device=DEVICE).view(1))[0]  # also of a run inside `vmap`
+            exact = torch.promote_types(own[0].dtype, torch.float32)
+            return block_by(partial(block, share=mine.to(exact)))(k, *own)
+
+        return found
+
+    assert_alike(case, by(normed_block), by(plain_normed_block), case.tensors())
 
 
 @pytest.mark.parametrize(

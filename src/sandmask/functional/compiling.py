@@ -48,16 +48,19 @@ class Traced:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._programs: dict[Any, tuple[Compiled, pytree.TreeSpec]] = {}
+        # A few; older versions of torch cannot hash a `TreeSpec`.
+        self._programs: list[tuple[object, tuple[Compiled, pytree.TreeSpec]]] = []
 
     def __call__(self, *args: Any) -> Any:
         """The function's result, detached."""
         leaves, form = pytree.tree_flatten(args)
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
-        case = (form, shapes)
-        if case not in self._programs:
-            self._programs[case] = self._trace(leaves, form)
-        program, out_form = self._programs[case]
+        case = (shapes, form)
+        found = next((found for known, found in self._programs if known == case), None)
+        if found is None:
+            found = self._trace(leaves, form)
+            self._programs.append((case, found))
+        program, out_form = found
         with torch.no_grad():
             return pytree.tree_unflatten(program(*leaves), out_form)
 

@@ -277,8 +277,8 @@ def layer_backward(
     """The gradient of x W^T + b, from that of the layer's output [K, N, out] and, after a relu, the output itself.
 
     Also returns its sums over the rows of each environment [K, E, out], or without environments over parts of them. In
-    these, rows are multiplied by their `roots` [K, N].
-    A positive unit was kept and scaled by 1 / (1 - rate); a unit that is zero has no gradient.
+    these, rows are multiplied by their `roots` [K, N]. A positive unit was kept and scaled by 1 / (1 - rate); a unit
+    that is zero has no gradient.
     """
     if out is not None and has_kernels(out):
         from sandmask.functional.kernels import dense as dense_kernels

@@ -201,7 +201,7 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
 
 
 def write_work(folder: SweepFolder, work: Mapping[str, float]) -> None:
-    """Write the work of a step of each missing run, in any unit, by the run's id: see `seconds_left`."""
+    """Write the work of a step of each missing run, in any unit, by the run's id: see `SweepStatus`."""
     _write_json(folder.work, {"runs": work})
 
 

@@ -65,7 +65,7 @@ def _fold_weight(
 ) -> None:
     """In half precision and in `fp32x3`, the kernel that multiplies also folds; otherwise torch multiplies."""
     n_envs = tape.n_envs
-    if isinstance(grad, Halves) or isinstance(x, Halves) or (has_kernels(grad) and _folds_itself(grad)):
+    if isinstance(grad, Halves) or isinstance(x, Halves) or (has_kernels(grad) and _folded_by_kernel(grad)):
         from sandmask.functional.kernels import moments as moment_kernels
 
         moment_kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, tape.target(place), tape.rows.roots)
@@ -86,7 +86,7 @@ def _fold_weight(
         moment_kernels.fold_runs(products, unscale, target[:, runs], sizes[1])
 
 
-def _folds_itself(grad: Tensor) -> bool:
+def _folded_by_kernel(grad: Tensor) -> bool:
     return grad.itemsize == 2 or (split_products() and grad.dtype == torch.float32)
 
 

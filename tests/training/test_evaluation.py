@@ -3,10 +3,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from sandmask.algorithms import State
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.records import RunSpec
 from sandmask.training import Stack
-from sandmask.training.evaluation import evaluation_steps
+from sandmask.training.evaluation import _Part, evaluation_steps
 
 Specs = Callable[..., RunSpec]
 
@@ -18,7 +19,8 @@ def test_an_evaluation_says_how_far_it_is(
     stack = Stack([spec_of(algorithm)], dataset, device)
     told: list[tuple[int, int]] = []
     stack.evaluator.on_batch = lambda done, total: told.append((done, total))
-    stack.evaluator._chunks = torch.split(torch.arange(len(dataset.labels)), 50)
+    ((runs, (examples,)),) = stack.evaluator._parts
+    stack.evaluator._parts = [_Part(runs, torch.split(examples, 50))]
     stack.tally(stack.init())
     done, totals = zip(*told, strict=True)
     assert len(told) > 2
@@ -32,12 +34,12 @@ def test_images_are_laid_out_for_the_cpu_and_the_counts_stay(spec_of: Specs, dev
     state = stack.init()
     layouts = []
 
-    def predict(x: torch.Tensor) -> torch.Tensor:
+    def predict(_: State, x: torch.Tensor) -> torch.Tensor:
         layouts.append(x.is_contiguous(memory_format=torch.channels_last))
         return stack.algorithm.predict({"params": state["params"][0]}, x.contiguous())[None]
 
     with torch.no_grad():
-        expected = stack.evaluator.alone(predict)
+        expected = stack.evaluator.alone(predict, state)
     assert all(layouts)
     assert stack.tally(state).right.tolist() == expected.right.tolist()
 

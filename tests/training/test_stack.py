@@ -156,7 +156,7 @@ def test_evaluation_counts_right_answers(dataset: Dataset, spec_of: Specs, devic
     state = pytree.tree_map(lambda t: t.float() if t.is_floating_point() else t, train(stack))
     found = stack.accuracies(state)
     predict = stack.lift(stack.algorithm.predict, (0, 0))
-    in_context = stack.evaluator.fractions(stack.evaluator.in_context(lambda x: predict(state, x)).right)
+    in_context = stack.evaluator.fractions(stack.evaluator.in_context(predict, state).right)
     for k, spec in enumerate(stack.specs):
         params = stack.algorithm.network.unflatten(state["params"][k])
         for env in range(3):
@@ -174,7 +174,7 @@ def test_wide_networks_are_evaluated_on_fewer_examples_at_a_time(spec_of: Specs,
     parts = [(torch.zeros(500, 2), torch.zeros(500)) for _ in range(3)]
     many = TensorDataset("DebugVector", ("a", "b", "c"), ("0", "1"), parts)
     wide = Stack([spec_of(hparams={"mlp_width": 2048})], many, device)
-    assert max(map(len, wide.evaluator._chunks)) * 2048 <= CACHED_ACTIVATIONS
+    assert max(len(chunk) for part in wide.evaluator._parts for chunk in part.chunks) * 2048 <= CACHED_ACTIVATIONS
 
 
 def test_half_precision_is_scaled_into_its_range(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:

@@ -66,6 +66,7 @@ def sweep(
     precision: str | None = None,
     averages: Names | None = None,
     metrics: Names | None = None,
+    train_eval_limit: int | None = None,
     keep_models: str | None = None,
     shared_init: bool | None = None,
     first_stage: PathLike | None = None,
@@ -126,6 +127,8 @@ def sweep(
         or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
+    :param train_eval_limit: examples of each training environment on which accuracies are computed, at most; all of
+        them if not given. Validation and held-out examples are always all evaluated.
     :param keep_models: which weights of each run to keep: "none" (the default), "best" (at the checkpoint that
         training-domain selection takes) or "last".
     :param shared_init: start all runs of a trial from the same weights, as soups need it.
@@ -197,6 +200,7 @@ def sweep(
         diagnostics=diagnostics,
         loggers=loggers,
         metrics=spec.metrics,
+        train_eval_limit=spec.train_eval_limit,
         keep_models=spec.keep_models,
         pruner=spec.pruner if spec.search == OPTUNA else "none",
         cores=crew.cores,
@@ -303,6 +307,7 @@ def plan_sweep(
         allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
         weights=spec.weights,
         fast=fast,
+        train_eval_limit=spec.train_eval_limit,
         keep_models=spec.keep_models,
     )
     estimator = Estimator(expansion, options, devices[0], measure=calibrate, notice=partial(say_on, screen))

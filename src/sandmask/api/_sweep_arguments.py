@@ -49,6 +49,7 @@ class SweepRequest(TypedDict, total=False):
     precision: str | None
     averages: Names | None
     metrics: Names | None
+    train_eval_limit: int | None
     keep_models: str | None
     shared_init: bool | None
     first_stage: PathLike | None

@@ -110,6 +110,7 @@ def train(
     precision: str = "fp32",
     averages: Names = (),
     metrics: Names = (),
+    train_eval_limit: int | None = None,
     shared_init: bool = False,
     compiled: bool = False,
     fast: bool = True,
@@ -154,6 +155,8 @@ def train(
     :param precision: compute precision: "fp32", "fp32x3", "tf32", "bf16" or "fp16".
     :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
     :param metrics: metrics beyond accuracy to record: "f1", "ece", "worst-group", "per-class", "confusion", or "all".
+    :param train_eval_limit: examples of each training environment on which accuracies are computed, at most; all of
+        them if not given. Validation and held-out examples are always all evaluated.
     :param shared_init: take the initial weights from the trial instead of the seed, as soups need it.
     :param compiled: compile the network, for timm networks.
     :param fast: use CUDA graphs on a GPU.
@@ -202,11 +205,13 @@ def train(
             measures = parse_measures(names(metrics))
             folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
             if ranks.first:
-                _say_what_to_know(folder, spec, extras=bool(loggers) or diagnostics or bool(measures))
+                extras = bool(loggers or diagnostics or measures or train_eval_limit)
+                _say_what_to_know(folder, spec, extras=extras)
                 announce(data, screen)
             if not folder.finished(spec):
                 check_images(data, screen, keep=True, ranks=ranks)
-        check_alike(ranks, spec, data, diagnostics=diagnostics, metrics=measures)
+        recorded = {"diagnostics": diagnostics, "metrics": measures, "train_eval_limit": train_eval_limit}
+        check_alike(ranks, spec, data, **recorded)
         try:
             with TrainingBar(spec, screen) as bar:
                 record = folder.train(
@@ -218,6 +223,7 @@ def train(
                     fast=fast,
                     diagnostics=diagnostics,
                     metrics=measures,
+                    train_eval_limit=train_eval_limit,
                     loggers=loggers,
                     on_progress=bar.update,
                     evaluating=bar.evaluating,

@@ -86,6 +86,15 @@ MetricsOption = Annotated[
         autocompletion=_completion.words("f1", "ece", "worst-group", "per-class", "confusion", "all"),
     ),
 ]
+TrainEvalOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Compute accuracy on at most N training examples per environment; all validation and held-out examples "
+        "are evaluated. Makes evaluations faster. (default: all)",
+    ),
+]
 RunOption = Annotated[
     str | None, typer.Option("--run", metavar="ID", help="The run, if RUN is a sweep; see: sandmask sweep models")
 ]

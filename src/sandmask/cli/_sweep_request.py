@@ -72,6 +72,7 @@ def _given(
     ] = None,
     averages: _options.AverageOption = None,
     metrics: _options.MetricsOption = None,
+    train_eval_limit: _options.TrainEvalOption = None,
     keep_models: Annotated[
         str | None,
         typer.Option(

@@ -47,6 +47,7 @@ def train(
     precision: _options.PrecisionOption = "fp32",
     averages: _options.AverageOption = None,
     metrics: _options.MetricsOption = None,
+    train_eval_limit: _options.TrainEvalOption = None,
     shared_init: Annotated[
         bool, typer.Option("--shared-init", help="Take the initial weights from the trial instead of the seed.")
     ] = False,
@@ -97,7 +98,7 @@ def train(
     check_names(dataset, algorithm, plugins)
     run = sandmask.train(**given, progress=False if json else "lines")
     if is_first():
-        print_json(_summary(run)) if json else _print(run)
+        print_json(_summary(run)) if json else _print(run, whole=train_eval_limit is None)
     if run.record.status == "diverged":
         raise typer.Exit(DIVERGED)
 
@@ -115,7 +116,7 @@ def _summary(run: "Run") -> dict[str, object]:
     }
 
 
-def _print(run: "Run") -> None:
+def _print(run: "Run", *, whole: bool) -> None:
     record, spec = run.record, run.spec
     if record.status == "diverged":
         tell(f"Diverged at step {record.diverged_at}: the loss is NaN or infinite. Try a smaller --hparam lr=...")
@@ -125,7 +126,7 @@ def _print(run: "Run") -> None:
     ]
     if rows:
         title = f"{spec.algorithm} on {spec.dataset}, after step {record.steps[-1]}"
-        print_table(title, ("environment", "", *_split_titles(record)), rows)
+        print_table(title, ("environment", "", *(_split_titles(record) if whole else ("in", "out"))), rows)
     _print_averages(record)
     typer.echo(f"records and model: {printable(str(run.folder))}")
 

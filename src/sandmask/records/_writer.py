@@ -84,8 +84,8 @@ class RecordWriter:
             self._runs[spec.id] = run
         elif sizes is not None and self._runs[spec.id].sizes not in (None, sizes):
             raise SandmaskError(
-                f"{self.path} holds run {spec.id} with splits of other sizes, so the data has changed since it began. "
-                "Restore the data, or train the run in another folder."
+                f"{self.path} holds run {spec.id} with splits of other sizes, so the data or --train-eval-limit has "
+                "changed since it began. Restore it, or train the run in another folder."
             )
         return spec.id
 

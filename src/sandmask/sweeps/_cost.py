@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
 
+import numpy as np
 import torch
 
 from sandmask._memory import free_memory, read_accounts
@@ -18,6 +19,7 @@ from sandmask.training.cuda_graph import Carry, Program
 from sandmask.training.evaluation import evaluation_steps
 from sandmask.training.model_file import build_algorithm
 from sandmask.training.precision import stack_settings
+from sandmask.training.sampling import holdout_fraction
 from sandmask.training.specs import trains_alone
 from sandmask.training.stack import Stack
 
@@ -42,7 +44,9 @@ def parameters_of(spec: RunSpec, dataset: Dataset) -> int:
     return build_algorithm(spec, dataset, weights="none", dropout=False).network.numel
 
 
-def work_of(spec: RunSpec, dataset: Dataset, parameters: int | None = None) -> Work:
+def work_of(
+    spec: RunSpec, dataset: Dataset, parameters: int | None = None, train_eval_limit: int | None = None
+) -> Work:
     """The work of a run on a dataset; `parameters` if they have been counted."""
     parameters = parameters_of(spec, dataset) if parameters is None else parameters
     batch, n_envs = int(spec.hparams["batch_size"]), len(dataset.environments)
@@ -56,7 +60,7 @@ def work_of(spec: RunSpec, dataset: Dataset, parameters: int | None = None) -> W
         kept, each = _CONVOLVED * pixels, parameters * pixels / 16
     step = n_train * batch * each
     evaluations = sum(1 for _ in evaluation_steps(spec.steps, spec.checkpoint_every))
-    evaluated = evaluations * (1 + len(averages_of(spec.options))) * dataset.bounds[-1]
+    evaluated = evaluations * (1 + len(averages_of(spec.options))) * _evaluated(spec, dataset, train_eval_limit)
     return Work(
         step=step,
         total=spec.steps * step + evaluated * each / 3,  # a step also has a backward pass
@@ -64,6 +68,15 @@ def work_of(spec: RunSpec, dataset: Dataset, parameters: int | None = None) -> W
         record_bytes=evaluations * (2 * n_envs * _ACCURACY_BYTES + _METRIC_BYTES),
         model_bytes=4 * parameters,
     )
+
+
+def _evaluated(spec: RunSpec, dataset: Dataset, train_eval_limit: int | None) -> float:
+    """About how many examples a run is evaluated on."""
+    left_out = 0.0
+    for env, size in enumerate(np.diff(dataset.bounds).tolist()):
+        if train_eval_limit is not None and env not in spec.test_envs:
+            left_out += max(0.0, (1 - holdout_fraction(spec)) * size - train_eval_limit)
+    return dataset.bounds[-1] - left_out
 
 
 SHARE = 0.7  # of the free memory that stacks may have

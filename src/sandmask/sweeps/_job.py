@@ -43,7 +43,8 @@ class JobOptions:
 
     `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
     records back with the outcome, for a worker that does not share the driver's disk. `diagnostics` and `metrics` add
-    to the records. `loggers` receive every run that is done. `pruner` is that of a search.
+    to the records, and `train_eval_limit` limits the training examples that are evaluated. `loggers` receive every
+    run that is done. `pruner` is that of a search.
 
     `cores` are those of a worker on another machine than the driver's: it divides a stack that its own machine has too
     little memory for, where up to `workers` of them may train. With `calibrate`, it measures what a run takes.
@@ -63,6 +64,7 @@ class JobOptions:
     diagnostics: bool = False
     loggers: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    train_eval_limit: int | None = None
     keep_models: str = "none"
     pruner: str = "none"
     cores: int | None = None
@@ -255,6 +257,7 @@ class _Training:
             fast=options.fast,
             diagnostics=options.diagnostics,
             metrics=options.metrics,
+            train_eval_limit=options.train_eval_limit,
             keep=options.keep_models,
             models=self.folder.models(name),
             on_progress=self.progress.follow(part),

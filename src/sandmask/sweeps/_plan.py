@@ -143,7 +143,8 @@ class Estimator:
             network = stack_key(replace(spec, hparams={**spec.hparams, "batch_size": 1}))
             if network not in self._parameters:  # building a large network takes seconds
                 self._parameters[network] = parameters_of(spec, dataset)
-            self._works[key] = work_of(spec, dataset, self._parameters[network])
+            limit = self.options.train_eval_limit
+            self._works[key] = work_of(spec, dataset, self._parameters[network], limit)
         return self._works[key]
 
     def _rates(self, spec: RunSpec) -> Rates | None:

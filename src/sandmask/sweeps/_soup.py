@@ -216,11 +216,11 @@ def _evaluated(stack: Stack, models: Sequence[Model]) -> RunRecord:
     """Evaluate the mean of the models' logits: a record with one evaluation, at the last step."""
     evaluator, in_context = stack.evaluator, stack.algorithm.uses_context
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(_: State, x: Tensor) -> Tensor:
         x = x[0] if in_context else x  # there is one run
         return torch.stack([algorithm.predict(state, x) for algorithm, state in models]).mean(0, keepdim=True)
 
-    tally = evaluator.in_context(predict) if in_context else evaluator.alone(predict)
+    tally = (evaluator.in_context if in_context else evaluator.alone)(predict, {})
     history, step = History(stack), stack.specs[0].steps - 1
     now = {"validation_loss": evaluator.validation_loss(tally), **tally.measured}
     history.write(step, tally.right, {}, now)

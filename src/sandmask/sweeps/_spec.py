@@ -14,6 +14,7 @@ from sandmask.hparams import DEFAULT_SPACE
 from sandmask.records._averages import FULL_DATA
 from sandmask.registry import closest
 from sandmask.training import KEPT
+from sandmask.training.specs import check_train_eval_limit
 
 ALL = "all"
 _GROWING_LISTS = ("datasets", "algorithms", "test_envs", "selection")
@@ -36,6 +37,7 @@ class SweepSpec:
     defaults) to n - 1. `hparams` are set by hand in every draw of the algorithms that have them. What is None
     follows the dataset's protocol. `seed` changes every run's own seed, and nothing else. `averages` of the weights
     ("sma", "ema", "swad") are evaluated beside the weights themselves. `metrics` beyond accuracy are recorded;
+    `train_eval_limit` limits the examples of each training environment that are evaluated, None to all of them.
     `keep_models` says which weights of each run stay in the folder ("none", "best", "last"). With `shared_init`, all
     runs of a trial start from the same weights. `first_stage` is the folder of a sweep of the same runs with
     `lr_patience`, whose drops of the learning rate are repeated by runs on all data (`full_data`). With `search`
@@ -58,6 +60,7 @@ class SweepSpec:
     hparams: Mapping[str, str | float] = field(default_factory=dict)
     averages: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    train_eval_limit: int | None = None
     keep_models: str = "none"
     shared_init: bool = False
     first_stage: str | None = None
@@ -75,6 +78,7 @@ class SweepSpec:
         for name in _GROWING_NUMBERS:
             if getattr(self, name) < 1:
                 raise SandmaskError(f"{name} should be at least 1. Found {getattr(self, name)}.")
+        check_train_eval_limit(self.train_eval_limit)
         if not 0 <= self.seed < 2**63:
             raise SandmaskError(f"seed should be from 0 to 2^63 - 1. Found {self.seed}.")
         self._check_words()

@@ -1,7 +1,7 @@
 """Accuracy and loss of K runs on every environment's "in" and "out" split, and gradients on held-out examples."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from sandmask.algorithms import HeldOutProbe, Hparams, Metrics, State, cross_entropy
 from sandmask.datasets import Dataset
@@ -23,7 +24,9 @@ CONTEXT = 64  # examples in a batch for methods that use the whole batch, as in 
 EXAMPLES, IMAGES = 256, 32  # per environment in `HeldOut`, at most; `IMAGES` for inputs larger than `LARGE`
 LARGE = 10_000  # numbers in an example
 
-Predict = Callable[[Tensor], Tensor]  # inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
+Predict = Callable[[State, Tensor], Tensor]  # states of K runs, inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
+Runs = Tensor | slice  # numbers of runs, or all of them
+Kind = tuple[int, tuple[int, ...]]  # the trial and the held-out environments of a run
 Evaluating = Callable[[int, int], None]  # called within an evaluation with the numbers of examples: done, and in total
 
 
@@ -46,11 +49,22 @@ class Tally(NamedTuple):
     measured: dict[str, Tensor]
 
 
+class _Part(NamedTuple):
+    """Examples, in chunks that are evaluated together, and the runs that are evaluated on them."""
+
+    runs: Runs
+    chunks: Sequence[Tensor]
+
+
 class Evaluator:
     """Tallies groups of examples. Group 2e is environment e's "in" split, 2e + 1 its "out" split.
 
     It never waits for the device, so that it can be part of a CUDA graph. `on_batch` is called after each batch.
     `metrics` are the names of metrics beyond accuracy. With `ranks`, several processes divide the examples.
+
+    `train_examples` limits the "in" examples of each training environment that a run is evaluated on. Runs of a stack
+    train on different environments, so the examples are divided by the runs that need them. `chunk` is how many
+    examples a number of runs evaluates together.
     """
 
     on_batch: Evaluating = staticmethod(lambda _, __: None)
@@ -60,13 +74,15 @@ class Evaluator:
         dataset: Dataset,
         specs: Sequence[RunSpec],
         device: torch.device,
-        chunk: int,
+        chunk: Callable[[int], int],
         metrics: Sequence[str],
         ranks: Ranks,
+        train_examples: int | None = None,
     ) -> None:
         self.dataset = dataset
         self.ranks = ranks
         self.metrics = tuple(metrics)
+        self.train_examples = train_examples
         trials = sorted({spec.trial_seed for spec in specs})
         fraction = holdout_fraction(specs[0])  # runs of a stack have the same
         envs = range(len(dataset.environments))
@@ -77,7 +93,8 @@ class Evaluator:
         own = [trials.index(spec.trial_seed) for spec in specs]
         self._trial_of_run = torch.tensor(own, device=device)
         self._members = [[members.to(device) for members in trial] for trial in groups]
-        self._sizes = np.array([[len(members) for members in groups[trial]] for trial in own])
+        evaluated = {_kind(spec): self._evaluated(groups[own[k]], spec) for k, spec in enumerate(specs)}
+        self._sizes = np.array([[len(members) for members in evaluated[_kind(spec)]] for spec in specs])
         self._divisors = torch.from_numpy(self._sizes).to(device)
         self._selects = torch.from_numpy(self._selection_weights(specs)).to(device)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
@@ -86,7 +103,38 @@ class Evaluator:
             for group, members in enumerate(of_trial):
                 belongs[members, trial, group] = 1.0
         self._belongs = belongs.to(device)
-        self._chunks = _chunks(len(dataset.labels), chunk, ranks, device)
+        self._parts = list(self._divide(evaluated, [_kind(spec) for spec in specs], chunk))
+
+    def _evaluated(self, groups: Sequence[Tensor], spec: RunSpec) -> list[Tensor]:
+        """The examples of each group that a run is evaluated on."""
+        sizes = [len(members) for members in groups]
+        if self.train_examples is not None:
+            for inside in (2 * env for env in range(len(groups) // 2) if env not in spec.test_envs):
+                sizes[inside] = min(sizes[inside], self.train_examples)
+        return [_spaced(members, size) for members, size in zip(groups, sizes, strict=True)]
+
+    def _divide(
+        self, evaluated: Mapping[Kind, Sequence[Tensor]], kinds: Sequence[Kind], chunk: Callable[[int], int]
+    ) -> Iterator[_Part]:
+        """Divide the examples by the runs that are evaluated on them.
+
+        :param evaluated: for each kind of runs, the examples of each group.
+        :param kinds: the kind of each run.
+        """
+        needed = torch.zeros(len(evaluated), len(self.dataset.labels), dtype=torch.uint8)
+        for row, groups in zip(needed, evaluated.values(), strict=True):
+            row[torch.cat(list(groups))] = 1
+        kind_of_run = torch.tensor([list(evaluated).index(kind) for kind in kinds])
+        patterns, pattern_of = torch.unique(needed, dim=1, return_inverse=True)
+        for number, pattern in enumerate(patterns.T):
+            needs = pattern[kind_of_run] > 0
+            if needs.any():
+                examples = torch.nonzero(pattern_of == number)[:, 0].to(self._belongs.device)
+                yield _Part(self._runs(needs), _chunks(examples, chunk(int(needs.sum())), self.ranks))
+
+    def _runs(self, chosen: Tensor) -> Runs:
+        """The runs where `chosen` [K] is true."""
+        return slice(None) if chosen.all() else torch.nonzero(chosen)[:, 0].to(self._belongs.device)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,53 +145,62 @@ class Evaluator:
         """The sizes of the "in" and "out" splits that a run is evaluated on."""
         return tuple(self._sizes[run, 0::2].tolist()), tuple(self._sizes[run, 1::2].tolist())
 
-    def alone(self, predict: Predict) -> Tally:
+    def alone(self, predict: Predict, state: State) -> Tally:
         """For methods whose prediction of an example depends on that example alone."""
         n_runs, n_groups = self.shape
         shape = (n_runs, self._belongs.shape[1], n_groups)
         counts = torch.zeros(shape, device=self._belongs.device)
         losses = torch.zeros(shape, dtype=torch.float64, device=self._belongs.device)
         counter = self._counter()
-        done = 0
-        for indices, x in zip(self._chunks, self.dataset.batches(self._chunks), strict=True):
-            logits = predict(_laid_out(x))
-            right, loss = _score(logits, self.dataset.labels[indices])
-            if self.metrics:
-                groups = self._belongs[indices].argmax(-1).T[self._trial_of_run]  # [K, n]
-                counter.add(logits, self.dataset.labels[indices], groups)
-            belongs = self._belongs[indices].flatten(1)
-            # Whole numbers below 2^24 add up exactly in float32, in any order. Losses would lose digits in TF32.
-            counts = counts + (right @ belongs).view(shape)
-            losses = losses + (loss.double() @ belongs.double()).view(shape)
-            done += len(indices)
-            self.on_batch(done * self.ranks.size, len(self.dataset.labels))
-        own = torch.arange(n_runs, device=counts.device), self._trial_of_run
-        return Tally(self.ranks.sum(counts)[own], self.ranks.sum(losses)[own], counter.values())
+        done, total = 0, sum(len(indices) for part in self._parts for indices in part.chunks)
+        for runs, chunks in self._parts:
+            own, trials = _of_runs(state, runs), self._trial_of_run[runs]
+            for indices, x in zip(chunks, self.dataset.batches(chunks), strict=True):
+                logits, labels = predict(own, _laid_out(x)), self.dataset.labels[indices]
+                right, loss = _score(logits, labels)
+                if self.metrics:
+                    groups = self._belongs[indices].argmax(-1).T[trials]  # [K, n]
+                    counter.add(logits, labels, groups, runs)
+                belongs = self._belongs[indices].flatten(1)
+                # Whole numbers below 2^24 add up exactly in float32, in any order. Losses would lose digits in TF32.
+                counts[runs] += (right @ belongs).view(-1, *shape[1:])
+                losses[runs] += (loss.double() @ belongs.double()).view(-1, *shape[1:])
+                done += len(indices)
+                self.on_batch(done * self.ranks.size, total * self.ranks.size)
+        of_trial = torch.arange(n_runs, device=counts.device), self._trial_of_run
+        return Tally(self.ranks.sum(counts)[of_trial], self.ranks.sum(losses)[of_trial], counter.values())
 
     def _counter(self) -> Counter:
         return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device, self.ranks)
 
-    def in_context(self, predict: Predict) -> Tally:
+    def in_context(self, predict: Predict, state: State) -> Tally:
         """For methods that use the whole batch: batches of one environment and one split."""
         right = torch.zeros(self.shape, device=self._belongs.device)
         loss = right.double()
         counter = self._counter()
+        sizes = self._sizes.max(0)
         for group in range(self.shape[1]):
-            self.on_batch(int(self._sizes[0, :group].sum()), int(self._sizes[0].sum()))
+            self.on_batch(int(sizes[:group].sum()), int(sizes.sum()))
             if group % self.ranks.size != self.ranks.rank:
                 continue
-            members = torch.stack([trial[group] for trial in self._members])[self._trial_of_run]  # [K, n]
-            batches = torch.split(members, CONTEXT, dim=1)
-            scores = [self._score_batch(predict, indices, counter, group) for indices in batches]
-            right[:, group], loss[:, group] = (torch.stack(sums).sum(0) for sums in zip(*scores, strict=True))
+            for runs, members in self._members_of(group):
+                own = _of_runs(state, runs)
+                for indices in torch.split(members, CONTEXT, dim=1):
+                    logits, labels = predict(own, self.dataset.inputs(indices)), self.dataset.labels[indices]
+                    is_right, losses = _score(logits, labels)
+                    right[runs, group] += is_right.sum(1)
+                    loss[runs, group] += losses.double().sum(1)
+                    if self.metrics:
+                        counter.add(logits, labels, torch.full_like(labels, group), runs)
         return Tally(self.ranks.sum(right), self.ranks.sum(loss), counter.values())
 
-    def _score_batch(self, predict: Predict, indices: Tensor, counter: Counter, group: int) -> tuple[Tensor, Tensor]:
-        logits, labels = predict(self.dataset.inputs(indices)), self.dataset.labels[indices]
-        right, loss = _score(logits, labels)
-        if self.metrics:
-            counter.add(logits, labels, torch.full_like(labels, group))
-        return right.sum(1), loss.double().sum(1)
+    def _members_of(self, group: int) -> Iterator[tuple[Runs, Tensor]]:
+        """The examples [K, n] of a group, together for the runs that are evaluated on equally many of them."""
+        sizes = self._sizes[:, group]
+        for size in np.unique(sizes).tolist():
+            runs = self._runs(torch.from_numpy(sizes == size))
+            members = torch.stack([_spaced(trial[group], size) for trial in self._members])
+            yield runs, members[self._trial_of_run[runs]]
 
     def validation_loss(self, tally: Tally) -> Tensor:
         """The mean loss [K] on the "out" splits of the training environments, each environment counting the same."""
@@ -169,12 +226,28 @@ class Evaluator:
         return Accuracies(fractions[..., 0::2], fractions[..., 1::2])
 
 
-def _chunks(count: int, size: int, ranks: Ranks, device: torch.device) -> Sequence[Tensor]:
-    """Numbers of examples that are evaluated together; every process has as many chunks as any other."""
-    own = torch.arange(count, device=device)[ranks.share(count)]
+def _kind(spec: RunSpec) -> Kind:
+    """The kind of a run; runs of the same kind are evaluated on the same examples."""
+    return spec.trial_seed, tuple(spec.test_envs)
+
+
+def _spaced(members: Tensor, count: int) -> Tensor:
+    """`count` of the examples, evenly spaced: a fair sample, also of examples that are sorted by class."""
+    return members[torch.arange(count, device=members.device) * len(members) // count]
+
+
+def _of_runs(state: State, runs: Runs) -> State:
+    """The states of some of the runs."""
+    chosen: State = state if isinstance(runs, slice) else pytree.tree_map(lambda t: t[runs], state)
+    return chosen
+
+
+def _chunks(examples: Tensor, size: int, ranks: Ranks) -> Sequence[Tensor]:
+    """The examples that are evaluated together; every process has as many chunks as any other."""
+    own = examples[ranks.share(len(examples))]
     if ranks.size == 1:
         return torch.split(own, size)
-    return torch.tensor_split(own, math.ceil(math.ceil(count / ranks.size) / size))
+    return torch.tensor_split(own, math.ceil(math.ceil(len(examples) / ranks.size) / size))
 
 
 def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,7 @@ class RunFolder:
         fast: bool = True,
         diagnostics: bool = False,
         metrics: Sequence[str] = (),
+        train_eval_limit: int | None = None,
         loggers: Sequence[Logger] = (),
         on_progress: OnProgress = lambda _: None,
         evaluating: Evaluating | None = None,
@@ -59,8 +60,9 @@ class RunFolder:
     ) -> RunRecord:
         """Train to the end, from the beginning or from where an earlier call was stopped.
 
-        `diagnostics` and `metrics` (names of `records.MEASURES`) add to the records, and `loggers` receive every
-        evaluation; a run that is finished stays as it is. `on_progress` is called after every few steps and every
+        `diagnostics` and `metrics` (names of `records.MEASURES`) add to the records, `train_eval_limit` limits the
+        training examples that are evaluated, and `loggers` receive every evaluation; a run that is finished stays as it
+        is. `on_progress` is called after every few steps and every
         evaluation, `evaluating` many times within an evaluation, with the number of examples done and of all examples.
 
         With `keep_checkpoint`, the checkpoint stays in the folder at the end, so that a later call with a larger number
@@ -83,6 +85,7 @@ class RunFolder:
                         compiled=compiled,
                         diagnostics=diagnostics,
                         metrics=metrics,
+                        train_eval_limit=train_eval_limit,
                         ranks=ranks,
                     )
                     lines = self._open(files, stack, loggers) if ranks.first else None

@@ -248,12 +248,18 @@ class Trainer:
 
     def _extras(self) -> dict[str, Any]:
         """The options for what is recorded and kept, which cannot change when a run is resumed."""
-        metrics, keeps = list(self.stack.evaluator.metrics), "best" if self.keeper.values else "last"
-        return {"diagnostics": self.stack.diagnostics, "measures": metrics, "keeps": keeps}
+        evaluator = self.stack.evaluator
+        return {
+            "diagnostics": self.stack.diagnostics,
+            "measures": list(evaluator.metrics),
+            "train_eval_limit": evaluator.train_examples,
+            "keeps": "best" if self.keeper.values else "last",
+        }
 
     def _check_extras(self, metadata: dict[str, Any]) -> None:
         """Refuse a checkpoint that was started with other options."""
-        before, now = {"diagnostics": False, "measures": [], "keeps": "last", **metadata}, self._extras()
+        first = {"diagnostics": False, "measures": [], "train_eval_limit": None, "keeps": "last"}
+        before, now = {**first, **metadata}, self._extras()
         if before["diagnostics"] != now["diagnostics"]:
             how = "with" if before["diagnostics"] else "without"
             raise SandmaskError(
@@ -261,6 +267,9 @@ class Trainer:
             )
         if before["measures"] != now["measures"]:
             how = f"with --metrics {','.join(before['measures'])}" if before["measures"] else "without --metrics"
+            raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
+        if (limit := before["train_eval_limit"]) != now["train_eval_limit"]:
+            how = "without --train-eval-limit" if limit is None else f"with --train-eval-limit {limit}"
             raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
         if before["keeps"] != now["keeps"]:
             raise SandmaskError(
@@ -279,6 +288,7 @@ def train_stack(
     fast: bool = True,
     diagnostics: bool = False,
     metrics: Sequence[str] = (),
+    train_eval_limit: int | None = None,
     keep: str = "none",
     models: Path | None = None,
     on_progress: OnProgress = lambda _: None,
@@ -299,6 +309,8 @@ def train_stack(
     :param fast: use CUDA graphs on a GPU.
     :param diagnostics: also record metrics of masks and gradients; nothing else changes.
     :param metrics: names of `records.MEASURES` to record; nothing else changes.
+    :param train_eval_limit: examples of each training environment on which accuracies are computed, at most; all of
+        them if not given. Validation and held-out examples are always all evaluated.
     :param keep: which weights of the runs to keep, "best" or "last": see `keeping`.
     :param models: file for those weights.
     :param on_progress: called with a `Progress` after every few steps and every evaluation.
@@ -308,7 +320,16 @@ def train_stack(
     """
     with plugin_failures_named():
         trainer = Trainer(
-            Stack(specs, dataset, device, weights=weights, compiled=compiled, diagnostics=diagnostics, metrics=metrics),
+            Stack(
+                specs,
+                dataset,
+                device,
+                weights=weights,
+                compiled=compiled,
+                diagnostics=diagnostics,
+                metrics=metrics,
+                train_eval_limit=train_eval_limit,
+            ),
             checkpoint,
             on_progress,
             checkpoint_seconds=checkpoint_seconds,

@@ -74,8 +74,8 @@ class Counter:
             for count in sorted(needed)
         }
 
-    def add(self, logits: Tensor, labels: Tensor, groups: Tensor) -> None:
-        """Count a batch: logits [K, n, C], labels [n] or [K, n], and the group of each example, [K, n]."""
+    def add(self, logits: Tensor, labels: Tensor, groups: Tensor, runs: Tensor | slice) -> None:
+        """Count a batch of some runs: logits [K, n, C], labels [n] or [K, n], and the examples' groups [K, n]."""
         labels, answers = labels.expand(groups.shape), logits.argmax(-1)
         right = (answers == labels).long()
         one = torch.ones_like(right)
@@ -89,7 +89,8 @@ class Counter:
                 places, amount = labels * self.n_classes + answers, one
             else:
                 places, amount = (answers if name == "predicted" else labels), (right if name == "right" else one)
-            counts.flatten(1).scatter_add_(1, groups * counts.shape[2] + places, amount)
+            flat = counts.flatten(1)  # a view
+            flat[runs] = flat[runs].scatter_add(1, groups * counts.shape[2] + places, amount)
 
     def values(self) -> dict[str, Tensor]:
         """Each metric as [K, numbers] in float64: all "in" splits before all "out" splits.

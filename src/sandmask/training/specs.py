@@ -185,6 +185,12 @@ def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> Non
             )
 
 
+def check_train_eval_limit(limit: int | None) -> None:
+    """Refuse to evaluate no training examples: their accuracy would not be a number."""
+    if limit is not None and limit < 1:
+        raise SandmaskError(f"train_eval_limit should be at least 1. Found {limit}.")
+
+
 def flat_spec(spec: RunSpec) -> dict[str, Any]:
     """The fields of a spec in one dict; a hyperparameter is named "hparams lr"."""
     flat: dict[str, Any] = {}

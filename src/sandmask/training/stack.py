@@ -32,6 +32,7 @@ from sandmask.training.specs import (
     check_environments,
     check_measures,
     check_precision,
+    check_train_eval_limit,
     init_seed,
     stack_key,
 )
@@ -74,12 +75,14 @@ class Stack:
         compiled: bool = False,
         diagnostics: bool = False,
         metrics: Sequence[str] = (),
+        train_eval_limit: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         if len({stack_key(spec) for spec in specs}) != 1:
             raise SandmaskError("These runs cannot train as one program: they differ in more than numbers.")
         check_environments(specs[0], dataset)
         check_measures(metrics, specs[0], dataset)
+        check_train_eval_limit(train_eval_limit)
         self.specs = tuple(specs)
         self.device = device
         self.ranks = ranks
@@ -120,7 +123,8 @@ class Stack:
         rows = ranks.rows(self.algorithm.reads, self.sampler.n_envs, self.sampler.batch_size)
         self._rows = None if rows is None else {"cpu": rows, device.type: rows.to(device)}
         self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
-        self.evaluator = Evaluator(self.dataset, specs, device, self._examples_at_a_time(), metrics, ranks)
+        chunk = self._examples_at_a_time
+        self.evaluator = Evaluator(self.dataset, specs, device, chunk, metrics, ranks, train_eval_limit)
         probe = HeldOutProbe.of(self.algorithm) if diagnostics else None
         self._held_out = None if probe is None else HeldOut(probe, self.dataset, specs, stacks=self.stacks)
 
@@ -139,12 +143,12 @@ class Stack:
         of_one = self.sampler.n_envs * self.sampler.batch_size * width
         return min(max(CACHED_ACTIVATIONS // (2 * of_one), 1), self.n_runs)
 
-    def _examples_at_a_time(self) -> int:
-        """The examples that are evaluated together: as many as fit in memory, or in a CPU's cache."""
+    def _examples_at_a_time(self, n_runs: int) -> int:
+        """The examples that some of the runs evaluate together: as many as fit in memory, or in a CPU's cache."""
         shape = self.dataset.input_shape
         width = max(int(self.specs[0].hparams.get("mlp_width", 0)), 1024)
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
-        room = EVALUATED_ACTIVATIONS // self.n_runs if self.device.type != "cpu" else CACHED_ACTIVATIONS
+        room = EVALUATED_ACTIVATIONS // n_runs if self.device.type != "cpu" else CACHED_ACTIVATIONS
         return max(room // activations, 16)
 
     def init(self) -> State:
@@ -308,13 +312,10 @@ class Stack:
     def tally(self, state: State) -> Tally:
         """Right answers and losses of every run in every group of the evaluator."""
         if self.algorithm.uses_context:
-            predict = self.lift(self.algorithm.predict, (0, 0))
-            return self.evaluator.in_context(lambda x: predict(state, x))
+            return self.evaluator.in_context(self.lift(self.algorithm.predict, (0, 0)), state)
         if self.device.type == "cpu":  # products of two matrices are faster than those of many
-            runs = [pytree.tree_map(lambda t: t[k], state) for k in range(self.n_runs)]  # noqa: B023
-            return self.evaluator.alone(lambda x: torch.stack([self.algorithm.predict(run, x) for run in runs]))
-        predict = self.lift(self.algorithm.predict, (0, None))
-        return self.evaluator.alone(lambda x: predict(state, x))
+            return self.evaluator.alone(run_by_run(self.algorithm.predict, (0, None)), state)
+        return self.evaluator.alone(self.lift(self.algorithm.predict, (0, None)), state)
 
     def accuracies(self, state: State) -> Accuracies:
         """Accuracies of every run on every environment."""

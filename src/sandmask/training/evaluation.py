@@ -103,6 +103,10 @@ class Evaluator:
             for group, members in enumerate(of_trial):
                 belongs[members, trial, group] = 1.0
         self._belongs = belongs.to(device)
+        self._runs_by_size = [
+            [(size, self._runs(torch.from_numpy(sizes == size))) for size in np.unique(sizes).tolist()]
+            for sizes in self._sizes.T
+        ]
         self._parts = list(self._divide(evaluated, [_kind(spec) for spec in specs], chunk))
 
     def _evaluated(self, groups: Sequence[Tensor], spec: RunSpec) -> list[Tensor]:
@@ -196,9 +200,7 @@ class Evaluator:
 
     def _members_of(self, group: int) -> Iterator[tuple[Runs, Tensor]]:
         """The examples [K, n] of a group, together for the runs that are evaluated on equally many of them."""
-        sizes = self._sizes[:, group]
-        for size in np.unique(sizes).tolist():
-            runs = self._runs(torch.from_numpy(sizes == size))
+        for size, runs in self._runs_by_size[group]:
             members = torch.stack([_spaced(trial[group], size) for trial in self._members])
             yield runs, members[self._trial_of_run[runs]]
 

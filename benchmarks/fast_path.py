@@ -11,7 +11,7 @@ python -m benchmarks.fast_path [FILE]     # FILE keeps the slow runs' records, w
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -49,8 +49,8 @@ def train(chosen: list[RunSpec], device: str) -> list[RunRecord]:
     """The runs as one stack."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        dataset = load_dataset("Spirals")
-        return train_stack(chosen, dataset, torch.device(device), Path(folder) / "checkpoint.safetensors")
+        dataset, file = load_dataset("Spirals"), Path(folder) / "checkpoint.safetensors"
+        return train_stack(chosen, dataset, torch.device(device), file, train_eval_limit=1)  # it is not compared
 
 
 def curves(runs: list[RunRecord]) -> dict[str, Curves]:
@@ -72,17 +72,17 @@ def p_value(one: Curves, other: Curves) -> tuple[float, float]:
     return float(np.abs(means[0]).max()), float((statistic >= statistic[0] - 1e-9).mean())
 
 
-def trained_apart(stacks: Sequence[list[RunSpec]]) -> list[RunRecord]:
-    """The runs of some stacks, each trained on a core."""
+def trained_apart(stacks: Sequence[list[RunSpec]]) -> Iterator[list[RunRecord]]:
+    """The runs of each stack, which is trained on a core."""
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
-        return [run for runs in pool.map(train, stacks, ["cpu"] * len(stacks)) for run in runs]
+        yield from pool.map(train, stacks, ["cpu"] * len(stacks))
 
 
 def slow_runs(kept: Path | None) -> list[RunRecord]:
     """Every method's seeds, each trained alone; from the file, if it is there."""
     if kept is not None and kept.exists():
         return read_runs(kept)
-    found = trained_apart([[spec] for method in METHODS for spec in specs(method)])
+    found = [run for (run,) in trained_apart([[spec] for method in METHODS for spec in specs(method)])]
     if kept is not None:
         write_archive(found, kept)
     return found

@@ -5,10 +5,13 @@ apart, so the test is that of `fast_path`, paired by run, at all checkpoints tha
 together, of the mean over checkpoints. Two controls tell what drifting apart does to that, and what precision does: the
 same runs on the CPU, in plain torch, with learning rates a millionth larger; and in bfloat16.
 
-python -m benchmarks.swept [RECORDS...] [trial=2]     # all trials, or one of them without controls
+python -m benchmarks.swept [RECORDS...]             # with both controls
+python -m benchmarks.swept RECORDS trial=2          # one trial, without controls
+python -m benchmarks.swept RECORDS name=variants draws=1
 python -m benchmarks.swept train PRECISION FILE     # first train those runs of the sweep again, on a GPU
 
-Runs trained on a CPU are kept in results/swept; missing ones are trained, which takes an hour on two cores.
+Runs trained on a CPU are kept in results/swept, under the name that is given; missing ones are trained, which takes an
+hour on two cores, and can be interrupted.
 """
 
 import sys
@@ -21,6 +24,7 @@ import numpy as np
 
 from benchmarks._measure import print_rows
 from benchmarks.fast_path import Curves, p_value, train, trained_apart
+from sandmask._text import counted
 from sandmask.datasets import load_dataset
 from sandmask.paper._select import every
 from sandmask.records import RunRecord, RunSpec, read_runs, write_archive
@@ -50,23 +54,27 @@ def in_bfloat16(spec: RunSpec) -> RunSpec:
 CONTROLS: dict[str, Callable[[RunSpec], RunSpec]] = {"nudged": nudged, "bf16": in_bfloat16}
 
 
-def lightest(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
+def lightest(runs: Iterable[RunRecord], draws: int) -> list[list[RunRecord]]:
     """All runs of the draws of least work; the default one, which is shared by the trials, is not among them."""
     by_draw: defaultdict[tuple[int, int], list[RunRecord]] = defaultdict(list)
     for run in runs:
         by_draw[run.spec.trial_seed, run.spec.hparams_seed].append(run)
     dataset = load_dataset("Spirals")
     drawn = (group for (_, draw), group in by_draw.items() if draw)
-    return sorted(drawn, key=lambda group: work_of(group[0].spec, dataset).step)[:DRAWS]
+    return sorted(drawn, key=lambda group: work_of(group[0].spec, dataset).step)[:draws]
 
 
 def trained(name: str, stacks: Sequence[list[RunSpec]]) -> dict[str, RunRecord]:
-    """Runs by their ids, from the file of this name, or trained and put there."""
+    """Runs by their ids, from the file of this name; missing ones are trained and put there."""
     file = KEPT / f"{name}.records.parquet"
-    if not file.exists():
-        KEPT.mkdir(parents=True, exist_ok=True)
-        write_archive([run.at(every(run, EVERY)) for run in trained_apart(stacks)], file, metrics=False)
-    return {run.spec.id: run for run in read_runs(file)}
+    found = {run.spec.id: run for run in read_runs(file)} if file.exists() else {}
+    missing = [stack for stack in stacks if any(spec.id not in found for spec in stack)]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for runs in trained_apart(missing):
+        found |= {run.spec.id: run.at(every(run, EVERY)) for run in runs}
+        write_archive(list(found.values()), file, metrics=False)
+        print(f"{file}: {len(found)} runs", file=sys.stderr, flush=True)
+    return found
 
 
 def curves(runs: Iterable[RunRecord]) -> dict[str, Curves]:
@@ -121,13 +129,13 @@ def by_control(
     return rows
 
 
-def draws_of(records: Sequence[str], trial: int | None = None) -> dict[str, list[list[RunRecord]]]:
+def draws_of(records: Sequence[str], trial: int | None = None, draws: int = DRAWS) -> dict[str, list[list[RunRecord]]]:
     """The runs that are compared, by method and draw."""
     found: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for run in (run for file in records for run in read_runs(file)):
         if trial in (None, run.spec.trial_seed):
             found[run.spec.algorithm].append(run)
-    return {method: lightest(runs) for method, runs in found.items()}
+    return {method: lightest(runs, draws) for method, runs in found.items()}
 
 
 def train_again(precision: str, file: Path) -> None:
@@ -145,17 +153,19 @@ def main() -> None:
     if sys.argv[1:2] == ["train"]:
         train_again(sys.argv[2], Path(sys.argv[3]))
         return
-    trials = [int(word.removeprefix("trial=")) for word in sys.argv[1:] if word.startswith("trial=")]
-    records, suffix = [word for word in sys.argv[1:] if "=" not in word], "".join(f"_trial_{n}" for n in trials)
-    draws = draws_of(records or RECORDS, *trials)
+    options = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
+    records = [word for word in sys.argv[1:] if "=" not in word]
+    trial, count = int(options["trial"]) if "trial" in options else None, int(options.get("draws", DRAWS))
+    name = options.get("name") or ("" if trial is None else f"trial_{trial}")
+    draws = draws_of(records or RECORDS, trial, count)
     swept = {method: [run for group in groups for run in group] for method, groups in draws.items()}
     stacks = [[run.spec for run in group] for groups in draws.values() for group in groups]
-    alone = trained(f"slow{suffix}", [[slow(spec)] for stack in stacks for spec in stack])
-    title = f"Spirals, the first {STEPS} steps of {DRAWS} draws: accuracy in %, mean over checkpoints"
+    alone = trained("_".join(filter(None, ("slow", name))), [[slow(spec)] for stack in stacks for spec in stack])
+    title = f"Spirals, the first {STEPS} steps of {counted(count, 'draw')}: accuracy in %, mean over checkpoints"
     print_rows(title, by_method(swept, alone))
-    chosen = {} if trials else CONTROLS
+    chosen = {} if name else CONTROLS
     controls = {
-        name: trained(name, [[how(spec) for spec in stack] for stack in stacks]) for name, how in chosen.items()
+        each: trained(each, [[how(spec) for spec in stack] for stack in stacks]) for each, how in chosen.items()
     }
     print_rows("Minus the slow ones, paired by the environment held out", by_control(swept, alone, controls))
 

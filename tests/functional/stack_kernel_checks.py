@@ -100,6 +100,23 @@ def test_a_stack_with_kernels_trains_as_without(
         assert torch.equal(fast[2], plain[2])
 
 
+def test_runs_that_evaluate_different_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit, parts of the stack are evaluated by themselves, down to a single run."""
+    if INTERPRETED:
+        shared.mend_interpreter(monkeypatch)
+    entry, hparams = DATASETS["DebugVector"], {"batch_size": 6, "mlp_width": 33}
+    specs = [make_spec(entry, "ERM", [k], steps=1, hparams=hparams, seed=k, precision="fp32x3") for k in range(3)]
+    set_precision("fp32x3")
+    stack = Stack(specs, load_dataset("DebugVector"), DEVICE, train_eval_limit=5)
+    state, predict = stack.init(), stack.lift(stack.algorithm.predict, (0, None))
+    use_kernels(monkeypatch, wanted=False)
+    plain = stack.evaluator.alone(predict, state)
+    use_kernels(monkeypatch, wanted=True)
+    fast = stack.evaluator.alone(predict, state)
+    assert torch.equal(fast.right, plain.right)
+    torch.testing.assert_close(fast.loss, plain.loss, rtol=1e-5, atol=1e-5)
+
+
 def test_keys_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         shared.mend_interpreter(monkeypatch)

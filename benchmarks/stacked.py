@@ -48,6 +48,7 @@ class Runs:
         precision: str = "fp32",
         fast: bool = True,
         evaluate: bool = True,
+        limit: int | None = None,
     ) -> None:
         entry = DATASETS[dataset.name]
         own = {"tau": 0.5} if "Mask" in algorithm else {}
@@ -57,7 +58,7 @@ class Runs:
             for seed, env in zip(range(n_runs), held_out, strict=False)
         ]
         set_precision(precision)
-        self.stack = Stack(specs, dataset, DEVICE)
+        self.stack = Stack(specs, dataset, DEVICE, train_eval_limit=limit)
         self.evaluate = evaluate
         nowhere = torch.full((n_runs,), -1, device=DEVICE)
         self.program = Program(self.stack, Carry(self.stack.init(), {}, nowhere), fast=fast)
@@ -113,14 +114,15 @@ def stack_sizes(
     precisions: Sequence[str],
     *,
     evaluate: bool = True,
+    limit: int | None = None,
 ) -> None:
-    """How the rate of SAND-mask grows with the stack, in each precision."""
+    """How the rate of SAND-mask grows with the stack, in each precision; `limit` is the --train-eval-limit."""
     algorithm = "SANDMask"
     heads = ("precision", "one run, eager", *(f"stack of {n}" for n in sizes), "gain", "error of a step")
     rows: list[tuple[str, ...]] = [heads]
     errors = step_errors(dataset, hparams, precisions)
     for precision in precisions:
-        how = {"precision": precision, "evaluate": evaluate}
+        how = {"precision": precision, "evaluate": evaluate, "limit": limit}
         alone = measure(dataset, algorithm, 1, hparams, fast=False, **how)
         rates = [measure(dataset, algorithm, n, hparams, **how) for n in sizes]
         ratio = f"{max(rates) / alone:.0f}" if max(rates) > 10 * alone else f"{max(rates) / alone:.2f}"
@@ -128,6 +130,7 @@ def stack_sizes(
         rows.append((precision, f"{alone:,.0f}", *(f"{rate:,.0f}" for rate in rates), ratio, error))
         print(*rows[-1], flush=True, file=sys.stderr)
     title = f"{dataset.name}, {algorithm}, {_settings(hparams)}: run-steps a second, {_evaluation(dataset, evaluate)}"
+    title += "" if limit is None else f", --train-eval-limit {limit}"
     print_rows(f"{title} (DomainBed: {DOMAINBED.get(dataset.name, 'not measured')})", rows)
 
 
@@ -201,7 +204,8 @@ def main() -> None:
     if ON_GPU and "convnet" in wanted:
         stack_sizes(digits(), {"batch_size": 64}, [1, 16, 44], precisions, evaluate=False)
     if ON_GPU and "convnet-evaluated" in wanted:
-        stack_sizes(digits(), {"batch_size": 64}, [16, 44], precisions)
+        for limit in (None, 1000):
+            stack_sizes(digits(), {"batch_size": 64}, [16, 44], precisions, limit=limit)
     if ON_GPU and "convnet-algorithms" in wanted:
         every_algorithm(digits(), 16, {"batch_size": 64}, "bf16", names, quick=quick)
     if not ON_GPU:

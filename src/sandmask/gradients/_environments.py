@@ -25,7 +25,6 @@ from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import NoParameters, UnsupportedError
 from sandmask.masks import GradientMoments, Mask, MaskError
-from sandmask.masks._finite import all_finite
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 NamedGradients = dict[str, Tensor]
@@ -197,14 +196,12 @@ class _Passes:
         if not self.in_one_pass or any(param.device.type != "cpu" for param in self.params.values()):
             return None
         try:
-            found = self._one_pass(fold=True).moments
+            folding = self._one_pass(fold=True).folding
         except _REFUSED:
             return None
-        if len(found) < len(self.params):
+        if len(folding.moments) < len(self.params) or (check_finite and not folding.all_finite()):
             return None
-        if check_finite and not all(all_finite([moments.mean for moments in found.values()])):
-            return None
-        return GradientMoments.of_named(found, self.params, check_finite=check_finite)
+        return GradientMoments.of_named(folding.moments, self.params, check_finite=check_finite)
 
     def _one_pass(self, *, fold: bool = False) -> OnePass:
         sizes = [len(y) for _, y in self.batches]

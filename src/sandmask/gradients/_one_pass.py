@@ -65,6 +65,11 @@ class OnePass(Tape):
             raise UnsupportedError("batch-norm in training mode mixes environments")
         return super().__torch_function__(func, types, args, kwargs)
 
+    @property
+    def checks(self) -> bool:
+        """Whether `run` checks that examples are independent, for which it needs the first environment's loss."""
+        return self._traced is not None
+
     def computed(self, output: Tensor, used: set[str]) -> Tensor:
         """Note which parameters were used, and the output where that is traced."""
         self.shares = self.shares or not used.isdisjoint(self._used)

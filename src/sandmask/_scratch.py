@@ -5,11 +5,13 @@ The gradients of a layer for all environments are short-lived, so each step writ
 """
 
 import threading
+from functools import cache
 
 import torch
 from torch import Tensor
 
 LARGEST = 2**22  # numbers in a kept buffer, for each thread, use and dtype
+_FREED = 31 * 2**20  # bytes; blocks of over 32 MB do not count
 
 
 class _Kept(threading.local):
@@ -29,6 +31,7 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     kept = _kept.tensors.get((use, dtype))
     if kept is None or kept.shape[0] < size:
+        _raise_trim_threshold()
         with torch.inference_mode(False):  # an inference tensor could not be used outside of that mode
             kept = _kept.tensors[use, dtype] = torch.empty(size, dtype=dtype)
     return kept[:size].view(shape)
@@ -39,3 +42,14 @@ def scratch_product(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type != "cpu":
         return a @ b
     return torch.matmul(a, b, out=scratch("products", (*b.shape[:-2], a.shape[-2], b.shape[-1]), a.dtype))
+
+
+@cache
+def _raise_trim_threshold() -> None:
+    """Free a large block, which was never written to, once in a process.
+
+    Of the memory that is free at the end of its heap, glibc keeps twice the size of the largest block that was freed
+    before (`man mallopt`, M_MMAP_THRESHOLD). The tensors of a small model's step are more than that: their memory goes
+    back to the system, and the next step causes a page fault for each page.
+    """
+    torch.empty(_FREED, dtype=torch.uint8)

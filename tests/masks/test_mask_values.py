@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sandmask.masks import ANDMask, GeometricMean, Mask, MaskWarning, SANDMask, _errors
+from sandmask.masks import (
+    ANDMask,
+    GeometricMean,
+    Mask,
+    MaskWarning,
+    SANDMask,
+    _errors,
+    gradient_moments,
+    sand_weights,
+)
 
 Element = NDArray[np.float64]
 
@@ -123,6 +132,21 @@ def test_identical_gradients_have_exactly_no_variance(value: float, envs: int) -
     for moments in (streamed, merged, mask.new_moments().update_many(grads)):
         assert moments.m2.tolist() == [0, 0]
         assert mask.from_moments(moments).tolist() == grads[0].tolist()
+
+
+@pytest.mark.parametrize("tau", [0.8, 0.0, -0.5, torch.tensor(0.3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weights_in_place_are_those_of_the_function(tau: float | Tensor, dtype: torch.dtype) -> None:
+    grads = torch.cat([torch.randn(6, 500), torch.zeros(6, 2), torch.full((6, 2), 3.0)], dim=1).to(dtype)
+    grads[:, 0] = torch.tensor([1e19, -1e19, 1e19, 1e19, 1e19, 1e19])
+    moments = gradient_moments(grads)
+    before = gradient_moments(grads)
+    with torch.no_grad():
+        found = SANDMask(tau).element_weights(moments)
+    assert torch.equal(found, sand_weights(before.sign_sum, before.mean, before.m2, before.count, tau))
+    assert torch.equal(found, SANDMask(tau).element_weights(moments))  # which autograd may follow: not in place
+    for name in ("sign_sum", "mean", "m2"):
+        assert torch.equal(getattr(moments, name), getattr(before, name))
 
 
 def test_zero_mean_gives_zero() -> None:

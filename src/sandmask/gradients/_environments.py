@@ -18,14 +18,13 @@ from sandmask.gradients._checks import (
     choose_method,
     trainable,
 )
-from sandmask.gradients._losses import gradients_by_environment, scalar_loss
+from sandmask.gradients._losses import gradients_by_environment, joined_targets, scalar_loss
 from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._processes import Processes, merge, message_of, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import NoParameters, UnsupportedError
 from sandmask.masks import GradientMoments, Mask, MaskError
-from sandmask.masks._finite import all_finite
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 NamedGradients = dict[str, Tensor]
@@ -197,30 +196,38 @@ class _Passes:
         if not self.in_one_pass or any(param.device.type != "cpu" for param in self.params.values()):
             return None
         try:
-            found = self._one_pass(fold=True).moments
+            folding = self._one_pass(fold=True).folding
         except _REFUSED:
             return None
-        if len(found) < len(self.params):
+        if len(folding.moments) < len(self.params) or (check_finite and not folding.all_finite()):
             return None
-        if check_finite and not all(all_finite([moments.mean for moments in found.values()])):
-            return None
-        return GradientMoments.of_named(found, self.params, check_finite=check_finite)
+        return GradientMoments.of_named(folding.moments, self.params, check_finite=check_finite)
 
     def _one_pass(self, *, fold: bool = False) -> OnePass:
-        sizes = [len(y) for _, y in self.batches]
+        sizes = [y.shape[0] for _, y in self.batches]
         alike = {(x.shape[1:], x.dtype, x.device) for x, _ in self.batches}
         if len(alike) > 1:
             raise UnsupportedError("the environments' examples differ in shape or type")
         case = (*sizes, *alike, self.model.training)
         tape = OnePass(self.params, sizes, fold=fold, check=(self.model, case))
+        x = tape.trace(torch.cat([x for x, _ in self.batches]))
         with tape:
-            output = self.model(tape.trace(torch.cat([x for x, _ in self.batches])))
-            if not isinstance(output, Tensor) or len(output) != sum(sizes):
-                raise UnsupportedError("the model's output is not one tensor with a row per example")
-            parts = zip(torch.split(output, sizes), self.batches, strict=True)
-            found = [self.loss_fn(rows, y) for rows, (_, y) in parts]
-        tape.run([scalar_loss(loss, e) for e, loss in enumerate(found)], list(self.params.values()))
+            output = self.model(x)
+        if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != sum(sizes):
+            raise UnsupportedError("the model's output is not one tensor with a row per example")
+        tape.run(self._losses(tape, output), list(self.params.values()))
         return tape
+
+    def _losses(self, tape: OnePass, output: Tensor) -> list[Tensor]:
+        """The loss of each environment, or one number with the gradient of their sum."""
+        targets = [y for _, y in self.batches]
+        y = None if tape.checks else joined_targets(self.loss_fn, output, targets)
+        if y is not None:
+            return [scalar_loss(self.loss_fn(output, y), 0) * len(targets)]
+        parts = list(zip(torch.split(output, tape.sizes), targets, strict=True))
+        with tape:
+            losses = [self.loss_fn(rows, of_rows) for rows, of_rows in parts]
+        return [scalar_loss(loss, e) for e, loss in enumerate(losses)]
 
     def _loop(self) -> Iterator[Piece]:
         params = self.params

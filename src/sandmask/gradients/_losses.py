@@ -4,12 +4,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sandmask.masks import MaskError
 
 EnvironmentLoss = Tensor | Iterable[Tensor]
 Losses = Tensor | Iterable[EnvironmentLoss]
 EnvironmentGradients = list[Tensor | None]
+
+# Loss functions that are a mean over examples. Held here, so that one that replaces them in torch is not among them.
+_MEANS = (F.cross_entropy, F.mse_loss, F.binary_cross_entropy_with_logits)
 
 
 def gradients_by_environment(
@@ -101,6 +105,24 @@ def scalar_loss(loss: object, environment: int) -> Tensor:
             "Was it detached, or computed under `torch.no_grad`?"
         )
     return loss if loss.ndim == 0 else loss.reshape(())
+
+
+def joined_targets(loss_fn: object, output: Tensor, targets: Sequence[Tensor]) -> Tensor | None:
+    """The targets of all environments, if the loss of all examples is known to be the mean of the environments' losses.
+
+    It is for functions that are a mean over examples, if all environments have equally many. `cross_entropy` excludes
+    examples whose target is `ignore_index`, which is negative. On a GPU, looking for one would wait for the device, so
+    losses are joined on a CPU only.
+
+    :param output: the model's output for the examples of all environments.
+    :param targets: the targets of each environment.
+    """
+    if not any(loss_fn is mean for mean in _MEANS) or len({y.shape for y in targets}) > 1 or not output.is_cpu:
+        return None
+    y = torch.cat(list(targets))
+    if loss_fn is F.cross_entropy and y.dtype == torch.int64:
+        return y if output.ndim == y.ndim + 1 and int(y.min()) >= 0 else None
+    return y if y.shape == output.shape and y.dtype == output.dtype else None
 
 
 def _add(total: EnvironmentGradients, gradients: Sequence[Tensor | None], owned: set[int]) -> EnvironmentGradients:

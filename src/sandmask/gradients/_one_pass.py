@@ -4,6 +4,7 @@ A parameter that is used in any other way raises `UnsupportedError`, and the cal
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask.gradients._folding import Folding
 from sandmask.gradients._layers import COMPOSITES, LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
-from sandmask.masks import MaskError, TensorMoments, gradient_moments
+from sandmask.masks import MaskError
 
 # Models, and the cases in which their examples were found to be independent of each other.
 _independent: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
@@ -24,8 +26,8 @@ class OnePass(Tape):
 
     :param params: parameters by name.
     :param sizes: number of examples of each environment.
-    :param fold: fold gradients into `moments` as soon as they are computed, while a CPU still has them in its cache. A
-        parameter may then be used only once.
+    :param fold: fold gradients into moments as soon as they are computed, while a CPU still has them in its cache. A
+        parameter may then be used only once. After the backward pass, `folding` has them.
     :param check: a model and a case, such as the sizes and shapes of its inputs. In the first pass of each case, `run`
         raises an error if examples depend on each other.
     """
@@ -43,7 +45,6 @@ class OnePass(Tape):
     ) -> None:
         super().__init__(params)
         self.folds = fold
-        self.moments: dict[str, TensorMoments] = {}  # of the parameters that were used, with `fold`
         self.sizes = list(sizes)
         self._case: object = None if check is None else check[1]
         self._known: set[object] = set() if check is None else _independent.setdefault(check[0], set())
@@ -63,6 +64,11 @@ class OnePass(Tape):
         if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs):
             raise UnsupportedError("batch-norm in training mode mixes environments")
         return super().__torch_function__(func, types, args, kwargs)
+
+    @property
+    def checks(self) -> bool:
+        """Whether `run` checks that examples are independent, for which it needs the first environment's loss."""
+        return self._traced is not None
 
     def computed(self, output: Tensor, used: set[str]) -> Tensor:
         """Note which parameters were used, and the output where that is traced."""
@@ -92,9 +98,7 @@ class OnePass(Tape):
         """Keep the gradients of a parameter, or fold them."""
         gradients = (found if isinstance(found, Tensor) else _stacked(found)).to(dtype)
         if self.folds:
-            if name in self.moments:
-                raise UnsupportedError("a parameter is used twice")
-            self.moments[name] = gradient_moments(gradients.detach())
+            self.folding.add(name, gradients.detach())
             return
         self._gradients[name] = self._gradients[name] + gradients if name in self._gradients else gradients
 
@@ -150,6 +154,11 @@ class OnePass(Tape):
             return super().differentiate(losses, inputs, retain_graph=retain_graph)
         finally:
             self._running = False
+
+    @cached_property
+    def folding(self) -> Folding:
+        """What gradients are folded into, with `fold`."""
+        return Folding(self.params, len(self.sizes))
 
     def used(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`, of those parameters that were used."""

@@ -20,7 +20,6 @@ from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import UnsupportedError
 from sandmask.masks import GradientMoments, Mask, MaskError
-from sandmask.masks._finite import all_finite
 
 _INSTEAD = "Compute the losses in separate forward passes, and pass them to `sandmask.backward`."
 
@@ -157,10 +156,10 @@ class Recording:
 def _folded(
     tape: OnePass, named: Mapping[str, Tensor], losses: Sequence[Tensor], *, check_finite: bool
 ) -> GradientMoments:
-    found = tape.moments
+    found = tape.folding.moments
     if not found:
         raise MaskError("No loss depends on a recorded layer. Was the model called inside of the `with` block?")
-    if check_finite and not all(all_finite([moments.mean for moments in found.values()])):
+    if check_finite and not tape.folding.all_finite():
         for name, moments in found.items():
             if not bool(moments.mean.isfinite().all()):
                 bad = [e for e, loss in enumerate(losses) if not bool(loss.isfinite())]

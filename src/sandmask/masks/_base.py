@@ -11,7 +11,7 @@ from torch import Tensor
 from sandmask._physical import has_kernels
 from sandmask.masks._errors import MaskError
 from sandmask.masks._functional import Scalar, TensorMoments, finite, rescale_by_sparsity
-from sandmask.masks._gpu import masked_mean_by_kernel, pack, packs, unpack, weigh_by_kernel
+from sandmask.masks._gpu import in_memory_order, masked_mean_by_kernel, pack, packs, unpack, weigh_by_kernel
 from sandmask.masks._layout import Gradients
 from sandmask.masks._moments import GradientMoments
 
@@ -130,12 +130,13 @@ def evaluate(mask: Mask, moments: GradientMoments) -> tuple[list[Tensor], list[T
     weights: dict[int, Tensor] = {}
     masked: dict[int, Tensor] = {}
     for bucket in moments.buckets():
-        sums = moments.sums.take(bucket)
-        if packs(sums.mean):
+        if packs(moments.sums.take(bucket).mean):
+            positions = in_memory_order(bucket, moments.sums.mean)
+            sums = moments.sums.take(positions)
             flat = pack(sums, moments.count)
             flat_weights = mask.element_weights(flat)
-            weights.update(zip(bucket, unpack(flat_weights, sums.mean), strict=True))
-            masked.update(zip(bucket, unpack(flat_weights * mask.direction(flat), sums.mean), strict=True))
+            weights.update(zip(positions, unpack(flat_weights, sums.mean), strict=True))
+            masked.update(zip(positions, unpack(flat_weights * mask.direction(flat), sums.mean), strict=True))
         else:
             for position in bucket:
                 one = moments.sums.at(position, moments.count)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Scalar = float | Tensor
 
@@ -71,12 +72,11 @@ def sand_weights(sign_sum: Tensor, mean: Tensor, m2: Tensor, count: int, tau: Sc
     :param tau: threshold on the agreement: a number or a 0-dimensional tensor.
     :return: weights in [0, 1].
     """
-    excess = agreement(sign_sum, count) - tau
-    # Divided before it is squared: the square of a small mean would be lost, that of a large one infinite.
-    # A ratio that is infinite gives tanh(inf) = 1; one that is 0/0 has a zero mean, which `where` takes out.
-    ratio = mean.abs() / (m2 / (count - 1)).sqrt()
-    keep = (excess > TAU_TOLERANCE) & (mean != 0)
-    return torch.where(keep, torch.tanh(excess * ratio * ratio), 0.0)
+    excess = F.threshold(agreement(sign_sum, count) - tau, TAU_TOLERANCE, 0.0)
+    # Divided before it is squared: the square of a small mean would be lost, that of a large one infinite. A ratio that
+    # is infinite gives tanh(inf) = 1. What is 0 * inf has a zero mean or no excess: a weight of 0.
+    ratio = mean * (m2 / (count - 1)).rsqrt()
+    return torch.tanh(excess * ratio * ratio).nan_to_num(0.0)
 
 
 def absolute_sand_weights(sign_sum: Tensor, m2: Tensor, count: int, tau: Scalar, gain: Scalar) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sandmask._physical import in_transform, on_all_runs
+from sandmask._physical import in_transform, is_traced, on_all_runs
 from sandmask.masks._functional import Scalar, TensorMoments
 from sandmask.masks._two_pass import gradient_moments
 from sandmask.masks._welford import Sums
@@ -99,10 +99,19 @@ def weigh_by_kernel(mask: "Mask", moments: TensorMoments) -> tuple[Tensor, Tenso
     return weights, masked
 
 
+def in_memory_order(positions: Sequence[int], tensors: Sequence[Tensor]) -> Sequence[int]:
+    """The positions of tensors in the order of their addresses, in which `pack` finds neighbours."""
+    if is_traced() or tensors[0].device.type != "cpu":
+        return positions
+    return sorted(positions, key=lambda position: tensors[position].data_ptr())
+
+
 def pack(sums: Sums, count: int) -> TensorMoments:
     """Flat moments of several tensors, one after the other, each in the memory order of its mean."""
 
     def flat(tensors: Sequence[Tensor]) -> Tensor:
+        if (joined := _joined(tensors)) is not None:
+            return joined
         return torch.cat([_in_order_of(tensor, mean) for tensor, mean in zip(tensors, sums.mean, strict=True)])
 
     logs = None if sums.log_sum is None else flat(sums.log_sum)
@@ -121,6 +130,19 @@ def unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
+    """A flat view of tensors that follow each other in memory, on a CPU; None if they do not."""
+    first = tensors[0]
+    if is_traced() or first.device.type != "cpu":
+        return None
+    storage, end = first.untyped_storage().data_ptr(), first.data_ptr()
+    for tensor in tensors:
+        if not tensor.is_contiguous() or tensor.untyped_storage().data_ptr() != storage or tensor.data_ptr() != end:
+            return None
+        end += tensor.nbytes
+    return first.as_strided(((end - first.data_ptr()) // first.itemsize,), (1,))
+
+
 def _in_order_of(tensor: Tensor, like: Tensor) -> Tensor:
     if not is_dense(like):
         return tensor.reshape(-1)
@@ -131,4 +153,4 @@ def _in_order_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements are contiguous in memory, in any order, and there are any."""
-    return tensor.numel() > 0 and bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+    return tensor.numel() > 0 and (tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor)))

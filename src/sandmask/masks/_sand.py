@@ -3,11 +3,14 @@
 import math
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sandmask.masks._base import Mask, Rescale, check_number
 from sandmask.masks._errors import MaskError, warn_once
-from sandmask.masks._functional import Scalar, TensorMoments, absolute_sand_weights, sand_weights
+from sandmask.masks._functional import TAU_TOLERANCE, Scalar, TensorMoments, absolute_sand_weights, sand_weights
+from sandmask.masks._two_pass import works_in_place
 
 _RELEASED_GAIN = 10.0
 
@@ -69,6 +72,16 @@ class SANDMask(Mask):
 
     def element_weights(self, moments: TensorMoments) -> Tensor:
         """Equation 2, or its released variant."""
+        if self.gain is None and not torch.is_grad_enabled() and works_in_place(moments.mean):
+            return _sand_weights_in_place(moments, self.tau)
         if self.gain is None:
             return sand_weights(moments.sign_sum, moments.mean, moments.m2, moments.count, self.tau)
         return absolute_sand_weights(moments.sign_sum, moments.m2, moments.count, self.tau, self.gain)
+
+
+def _sand_weights_in_place(moments: TensorMoments, tau: Scalar) -> Tensor:
+    """`sand_weights` with two tensors, which stay in a CPU's cache, instead of ten."""
+    ratio = (moments.m2 / (moments.count - 1)).rsqrt_().mul_(moments.mean)
+    excess = moments.sign_sum.abs().div_(moments.count).sub_(tau)
+    excess = F.threshold(excess, TAU_TOLERANCE, 0.0, inplace=True)
+    return excess.mul_(ratio).mul_(ratio).tanh_().nan_to_num_(0.0)

@@ -16,8 +16,8 @@ _CHUNK = 2**26
 
 # Columns that come before environments in `fold_runs`. Threads divide every pass by its outermost dimension: with
 # environments outermost, a thread would add up what another one wrote.
-_PIECE = 1024
-_WHOLE = 2**18  # gradients of a run that are not divided
+PIECE = 1024
+_WHOLE = 2**17  # gradients of a run that are not divided, if that would leave a rest
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -32,7 +32,7 @@ def gradient_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
     :param log: also sum log(|g| + 1e-10).
     """
     count, shape = grads.shape[0], grads.shape[1:]
-    if not log and _folds(grads):
+    if not log and works_in_place(grads):
         moments = torch.empty(3, *shape, dtype=accumulation_dtype(grads.dtype))
         fold_runs(grads.reshape(1, count, -1).to(moments.dtype), moments.view(3, 1, -1))
         return TensorMoments(count, *moments)
@@ -43,11 +43,11 @@ def gradient_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
     return TensorMoments(count, *(torch.cat(part).reshape(shape) for part in zip(*parts, strict=True)))
 
 
-def _folds(grads: Tensor) -> bool:
-    """Whether `fold_runs` can take these gradients: it works in place, and branches on values."""
-    if grads.device.type != "cpu" or not grads.is_contiguous() or torch.compiler.is_compiling():
+def works_in_place(tensor: Tensor) -> bool:
+    """Whether functions can be used on this tensor that work in place and branch on values, on a CPU."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or torch.compiler.is_compiling():
         return False
-    return not in_transform() and not (grads.requires_grad and torch.is_grad_enabled())
+    return not in_transform() and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def fold_runs(grads: Tensor, moments: Tensor) -> None:
@@ -60,9 +60,11 @@ def fold_runs(grads: Tensor, moments: Tensor) -> None:
     """
     n_runs, count, size = grads.shape
     together, columns = max(_CHUNK_CPU // max(count * size, 1), 1), max(_CHUNK_CPU // count, 1)
-    piece = min(_PIECE, columns)
+    piece = min(PIECE, columns)
     columns -= columns % piece
-    rest = size % piece if count * size > _WHOLE else size
+    rest = size % piece
+    if rest and count * size <= _WHOLE:
+        rest = size
     for first in range(0, n_runs, together):
         runs = slice(first, first + together)
         for left in range(0, size - rest, columns):

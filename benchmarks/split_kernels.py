@@ -103,7 +103,7 @@ def dense_cases(n_runs: int, batch: int, width: int) -> Iterator[Case]:
         *(lambda: products.weight_gradient(gradients, inputs), of_weight, operations),
     )
     yield Case(
-        *("its weight's moments", MOMENTS, choose(moments, "SPLIT_WEIGHT_MOMENTS"), weight_moments),
+        *("its weight's moments", MOMENTS, lambda tiles: moments.WEIGHT_MOMENTS.update({SPLIT: tiles}), weight_moments),
         *(lambda dtype: of_weight(dtype) / E, operations),
     )
 

@@ -15,12 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.split import multiply, operand, unscaled
-from sandmask.functional.kernels.tiles import Tiles, at_most, exact_on, places
+from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, exact_on, kind, places
 from sandmask.functional.split import Halves
 
 BLOCK = 1024
-WEIGHT_MOMENTS = Tiles(64, 64, 128, 4, 3)
-SPLIT_WEIGHT_MOMENTS = Tiles(64, 64, 32, 4, 4)
+NARROW = 32  # inputs up to which a layer has tiles of its own
+# By the kind of numbers.
+WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 4), SPLIT: Tiles(64, 64, 32, 4, 4)}
+NARROW_WEIGHT_MOMENTS = dict(WEIGHT_MOMENTS)
+OUTER_MOMENTS = Tiles(32, 64, 1, 4, 3)
 
 
 @triton.jit
@@ -129,7 +132,7 @@ def weight_moments(
     split = isinstance(x, Halves)
     left, right = (operand(side if isinstance(side, Halves) else side.contiguous()) for side in (grad, x))
     n_runs, n_rows = len(right.values), right.values.shape[-2] // n_envs
-    tiles = WEIGHT_MOMENTS if right.values.itemsize == 2 and not split else SPLIT_WEIGHT_MOMENTS
+    tiles = (NARROW_WEIGHT_MOMENTS if sizes[1] <= NARROW else WEIGHT_MOMENTS)[kind(x)]
     block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
     rows_per_step = at_most(tiles.depth, n_rows)
     widths = (left.values.shape[-1], right.values.shape[-1])
@@ -252,7 +255,8 @@ def outer_moments(head: Tensor, products: Tensor, unscale: Tensor | None, target
     Scaled and put into `targets` [3, K, out * in] as in `weight_moments`.
     """
     (n_runs, n_envs, n_classes, n_in), n_out = products.shape, head.shape[2]
-    launch: Any = _outer_moments_kernel[(triton.cdiv(n_out, 32), triton.cdiv(n_in, 64), n_runs)]
+    rows, columns, _, warps, stages = OUTER_MOMENTS
+    launch: Any = _outer_moments_kernel[(triton.cdiv(n_out, rows), triton.cdiv(n_in, columns), n_runs)]
     scale = products if unscale is None else unscale.contiguous()
-    sizes = (n_out, n_in, n_classes, targets.stride(1), n_envs, unscale is not None, 32, 64)
-    launch(head.contiguous(), products.contiguous(), scale, *targets, *sizes)
+    sizes = (n_out, n_in, n_classes, targets.stride(1), n_envs, unscale is not None, rows, columns)
+    launch(head.contiguous(), products.contiguous(), scale, *targets, *sizes, num_warps=warps, num_stages=stages)

@@ -15,12 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.moments import welford
+from sandmask.functional.kernels.tiles import Passes
 
 EPS = 1e-5
-NUMBERS = 2048  # of a sample, that a program works on at a time
-HELD = 2048  # numbers up to which it keeps all of a sample, and so reads it once
-WARPS = 8
-HELD_WARPS = 16  # of a program that keeps more numbers than `NUMBERS`
+FORWARD = BACKWARD = Passes(2048, 2048, 8, 16, 1)
+SAMPLE_MOMENTS = Passes(2048, 0, 8, 8, 1)
 
 
 class Normalized(NamedTuple):
@@ -76,6 +75,7 @@ def _normalize_kernel(
     block: tl.constexpr,
     writes: tl.constexpr,
     relu: tl.constexpr,
+    stages: tl.constexpr,
 ):
     run, _, image, channel, group, pixel, place = image_of(channels, groups, block)
     h += image * n_pixels * channels
@@ -89,7 +89,7 @@ def _normalize_kernel(
     about = by_group(tl.sum(value, axis=0), channels, groups) / seen
     total = tl.where(inside, value - about[None, :], 0.0)
     squares = total * total
-    for start in range(block, n_pixels, block):
+    for start in tl.range(block, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         away = tl.where(inside, value - about[None, :], 0.0)
@@ -104,7 +104,7 @@ def _normalize_kernel(
     if writes:
         slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
         bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
-        for start in range(0, n_pixels, block):
+        for start in tl.range(0, n_pixels, block, num_stages=stages):
             inside = (start + pixel < n_pixels)[:, None]
             if block < n_pixels:  # else it is still there
                 value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
@@ -136,6 +136,7 @@ def _normalize_backward_kernel(
     channels: tl.constexpr,
     groups: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """The gradient before the ReLU, and its sums over pixels, and those for gamma and beta."""
     run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
@@ -154,7 +155,7 @@ def _normalize_backward_kernel(
     value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
     of_beta = g
     of_gamma = g * (value - m[None, :])
-    for start in range(block, n_pixels, block):
+    for start in tl.range(block, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
@@ -166,7 +167,7 @@ def _normalize_backward_kernel(
     along = by_group(slope * gamma_sum, channels, groups) / size * r
 
     of_bias = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    for start in tl.range(0, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         if block < n_pixels:  # else they are still there
             g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
@@ -233,9 +234,9 @@ def normalize(
     mean, scale = (torch.empty(n_runs, n_samples, groups, device=h.device) for _ in range(2))
     launch: Any = _normalize_kernel[(n_samples, n_runs)]
     n_pixels = height * width
-    block = block_of(n_pixels, channels, HELD)
+    block, warps = block_of(n_pixels, channels, FORWARD)
     sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block)
-    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, num_warps=warps_of(block, channels))
+    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, FORWARD.stages, num_warps=warps)
     return Normalized(y, mean, scale)
 
 
@@ -253,10 +254,10 @@ def normalize_backward(
     launch: Any = _normalize_backward_kernel[(n_samples, n_runs)]
     grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
-    block = block_of(height * width, channels, HELD)
-    sizes = (more is not None, height * width, channels, groups, block)
+    block, warps = block_of(height * width, channels, BACKWARD)
+    sizes = (more is not None, height * width, channels, groups, block, BACKWARD.stages)
     also = h if more is None else more.contiguous()
-    launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=warps_of(block, channels))
+    launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=warps)
     return result, sums
 
 
@@ -278,15 +279,12 @@ def sample_moments(
     launch: Any = _sample_moments_kernel[(3, n_runs)]
     sizes = (n_envs, n_samples // n_envs, buffers.stride(0), buffers.stride(1), unscale is not None, channels)
     scale = sums if unscale is None else unscale.contiguous()
-    launch(sums, scale, buffers, *places, *sizes, block_of(n_samples // n_envs, channels), num_warps=WARPS)
+    block, warps = block_of(n_samples // n_envs, channels, SAMPLE_MOMENTS)
+    launch(sums, scale, buffers, *places, *sizes, block, num_warps=warps)
 
 
-def block_of(n_rows: int, channels: int, held: int = 0) -> int:
-    """The pixels, or other rows of `channels` numbers, that a program works on at a time: all, up to `held` numbers."""
+def block_of(n_rows: int, channels: int, passes: Passes) -> tuple[int, int]:
+    """The pixels, or other rows of `channels` numbers, that a program works on at a time, and its warps."""
     rows = int(triton.next_power_of_2(n_rows))
-    return rows if rows * channels <= held else min(max(NUMBERS // channels, 1), rows)
-
-
-def warps_of(block: int, channels: int) -> int:
-    """The warps of a program that works on so many numbers at a time."""
-    return WARPS if block * channels <= NUMBERS else HELD_WARPS
+    block = rows if rows * channels <= passes.held else min(max(passes.numbers // channels, 1), rows)
+    return block, passes.warps if block * channels <= passes.numbers else passes.held_warps

@@ -295,7 +295,11 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from sandmask.functional.kernels.tiles import SPLIT, Tiles
 
     large = dict.fromkeys((4, SPLIT), Tiles(128, 128, 128, 4, 1))
-    names = {conv_kernels: ("FORWARD", "INPUT_GRADIENT"), conv_weights: ("ONE", "FEW", "MANY"), conv_pair: ("TILES",)}
+    names = {
+        conv_kernels: ("FORWARD", "INPUT_GRADIENT", "THIN_FORWARD", "THIN_INPUT_GRADIENT"),
+        conv_weights: ("ONE", "FEW", "MANY"),
+        conv_pair: ("TILES",),
+    }
     for module, tables in names.items():
         for table in tables:
             monkeypatch.setattr(module, table, large)

@@ -18,7 +18,9 @@ from sandmask.functional.kernels.moments import welford
 from sandmask.functional.kernels.tiles import Passes
 
 EPS = 1e-5
-FORWARD = BACKWARD = Passes(2048, 2048, 8, 16, 1)
+# By the bytes of a number.
+FORWARD = {2: Passes(2048, 2048, 8, 16, 1), 4: Passes(2048, 2048, 8, 16, 1)}
+BACKWARD = dict(FORWARD)
 SAMPLE_MOMENTS = Passes(2048, 0, 8, 8, 1)
 
 
@@ -234,9 +236,10 @@ def normalize(
     mean, scale = (torch.empty(n_runs, n_samples, groups, device=h.device) for _ in range(2))
     launch: Any = _normalize_kernel[(n_samples, n_runs)]
     n_pixels = height * width
-    block, warps = block_of(n_pixels, channels, FORWARD)
+    passes = FORWARD[h.itemsize]
+    block, warps = block_of(n_pixels, channels, passes)
     sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block)
-    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, FORWARD.stages, num_warps=warps)
+    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, passes.stages, num_warps=warps)
     return Normalized(y, mean, scale)
 
 
@@ -254,8 +257,9 @@ def normalize_backward(
     launch: Any = _normalize_backward_kernel[(n_samples, n_runs)]
     grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
-    block, warps = block_of(height * width, channels, BACKWARD)
-    sizes = (more is not None, height * width, channels, groups, block, BACKWARD.stages)
+    passes = BACKWARD[h.itemsize]
+    block, warps = block_of(height * width, channels, passes)
+    sizes = (more is not None, height * width, channels, groups, block, passes.stages)
     also = h if more is None else more.contiguous()
     launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=warps)
     return result, sums

@@ -19,7 +19,9 @@ from torch import Tensor
 from sandmask.functional.kernels.norm import block_of, by_group, by_pixel, image_of, store_sums
 from sandmask.functional.kernels.tiles import Passes
 
-MEAN = BACKWARD = Passes(2048, 0, 8, 8, 1)
+# By the bytes of a number.
+MEAN = {2: Passes(2048, 0, 8, 8, 1), 4: Passes(2048, 0, 8, 8, 1)}
+BACKWARD = dict(MEAN)
 
 
 @triton.jit
@@ -137,9 +139,10 @@ def mean_of_normalized(
     n_envs, n_samples = share.shape[1:]
     out = torch.empty(n_runs, n_envs, height, width, channels, dtype=h.dtype, device=h.device)
     n_pixels = height * width
-    block, warps = block_of(n_pixels, channels, MEAN)
+    passes = MEAN[h.itemsize]
+    block, warps = block_of(n_pixels, channels, passes)
     launch: Any = _mean_kernel[(triton.cdiv(n_pixels, block), n_envs, n_runs)]
-    sizes = (gamma.stride(0), beta.stride(0), n_samples, n_pixels, channels, groups, block, MEAN.stages)
+    sizes = (gamma.stride(0), beta.stride(0), n_samples, n_pixels, channels, groups, block, passes.stages)
     launch(h, mean, scale, gamma, beta, share, out, *sizes, num_warps=warps)
     return out
 
@@ -165,8 +168,9 @@ def normalize_relu_backward(
     sums = torch.empty(n_runs, n_samples, 3, channels, device=h.device)
     grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0), beta.stride(0))
-    block, warps = block_of(height * width, channels, BACKWARD)
-    sizes = (height * width, channels, groups, block, BACKWARD.stages)
+    passes = BACKWARD[h.itemsize]
+    block, warps = block_of(height * width, channels, passes)
+    sizes = (height * width, channels, groups, block, passes.stages)
     launch: Any = _backward_kernel[(n_samples, n_runs)]
     tensors = (grad, h, mean, scale, gamma, beta, scale if share is None else share, result, sums)
     launch(*tensors, *strides, n_samples // grad.shape[1], share is not None, *sizes, num_warps=warps)

@@ -46,13 +46,17 @@ def last_run(found: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(part[-1] for part in ([found] if isinstance(found, Tensor) else found))
 
 
+def _or(value: Any, other: Any) -> Any:
+    return other if value is None else value
+
+
 @dataclass(frozen=True)
 class Case:
     """One or more launches of a training step, the constants that they use, and other values of these."""
 
     name: str
     constants: tuple[Constant, ...]
-    candidates: Sequence[tuple[Any, ...]]  # a value for every constant
+    candidates: Sequence[tuple[Any, ...]]  # a value for every constant; None leaves it as it is
     launch: Callable[[], Any]
     exact: Callable[[], tuple[Tensor, ...]]  # the last run's results in float64
     limit: float  # on the relative error
@@ -62,8 +66,8 @@ class Case:
     def all_values(self) -> Iterator[tuple[Any, ...]]:
         """The present values, and the candidates."""
         present = tuple(constant.get() for constant in self.constants)
-        yield present
-        yield from (values for values in self.candidates if values != present)
+        found = [tuple(map(_or, values, present)) for values in self.candidates]
+        yield from dict.fromkeys([present, *found])
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,8 @@ def ranked(readings: Sequence[Reading]) -> list[Reading]:
 def verdict(readings: Sequence[Reading]) -> str:
     """Which constants to change, from the readings of one case in the order of `measure`."""
     present, again = readings[0], readings[-1]
+    if present.remark or again.remark:
+        return f"{present.case}: the present constants do not run, or are wrong: {present.remark or again.remark}"
     before = min(present.microseconds, again.microseconds)
     spread = abs(present.microseconds - again.microseconds)
     usable = [one for one in readings if not one.remark and one.setting != present.setting]

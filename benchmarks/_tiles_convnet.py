@@ -17,10 +17,51 @@ from sandmask.functional.split import Halves
 
 LIMITS = {2: 2e-2, SPLIT: 1e-6}  # on relative errors, by the kind of numbers
 DEVICE = "cuda"
-MOMENTS = {2: [Tiles(128, 64, 64, 8, 4)], SPLIT: [Tiles(128, 64, 64, 4, 3)]}
-GRADIENTS = {2: [(Tiles(128, 128, 64, 8, 3), 32768, Tiles(64, 64, 64, 4, 4))], SPLIT: []}
-CONTEXT = {2: [(32768, Tiles(64, 64, 128, 4, 3))], SPLIT: []}
-THIN = {2: [Tiles(256, 64, 64, 8, 3)], SPLIT: []}
+Candidates = dict[int, list[tuple[Any, ...]]]  # by the kind of numbers
+# Sorted by promise: few bytes from the cache for each operation, and programs that fill all multiprocessors evenly.
+# Tiles of whole sums, the most pixels of these, and tiles of sums in parts.
+GRADIENTS: Candidates = {
+    2: [
+        *((None, 5056, Tiles(128, 128, 64, 8, 3)), (None, 3584, Tiles(128, 128, 64, 8, 3))),
+        *((None, 8384, Tiles(128, 128, 64, 8, 3)), (None, 6272, Tiles(128, 64, 64, 4, 3))),
+        *((None, 5056, Tiles(128, 128, 64, 4, 3)), (Tiles(128, 128, 64, 8, 3), None, None)),
+        *((Tiles(128, 64, 64, 4, 3), None, None), (Tiles(128, 64, 64, 8, 4), None, None)),
+        *((Tiles(64, 128, 64, 4, 4), None, None), (Tiles(128, 128, 64, 4, 3), None, None)),
+    ],
+    SPLIT: [
+        *((Tiles(128, 128, 64, 8, 3), None, None), (None, 5056, Tiles(128, 128, 64, 8, 3))),
+        *((None, 5056, Tiles(128, 64, 64, 8, 3)), (Tiles(128, 64, 64, 4, 2), None, None)),
+    ],
+}
+WHOLE = (False, None, None)
+# Tiles of whole sums, whether they are in parts, the most pixels of these, and their tiles.
+MOMENTS: Candidates = {
+    2: [
+        *((None, True, 3136, Tiles(128, 128, 64, 8, 3)), (None, True, 1792, Tiles(128, 128, 64, 8, 3))),
+        *((None, True, 4224, Tiles(128, 128, 64, 8, 3)), (None, True, 5056, Tiles(128, 128, 64, 8, 3))),
+        *((Tiles(128, 128, 64, 8, 4), *WHOLE), (Tiles(128, 64, 64, 8, 4), *WHOLE), (Tiles(64, 128, 64, 4, 4), *WHOLE)),
+        *((Tiles(64, 64, 128, 4, 3), *WHOLE), (Tiles(64, 64, 64, 4, 5), *WHOLE)),
+    ],
+    SPLIT: [
+        *((None, True, 5056, Tiles(128, 128, 64, 8, 3)), (None, True, 3136, Tiles(128, 128, 64, 8, 3))),
+        *((Tiles(128, 128, 64, 8, 3), *WHOLE), (Tiles(64, 128, 64, 8, 3), *WHOLE), (Tiles(64, 64, 64, 4, 3), *WHOLE)),
+    ],
+}
+# The most pixels of a part, and its tiles.
+CONTEXT: Candidates = {
+    2: [
+        *((20096, Tiles(64, 64, 64, 4, 3)), (7168, Tiles(64, 64, 64, 4, 4)), (5056, Tiles(64, 64, 64, 4, 4))),
+        *((11200, Tiles(64, 64, 64, 4, 3)), (7168, Tiles(64, 64, 128, 4, 2)), (None, Tiles(64, 64, 128, 8, 3))),
+    ],
+    SPLIT: [(7168, Tiles(64, 64, 64, 4, 3)), (7168, Tiles(64, 64, 64, 4, 2)), (7168, Tiles(64, 64, 32, 4, 4))],
+}
+THIN = {
+    2: [
+        *(Tiles(256, 64, 64, 8, 3), Tiles(128, 64, 64, 4, 3), Tiles(256, 64, 64, 8, 4), Tiles(128, 64, 64, 4, 4)),
+        *(Tiles(256, 64, 32, 8, 4), Tiles(128, 64, 64, 8, 4)),
+    ],
+    SPLIT: [Tiles(128, 64, 64, 4, 2), Tiles(256, 64, 32, 8, 3), Tiles(128, 64, 32, 4, 4)],
+}
 
 
 class Layer(NamedTuple):
@@ -121,6 +162,7 @@ def gradient_of(layer: Tensors) -> Tensor:
 
 def weight_moments(sizes: Sizes, layers: list[tuple[Tensors, int]]) -> Case:
     """Moments of the same over two environments, for masks."""
+    constants = (("FEW", sizes.kind), ("PARTED", sizes.kind), ("LONG", None), ("LONG_PARTS", sizes.kind))
     buffers = [torch.empty(3, sizes.n_runs, layer.weight[0].numel() + 6, device=DEVICE) for layer, _ in layers]
 
     def launch() -> list[Tensor]:
@@ -138,8 +180,8 @@ def weight_moments(sizes: Sizes, layers: list[tuple[Tensors, int]]) -> Case:
 
     return Case(
         name=named(sizes, "moments of weights"),
-        constants=(Constant(conv_weights, "FEW", sizes.kind),),
-        candidates=[(tiles,) for tiles in MOMENTS[sizes.kind]],
+        constants=tuple(Constant(conv_weights, name, key) for name, key in constants),
+        candidates=MOMENTS[sizes.kind],
         launch=launch,
         results=lambda found: tuple(part[-1, :-6] for buffer in found for part in buffer[1:]),
         exact=exact,

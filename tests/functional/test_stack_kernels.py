@@ -16,6 +16,7 @@ CHECKS = (
     "second_kernel_checks",
     "split_kernel_checks",
     "stack_kernel_checks",
+    "tile_kernel_checks",
 )
 
 if torch.cuda.is_available():

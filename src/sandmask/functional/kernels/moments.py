@@ -8,6 +8,7 @@ inside, the E gradients never exist in memory.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN201, ANN202
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -23,6 +24,7 @@ NARROW = 32  # inputs up to which a layer has tiles of its own
 # By the kind of numbers.
 WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 4), SPLIT: Tiles(64, 64, 32, 4, 4)}
 NARROW_WEIGHT_MOMENTS = dict(WEIGHT_MOMENTS)
+FLAT = {2: False, 4: False, SPLIT: False}  # whether the loops over environments and rows are compiled as one
 OUTER_MOMENTS = Tiles(32, 64, 1, 4, 3)
 
 
@@ -64,6 +66,7 @@ def _weight_moments_kernel(
     scaled: tl.constexpr,
     rooted: tl.constexpr,
     split: tl.constexpr,
+    flat: tl.constexpr,
     precision: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
@@ -83,9 +86,9 @@ def _weight_moments_kernel(
     # Loads may read the zeros that widths are filled up with: whether one is inside is then known for 16 at a time.
     is_in, is_out = (in_units < wide_in)[:, None], (out_units < wide_out)[None, :]
     rows = places(0, rows_per_step, reach)
-    for e in range(n_envs):
+    for e in tl.range(n_envs, flatten=flat):
         product = tl.zeros((block_in, block_out), tl.float32)
-        # All rows of an environment at once make one loop in all, whose loads the compiler can take ahead of need.
+        # One loop in all, by `flat` or by all rows at once, lets the compiler take loads ahead of the next environment.
         for start in range(0, 1 if at_once else n_rows, rows_per_step):
             row = e * n_rows + start + rows
             known = start + rows < n_rows
@@ -149,6 +152,7 @@ def weight_moments(
         scaled=unscale is not None,
         rooted=roots is not None,
         split=split,
+        flat=FLAT[kind(x)],
         precision=exact_on(right.values),
         block_out=block_out,
         block_in=block_in,
@@ -192,7 +196,7 @@ def _fold_runs_kernel(
     tl.store(m2_out + place, m2, mask=inside)
 
 
-def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int) -> None:
+def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor | Sequence[Tensor], width: int) -> None:
     """The twin of `masks.fold_runs`: moments over environments of gradients [K, E, rows, columns].
 
     They go into `targets` [3, K, n] as in `weight_moments`. Only the first `width` columns of every row are used.
@@ -202,7 +206,7 @@ def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int
     n_runs, n_envs, n_rows, _ = grads.shape
     launch: Any = _fold_runs_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
     scale = grads if unscale is None else unscale.contiguous()
-    strides = (grads.stride(2), grads.stride(0), grads.stride(1), targets.stride(1))
+    strides = (grads.stride(2), grads.stride(0), grads.stride(1), targets[0].stride(0))
     how = {"n_envs": n_envs, "scaled": unscale is not None, "block": BLOCK}
     launch(grads, scale, *targets, n_rows * width, width, *strides, **how)
 

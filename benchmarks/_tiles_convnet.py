@@ -38,8 +38,8 @@ WHOLE = (False, None, None)
 MOMENTS: Candidates = {
     2: [
         *((None, True, 3136, Tiles(128, 128, 64, 8, 3)), (None, True, 1792, Tiles(128, 128, 64, 8, 3))),
-        *((None, True, 4224, Tiles(128, 128, 64, 8, 3)), (None, True, 5056, Tiles(128, 128, 64, 8, 3))),
-        *((Tiles(128, 128, 64, 8, 4), *WHOLE), (Tiles(128, 64, 64, 8, 4), *WHOLE), (Tiles(64, 128, 64, 4, 4), *WHOLE)),
+        *((None, True, 5056, Tiles(128, 128, 64, 8, 3)), (None, True, 6272, Tiles(128, 64, 64, 4, 3))),
+        *((Tiles(128, 128, 64, 8, 4), *WHOLE), (Tiles(128, 64, 64, 8, 4), *WHOLE)),
         *((Tiles(64, 64, 128, 4, 3), *WHOLE), (Tiles(64, 64, 64, 4, 5), *WHOLE)),
     ],
     SPLIT: [

@@ -27,7 +27,7 @@ class Constant:
     key: int | None = None  # of a table by the kind of numbers
 
     def __str__(self) -> str:
-        where = f"{self.module.__name__.rpartition('.')[2]}.{self.name}"
+        where = f"{self.module.__name__.removeprefix('sandmask.functional.')}.{self.name}"
         return where if self.key is None else f"{where}[{'SPLIT' if self.key == SPLIT else self.key}]"
 
     def get(self) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks._candidates import Case, Constant, repeated
+from sandmask.functional import conv
 from sandmask.functional.kernels import norm, norm_relu
 from sandmask.functional.kernels.tiles import Passes
 
@@ -71,6 +72,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     """Forward and backward pass of the ConvNet's layers, and of ARM's context network."""
     layers = [(Images(sizes, side, channels), count) for side, channels, count in sizes.layers]
     yield from layer_cases(sizes, layers)
+    yield pooled_case(sizes, layers[-1][0])
     yield from context_cases(sizes, Images(sizes, *sizes.context))
 
 
@@ -102,6 +104,22 @@ def layer_cases(sizes: Sizes, layers: list[tuple[Images, int]]) -> Iterator[Case
         results=lambda found: tuple(part[-1] for pair in found for part in pair),
         exact=lambda: tuple(part for one, _ in layers for part in one.gradients(relu=False)),
         **how(sizes, "normalization, backward", norm, "BACKWARD", BACKWARD),
+    )
+
+
+def pooled_case(sizes: Sizes, one: Images) -> Case:
+    """The last layer, of which the classifier takes the mean over pixels."""
+
+    def launch() -> Tensor:
+        if conv.POOLED:
+            return norm.normalize(one.h, one.gamma, one.beta, GROUPS, pooled=True).y
+        return norm.normalize(one.h, one.gamma, one.beta, GROUPS).y.mean((2, 3))
+
+    settings = how(sizes, "normalization and mean over pixels", norm, "FORWARD", FORWARD)
+    return Case(
+        **{**settings, "constants": (Constant(conv, "POOLED"),), "candidates": [(True,)]},
+        launch=launch,
+        exact=lambda: (one.exact()[3].detach().mean((2, 3)),),
     )
 
 

@@ -7,9 +7,9 @@ Kernels have the shapes of `stacked`: on Spirals 256 runs of the MLP in fp32x3, 
 and fp32x3. A kernel's launch function runs with its present constants, with each candidate, and with the present ones
 again, whose two readings tell how far times can be trusted. Times are those of a training step without evaluations,
 errors those of the last run against float64. Every line is printed, and appended to FILE, as soon as it is known. The
-last lines of a section say which constants of `sandmask.functional.kernels` to change, and what that saves. A faster
-candidate that is less exact is named separately: before it becomes the default, `step_error` has to tell how exact a
-step is with it.
+last lines of a section say which constants of `sandmask.functional` to change, and what that saves. A faster candidate
+that is less exact is named separately: before it becomes the default, `step_error` has to tell how exact a step is with
+it.
 """
 
 import sys

@@ -13,6 +13,7 @@ CHECKS = (
     "context_kernel_checks",
     "conv_kernel_checks",
     "edge_kernel_checks",
+    "pooled_kernel_checks",
     "second_kernel_checks",
     "split_kernel_checks",
     "stack_kernel_checks",

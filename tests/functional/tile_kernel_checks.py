@@ -89,8 +89,8 @@ def test_candidates_that_do_not_fit_or_are_wrong_are_reported() -> None:
 def test_the_present_constants_are_measured_once_more_and_none_keeps_a_value() -> None:
     found = list(measure(case([(None,), (dense.NARROW,)], {}), n_runs=1))
     assert len(found) == 2
-    assert found[0].setting == found[1].setting == f"dense.NARROW = {tuple(dense.NARROW)}"
-    assert str(Constant(dense, "TABLE", SPLIT)) == "dense.TABLE[SPLIT]"
+    assert found[0].setting == found[1].setting == f"kernels.dense.NARROW = {tuple(dense.NARROW)}"
+    assert str(Constant(dense, "TABLE", SPLIT)) == "kernels.dense.TABLE[SPLIT]"
 
 
 def test_a_verdict_names_the_fastest_that_is_as_exact() -> None:
@@ -114,7 +114,7 @@ def test_compiling_in_advance_survives_what_does_not_fit(
     monkeypatch.setattr(tiles, "plans", lambda _: [tiles.Plan("fp32x3", lambda _: iter([found]), spirals.Sizes())])
     monkeypatch.setattr(tiles, "PROCESSES", 1)
     tiles.compile_some(0, "spirals")
-    assert capsys.readouterr().out.startswith("a kernel: dense.NARROW = (1024, 64, 32, 4, 1): out of resource")
+    assert capsys.readouterr().out.startswith("a kernel: kernels.dense.NARROW = (1024, 64, 32, 4, 1): out of resource")
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -77,11 +77,12 @@ def _normalize_kernel(
     block: tl.constexpr,
     writes: tl.constexpr,
     relu: tl.constexpr,
+    pooled: tl.constexpr,
     stages: tl.constexpr,
 ):
     run, _, image, channel, group, pixel, place = image_of(channels, groups, block)
     h += image * n_pixels * channels
-    y += image * n_pixels * channels
+    y += image * (1 if pooled else n_pixels) * channels
     size = n_pixels * (channels // groups)
 
     # Sums of differences from about the mean (that of the first pixels): a square of a mean cancels nothing.
@@ -97,13 +98,18 @@ def _normalize_kernel(
         away = tl.where(inside, value - about[None, :], 0.0)
         total += away
         squares += away * away
-    shift = by_group(tl.sum(total, axis=0), channels, groups) / size
+    of_channels = tl.sum(total, axis=0)
+    shift = by_group(of_channels, channels, groups) / size
     variance = by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
     mean = about + shift
     # Not tl.maximum: NaN has to stay visible.
     scale = 1.0 / tl.sqrt_rn(tl.where(variance < 0, 0.0, variance) + eps)
 
-    if writes:
+    if pooled:  # the mean of a normalized channel is that of the channel, normalized
+        slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
+        bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
+        tl.store(y + channel, (of_channels / n_pixels - shift) * slope + bias)
+    elif writes:
         slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
         bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
         for start in tl.range(0, n_pixels, block, num_stages=stages):
@@ -225,21 +231,29 @@ def _sample_moments_kernel(
 
 
 def normalize(
-    h: Tensor, gamma: Tensor, beta: Tensor, groups: int, *, relu: bool = False, writes: bool = True
+    h: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    groups: int,
+    *,
+    relu: bool = False,
+    writes: bool = True,
+    pooled: bool = False,
 ) -> Normalized:
     """Group normalization of h [K, N, height, width, channels]; gamma and beta are [K, channels].
 
-    With `relu`, the ReLU of it. Without `writes`, only means and deviations are found, and `y` is h.
+    With `relu`, the ReLU of it. Without `writes`, only means and deviations are found, and `y` is h. With `pooled`, and
+    without `relu`, y is its mean over pixels [K, N, channels], which takes one pass.
     """
     n_runs, n_samples, height, width, channels = h.shape
-    y = torch.empty_like(h) if writes else h
+    y = h.new_empty(n_runs, n_samples, channels) if pooled else torch.empty_like(h) if writes else h
     mean, scale = (torch.empty(n_runs, n_samples, groups, device=h.device) for _ in range(2))
     launch: Any = _normalize_kernel[(n_samples, n_runs)]
     n_pixels = height * width
     passes = FORWARD[h.itemsize]
     block, warps = block_of(n_pixels, channels, passes)
     sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block)
-    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, passes.stages, num_warps=warps)
+    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, pooled, passes.stages, num_warps=warps)
     return Normalized(y, mean, scale)
 
 

@@ -13,7 +13,7 @@ from sandmask.functional.kernels import split as halves
 from sandmask.functional.kernels.tiles import SPLIT, Block, Tiles
 from sandmask.functional.split import Halves, joined, largest_of, remember_largest
 
-LIMIT = 1e-6  # on relative errors; those of float32 are about 2e-7
+LIMIT = 5e-6  # on relative errors; those of float32 are about 2e-7, those of TF32 3e-4
 DEVICE = "cuda"
 # Sorted by promise: the bytes in flight of all programs that fit into a multiprocessor. What spills is left out.
 # Moments have pairs of tiles and whether the loops over environments and rows are one.

@@ -103,7 +103,7 @@ def dense_cases(n_runs: int, batch: int, width: int) -> Iterator[Case]:
         *(lambda: products.weight_gradient(gradients, inputs), of_weight, operations),
     )
     yield Case(
-        *("its weight's moments", MOMENTS, choose(moments, "SPLIT_WEIGHT_MOMENTS"), weight_moments),
+        *("its weight's moments", MOMENTS, lambda tiles: moments.WEIGHT_MOMENTS.update({SPLIT: tiles}), weight_moments),
         *(lambda dtype: of_weight(dtype) / E, operations),
     )
 
@@ -134,6 +134,8 @@ def conv_cases(n_runs: int, name: str) -> Iterator[Case]:
         found: Tensor = conv2d_weight(image.to(dtype), weight[0].shape, of_result.to(dtype), stride, 1)  # type: ignore[no-untyped-call]
         return found / 2
 
+    of_input = conv.THIN_INPUT_GRADIENT if n_in <= conv.THIN else conv.INPUT_GRADIENT
+
     def choose(table: dict[int, Tiles]) -> Callable[[Tiles], None]:
         return lambda tiles: table.__setitem__(SPLIT, tiles)
 
@@ -142,7 +144,7 @@ def conv_cases(n_runs: int, name: str) -> Iterator[Case]:
         *(lambda: conv.convolve(inputs, taps, bias, stride), forward, operations),
     )
     yield Case(
-        *(f"its input's gradient {name}", CONVOLUTIONS, choose(conv.INPUT_GRADIENT)),
+        *(f"its input's gradient {name}", CONVOLUTIONS, choose(of_input)),
         *(lambda: conv.input_gradient(gradients, taps, stride, torch.Size((side, side))), backward, operations),
     )
     yield Case(f"its weights' moments {name}", WEIGHTS, choose(conv_weights.FEW), weight_moments, of_weight, operations)

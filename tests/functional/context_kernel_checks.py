@@ -164,8 +164,10 @@ def test_weights_of_large_images_are_summed_in_parts(n_in: int, monkeypatch: pyt
 
 @pytest.mark.parametrize("numbers", [16, 4096])
 def test_images_that_are_read_once_or_in_blocks(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm, "NUMBERS", min(numbers, norm.NUMBERS))
-    monkeypatch.setattr(norm, "HELD", numbers)
+    for name in ("FORWARD", "BACKWARD"):
+        passes = getattr(norm, name)[4]
+        changed = passes._replace(numbers=min(numbers, passes.numbers), held=numbers, stages=3)
+        monkeypatch.setitem(getattr(norm, name), 4, changed)
     shared.test_a_block_of_k_runs_and_its_gradients(shared.CASES[3])
 
 

@@ -295,9 +295,9 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from sandmask.functional.kernels.tiles import SPLIT, Tiles
 
     large = dict.fromkeys((4, SPLIT), Tiles(128, 128, 128, 4, 1))
-    names = {conv_kernels: ("FORWARD", "INPUT_GRADIENT"), conv_weights: ("FEW", "MANY"), conv_pair: ("TILES",)}
-    for module, tables in names.items():
-        for table in tables:
+    names = ("FORWARD", "INPUT_GRADIENT", "THIN_FORWARD", "THIN_INPUT_GRADIENT", "ONE", "FEW", "MANY", "TILES")
+    for module in (conv_kernels, conv_pair, conv_weights):
+        for table in (name for name in names if hasattr(module, name)):
             monkeypatch.setattr(module, table, large)
 
 

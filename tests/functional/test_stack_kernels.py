@@ -13,9 +13,11 @@ CHECKS = (
     "context_kernel_checks",
     "conv_kernel_checks",
     "edge_kernel_checks",
+    "pooled_kernel_checks",
     "second_kernel_checks",
     "split_kernel_checks",
     "stack_kernel_checks",
+    "tile_kernel_checks",
 )
 
 if torch.cuda.is_available():

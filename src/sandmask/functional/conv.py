@@ -19,6 +19,7 @@ from sandmask.functional.split import Halves, split_products
 
 NARROWEST = 16  # output channels from which on a product of matrices is one for the kernels
 LARGEST = 2**31  # numbers in an image of one run, that the kernels' addresses reach
+POOLED = False  # whether a block's mean over pixels is computed with the block
 
 # Takes over the gradients of a block's parameters: gets the gradient of the convolution's result and the block's input,
 # both [K, N, height, width, channels], and the sums of `normalize_backward`.
@@ -34,20 +35,30 @@ def kernels_suit() -> bool:
 
 
 def conv_block(
-    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, stride: int = 1, groups: int = 8
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    stride: int = 1,
+    groups: int = 8,
+    pooled: bool = False,
 ) -> Tensor:
     """group_norm(relu(conv(x))) of x [N, in, height, width], with weight [out, in, 3, 3] and a padding of 1.
 
-    Without kernels it consists of plain operations, which tapes and compilers can see.
+    With `pooled`, its mean over pixels, [N, out]. Without kernels it consists of plain operations, which tapes and
+    compilers can see.
     """
     by_kernels = kernels_suit() and has_kernels(x) and _fits(x, weight, stride, groups)
     if torch.compiler.is_compiling() or not by_kernels:
-        return plain_conv_block(x, weight, bias, gamma, beta, stride, groups)
+        y = plain_conv_block(x, weight, bias, gamma, beta, stride, groups)
+        return pixel_mean(y) if pooled else y
     params = (weight, bias, gamma, beta)
     if has_torch_function((x, *params)):
-        result: Tensor = handle_torch_function(conv_block, (x, *params), x, *params, stride=stride, groups=groups)
+        how = {"stride": stride, "groups": groups, "pooled": pooled}
+        result: Tensor = handle_torch_function(conv_block, (x, *params), x, *params, **how)
         return result
-    return fused_conv_block(x, *params, stride, groups)
+    return fused_conv_block(x, *params, stride, groups, pooled=pooled)
 
 
 def plain_conv_block(
@@ -74,9 +85,12 @@ def fused_conv_block(
     stride: int,
     groups: int,
     fold: Fold | None = None,
+    pooled: bool = False,
 ) -> Tensor:
     """The same by kernels: inside of `vmap` of K runs, outside of a stack of one."""
-    return apply_to_runs(_ConvBlock, (x, weight, bias, gamma, beta), (stride, groups, fold))
+    at_once = pooled and POOLED
+    y = apply_to_runs(_ConvBlock, (x, weight, bias, gamma, beta), (stride, groups, fold, at_once))
+    return pixel_mean(y) if pooled and not at_once else y
 
 
 def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
@@ -103,19 +117,20 @@ class _ConvBlock(Function):
         stride: int,
         groups: int,
         fold: Fold | None,  # noqa: ARG004 - for the backward pass
+        pooled: bool,
     ) -> tuple[Tensor, ...]:
         from sandmask.functional.kernels import conv as conv_kernels
         from sandmask.functional.kernels import norm
 
         taps, inputs = factor(conv_kernels.by_tap(weight)), factor(channels_last(x))
         h = conv_kernels.convolve(inputs, taps, rows(bias), stride)
-        y, mean, scale = norm.normalize(h, rows(gamma), rows(beta), groups)
+        y, mean, scale = norm.normalize(h, rows(gamma), rows(beta), groups, pooled=pooled)
         factors = (*inputs, *taps) if isinstance(inputs, Halves) and isinstance(taps, Halves) else (taps,)
-        return y.permute(0, 1, 4, 2, 3), h, mean, scale, *factors
+        return y if pooled else y.permute(0, 1, 4, 2, 3), h, mean, scale, *factors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.stride, ctx.groups, ctx.fold = inputs
+        *tensors, ctx.stride, ctx.groups, ctx.fold, ctx.pooled = inputs
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output[1:])
@@ -124,18 +139,21 @@ class _ConvBlock(Function):
     def backward(ctx: Any, grad: Tensor | None, of_h: Tensor | None, *_: None) -> Any:
         """`of_h`, the gradient of what is normalized, comes from a gradient of gradients."""
         if grad is None and of_h is None:
-            return (None,) * 8
+            return (None,) * 9
         saved = ctx.saved_tensors
+        h = saved[5]
         if grad is None:
-            grad = torch.zeros_like(saved[5]).permute(0, 1, 4, 2, 3)
+            grad = torch.zeros_like(h).permute(0, 1, 4, 2, 3)
+        elif ctx.pooled:
+            grad = _of_pixels(grad, h.shape[2:4])
         wants_x, how = ctx.needs_input_grad[0], (ctx.stride, ctx.groups)
         if torch.is_grad_enabled():
             from sandmask.functional.conv_second import differentiable_gradients
 
             if ctx.fold is not None or of_h is not None:
                 raise RuntimeError("Third derivatives, and those of gradients that are folded, have no kernels.")
-            return *differentiable_gradients(saved, grad, *how, wants_x), None, None, None
-        return *block_gradients(saved, grad, of_h, *how, wants_x, ctx.fold)[0], None, None, None
+            return *differentiable_gradients(saved, grad, *how, wants_x), *[None] * 4
+        return *block_gradients(saved, grad, of_h, *how, wants_x, ctx.fold)[0], *[None] * 4
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -190,13 +208,17 @@ class _PixelMean(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        shape: torch.Size = ctx.shape
-        return (grad / shape[-2:].numel())[..., None, None].expand(shape)
+        return _of_pixels(grad, ctx.shape[-2:])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:  # noqa: ARG004
         y: Tensor = _PixelMean.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]
         return y, 0
+
+
+def _of_pixels(grad: Tensor, sides: torch.Size) -> Tensor:
+    """The gradient of an image's pixels [..., height, width], all the same, from that of their mean."""
+    return (grad / sides.numel())[..., None, None].expand(*grad.shape, *sides)
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 
 from torch import Tensor, nn
 
-from sandmask.functional.conv import conv_block, kernels_suit, pixel_mean
+from sandmask.functional.conv import conv_block, kernels_suit
 from sandmask.functional.dense import Dropout, affine, dense
 from sandmask.networks._timm import check_input_shape
 from sandmask.networks.featurizer import NETWORKS, Featurizer, NetworkEntry
@@ -61,13 +61,14 @@ class MNISTConvNet(Featurizer):
 
     def forward(self, x: Tensor, drop: Dropout | None = None) -> Tensor:  # noqa: ARG002 - has no dropout layer
         """The features."""
+        last = self.blocks[-1]
         for convolution, _, norm in zip(*[iter(self.blocks)] * 3, strict=True):
             assert isinstance(convolution, nn.Conv2d)
             assert isinstance(norm, nn.GroupNorm)
             assert convolution.bias is not None
             own = (convolution.weight, convolution.bias, norm.weight, norm.bias)
-            x = conv_block(x, *own, stride=convolution.stride[0], groups=norm.num_groups)
-        return pixel_mean(x)
+            x = conv_block(x, *own, stride=convolution.stride[0], groups=norm.num_groups, pooled=norm is last)
+        return x
 
 
 def _mlp(input_shape: tuple[int, ...], mlp_width: int, mlp_depth: int) -> Featurizer:

@@ -17,15 +17,18 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.conv import Shape, first_tap, within
-from sandmask.functional.kernels.moments import welford
+from sandmask.functional.kernels.moments import fold_runs, welford
 from sandmask.functional.kernels.split import Operand, multiply, operand, unscaled
 from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
 from sandmask.functional.split import Halves
 
 # By the kind of numbers. Of one or two environments a program keeps as many tiles in registers, of more it keeps 4.
 FEW = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
+ONE = dict(FEW)
 MANY = {2: Tiles(128, 64, 64, 8, 4), 4: Tiles(64, 32, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
 PARTS = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(64, 64, 64, 4, 3)}
+LONG_PARTS = dict(PARTS)  # in a layer of many weights
+PARTED = {2: False, 4: False, SPLIT: False}  # whether moments over environments are also found from parts
 PART = 2048  # pixels that a program sums over in a layer of few weights
 LONG = 32768  # the same in a layer of many, with more pixels than this
 NARROW = 64  # weights of an output channel, up to which a layer has few
@@ -239,9 +242,13 @@ def weight_moments(
     [K, P]: sum of signs, mean and M2, or the mean alone, which of one environment is the gradient. Each environment's
     gradient is multiplied by `unscale` [K, E].
     """
+    if len(targets) == 3 and PARTED[kind(x)]:
+        gradients = weight_parts(grad, x, n_envs, stride, side).sum(2)
+        fold_runs(gradients.unsqueeze(2), unscale, targets, gradients.shape[2])
+        return
     left, right = operand(grad), operand(x)
     n_rows, shape = _shape_of(left, right, n_envs, stride, side)
-    tiles = (FEW if n_envs <= 2 else MANY)[kind(x)]
+    tiles = (ONE if n_envs == 1 else FEW if n_envs == 2 else MANY)[kind(x)]
     n_weights = side * side * shape.n_in
     columns = dividing(tiles.columns, shape.n_in) or at_most(tiles.columns, n_weights)
     rows, depth = at_most(tiles.rows, shape.n_out), at_most(tiles.depth, n_rows)
@@ -267,10 +274,11 @@ def weight_parts(grad: Tensor | Halves, x: Tensor | Halves, n_envs: int, stride:
     left, right = operand(grad), operand(x)
     n_rows, shape = _shape_of(left, right, n_envs, stride, side)
     n_runs, n_out, n_weights = len(left.values), shape.n_out, side * side * shape.n_in
-    tiles = PARTS[kind(x)]
+    few = has_few_weights(shape.n_in, side)
+    tiles = (PARTS if few else LONG_PARTS)[kind(x)]
     rows, depth = at_most(tiles.rows, n_out), at_most(tiles.depth, n_rows)
     columns, part = at_most(NARROW, n_weights), PART
-    if not has_few_weights(shape.n_in, side):
+    if not few:
         columns = dividing(tiles.columns, shape.n_in) or columns
         part = depth * triton.cdiv(n_rows, depth * triton.cdiv(n_rows, LONG))  # parts of the same size
     parts = n_envs * triton.cdiv(n_rows, part)

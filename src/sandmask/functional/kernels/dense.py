@@ -17,6 +17,7 @@ from sandmask.functional.split import Halves, largest_of, remember_largest, spli
 
 BLOCK = 1024
 NARROW = Tiles(64, 64, 32, 4, 1)  # of a layer with few inputs
+ACTIVATE_BACKWARD = Tiles(32, 128, 1, 4, 3)
 LARGEST = tl.constexpr(65504.0)  # of float16
 
 
@@ -269,7 +270,8 @@ def _activate_backward(
 ) -> Tensor:
     n_runs, n_rows, width = out.shape
     sums = torch.empty(n_runs, triton.cdiv(n_rows, part), width, device=out.device)
-    columns = at_most(128, width)
+    tiles = ACTIVATE_BACKWARD
+    columns = at_most(tiles.columns, width)
     launch: Any = _activate_backward_kernel[(triton.cdiv(width, columns), sums.shape[1], n_runs)]
     launch(
         grad.contiguous(),
@@ -281,8 +283,10 @@ def _activate_backward(
         drops=rate is not None,
         rooted=roots is not None,
         split=largest is not None,
-        rows=at_most(32, part),
+        rows=at_most(tiles.rows, part),
         columns=columns,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
     return sums
 

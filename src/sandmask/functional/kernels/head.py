@@ -15,10 +15,12 @@ from torch import Tensor
 
 from sandmask.functional.kernels.dense import saturated
 from sandmask.functional.kernels.split import note_largest
-from sandmask.functional.kernels.tiles import at_most, exact_on, places
+from sandmask.functional.kernels.tiles import Tiles, at_most, exact_on, places
 from sandmask.functional.split import remember_largest, split_products
 
-ROWS, COLUMNS = 64, 64  # of features, that a program works on at a time
+# A program works on some rows of the features; their columns are what logits are summed over.
+LOGITS = Tiles(64, 64, 64, 4, 3)
+GRADIENTS = Tiles(64, 64, 64, 4, 3)
 
 
 @triton.jit
@@ -115,10 +117,10 @@ def logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b in float32, of x [K, N, wide], weight [K, classes, in] and bias [K, classes]."""
     (n_runs, n_rows, wide), (_, n_classes, n_in) = x.shape, weight.shape
     out = torch.empty(n_runs, n_rows, n_classes, device=x.device)
-    rows = at_most(ROWS, n_rows)
+    rows, classes = at_most(LOGITS.rows, n_rows), at_most(LOGITS.columns, n_classes)
     launch: Any = _logits_kernel[(triton.cdiv(n_rows, rows), n_runs)]
-    sizes = (n_rows, wide, n_in, n_classes, n_rows * wide, at_most(64, n_classes), rows, COLUMNS)
-    launch(x, weight, bias, out, *sizes, _precision(x))
+    sizes = (n_rows, wide, n_in, n_classes, n_rows * wide, classes, rows, LOGITS.depth)
+    launch(x, weight, bias, out, *sizes, _precision(x), num_warps=LOGITS.warps, num_stages=LOGITS.stages)
     return out
 
 
@@ -134,9 +136,12 @@ def gradients(
     sums = torch.empty(n_runs, triton.cdiv(n_rows, part), n_classes, n_in, device=x.device)
     notes = split_products() and x.dtype == torch.float32  # for the layer before
     largest = torch.zeros(n_runs, device=x.device) if notes else sums
-    launch: Any = _gradients_kernel[(triton.cdiv(wide, COLUMNS), sums.shape[1], n_runs)]
-    sizes = (n_rows, wide, n_in, n_classes, n_rows * wide, part, at_most(64, n_classes), at_most(ROWS, part), COLUMNS)
-    launch(grad, grad if weighted is None else weighted, x, weight, of_x, sums, largest, *sizes, _precision(x), notes)
+    most, columns, most_classes, warps, stages = GRADIENTS
+    launch: Any = _gradients_kernel[(triton.cdiv(wide, columns), sums.shape[1], n_runs)]
+    tile = (at_most(most_classes, n_classes), at_most(most, part), columns)
+    sizes = (n_rows, wide, n_in, n_classes, n_rows * wide, part, *tile, _precision(x), notes)
+    tensors = (grad, grad if weighted is None else weighted, x, weight, of_x, sums, largest)
+    launch(*tensors, *sizes, num_warps=warps, num_stages=stages)
     if notes:
         remember_largest(of_x, largest)
     return of_x, sums

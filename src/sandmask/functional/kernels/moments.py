@@ -8,6 +8,7 @@ inside, the E gradients never exist in memory.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN201, ANN202
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -15,12 +16,16 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.split import multiply, operand, unscaled
-from sandmask.functional.kernels.tiles import Tiles, at_most, exact_on, places
+from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, exact_on, kind, places
 from sandmask.functional.split import Halves
 
 BLOCK = 1024
-WEIGHT_MOMENTS = Tiles(64, 64, 128, 4, 3)
-SPLIT_WEIGHT_MOMENTS = Tiles(64, 64, 32, 4, 4)
+NARROW = 32  # inputs up to which a layer has tiles of its own
+# By the kind of numbers.
+WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 4), SPLIT: Tiles(64, 64, 32, 4, 4)}
+NARROW_WEIGHT_MOMENTS = dict(WEIGHT_MOMENTS)
+FLAT = {2: False, 4: False, SPLIT: False}  # whether the loops over environments and rows are compiled as one
+OUTER_MOMENTS = Tiles(32, 64, 1, 4, 3)
 
 
 @triton.jit
@@ -61,6 +66,7 @@ def _weight_moments_kernel(
     scaled: tl.constexpr,
     rooted: tl.constexpr,
     split: tl.constexpr,
+    flat: tl.constexpr,
     precision: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
@@ -80,9 +86,9 @@ def _weight_moments_kernel(
     # Loads may read the zeros that widths are filled up with: whether one is inside is then known for 16 at a time.
     is_in, is_out = (in_units < wide_in)[:, None], (out_units < wide_out)[None, :]
     rows = places(0, rows_per_step, reach)
-    for e in range(n_envs):
+    for e in tl.range(n_envs, flatten=flat):
         product = tl.zeros((block_in, block_out), tl.float32)
-        # All rows of an environment at once make one loop in all, whose loads the compiler can take ahead of need.
+        # One loop in all, by `flat` or by all rows at once, lets the compiler take loads ahead of the next environment.
         for start in range(0, 1 if at_once else n_rows, rows_per_step):
             row = e * n_rows + start + rows
             known = start + rows < n_rows
@@ -129,7 +135,7 @@ def weight_moments(
     split = isinstance(x, Halves)
     left, right = (operand(side if isinstance(side, Halves) else side.contiguous()) for side in (grad, x))
     n_runs, n_rows = len(right.values), right.values.shape[-2] // n_envs
-    tiles = WEIGHT_MOMENTS if right.values.itemsize == 2 and not split else SPLIT_WEIGHT_MOMENTS
+    tiles = (NARROW_WEIGHT_MOMENTS if sizes[1] <= NARROW else WEIGHT_MOMENTS)[kind(x)]
     block_out, block_in = at_most(tiles.rows, sizes[0]), at_most(tiles.columns, sizes[1])
     rows_per_step = at_most(tiles.depth, n_rows)
     widths = (left.values.shape[-1], right.values.shape[-1])
@@ -146,6 +152,7 @@ def weight_moments(
         scaled=unscale is not None,
         rooted=roots is not None,
         split=split,
+        flat=FLAT[kind(x)],
         precision=exact_on(right.values),
         block_out=block_out,
         block_in=block_in,
@@ -189,7 +196,7 @@ def _fold_runs_kernel(
     tl.store(m2_out + place, m2, mask=inside)
 
 
-def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int) -> None:
+def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor | Sequence[Tensor], width: int) -> None:
     """The twin of `masks.fold_runs`: moments over environments of gradients [K, E, rows, columns].
 
     They go into `targets` [3, K, n] as in `weight_moments`. Only the first `width` columns of every row are used.
@@ -199,7 +206,7 @@ def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor, width: int
     n_runs, n_envs, n_rows, _ = grads.shape
     launch: Any = _fold_runs_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
     scale = grads if unscale is None else unscale.contiguous()
-    strides = (grads.stride(2), grads.stride(0), grads.stride(1), targets.stride(1))
+    strides = (grads.stride(2), grads.stride(0), grads.stride(1), targets[0].stride(0))
     how = {"n_envs": n_envs, "scaled": unscale is not None, "block": BLOCK}
     launch(grads, scale, *targets, n_rows * width, width, *strides, **how)
 
@@ -252,7 +259,8 @@ def outer_moments(head: Tensor, products: Tensor, unscale: Tensor | None, target
     Scaled and put into `targets` [3, K, out * in] as in `weight_moments`.
     """
     (n_runs, n_envs, n_classes, n_in), n_out = products.shape, head.shape[2]
-    launch: Any = _outer_moments_kernel[(triton.cdiv(n_out, 32), triton.cdiv(n_in, 64), n_runs)]
+    rows, columns, _, warps, stages = OUTER_MOMENTS
+    launch: Any = _outer_moments_kernel[(triton.cdiv(n_out, rows), triton.cdiv(n_in, columns), n_runs)]
     scale = products if unscale is None else unscale.contiguous()
-    sizes = (n_out, n_in, n_classes, targets.stride(1), n_envs, unscale is not None, 32, 64)
-    launch(head.contiguous(), products.contiguous(), scale, *targets, *sizes)
+    sizes = (n_out, n_in, n_classes, targets.stride(1), n_envs, unscale is not None, rows, columns)
+    launch(head.contiguous(), products.contiguous(), scale, *targets, *sizes, num_warps=warps, num_stages=stages)

@@ -15,12 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sandmask.functional.kernels.moments import welford
+from sandmask.functional.kernels.tiles import Passes
 
 EPS = 1e-5
-NUMBERS = 2048  # of a sample, that a program works on at a time
-HELD = 2048  # numbers up to which it keeps all of a sample, and so reads it once
-WARPS = 8
-HELD_WARPS = 16  # of a program that keeps more numbers than `NUMBERS`
+# By the bytes of a number.
+FORWARD = {2: Passes(2048, 2048, 8, 16, 1), 4: Passes(2048, 2048, 8, 16, 1)}
+BACKWARD = dict(FORWARD)
+SAMPLE_MOMENTS = Passes(2048, 0, 8, 8, 1)
 
 
 class Normalized(NamedTuple):
@@ -76,10 +77,12 @@ def _normalize_kernel(
     block: tl.constexpr,
     writes: tl.constexpr,
     relu: tl.constexpr,
+    pooled: tl.constexpr,
+    stages: tl.constexpr,
 ):
     run, _, image, channel, group, pixel, place = image_of(channels, groups, block)
     h += image * n_pixels * channels
-    y += image * n_pixels * channels
+    y += image * (1 if pooled else n_pixels) * channels
     size = n_pixels * (channels // groups)
 
     # Sums of differences from about the mean (that of the first pixels): a square of a mean cancels nothing.
@@ -89,22 +92,27 @@ def _normalize_kernel(
     about = by_group(tl.sum(value, axis=0), channels, groups) / seen
     total = tl.where(inside, value - about[None, :], 0.0)
     squares = total * total
-    for start in range(block, n_pixels, block):
+    for start in tl.range(block, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         away = tl.where(inside, value - about[None, :], 0.0)
         total += away
         squares += away * away
-    shift = by_group(tl.sum(total, axis=0), channels, groups) / size
+    of_channels = tl.sum(total, axis=0)
+    shift = by_group(of_channels, channels, groups) / size
     variance = by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
     mean = about + shift
     # Not tl.maximum: NaN has to stay visible.
     scale = 1.0 / tl.sqrt_rn(tl.where(variance < 0, 0.0, variance) + eps)
 
-    if writes:
+    if pooled:  # the mean of a normalized channel is that of the channel, normalized
         slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
         bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
-        for start in range(0, n_pixels, block):
+        tl.store(y + channel, (of_channels / n_pixels - shift) * slope + bias)
+    elif writes:
+        slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
+        bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
+        for start in tl.range(0, n_pixels, block, num_stages=stages):
             inside = (start + pixel < n_pixels)[:, None]
             if block < n_pixels:  # else it is still there
                 value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
@@ -136,6 +144,7 @@ def _normalize_backward_kernel(
     channels: tl.constexpr,
     groups: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """The gradient before the ReLU, and its sums over pixels, and those for gamma and beta."""
     run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
@@ -154,7 +163,7 @@ def _normalize_backward_kernel(
     value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
     of_beta = g
     of_gamma = g * (value - m[None, :])
-    for start in range(block, n_pixels, block):
+    for start in tl.range(block, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
@@ -166,7 +175,7 @@ def _normalize_backward_kernel(
     along = by_group(slope * gamma_sum, channels, groups) / size * r
 
     of_bias = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    for start in tl.range(0, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         if block < n_pixels:  # else they are still there
             g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
@@ -222,20 +231,29 @@ def _sample_moments_kernel(
 
 
 def normalize(
-    h: Tensor, gamma: Tensor, beta: Tensor, groups: int, *, relu: bool = False, writes: bool = True
+    h: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    groups: int,
+    *,
+    relu: bool = False,
+    writes: bool = True,
+    pooled: bool = False,
 ) -> Normalized:
     """Group normalization of h [K, N, height, width, channels]; gamma and beta are [K, channels].
 
-    With `relu`, the ReLU of it. Without `writes`, only means and deviations are found, and `y` is h.
+    With `relu`, the ReLU of it. Without `writes`, only means and deviations are found, and `y` is h. With `pooled`, and
+    without `relu`, y is its mean over pixels [K, N, channels], which takes one pass.
     """
     n_runs, n_samples, height, width, channels = h.shape
-    y = torch.empty_like(h) if writes else h
+    y = h.new_empty(n_runs, n_samples, channels) if pooled else torch.empty_like(h) if writes else h
     mean, scale = (torch.empty(n_runs, n_samples, groups, device=h.device) for _ in range(2))
     launch: Any = _normalize_kernel[(n_samples, n_runs)]
     n_pixels = height * width
-    block = block_of(n_pixels, channels, HELD)
+    passes = FORWARD[h.itemsize]
+    block, warps = block_of(n_pixels, channels, passes)
     sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block)
-    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, num_warps=warps_of(block, channels))
+    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, pooled, passes.stages, num_warps=warps)
     return Normalized(y, mean, scale)
 
 
@@ -253,10 +271,11 @@ def normalize_backward(
     launch: Any = _normalize_backward_kernel[(n_samples, n_runs)]
     grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
-    block = block_of(height * width, channels, HELD)
-    sizes = (more is not None, height * width, channels, groups, block)
+    passes = BACKWARD[h.itemsize]
+    block, warps = block_of(height * width, channels, passes)
+    sizes = (more is not None, height * width, channels, groups, block, passes.stages)
     also = h if more is None else more.contiguous()
-    launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=warps_of(block, channels))
+    launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=warps)
     return result, sums
 
 
@@ -278,15 +297,12 @@ def sample_moments(
     launch: Any = _sample_moments_kernel[(3, n_runs)]
     sizes = (n_envs, n_samples // n_envs, buffers.stride(0), buffers.stride(1), unscale is not None, channels)
     scale = sums if unscale is None else unscale.contiguous()
-    launch(sums, scale, buffers, *places, *sizes, block_of(n_samples // n_envs, channels), num_warps=WARPS)
+    block, warps = block_of(n_samples // n_envs, channels, SAMPLE_MOMENTS)
+    launch(sums, scale, buffers, *places, *sizes, block, num_warps=warps)
 
 
-def block_of(n_rows: int, channels: int, held: int = 0) -> int:
-    """The pixels, or other rows of `channels` numbers, that a program works on at a time: all, up to `held` numbers."""
+def block_of(n_rows: int, channels: int, passes: Passes) -> tuple[int, int]:
+    """The pixels, or other rows of `channels` numbers, that a program works on at a time, and its warps."""
     rows = int(triton.next_power_of_2(n_rows))
-    return rows if rows * channels <= held else min(max(NUMBERS // channels, 1), rows)
-
-
-def warps_of(block: int, channels: int) -> int:
-    """The warps of a program that works on so many numbers at a time."""
-    return WARPS if block * channels <= NUMBERS else HELD_WARPS
+    block = rows if rows * channels <= passes.held else min(max(passes.numbers // channels, 1), rows)
+    return block, passes.warps if block * channels <= passes.numbers else passes.held_warps

@@ -16,7 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.norm import WARPS, block_of, by_group, by_pixel, image_of, store_sums
+from sandmask.functional.kernels.norm import block_of, by_group, by_pixel, image_of, store_sums
+from sandmask.functional.kernels.tiles import Passes
+
+# By the bytes of a number.
+MEAN = {2: Passes(2048, 0, 8, 8, 1), 4: Passes(2048, 0, 8, 8, 1)}
+BACKWARD = dict(MEAN)
 
 
 @triton.jit
@@ -35,6 +40,7 @@ def _mean_kernel(
     channels: tl.constexpr,
     groups: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Some pixels of the mean over one environment's examples."""
     run, e = tl.program_id(2).to(tl.int64), tl.program_id(1)
@@ -46,7 +52,7 @@ def _mean_kernel(
     image = run * tl.num_programs(1) + e
     first = image * n_samples
     total = tl.zeros((block, channels), tl.float32)
-    for sample in range(n_samples):
+    for sample in tl.range(n_samples, num_stages=stages):
         m = tl.load(mean + (first + sample) * groups + group)
         r = tl.load(scale + (first + sample) * groups + group) * slope
         value = tl.load(h + (first + sample) * (n_pixels * channels) + place, mask=inside, other=0.0).to(tl.float32)
@@ -77,6 +83,7 @@ def _backward_kernel(
     channels: tl.constexpr,
     groups: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """The gradient before the normalization, and its sums over pixels, and those for gamma and beta."""
     run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
@@ -95,7 +102,7 @@ def _backward_kernel(
 
     of_beta = tl.zeros((block, channels), tl.float32)
     of_gamma = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    for start in tl.range(0, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32) * factor
         away = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32) - m[None, :]
@@ -108,7 +115,7 @@ def _backward_kernel(
     along = by_group(slope * gamma_sum, channels, groups) / size * r
 
     of_bias = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    for start in tl.range(0, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32) * factor
         away = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32) - m[None, :]
@@ -132,10 +139,11 @@ def mean_of_normalized(
     n_envs, n_samples = share.shape[1:]
     out = torch.empty(n_runs, n_envs, height, width, channels, dtype=h.dtype, device=h.device)
     n_pixels = height * width
-    block = block_of(n_pixels, channels)
+    passes = MEAN[h.itemsize]
+    block, warps = block_of(n_pixels, channels, passes)
     launch: Any = _mean_kernel[(triton.cdiv(n_pixels, block), n_envs, n_runs)]
-    sizes = (gamma.stride(0), beta.stride(0), n_samples, n_pixels, channels, groups, block)
-    launch(h, mean, scale, gamma, beta, share, out, *sizes, num_warps=WARPS)
+    sizes = (gamma.stride(0), beta.stride(0), n_samples, n_pixels, channels, groups, block, passes.stages)
+    launch(h, mean, scale, gamma, beta, share, out, *sizes, num_warps=warps)
     return out
 
 
@@ -160,8 +168,10 @@ def normalize_relu_backward(
     sums = torch.empty(n_runs, n_samples, 3, channels, device=h.device)
     grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0), beta.stride(0))
-    sizes = (height * width, channels, groups, block_of(height * width, channels))
+    passes = BACKWARD[h.itemsize]
+    block, warps = block_of(height * width, channels, passes)
+    sizes = (height * width, channels, groups, block, passes.stages)
     launch: Any = _backward_kernel[(n_samples, n_runs)]
     tensors = (grad, h, mean, scale, gamma, beta, scale if share is None else share, result, sums)
-    launch(*tensors, *strides, n_samples // grad.shape[1], share is not None, *sizes, num_warps=WARPS)
+    launch(*tensors, *strides, n_samples // grad.shape[1], share is not None, *sizes, num_warps=warps)
     return result, sums

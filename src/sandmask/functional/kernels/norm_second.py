@@ -19,7 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.norm import WARPS, block_of, by_group, by_pixel, image_of
+from sandmask.functional.kernels.norm import block_of, by_group, by_pixel, image_of
+from sandmask.functional.kernels.tiles import Passes
+
+SECOND = Passes(2048, 0, 8, 8, 1)
 
 
 class Image(NamedTuple):
@@ -54,6 +57,7 @@ def _second_kernel(
     channels: tl.constexpr,
     groups: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
     run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
     grad += run * grad_run + sample * grad_sample
@@ -74,7 +78,7 @@ def _second_kernel(
     sum_q = tl.zeros((block, channels), tl.float32)
     sum_qz = tl.zeros((block, channels), tl.float32)
     sum_qg = tl.zeros((block, channels), tl.float32)
-    for start in range(0, n_pixels, block):
+    for start in tl.range(0, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
@@ -100,7 +104,7 @@ def _second_kernel(
     level = mean_u - r * (mean_az * mean_q + mean_qz * mean_a)
     tilt = mean_uz + r * (mean_qa - mean_q * mean_a - 3.0 * mean_az * mean_qz)
     by_g, by_q = u - r * mean_qz * slope, r * mean_az
-    for start in range(0, n_pixels, block):
+    for start in tl.range(0, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
@@ -131,8 +135,9 @@ def normalize_second(
     to_gamma = torch.empty(n_runs, n_samples, channels, device=h.device)
     grad = by_pixel(grad)
     strides = (*(grad.stride(i) for i in (0, 1, 3)), *(rows.stride(0) for rows in (gamma, of_gamma, of_beta)))
-    sizes = (height * width, channels, n_groups, block_of(height * width, channels))
+    block, warps = block_of(height * width, channels, SECOND)
+    sizes = (height * width, channels, n_groups, block, SECOND.stages)
     tensors = (grad, of_before, h, image.mean, image.scale, gamma, of_gamma, of_beta, to_grad, to_h, to_gamma)
     launch: Any = _second_kernel[(n_samples, n_runs)]
-    launch(*tensors, *strides, *sizes, num_warps=WARPS)
+    launch(*tensors, *strides, *sizes, num_warps=warps)
     return to_grad, to_h, to_gamma

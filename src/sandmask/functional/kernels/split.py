@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.tiles import places
+from sandmask.functional.kernels.tiles import Block, places
 from sandmask.functional.split import Halves, largest_of
 
-BLOCK = 2048
+BLOCK = Block(2048, 4)
 
 
 class Operand(NamedTuple):
@@ -120,6 +120,7 @@ def split(x: Tensor, n_rows: int | None = None, n_columns: int | None = None) ->
     values = torch.empty(len(one), 2, *shape, dtype=torch.float16, device=x.device)
     numel = shape.numel()
     own_rows, own_columns, wide = (1, 1, 1) if flat else (*x.shape[1:], shape[1])
-    launch: Any = _split_kernel[(triton.cdiv(numel, BLOCK), len(one))]
-    launch(one, largest, values, own_rows, own_columns, wide, numel, one.stride(0), flat=flat, block=BLOCK)
+    launch: Any = _split_kernel[(triton.cdiv(numel, BLOCK.numbers), len(one))]
+    how = {"flat": flat, "block": BLOCK.numbers, "num_warps": BLOCK.warps}
+    launch(one, largest, values, own_rows, own_columns, wide, numel, one.stride(0), **how)
     return Halves(values.expand(n_runs, *values.shape[1:]), largest.expand(n_runs).contiguous())

@@ -26,6 +26,23 @@ class Tiles(NamedTuple):
     stages: int
 
 
+class Block(NamedTuple):
+    """How many numbers a program works on that treats each by itself."""
+
+    numbers: int
+    warps: int
+
+
+class Passes(NamedTuple):
+    """How a program goes through the numbers of an image."""
+
+    numbers: int  # that it works on at a time
+    held: int  # up to which it keeps all of an image, and so reads it once
+    warps: int
+    held_warps: int  # of a program that keeps more than `numbers`
+    stages: int  # of which all but one are read ahead; with 1 the compiler decides
+
+
 @triton.jit
 def places(program, size: tl.constexpr, reach):
     """The numbers program * size, ..., program * size + size - 1, in 64 bits where `reach` has as many, else in 32.

@@ -203,6 +203,7 @@ def taped_conv_block(
     beta: Tensor,
     stride: int = 1,
     groups: int = 8,
+    pooled: bool = False,
 ) -> Tensor:
     """`conv_block`, where there are kernels for it."""
     tape.check_rows(x, 4)
@@ -221,4 +222,4 @@ def taped_conv_block(
         of_bias, of_gamma, of_beta = (begin for begin, _ in others)
         norm.sample_moments(sums, tape.unscale, tape.n_envs, tape.target(*others), (of_bias, of_gamma, of_beta))
 
-    return fused_conv_block(x, weight, bias, gamma, beta, stride, groups, fold)
+    return fused_conv_block(x, weight, bias, gamma, beta, stride, groups, fold, pooled)

@@ -74,8 +74,8 @@ class RunRecord:
     counts for each class, if these were requested: see `class_counts` and `confusion_counts`.
 
     `sizes` are the numbers of examples of the "in" and "out" splits that were evaluated, and each accuracy is a count
-    over one of them. They are None where the source did not state them. In archives of sandmask 0.1, which derived them from accuracies,
-    they may be other numbers that give the same accuracies.
+    over one of them. They are None where the source did not state them. In archives of sandmask 0.1, which derived them
+    from accuracies, they may be other numbers that give the same accuracies.
     """
 
     spec: RunSpec

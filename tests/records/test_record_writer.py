@@ -220,7 +220,7 @@ def test_a_run_is_not_continued_on_other_data(tmp_path: Path) -> None:
     run = made_up_run([[0.5, 0.5], [1.0, 1.0]], size=2)
     with RecordWriter(tmp_path / "records.jsonl") as writer:
         write(writer, run, 0, 1)
-        with pytest.raises(SandmaskError, match="splits of other sizes, so the data has changed"):
+        with pytest.raises(SandmaskError, match="splits of other sizes, so the data or --train-eval-limit has changed"):
             writer.start(run.spec, run.env_names, run.classes, ((2, 2), (2, 4)))
         writer.start(run.spec, run.env_names, run.classes)  # a program that does not know them
         write(writer, run, 1)

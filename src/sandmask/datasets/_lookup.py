@@ -189,7 +189,7 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
 
 
 def _check_number(dataset: Dataset | DatasetEntry, number: int) -> None:
-    """Raise for a number that is also another environment's name, as in a loop over `range(4)` where they are "1".."4"."""
+    """Raise for a number that is also another environment's name: a loop over `range(4)` with the names "1" to "4"."""
     names = dataset.environments
     if not 0 <= number < len(names) or str(number) not in (*names, *dataset.domains) or str(number) == names[number]:
         return

@@ -100,6 +100,15 @@ def test_a_run_trained_with_and_without_averages_counts_once() -> None:
     assert [one.spec.options for one in found] == [{}, {"average": "ema"}]
 
 
+def test_an_unfinished_run_does_not_hide_the_finished_one() -> None:
+    run = made_up_run([[0.5, 0.5], [0.6, 0.6]])
+    unfinished = replace(run.at(slice(0, 1)), status="running")
+    for order in ((0, 1), (1, 0)):
+        both = [with_averages([unfinished], ema=0.5)[0], run]
+        found = next(split_averages([both[place] for place in order]))
+        assert (found.status, len(found.steps), found.spec.id) == ("done", 2, run.spec.id)
+
+
 def test_averages_beyond_all_accuracies_are_refused() -> None:
     with pytest.raises(SandmaskError, match="average 'sma' should be numbers from 0 to 1"):
         list(split_averages(with_averages([made_up_run([[0.5, 0.5]])], sma=5.0)))

@@ -40,18 +40,24 @@ def average_metrics(average: str, n_envs: int) -> list[str]:
 def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     """Yield every run, followed by one record for each average that it kept.
 
-    The averages leave no trace in the run itself: trained with and without them, it is the same run.
+    The averages leave no trace in the run itself: trained with and without them, it is the same run. It is then yielded
+    once, as the longer of the two.
 
     :param runs: records of the runs.
     """
-    seen: set[str] = set()
+    found: dict[str, RunRecord] = {}
     for run in runs:
         averages = averages_of(run.spec.options)
         records = [_without_averages(run), *(_averaged(run, average) for average in averages)] if averages else [run]
         for record in records:
-            if record.spec.id not in seen:
-                seen.add(record.spec.id)
-                yield record
+            known = found.setdefault(record.spec.id, record)
+            if _extent(record) > _extent(known):
+                found[record.spec.id] = record
+    yield from found.values()
+
+
+def _extent(run: RunRecord) -> tuple[int, bool]:
+    return len(run.steps), run.status != "running"
 
 
 def _without_averages(run: RunRecord) -> RunRecord:

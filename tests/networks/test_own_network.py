@@ -132,6 +132,7 @@ def attention(*, batch_first: bool, bias: bool = True) -> nn.Module:
         (with_tensor, r"tensor 'scale' would stay on the CPU. Use register_buffer\('scale'"),
         (lambda: Hidden(listed=True), "uses parameters other than as attributes.*nn.ParameterList"),
         (lambda: Hidden(listed=False), "cannot be differentiated.*`torch.utils.checkpoint`"),
+        (lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(24, 8))), "differentiated.*scripted modules"),
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(8)), "lazy layers"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 8)).double(), "type torch.float64"),
         (nn.Flatten, "no parameters to train"),
@@ -140,6 +141,7 @@ def attention(*, batch_first: bool, bias: bool = True) -> nn.Module:
         (lambda: "a module", "should return an nn.Module. Found str"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_what_would_be_wrong_is_refused_in_one_line(build: Callable[[], nn.Module], message: str) -> None:
     register(lambda _: build())
     with pytest.raises(SandmaskError, match=message) as caught:

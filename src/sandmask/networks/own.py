@@ -170,21 +170,22 @@ def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -
 
 def _check_parameters(name: str, module: nn.Module, x: Tensor) -> None:
     """Raise if it is not the function of its parameters that training takes it for."""
-    other, function = copy.deepcopy(module), FlatModule(lambda: module)
+    other = copy.deepcopy(module)
     trained = {key: value for key, value in other.named_parameters() if value.requires_grad}
     with torch.no_grad():
         for parameter in trained.values():
             parameter.mul_(CHANGE)
-    vector = function.flatten(trained).detach().requires_grad_()
     try:
+        function = FlatModule(lambda: module)
+        vector = function.flatten(trained).detach().requires_grad_()
         with warnings.catch_warnings(action="ignore"):  # training shows them
             expected = _with_gradient(other(x), list(trained.values()))
             found = _with_gradient(function(function.unflatten(vector), x), [vector])
-    except RuntimeError as error:
+    except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise SandmaskError(
             f"The network {name!r} cannot be differentiated as a function of its parameters: {reason} "
-            "`torch.utils.checkpoint`, for example, cannot be used in it."
+            "`torch.utils.checkpoint` and scripted modules, for example, cannot be used in it."
         ) from error
     in_order = function.flatten(dict(zip(trained, expected[1:], strict=True)))
     if not (_is_close(found[0], expected[0]) and _is_close(found[1], in_order)):

@@ -161,6 +161,12 @@ def test_reports_show_soups_as_methods_of_their_own(folder: Path, made: pd.DataF
     assert "ERM + greedy soup" in str(report)
 
 
+def test_an_ensemble_cannot_be_loaded(folder: Path, made: pd.DataFrame) -> None:
+    assert "ensemble" in set(made["soup"])
+    with pytest.raises(SandmaskError, match="an ensemble, of which only the record is kept"):
+        load_run(folder / "soups" / "DebugVector-ERM-ensemble-env1-trial0")
+
+
 def test_a_soup_is_made_again_in_its_place(folder: Path, made: pd.DataFrame) -> None:
     before = {Path(place): (Path(place) / "records.jsonl").read_bytes() for place in made["folder"]}
     done = CliRunner().invoke(

@@ -92,8 +92,13 @@ def test_numbers_and_missing_values(make_folder: MakeFolder, tmp_path: Path) -> 
     rows.add_column("domain", [10, 9] * 6).save_to_disk(tmp_path / "numbers")
     assert load(tmp_path / "numbers").environments == ("9", "10")
     rows.add_column("domain", ["a", "b", None] * 4).save_to_disk(tmp_path / "holes")
-    with pytest.raises(SandmaskError, match="row 2: no domain"):
-        load(tmp_path / "holes")
+    rows.add_column("domain", ["a", "b", ""] * 4).save_to_disk(tmp_path / "blanks")
+    for name in ("holes", "blanks"):
+        with pytest.raises(SandmaskError, match="row 2: no domain"):
+            load(tmp_path / name)
+    rows.select([]).save_to_disk(tmp_path / "nothing")
+    with pytest.raises(SandmaskError, match="nothing has no rows"):
+        load(tmp_path / "nothing")
     rows.add_column("domain", ["a", "b"] * 6).remove_columns("image").add_column("image", [0.5] * 12).save_to_disk(
         tmp_path / "floats"
     )

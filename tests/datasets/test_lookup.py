@@ -168,3 +168,13 @@ def test_what_is_no_dataset_is_named() -> None:
     entry = replace(DATASETS["DebugVector"], name="Mine", load=lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(SandmaskError, match=r"`load` of Mine should return a `Dataset`\. Found NoneType"):
         load_dataset(entry)
+
+
+def test_a_number_that_is_another_environments_name_is_an_error() -> None:
+    """A loop over range(3) would otherwise hold out the first of "1", "2" and "3" twice, and the last never."""
+    entry = replace(DATASETS["DebugVector"], name="Years", environments=("1", "2", "3"))
+    assert [resolve_environment(entry, name) for name in ("1", "2", "3", 0, 3)] == [0, 1, 2, 0, 2]
+    with pytest.raises(SandmaskError, match=r"an environment '1', and '2' is its environment number 1.*as a string"):
+        resolve_environment(entry, 1)
+    same = replace(entry, environments=("0", "1", "5"))
+    assert [resolve_environment(same, number) for number in (0, 1, 2, 5)] == [0, 1, 2, 2]

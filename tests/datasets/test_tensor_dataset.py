@@ -35,6 +35,7 @@ def test_works_under_vmap() -> None:
         (("a", "b"), X, Y, "2 environment names for 1"),
         (("a",), X[:3], Y, "3 inputs and 6 labels"),
         (("a",), X.double(), Y, "float32 or uint8"),
+        (("a",), X[:, 0], Y, r"inputs should have the shape \[n, \.\.\.\]. Found \[6\]"),
         (("a",), X, Y + 1, r"labels should be in 0\.\.1"),
         (("a",), X[:0], Y[:0], "0 inputs"),
         (("a",), X.numpy(), Y, "should be tensors. Found ndarray"),
@@ -54,6 +55,12 @@ def test_mistakes_are_named(
 def test_two_environments_of_one_name_are_refused() -> None:
     with pytest.raises(SandmaskError, match="mine: two environments have the same name: 'a', 'a'"):
         TensorDataset("mine", ("a", "a"), ("no", "yes"), [(X, Y), (X, Y)])
+
+
+def test_two_classes_of_one_name_are_refused() -> None:
+    """They would share a column in tables of classes."""
+    with pytest.raises(SandmaskError, match="mine: two classes have the same name: 'no', 'no'"):
+        TensorDataset("mine", ("a",), ("no", "no"), [(X, Y)])
 
 
 @pytest.mark.parametrize("labels", [Y.float(), Y.bool(), Y.to(torch.uint8)])

@@ -104,3 +104,42 @@ def test_frozen_statistics_are_constants_and_not_in_the_vector() -> None:
     torch.testing.assert_close(flat(flat.unflatten(vector), x), module(x).detach())
     for name, parameter in module.named_parameters():
         assert torch.equal(flat.named(vector)[name], parameter)
+
+
+def test_tied_weights_stay_tied() -> None:
+    def tied() -> nn.Module:
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        last.weight = first.weight
+        return nn.Sequential(first, nn.Tanh(), nn.ModuleDict({"last": last})["last"])
+
+    flat, x = FlatModule(tied), torch.randn(5, 4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = tied()
+    vector = flat.init(0).requires_grad_()
+    output = flat(flat.unflatten(vector), x)
+    torch.testing.assert_close(output, module(x))
+    grads = dict(
+        zip(
+            [name for name, _ in module.named_parameters()],
+            torch.autograd.grad(module(x).sum(), [*module.parameters()]),
+            strict=True,
+        )
+    )
+    torch.testing.assert_close(torch.autograd.grad(output.sum(), vector)[0], flat.flatten(grads))
+
+
+def test_random_constants_do_not_depend_on_the_global_generator() -> None:
+    """Otherwise a run would be resumed, or repeated, with other constants than it began with."""
+
+    def features() -> nn.Module:
+        frozen = nn.Linear(4, 8).requires_grad_(False)
+        frozen.register_buffer("shift", torch.rand(8))
+        return nn.Sequential(frozen, nn.Linear(8, 2))
+
+    with torch.random.fork_rng(devices=[]):
+        first = FlatModule(features).constants
+        torch.rand(1)
+        second = FlatModule(features).constants
+    assert list(first) == ["0.weight", "0.bias", "0.shift"]
+    torch.testing.assert_close(first, second, rtol=0, atol=0)

@@ -68,6 +68,15 @@ def test_a_gradient_that_is_not_finite_is_named(named: bool, name: str) -> None:
     assert second.grad is None
 
 
+def test_an_environment_without_examples_is_named() -> None:
+    """The loss of an empty batch is NaN, but its gradients are zeros, which would count as disagreement."""
+    model, sizes = nn.Linear(2, 3), (4, 0, 4)
+    losses = [nn.functional.cross_entropy(model(torch.randn(n, 2)), torch.zeros(n).long()) for n in sizes]
+    with pytest.raises(MaskError, match=r"The loss of environment 1 should be finite. Found nan. Is its batch empty\?"):
+        sandmask.backward(losses, model.named_parameters(), ANDMask(1.0))
+    assert model.weight.grad is None
+
+
 def test_the_check_can_be_left_out() -> None:
     w = weights()
     sandmask.backward([w.sum() * float("nan"), w.sum()], [w], ANDMask(0.0), check_finite=False)

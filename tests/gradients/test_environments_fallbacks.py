@@ -58,12 +58,12 @@ class OfFunction(Model):
 class Checkpointed(Model):
     """Computes its layer again in the backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reentrant: bool = False) -> None:
         super().__init__()
-        self.layer = nn.Linear(6, 6)
+        self.first, self.layer, self.reentrant = nn.Linear(6, 6), nn.Linear(6, 6), reentrant
 
     def hidden(self, x: Tensor) -> Tensor:
-        found: Tensor = checkpoint(self.layer, x @ self.weight.detach(), use_reentrant=False)
+        found: Tensor = checkpoint(self.layer, self.first(x), use_reentrant=self.reentrant)
         return found
 
 
@@ -241,6 +241,17 @@ def test_what_cannot_be_batched_says_why(kind: str, why: str) -> None:
     with pytest.raises(MaskError, match=why) as caught:
         environment_gradients(MODELS[kind](), F.cross_entropy, make_batches(), "batched")
     assert 'method="loop"' in str(caught.value)
+
+
+def test_a_reentrant_checkpoint_is_an_error() -> None:
+    with pytest.raises(MaskError, match="use_reentrant=False"):
+        environment_moments(Checkpointed(reentrant=True), F.cross_entropy, make_batches())
+
+
+def test_a_lazy_model_has_to_be_called_first() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(3))
+    with pytest.raises(MaskError, match=r"`0.weight` has no shape yet.*Call the model once"):
+        environment_moments(model, F.cross_entropy, make_batches())
 
 
 @pytest.mark.parametrize("take", [environment_gradients, environment_moments])

@@ -84,6 +84,7 @@ def messages(rank: int) -> dict[str, str]:
         "sharded": message(sandmask.backward, [], sharded().named_parameters(), MASK, processes="merge"),
         "in parallel": message(backward, in_parallel(), processes="merge"),
         "gathered": message(backward, sharded(), processes="merge"),  # by the forward pass
+        "empty": message(sandmask.backward, one_empty(rank), model.parameters(), MASK, processes="average"),
         "not a mask error": message(sandmask.backward, broken(rank), model.parameters(), MASK, processes="average"),
     }
     assert all(p.grad is None for p in model.parameters())
@@ -99,6 +100,11 @@ def sharded() -> nn.Module:
 def in_parallel() -> nn.Module:
     how = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return parallelize_module(make_model(), init_device_mesh("cpu", (WORLD,)), how)
+
+
+def one_empty(rank: int) -> list[Tensor]:
+    found = losses(model := make_model(), range(DOMAINS))
+    return [found[0], model(torch.zeros(0, 4)).mean() if rank else found[1], *found[2:]]
 
 
 def broken(rank: int) -> Iterator[Tensor]:
@@ -177,6 +183,7 @@ def test_moments_are_merged_when_gradients_are_set(results: list[dict[str, Any]]
         ("sharded", ["`0.weight` is a DTensor", "sharded"]),
         ("in parallel", ["`0.weight` is a DTensor", "tensor parallelism"]),
         ("gathered", ["`0.weight` is managed by `fully_shard`", "sharded"]),
+        ("empty", ["In process 1 of the group: The loss of environment 1 should be finite. Found nan."]),
         ("not a mask error", ["In process 1 of the group: ZeroDivisionError: in the user's loss"]),
     ],
 )

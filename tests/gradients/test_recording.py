@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import sandmask
 from sandmask.masks import ANDMask, GeometricMean, Mask, MaskError, SANDMask
@@ -176,6 +177,15 @@ def test_mistakes_are_named() -> None:
         recording.backward(losses, ANDMask(1.0))
     with pytest.raises(MaskError, match="used once"), recording:
         pass
+
+
+def test_a_checkpoint_is_an_error() -> None:
+    """It computes its layers again, out of sight. Square weights make what they save look alike."""
+    sizes, first, second = [4, 4], nn.Linear(4, 4), nn.Linear(4, 4)
+    with sandmask.record(nn.Sequential(first, second), sizes) as recording:
+        logits = checkpoint(second, first(torch.randn(8, 4)), use_reentrant=False)
+    with pytest.raises(MaskError, match=r"cannot be recorded: .*`torch.utils.checkpoint`"):
+        recording.backward(losses_of(logits, torch.zeros(8).long(), sizes), ANDMask(1.0))
 
 
 def test_losses_that_mix_environments_are_an_error() -> None:

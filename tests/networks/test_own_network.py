@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from sandmask.datasets import DATASETS, TensorDataset, load_dataset
 from sandmask.errors import SandmaskError
@@ -95,6 +96,22 @@ def with_tensor() -> nn.Module:
     return module
 
 
+class Hidden(nn.Module):
+    """Uses its second layer in a checkpoint, or the weight of it from a list."""
+
+    def __init__(self, *, listed: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 8), nn.Linear(8, 8)
+        self.kept = [self.second.weight] if listed else []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1)).tanh()
+        if self.kept:
+            return F.linear(x, self.kept[0])
+        features: Tensor = checkpoint(self.second, x, use_reentrant=False)
+        return features
+
+
 def attention(*, batch_first: bool, bias: bool = True) -> nn.Module:
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=batch_first, bias=bias)
     return nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten())
@@ -113,6 +130,9 @@ def attention(*, batch_first: bool, bias: bool = True) -> nn.Module:
         (lambda: Always(lambda layer, x: F.dropout(layer(x), 0.5)), "random in evaluation.*training=self.training"),
         (Counting, "changes its buffer 'calls'"),
         (with_tensor, r"tensor 'scale' would stay on the CPU. Use register_buffer\('scale'"),
+        (lambda: Hidden(listed=True), "uses parameters other than as attributes.*nn.ParameterList"),
+        (lambda: Hidden(listed=False), "cannot be differentiated.*`torch.utils.checkpoint`"),
+        (lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(24, 8))), "differentiated.*scripted modules"),
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(8)), "lazy layers"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 8)).double(), "type torch.float64"),
         (nn.Flatten, "no parameters to train"),
@@ -121,6 +141,7 @@ def attention(*, batch_first: bool, bias: bool = True) -> nn.Module:
         (lambda: "a module", "should return an nn.Module. Found str"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_what_would_be_wrong_is_refused_in_one_line(build: Callable[[], nn.Module], message: str) -> None:
     register(lambda _: build())
     with pytest.raises(SandmaskError, match=message) as caught:

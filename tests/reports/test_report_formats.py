@@ -11,6 +11,8 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import FORMATS, Cell, Report, build_report, cell_text, grids, render
+from sandmask.reports._formats import latex
+from sandmask.reports._grids import Grid
 
 
 class Published(NamedTuple):
@@ -117,6 +119,13 @@ def test_markdown_rows_have_as_many_columns_as_their_header(full: Report) -> Non
     for block in render(full, "markdown").split("\n\n"):
         rows = [line for line in block.splitlines() if line.startswith("|")]
         assert len({line.replace("\\|", "").count("|") for line in rows}) <= 1
+
+
+def test_names_in_brackets_are_not_arguments_in_latex() -> None:
+    r"""After `\\` and `\midrule`, LaTeX takes [cat] for a length."""
+    words = latex([Grid("Confusion", ("Class", "[cat]"), (("[cat]", "1"), ("*dog", "2")))])
+    assert "\n{}[cat] & 1" in words
+    assert "\n{}*dog & 2" in words
 
 
 def test_latex_is_balanced_and_escaped(full: Report) -> None:

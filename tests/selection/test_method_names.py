@@ -96,8 +96,19 @@ def test_averages_that_a_run_kept_are_rows_of_their_own() -> None:
 
 def test_a_run_trained_with_and_without_averages_counts_once() -> None:
     run = made_up_run([[0.5, 0.5]])
-    found = list(split_averages([run, *with_averages([run], ema=0.5)]))
+    measured = replace(run, metrics={**run.metrics, "f1/out/0": np.ones(1)})
+    found = list(split_averages([*with_averages([run], ema=0.5), measured]))
     assert [one.spec.options for one in found] == [{}, {"average": "ema"}]
+    assert "f1/out/0" in found[0].metrics
+
+
+def test_an_unfinished_run_does_not_hide_the_finished_one() -> None:
+    run = made_up_run([[0.5, 0.5], [0.6, 0.6]])
+    unfinished = replace(run.at(slice(0, 1)), status="running")
+    for order in ((0, 1), (1, 0)):
+        both = [with_averages([unfinished], ema=0.5)[0], run]
+        found = next(split_averages([both[place] for place in order]))
+        assert (found.status, len(found.steps), found.spec.id) == ("done", 2, run.spec.id)
 
 
 def test_averages_beyond_all_accuracies_are_refused() -> None:

@@ -95,6 +95,7 @@ def test_more_of_the_same_extends_a_folder(folder: SweepFolder, small_sweep: Mak
         ({"test_envs": ("a",)}, "test_envs is all there, a was asked for"),
         ({"steps": None}, "steps is 7 there, the protocol's was asked for"),
         ({"hparams": {}}, "hparams is mlp_width=8"),
+        ({"metrics": ("f1",)}, "metrics is nothing there, f1 was asked for"),
     ],
 )
 def test_less_or_something_else_is_refused(

@@ -194,6 +194,13 @@ def test_an_unfinished_run(tmp_path: Path, dataset: Dataset, spec_of: Specs, int
         load_run(tmp_path)
 
 
+def test_a_finished_run_without_its_model(tmp_path: Path, dataset: Dataset, spec_of: Specs) -> None:
+    RunFolder(tmp_path).train(spec_of(), dataset, CPU)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(SandmaskError, match=r"no model\.safetensors, although its run is finished"):
+        load_run(tmp_path)
+
+
 def test_a_diverged_run(tmp_path: Path, dataset: Dataset, spec_of: Specs) -> None:
     RunFolder(tmp_path).train(spec_of(hparams={"lr": 1e30}), dataset, CPU)
     for _ in range(2):  # with its model, and without

@@ -168,6 +168,8 @@ def _check_parts(
         raise SandmaskError(f"{name}: found {len(environments)} environment names for {len(parts)} environments.")
     if len(set(environments)) != len(environments):
         raise SandmaskError(f"{name}: two environments have the same name: {', '.join(map(repr, environments))}.")
+    if len(set(classes)) != len(classes):
+        raise SandmaskError(f"{name}: two classes have the same name: {', '.join(map(repr, classes))}.")
     for environment, (inputs, labels) in zip(environments, parts, strict=True):
         where = f"{name}, environment {environment!r}"
         for given in (inputs, labels):
@@ -189,6 +191,11 @@ def _check_parts(
 def _check_inputs(where: str, inputs: Tensor) -> None:
     if inputs.dtype not in (torch.uint8, torch.float32):
         raise SandmaskError(f"{where}: inputs should be float32 or uint8. Found {inputs.dtype}.")
+    if inputs.ndim < 2:
+        raise SandmaskError(
+            f"{where}: inputs should have the shape [n, ...]. Found {list(inputs.shape)}; a single number for each "
+            "example is [n, 1]."
+        )
     if not inputs.isfinite().all():
         raise SandmaskError(f"{where}: inputs contain NaN or inf.")
 

@@ -155,9 +155,13 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
     Names take precedence over numbers: "15" is the second environment of RotatedMNIST. Case, spaces and a percent sign
     are ignored unless they distinguish two environments.
 
+    An integer that is the name of one environment and the number of another is an error.
+
     :param dataset: dataset or entry.
     :param text: name or number.
     """
+    if isinstance(text, int):
+        _check_number(dataset, text)
     wanted = _simplified(str(text))
     for names in (dataset.environments, dataset.domains):
         if str(text) in names:
@@ -182,6 +186,17 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
     extra = [name for name in dataset.domains if name not in dataset.environments]
     choices = closest(str(text), [*dataset.environments, *extra])
     raise SandmaskError(f"{unknown} {choices} Or a number from 0 to {n - 1}.")
+
+
+def _check_number(dataset: Dataset | DatasetEntry, number: int) -> None:
+    """Raise for a number that is also another environment's name: a loop over `range(4)` with the names "1" to "4"."""
+    names = dataset.environments
+    if not 0 <= number < len(names) or str(number) not in (*names, *dataset.domains) or str(number) == names[number]:
+        return
+    raise SandmaskError(
+        f"{dataset.name} has an environment {str(number)!r}, and {names[number]!r} is its environment number {number}. "
+        f"Give the name as a string: {str(number)!r} or {names[number]!r}."
+    )
 
 
 def _simplified(name: str) -> str:

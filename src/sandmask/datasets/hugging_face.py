@@ -51,6 +51,8 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
         raise SandmaskError(f"{source} needs the package `datasets`: install sandmask[huggingface].")
     name = source.removeprefix(PREFIX)
     rows = _load(name, options.get("split"), options.get("config"))
+    if not len(rows):
+        raise SandmaskError(f"{source} has no rows.")
     image, label, domain = (_column(source, rows, what, options.get(what, what)) for what in COLUMNS)
     classes, labels = _names(source, rows, label)
     domains, origins = _names(source, rows, domain)
@@ -129,6 +131,8 @@ def _open(source: str, config: str | None) -> Any:
                     f"{PREFIX}{source} {reason}. Give the name of a dataset, or a folder that `save_to_disk` wrote on "
                     f"a connected machine: {PREFIX}FOLDER"
                 ) from error
+    except IndexError as error:  # of `load_from_disk`
+        raise SandmaskError(f"{PREFIX}{source} has no rows.") from error
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, SandmaskError):
             raise
@@ -159,8 +163,9 @@ def _column(text: str, rows: "Rows", name: str, own: str) -> str:
 def _names(text: str, rows: "Rows", column: str) -> tuple[tuple[str, ...], list[str]]:
     """The different values of a column as text, in order, and that of each row."""
     values: list[Any] = list(rows[column])
-    if None in values:
-        raise SandmaskError(f"{text}, row {values.index(None)}: no {column}.")
+    for missing in (None, ""):
+        if missing in values:
+            raise SandmaskError(f"{text}, row {values.index(missing)}: no {column}.")
     spelled = getattr(rows.features[column], "names", None)  # of a ClassLabel
     if not all(isinstance(value, str | int) for value in values):
         raise SandmaskError(

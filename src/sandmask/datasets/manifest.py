@@ -234,8 +234,8 @@ class _Manifest:
         if split.lower() not in SPLITS:
             raise self.table.error(
                 number,
-                f"{self.names['split']} should be train, val or empty, and is {split!r}; a held-out domain is tested "
-                "on as a whole",
+                f"{self.names['split']} should be train, val or empty, and is {split!r}; of a held-out domain, tables "
+                "report the accuracy on the train rows",
             )
         # The same letters may be composed differently.
         label, domain = (unicodedata.normalize("NFC", cell) for cell in (label, domain))

@@ -65,6 +65,7 @@ class FlatModule:
         self._build = build
         self.dtype = dtype
         with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # random constants are the same in all runs, and when a run is resumed
             module = build()
         kept = set(_names_in(module, exact))
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -78,7 +79,7 @@ class FlatModule:
         self.constants = {
             name: value.detach() if name in kept else self._cast(value.detach()) for name, value in constants.items()
         }
-        self.skeleton = copy.deepcopy(module).to("meta")  # the module without its numbers
+        self.skeleton = _skeleton(module)
 
     @property
     def stacks(self) -> bool:
@@ -150,6 +151,19 @@ class FlatModule:
     def call(self, params: Params, *args: object, **kwargs: object) -> Any:
         """The same for a module that has more to give than a tensor."""
         return functional_call(self.skeleton, {**self.constants, **params}, args, kwargs)
+
+
+def _skeleton(module: nn.Module) -> nn.Module:
+    """The module without its numbers. A tensor with several names, such as a tied weight, stays one tensor."""
+    skeleton = copy.deepcopy(module).to("meta")  # which makes a tensor for each name
+    for named in (nn.Module.named_parameters, nn.Module.named_buffers):
+        first: dict[int, str] = {}
+        for name, value in named(module, remove_duplicate=False):
+            twin = first.setdefault(id(value), name)
+            if twin != name:
+                (owner, _, own), (other, _, its) = name.rpartition("."), twin.rpartition(".")
+                setattr(skeleton.get_submodule(owner), own, getattr(skeleton.get_submodule(other), its))
+    return skeleton
 
 
 def _names_in(module: nn.Module, types: tuple[type[nn.Module], ...]) -> Iterator[str]:

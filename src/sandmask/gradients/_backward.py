@@ -1,5 +1,6 @@
 """`sandmask.backward`: replaces `loss.backward()`, for one loss per environment and a mask."""
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -22,6 +23,7 @@ from sandmask.gradients._validator import check_graph
 from sandmask.masks import GradientMoments, Mask, MaskError
 from sandmask.masks._base import check_count
 from sandmask.masks._errors import warn_once
+from sandmask.masks._finite import FiniteCheck, loss_not_finite
 
 
 def backward(
@@ -75,9 +77,9 @@ def backward(
     :param scaler: `torch.amp.GradScaler` of mixed-precision training.
     :param retain_graph: keep the losses' graphs for another backward pass, such as one with another mask for other
         parameters.
-    :param check_finite: raise a `MaskError` that names parameter and environment where a gradient is inf or
-        NaN. It costs one synchronization with the device. It has no effect with a scaler, which checks
-        this itself.
+    :param check_finite: raise a `MaskError` that names environment and parameter where a gradient is inf or NaN, or
+        the environment where only the loss is, as that of an empty batch. It costs one synchronization with the
+        device. It has no effect with a scaler, which checks this itself.
     :param on_report: called with the report once `.grad` is written, such as a `sandmask.diagnostics.MaskLogger`.
     :return: a report of what the mask did; it costs nothing unless it is read.
 
@@ -139,6 +141,8 @@ def collect_moments(
     def prepare(loss: Tensor) -> Tensor:
         check_graph(loss, params[0])
         scaling.check_unscaled(loss)
+        if moments.finite is not None:
+            _note_loss(moments.finite, moments.count, loss, at_once=transform is not None)
         return scaling.scale_loss(loss)
 
     moments = mask.new_moments(check_finite=check_finite and not scaling.active)
@@ -149,6 +153,14 @@ def collect_moments(
     for name, param in named.items():  # `fully_shard` gives its parameters away only after a backward pass
         check_whole(name, param)
     return moments
+
+
+def _note_loss(check: FiniteCheck, environment: int, loss: Tensor, *, at_once: bool) -> None:
+    """Check a loss when the moments are read, or `at_once` where other processes have to be told."""
+    if not at_once:
+        check.record_loss(environment, loss)
+    elif not math.isfinite(value := float(loss.detach())):
+        raise loss_not_finite(environment, value)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from sandmask.masks import Mask, MaskError
 
@@ -117,6 +118,8 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     """The parameters that gradients are taken of."""
     params: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, param in params.items():
+        if is_lazy(param):
+            raise MaskError(f"`{name}` has no shape yet, because its module is lazy. Call the model once before.")
         check_whole(name, param)
     if not params:
         raise MaskError(

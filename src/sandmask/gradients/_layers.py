@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from sandmask.gradients._one_pass import OnePass
 
 
+# Saved with the tensors of each layer. `torch.utils.checkpoint` computes a forward pass again without the tape, and
+# compares dtypes and shapes of what is saved: this one never equals what a layer of torch saves in its place.
+_MARK = torch.empty(0, 1, 0, dtype=torch.uint8, device="cpu")
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.tape, ctx.params = tape, (weight, bias)
         x, weight, bias = _autocast(x, weight, bias)
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight, _MARK)
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, weight, _ = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         tape.add(own_weight, lambda: _weight_products(tape, grad, x))
         tape.add(own_bias, lambda: tape.sums(grad, range(1, grad.ndim - 1)))
@@ -51,12 +56,12 @@ class _Conv2d(torch.autograd.Function):
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
         ctx.tape, ctx.params, ctx.how = tape, (weight, bias), how
         x, weight, bias = _autocast(x, weight, bias)
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight, _MARK)
         return F.conv2d(x, weight, bias, *how)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, weight, _ = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         stride, padding, dilation, groups = ctx.how
         how = (None, stride, padding, dilation, False, [0, 0], groups)
@@ -76,12 +81,12 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
         ctx.tape, ctx.param, ctx.padding = tape, weight, padding
-        ctx.save_for_backward(ids)
+        ctx.save_for_backward(ids, _MARK)
         return F.embedding(ids, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (ids,) = ctx.saved_tensors
+        ids, _ = ctx.saved_tensors
         weight, padding = ctx.param, -1 if ctx.padding is None else ctx.padding
         of_rows = torch.ops.aten.embedding_dense_backward
 
@@ -98,12 +103,12 @@ class _FrozenBatchNorm(torch.autograd.Function):
     def forward(ctx: Any, tape: "OnePass", x: Tensor, *own: Any) -> Tensor:
         mean, var, weight, bias, eps = own
         ctx.tape, ctx.params, ctx.eps = tape, (weight, bias), eps
-        ctx.save_for_backward(x, mean, var)
+        ctx.save_for_backward(x, mean, var, _MARK)
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, mean, var = ctx.saved_tensors
+        x, mean, var, _ = ctx.saved_tensors
         tape, (weight, bias) = ctx.tape, ctx.params
         scale = (var + ctx.eps).rsqrt()
         pixels = range(2, x.ndim)
@@ -122,13 +127,13 @@ class _Affine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, shape: Any) -> Tensor:
         ctx.tape, ctx.params, ctx.shape = tape, (weight, bias), shape
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight, _MARK)
         scaled = x * weight.view(shape)
         return scaled if bias is None else scaled + bias.view(shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, weight, _ = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         over = [dim for dim, size in enumerate(ctx.shape) if dim > 0 and size == 1]
         tape.add(own_weight, lambda: tape.sums(grad * x, over).view(-1, *own_weight.shape))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sandmask.gradients._validator import REENTRANT
 from sandmask.masks import MaskError
 
 EnvironmentLoss = Tensor | Iterable[Tensor]
@@ -79,6 +80,8 @@ def _differentiate(loss: Tensor, params: Sequence[Tensor], *, retain_graph: bool
                 "The graph of a compiled model cannot be kept until the last loss, as a list of losses requires. "
                 "Pass a generator of losses, or set `torch._functorch.config.donated_buffer = False` before compiling."
             ) from error
+        if "use_reentrant=True" in str(error):
+            raise MaskError(REENTRANT) from error
         raise
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointError
 
 
 class UnsupportedError(Exception):
@@ -89,7 +90,12 @@ class Tape(TorchFunctionMode):
         self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False
     ) -> tuple[Tensor | None, ...]:
         """`torch.autograd.grad`, with None for what is not reached."""
-        return torch.autograd.grad(losses, inputs, allow_unused=True, retain_graph=retain_graph)
+        try:
+            return torch.autograd.grad(losses, inputs, allow_unused=True, retain_graph=retain_graph)
+        except RuntimeError as error:
+            if isinstance(error, CheckpointError) or "use_reentrant=True" in str(error):
+                raise UnsupportedError("a layer is inside of `torch.utils.checkpoint`") from error
+            raise
 
 
 class NoParameters(Tape):

@@ -112,6 +112,11 @@ def _stay_frozen(module: nn.Module, mode: bool = True) -> nn.Module:  # noqa: AR
 
 
 _MOST_NODES = 20_000
+REENTRANT = (
+    "A loss went through `torch.utils.checkpoint` with use_reentrant=True, which hides the parameters inside: they "
+    "would get no gradient. Pass use_reentrant=False (in Hugging Face models, "
+    '`gradient_checkpointing_enable({"use_reentrant": False})`).'
+)
 _checked = WeakIdKeyDictionary()
 
 
@@ -126,11 +131,7 @@ def check_graph(loss: Tensor, model_key: Tensor) -> None:
     leaks = False
     for node in nodes(loss):
         if node.name() == "CheckpointFunctionBackward":
-            raise MaskError(
-                "A loss went through `torch.utils.checkpoint` with use_reentrant=True, which hides the parameters "
-                "inside: they would get no gradient. Pass use_reentrant=False (in Hugging Face models, "
-                '`gradient_checkpointing_enable({"use_reentrant": False})`).'
-            )
+            raise MaskError(REENTRANT)
         leaks = leaks or ("BatchNorm" in node.name() and _mixes(node))
     _checked[model_key] = True
     if leaks:

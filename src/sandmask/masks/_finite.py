@@ -10,6 +10,7 @@ from sandmask.masks._errors import MaskError
 from sandmask.masks._layout import Layout
 
 _MOST_PENDING = 4096
+_LOSS = 2**62  # in place of a tensor's number, after those of all gradients
 
 
 class FiniteCheck:
@@ -24,7 +25,14 @@ class FiniteCheck:
         filled = [(slot, grad) for slot, grad in zip(slots, grads, strict=True) if grad.numel() > 0]
         if not filled:
             return
-        self.pending.append((environment, [slot for slot, _ in filled], largest([grad for _, grad in filled])))
+        self._add(environment, [slot for slot, _ in filled], largest([grad for _, grad in filled]))
+
+    def record_loss(self, environment: int, loss: Tensor) -> None:
+        """Remember a loss. That of an empty batch is NaN, and its gradients are zero."""
+        self._add(environment, [_LOSS], loss.detach().reshape(1))
+
+    def _add(self, environment: int, slots: list[int], values: Tensor) -> None:
+        self.pending.append((environment, slots, values))
         if len(self.pending) > _MOST_PENDING:  # keeps memory bounded however many environments there are
             self._settle()
 
@@ -80,9 +88,19 @@ def check_gradients_finite(
 
 
 def not_finite(layout: Layout, slot: int, environment: int, value: float) -> MaskError:
-    """The error for a gradient that is not finite."""
+    """The error for a gradient or a loss that is not finite."""
+    if slot == _LOSS:
+        return loss_not_finite(environment, value)
     return MaskError(
         f"{layout.describe(slot)} in environment {environment} should be finite. Found {value}. "
         "Look for an overflow in that environment's loss, lower the learning rate, or pass "
         "a `GradScaler` where float16 is in use."
+    )
+
+
+def loss_not_finite(environment: int, value: float) -> MaskError:
+    """The error for a loss that is not finite, although its gradients are."""
+    return MaskError(
+        f"The loss of environment {environment} should be finite. Found {value}. Is its batch empty? Leave out "
+        "environments without examples, or pass `check_finite=False`."
     )

@@ -15,11 +15,13 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from sandmask.errors import SandmaskError
+from sandmask.functional.flat import FlatModule
 from sandmask.gradients import find_leaks
 from sandmask.networks.backbone import LARGE
 from sandmask.networks.featurizer import EvaluatedModel
 
 EXAMPLES = 4  # of the batch that a module is checked with
+CHANGE = 1.1  # factor of the parameters, to see whether features follow them
 TOLERANCE = 1e-3  # relative to the largest number
 
 
@@ -82,6 +84,7 @@ def inspect_module(name: str, module: object, input_shape: tuple[int, ...], *, s
         x = torch.randint(0, 2, (EXAMPLES, *input_shape)).float()
         features = _features(name, tried, x)
         _check_function(name, tried, x, features)
+        _check_parameters(name, tried, x)
         why_not = _why_not_stacked(tried, x) if stacks else "its entry says so"
     return NetworkReport(features.shape[1], not why_not, why_not)
 
@@ -163,6 +166,40 @@ def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -
             f"The network {name!r} mixes the examples of a batch, so that environments would see each other. Look for "
             "a layer that works along the first dimension; attention, for example, needs batch_first=True."
         )
+
+
+def _check_parameters(name: str, module: nn.Module, x: Tensor) -> None:
+    """Raise if it is not the function of its parameters that training takes it for."""
+    other = copy.deepcopy(module)
+    trained = {key: value for key, value in other.named_parameters() if value.requires_grad}
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.mul_(CHANGE)
+    try:
+        function = FlatModule(lambda: module)
+        vector = function.flatten(trained).detach().requires_grad_()
+        with warnings.catch_warnings(action="ignore"):  # training shows them
+            expected = _with_gradient(other(x), list(trained.values()))
+            found = _with_gradient(function(function.unflatten(vector), x), [vector])
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SandmaskError(
+            f"The network {name!r} cannot be differentiated as a function of its parameters: {reason} "
+            "`torch.utils.checkpoint` and scripted modules, for example, cannot be used in it."
+        ) from error
+    in_order = function.flatten(dict(zip(trained, expected[1:], strict=True)))
+    if not (_is_close(found[0], expected[0]) and _is_close(found[1], in_order)):
+        raise SandmaskError(
+            f"The network {name!r} uses parameters other than as attributes of its modules, for example in a list, "
+            "so that training would not change what it computes. Use nn.ParameterList or nn.ModuleList."
+        )
+
+
+def _with_gradient(features: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    """The features, and the gradients of the sum of their squares."""
+    grads = torch.autograd.grad(features.square().sum(), parameters, allow_unused=True)
+    pairs = zip(parameters, grads, strict=True)
+    return [features.detach(), *(torch.zeros_like(each) if grad is None else grad for each, grad in pairs)]
 
 
 def _why_not_stacked(module: nn.Module, x: Tensor) -> str:

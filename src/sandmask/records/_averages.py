@@ -40,18 +40,28 @@ def average_metrics(average: str, n_envs: int) -> list[str]:
 def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     """Yield every run, followed by one record for each average that it kept.
 
-    The averages leave no trace in the run itself: trained with and without them, it is the same run.
+    The averages leave no trace in the run itself: trained with and without them, it is the same run. It is then yielded
+    once, as the longer of the two, with the metrics of both if they are equally long.
 
     :param runs: records of the runs.
     """
-    seen: set[str] = set()
+    found: dict[str, RunRecord] = {}
     for run in runs:
         averages = averages_of(run.spec.options)
         records = [_without_averages(run), *(_averaged(run, average) for average in averages)] if averages else [run]
         for record in records:
-            if record.spec.id not in seen:
-                seen.add(record.spec.id)
-                yield record
+            known = found.get(record.spec.id)
+            found[record.spec.id] = record if known is None else _merged(known, record)
+    yield from found.values()
+
+
+def _merged(first: RunRecord, second: RunRecord) -> RunRecord:
+    """One record of the two that there are of a run."""
+    extents = [(len(run.steps), run.status != "running") for run in (first, second)]
+    if extents[0] != extents[1]:
+        return first if extents[0] > extents[1] else second
+    metrics, tables = second.metrics | first.metrics, second.tables | first.tables
+    return replace(first, metrics=metrics, tables=tables, sizes=first.sizes or second.sizes)
 
 
 def _without_averages(run: RunRecord) -> RunRecord:

@@ -145,7 +145,7 @@ def latex(grids: Sequence[Grid]) -> str:
                     r"\toprule",
                     rf"{header} \\",
                     r"\midrule",
-                    *(" & ".join(map(_escaped, row)) + r" \\" for row in grid.rows),
+                    *(_row(row) for row in grid.rows),
                     r"\bottomrule",
                     r"\end{tabular}}",
                     *notes,
@@ -154,6 +154,12 @@ def latex(grids: Sequence[Grid]) -> str:
             )
         )
     return "\n\n".join(blocks) + "\n"
+
+
+def _row(words: Sequence[str]) -> str:
+    """A line of a table. Names come from files: one that begins with [ or * would be an argument of the line before."""
+    line = " & ".join(map(_escaped, words)) + r" \\"
+    return f"{{}}{line}" if line.startswith(("[", "*")) else line
 
 
 def html_tables(grids: Sequence[Grid]) -> str:

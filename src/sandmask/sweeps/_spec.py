@@ -145,7 +145,7 @@ def _numbers(hparams: Mapping[str, str | float]) -> dict[str, str | float]:
 
 def _shown(value: object) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return ",".join(map(str, value)) or "nothing"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={each}" for name, each in value.items()) or "nothing"
     return "the protocol's" if value is None else str(value)

@@ -142,7 +142,8 @@ function latex(grid) {
     "\\toprule",
     `${grid.header.map((word) => `\\textbf{${latexWords(word)}}`).join(" & ")} \\\\`,
     "\\midrule",
-    ...grid.rows.map((row) => `${row.map(latexWords).join(" & ")} \\\\`),
+    // A line that begins with [ or * would be an argument of the line before.
+    ...grid.rows.map((row) => `${row.map(latexWords).join(" & ").replace(/^(?=[[*])/, "{}")} \\\\`),
     "\\bottomrule",
     "\\end{tabular}}",
     ...notes,

@@ -59,7 +59,7 @@ def soup(
     rows = [
         (
             row["dataset"],
-            " + ".join(filter(None, (row["algorithm"], row["average"], row["soup"]))),
+            " + ".join(filter(None, (row["algorithm"], (row["average"] or "").upper(), row["soup"]))),
             row["test_env"],
             str(row["trial_seed"]),
             f"{row['members']} of {row['candidates']}",

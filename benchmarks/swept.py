@@ -8,6 +8,7 @@ same runs on the CPU, in plain torch, with learning rates a millionth larger; an
 python -m benchmarks.swept [RECORDS...]             # with both controls
 python -m benchmarks.swept RECORDS trial=2          # one trial, without controls
 python -m benchmarks.swept RECORDS name=variants draws=1
+python -m benchmarks.swept together RECORDS...      # all runs of which a slow one is kept
 python -m benchmarks.swept train PRECISION FILE     # first train those runs of the sweep again, on a GPU
 
 Runs trained on a CPU are kept in results/swept, under the name that is given; missing ones are trained, which takes an
@@ -149,7 +150,23 @@ def train_again(precision: str, file: Path) -> None:
         print(f"{method}: {len(done)} runs in {file}", flush=True)
 
 
+def together(records: Sequence[str]) -> None:
+    """The difference of all runs of which a slow one is kept."""
+    alone = {run.spec.id: run for file in sorted(KEPT.glob("slow*.parquet")) for run in read_runs(file)}
+    runs = [run for file in records for run in read_runs(file) if slow(run.spec).id in alone]
+    rows: list[tuple[str, ...]] = [("methods", "runs", "where", "swept", "swept, p")]
+    methods, found = (
+        str(len({run.spec.algorithm for run in runs})),
+        exceeding(runs, [alone[slow(r.spec).id] for r in runs]),
+    )
+    rows += [(methods, str(len(runs)), where, *cells) for where, cells in found.items()]
+    print_rows("All runs minus the slow ones, paired by the environment held out", rows)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["together"]:
+        together(sys.argv[2:])
+        return
     if sys.argv[1:2] == ["train"]:
         train_again(sys.argv[2], Path(sys.argv[3]))
         return

@@ -96,7 +96,7 @@ def test_numbers_and_missing_values(make_folder: MakeFolder, tmp_path: Path) -> 
     for name in ("holes", "blanks"):
         with pytest.raises(SandmaskError, match="row 2: no domain"):
             load(tmp_path / name)
-    rows.select([]).save_to_disk(tmp_path / "nothing")
+    rows.select([]).save_to_disk(tmp_path / "nothing", num_shards=1)  # older versions cannot count shards of nothing
     with pytest.raises(SandmaskError, match="nothing has no rows"):
         load(tmp_path / "nothing")
     rows.add_column("domain", ["a", "b"] * 6).remove_columns("image").add_column("image", [0.5] * 12).save_to_disk(

@@ -8,7 +8,7 @@ same runs on the CPU, in plain torch, with learning rates a millionth larger; an
 python -m benchmarks.swept [RECORDS...]             # with both controls
 python -m benchmarks.swept RECORDS trial=2          # one trial, without controls
 python -m benchmarks.swept RECORDS name=variants draws=1
-python -m benchmarks.swept together RECORDS...      # all runs of which a slow one is kept
+python -m benchmarks.swept together RECORDS...      # all runs of which a slow one is kept; RECORDS:2 takes trial 2 only
 python -m benchmarks.swept train PRECISION FILE     # first train those runs of the sweep again, on a GPU
 
 Runs trained on a CPU are kept in results/swept, under the name that is given; missing ones are trained, which takes an
@@ -153,7 +153,11 @@ def train_again(precision: str, file: Path) -> None:
 def together(records: Sequence[str]) -> None:
     """The difference of all runs of which a slow one is kept."""
     alone = {run.spec.id: run for file in sorted(KEPT.glob("slow*.parquet")) for run in read_runs(file)}
-    runs = [run for file in records for run in read_runs(file) if slow(run.spec).id in alone]
+    runs = []
+    for file, _, trial in (word.partition(":") for word in records):
+        runs += [
+            run for run in read_runs(file) if trial in ("", str(run.spec.trial_seed)) and slow(run.spec).id in alone
+        ]
     rows: list[tuple[str, ...]] = [("methods", "runs", "where", "swept", "swept, p")]
     methods, found = (
         str(len({run.spec.algorithm for run in runs})),

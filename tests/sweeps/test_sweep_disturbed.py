@@ -200,9 +200,7 @@ def test_workers_are_born_deaf_to_an_interrupt_and_a_second_one_of_the_driver_en
         with pytest.raises(KeyboardInterrupt):
             workers.shutdown()
     deadline = time.monotonic() + 30  # a kill is heard a little later
-    while (
-        alive := process.is_alive()
-    ) and time.monotonic() < deadline:  # the pool's thread may reap it first
+    while (alive := process.is_alive()) and time.monotonic() < deadline:  # the pool's thread may reap it first
         time.sleep(0.05)
     workers.shutdown()
     assert not alive

@@ -18,49 +18,27 @@ from sandmask.functional.split import Halves
 LIMITS = {2: 2e-2, SPLIT: 5e-6}  # on relative errors, by the kind of numbers
 DEVICE = "cuda"
 Candidates = dict[int, list[tuple[Any, ...]]]  # by the kind of numbers
-# Sorted by promise: few bytes from the cache for each operation, and programs that fill all multiprocessors evenly.
-# Tiles of whole sums, the most pixels of these, and tiles of sums in parts.
-GRADIENTS: Candidates = {
+# Tiles, and the least number of programs.
+WEIGHTS: Candidates = {
     2: [
-        *((None, 5056, Tiles(128, 128, 64, 8, 3)), (None, 3584, Tiles(128, 128, 64, 8, 3))),
-        *((None, 8384, Tiles(128, 128, 64, 8, 3)), (None, 6272, Tiles(128, 64, 64, 4, 3))),
-        *((None, 5056, Tiles(128, 128, 64, 4, 3)), (Tiles(128, 128, 64, 8, 3), None, None)),
-        *((Tiles(128, 64, 64, 4, 3), None, None), (Tiles(128, 64, 64, 8, 4), None, None)),
-        *((Tiles(64, 128, 64, 4, 4), None, None), (Tiles(128, 128, 64, 4, 3), None, None)),
+        *((None, 1), (None, 200), (None, 800), (Tiles(128, 128, 64, 8, 3), None), (Tiles(128, 128, 64, 8, 3), 200)),
+        *((Tiles(128, 64, 64, 4, 4), None), (Tiles(64, 64, 64, 4, 4), None)),
     ],
     SPLIT: [
-        *((Tiles(128, 128, 64, 8, 3), None, None), (None, 5056, Tiles(128, 128, 64, 8, 3))),
-        *((None, 5056, Tiles(128, 64, 64, 8, 3)), (Tiles(128, 64, 64, 4, 2), None, None)),
+        *((None, 1), (None, 200), (None, 800), (Tiles(128, 64, 64, 8, 3), None), (Tiles(128, 64, 64, 4, 2), None)),
+        *((Tiles(64, 64, 64, 4, 3), None),),
     ],
 }
-WHOLE = (False, None, None)
-# Tiles of whole sums, whether they are in parts, the most pixels of these, and their tiles.
-MOMENTS: Candidates = {
-    2: [
-        *((None, True, 3136, Tiles(128, 128, 64, 8, 3)), (None, True, 1792, Tiles(128, 128, 64, 8, 3))),
-        *((None, True, 5056, Tiles(128, 128, 64, 8, 3)), (None, True, 6272, Tiles(128, 64, 64, 4, 3))),
-        *((Tiles(128, 128, 64, 8, 4), *WHOLE), (Tiles(128, 64, 64, 8, 4), *WHOLE)),
-        *((Tiles(64, 64, 128, 4, 3), *WHOLE), (Tiles(64, 64, 64, 4, 5), *WHOLE)),
-    ],
-    SPLIT: [
-        *((None, True, 5056, Tiles(128, 128, 64, 8, 3)), (None, True, 3136, Tiles(128, 128, 64, 8, 3))),
-        *((Tiles(128, 128, 64, 8, 3), *WHOLE), (Tiles(64, 128, 64, 8, 3), *WHOLE), (Tiles(64, 64, 64, 4, 3), *WHOLE)),
-    ],
-}
-# The most pixels of a part, and its tiles.
 CONTEXT: Candidates = {
-    2: [
-        *((20096, Tiles(64, 64, 64, 4, 3)), (7168, Tiles(64, 64, 64, 4, 4)), (5056, Tiles(64, 64, 64, 4, 4))),
-        *((11200, Tiles(64, 64, 64, 4, 3)), (7168, Tiles(64, 64, 128, 4, 2)), (None, Tiles(64, 64, 128, 8, 3))),
-    ],
-    SPLIT: [(7168, Tiles(64, 64, 64, 4, 3)), (7168, Tiles(64, 64, 64, 4, 2)), (7168, Tiles(64, 64, 32, 4, 4))],
+    2: [*((None, 1), (None, 200), (None, 800), (Tiles(64, 64, 64, 4, 3), None), (Tiles(64, 64, 128, 4, 2), None))],
+    SPLIT: [*((None, 1), (None, 200), (None, 800), (Tiles(64, 64, 32, 4, 4), None), (Tiles(64, 64, 64, 4, 2), None))],
 }
 THIN = {
     2: [
         *(Tiles(256, 64, 64, 8, 3), Tiles(128, 64, 64, 4, 3), Tiles(256, 64, 64, 8, 4), Tiles(128, 64, 64, 4, 4)),
         *(Tiles(256, 64, 32, 8, 4), Tiles(128, 64, 64, 8, 4)),
     ],
-    SPLIT: [Tiles(128, 64, 64, 4, 2), Tiles(256, 64, 32, 8, 3), Tiles(128, 64, 32, 4, 4)],
+    SPLIT: [Tiles(128, 128, 64, 8, 3), Tiles(128, 64, 64, 8, 2), Tiles(128, 64, 32, 4, 4)],
 }
 
 
@@ -144,12 +122,10 @@ def named(sizes: Sizes, what: str) -> str:
 
 def weight_gradients(sizes: Sizes, layers: list[tuple[Tensors, int]]) -> Case:
     """Gradients of the weights of layers 2 to 4 from all images, as most algorithms need them."""
-    constants = (("ONE", sizes.kind), ("LONG", None), ("LONG_PARTS", sizes.kind))
-
     return Case(
         name=named(sizes, "gradients of weights"),
-        constants=tuple(Constant(conv_weights, name, key) for name, key in constants),
-        candidates=GRADIENTS[sizes.kind],
+        constants=(Constant(conv_weights, "TILES", sizes.kind), Constant(conv_weights, "PROGRAMS")),
+        candidates=WEIGHTS[sizes.kind],
         launch=lambda: [repeated(count, partial(gradient_of, layer)) for layer, count in layers],
         exact=lambda: tuple(layer.of_weight() for layer, _ in layers),
         limit=LIMITS[sizes.kind],
@@ -162,12 +138,11 @@ def gradient_of(layer: Tensors) -> Tensor:
 
 def weight_moments(sizes: Sizes, layers: list[tuple[Tensors, int]]) -> Case:
     """Moments of the same over two environments, for masks."""
-    constants = (("FEW", sizes.kind), ("PARTED", sizes.kind), ("LONG", None), ("LONG_PARTS", sizes.kind))
     buffers = [torch.empty(3, sizes.n_runs, layer.weight[0].numel() + 6, device=DEVICE) for layer, _ in layers]
 
     def launch() -> list[Tensor]:
         for (layer, count), buffer in zip(layers, buffers, strict=True):
-            own = (layer.gradients, layer.inputs, None, 2, layer.stride, *buffer[..., :-6])
+            own = (layer.gradients, layer.inputs, None, 2, layer.stride, buffer[..., :-6])
             repeated(count, partial(conv_weights.weight_moments, *own))
         return buffers
 
@@ -180,8 +155,8 @@ def weight_moments(sizes: Sizes, layers: list[tuple[Tensors, int]]) -> Case:
 
     return Case(
         name=named(sizes, "moments of weights"),
-        constants=tuple(Constant(conv_weights, name, key) for name, key in constants),
-        candidates=MOMENTS[sizes.kind],
+        constants=(Constant(conv_weights, "TILES", sizes.kind), Constant(conv_weights, "PROGRAMS")),
+        candidates=WEIGHTS[sizes.kind],
         launch=launch,
         results=lambda found: tuple(part[-1, :-6] for buffer in found for part in buffer[1:]),
         exact=exact,
@@ -194,7 +169,7 @@ def context_weights(sizes: Sizes, context: Tensors) -> Case:
     """The gradient of 5 x 5 filters over large images, in parts."""
     return Case(
         name=named(sizes, "gradient of the context's weights"),
-        constants=(Constant(conv_weights, "LONG"), Constant(conv_weights, "LONG_PARTS", sizes.kind)),
+        constants=(Constant(conv_weights, "THIN_TILES", sizes.kind), Constant(conv_weights, "PROGRAMS")),
         candidates=CONTEXT[sizes.kind],
         launch=partial(gradient_of, context),
         exact=lambda: (context.of_weight(),),
@@ -206,10 +181,10 @@ def thin_cases(sizes: Sizes, context: Tensors, second: Tensors) -> Iterator[Case
     """Convolutions with few channels: of the context network, and of layer 1 or the gradient of layer 2's input."""
     first = Tensors(sizes, sizes.first)
 
-    def case(what: str, name: str, launch: Callable[[], Any], exact: Callable[[], tuple[Tensor, ...]]) -> Case:
+    def case(what: str, launch: Callable[[], Any], exact: Callable[[], tuple[Tensor, ...]]) -> Case:
         return Case(
             name=named(sizes, what),
-            constants=(Constant(conv, name, sizes.kind),),
+            constants=(Constant(conv, "THIN_TILES", sizes.kind),),
             candidates=[(tiles,) for tiles in THIN[sizes.kind]],
             launch=launch,
             exact=exact,
@@ -223,10 +198,10 @@ def thin_cases(sizes: Sizes, context: Tensors, second: Tensors) -> Iterator[Case
         return conv.input_gradient(layer.gradients, layer.taps, layer.stride, layer.sides)
 
     yield case(
-        *("context and layer 1", "THIN_FORWARD", lambda: (forward(context), forward(first))),
+        *("context and layer 1", lambda: (forward(context), forward(first))),
         exact=lambda: (context.forward(), first.forward()),
     )
     yield case(
-        *("input of context and layer 2", "THIN_INPUT_GRADIENT", lambda: (backward(context), backward(second))),
+        *("input of context and layer 2", lambda: (backward(context), backward(second))),
         exact=lambda: (context.of_input(), second.of_input()),
     )

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks._candidates import Case, Constant, repeated
-from sandmask.functional import conv
 from sandmask.functional.kernels import norm, norm_relu
 from sandmask.functional.kernels.tiles import Passes
 
@@ -17,11 +16,9 @@ LIMITS = {2: 2e-2, 4: 5e-6}  # on relative errors, by the bytes of a number
 DEVICE = "cuda"
 GROUPS = 8
 # Sorted by promise: the bytes in flight of all programs that fit into a multiprocessor. What spills is left out.
-AHEAD = [Passes(2048, 0, 4, 4, 3), Passes(2048, 0, 8, 8, 4), Passes(2048, 0, 8, 8, 3), Passes(4096, 0, 8, 8, 3)]
-MORE = [Passes(2048, 0, 4, 4, 1), Passes(4096, 0, 8, 8, 1), Passes(1024, 0, 4, 4, 1)]
-BACKWARD = {2: [*AHEAD, Passes(1024, 0, 4, 4, 3), *MORE], 4: [Passes(1024, 0, 4, 4, 3), *AHEAD[:3], *MORE]}
-HELD = [Passes(8192, 0, 8, 8, 1), Passes(2048, 32768, 8, 16, 1)]
-FORWARD = {2: [*AHEAD, Passes(2048, 0, 4, 4, 4), *MORE, *HELD], 4: BACKWARD[4]}
+AHEAD = [Passes(4096, 8, 3), Passes(2048, 4, 4), Passes(2048, 4, 3), Passes(2048, 8, 4), Passes(2048, 8, 3)]
+MORE = [Passes(1024, 4, 3), Passes(2048, 4, 1), Passes(2048, 8, 1), Passes(1024, 4, 1)]
+PASSES = [(passes,) for passes in (*AHEAD, *MORE)]
 
 
 class Sizes(NamedTuple):
@@ -76,11 +73,11 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     yield from context_cases(sizes, Images(sizes, *sizes.context))
 
 
-def how(sizes: Sizes, what: str, module: Any, name: str, found: dict[int, list[Passes]]) -> dict[str, Any]:
+def how(sizes: Sizes, what: str, module: Any, name: str) -> dict[str, Any]:
     return {
         "name": f"{what}, {sizes.n_runs} runs, {'bf16' if sizes.bytes == 2 else 'fp32x3'}",
         "constants": (Constant(module, name, sizes.bytes),),
-        "candidates": [(passes,) for passes in found[sizes.bytes]],
+        "candidates": PASSES,
         "limit": LIMITS[sizes.bytes],
     }
 
@@ -97,29 +94,22 @@ def layer_cases(sizes: Sizes, layers: list[tuple[Images, int]]) -> Iterator[Case
     yield Case(
         launch=lambda: [repeated(count, partial(forward, one)) for one, count in layers],
         exact=lambda: tuple(one.exact()[3].detach().permute(0, 2, 3, 1) for one, _ in layers),
-        **how(sizes, "normalization", norm, "FORWARD", FORWARD),
+        **how(sizes, "normalization", norm, "FORWARD"),
     )
     yield Case(
         launch=lambda: [repeated(count, partial(backward, one)) for one, count in layers],
         results=lambda found: tuple(part[-1] for pair in found for part in pair),
         exact=lambda: tuple(part for one, _ in layers for part in one.gradients(relu=False)),
-        **how(sizes, "normalization, backward", norm, "BACKWARD", BACKWARD),
+        **how(sizes, "normalization, backward", norm, "BACKWARD"),
     )
 
 
 def pooled_case(sizes: Sizes, one: Images) -> Case:
     """The last layer, of which the classifier takes the mean over pixels."""
-
-    def launch() -> Tensor:
-        if conv.POOLED:
-            return norm.normalize(one.h, one.gamma, one.beta, GROUPS, pooled=True).y
-        return norm.normalize(one.h, one.gamma, one.beta, GROUPS).y.mean((2, 3))
-
-    settings = how(sizes, "normalization and mean over pixels", norm, "FORWARD", FORWARD)
     return Case(
-        **{**settings, "constants": (Constant(conv, "POOLED"),), "candidates": [(True,)]},
-        launch=launch,
+        launch=lambda: norm.normalize(one.h, one.gamma, one.beta, GROUPS, pooled=True).y,
         exact=lambda: (one.exact()[3].detach().mean((2, 3)),),
+        **how(sizes, "normalization and mean over pixels", norm, "FORWARD"),
     )
 
 
@@ -135,10 +125,10 @@ def context_cases(sizes: Sizes, one: Images) -> Iterator[Case]:
     yield Case(
         launch=lambda: norm_relu.normalize_relu_backward(one.grad, *own, GROUPS),
         exact=lambda: one.gradients(relu=True),
-        **how(sizes, "normalization and ReLU, backward", norm_relu, "BACKWARD", BACKWARD),
+        **how(sizes, "normalization and ReLU, backward", norm_relu, "BACKWARD"),
     )
     yield Case(
         launch=lambda: norm_relu.mean_of_normalized(*own, one.share, GROUPS),
         exact=mean,
-        **how(sizes, "mean of normalized images", norm_relu, "MEAN", BACKWARD),
+        **how(sizes, "mean of normalized images", norm_relu, "MEAN"),
     )

@@ -16,39 +16,34 @@ from sandmask.functional.split import Halves, joined, largest_of, remember_large
 LIMIT = 5e-6  # on relative errors; those of float32 are about 2e-7, those of TF32 3e-4
 DEVICE = "cuda"
 # Sorted by promise: the bytes in flight of all programs that fit into a multiprocessor. What spills is left out.
-# Moments have pairs of tiles and whether the loops over environments and rows are one.
 NARROW_MOMENTS = [
-    *((Tiles(64, 32, 16, 4, 6), True), (Tiles(64, 32, 32, 8, 4), True), (Tiles(64, 32, 16, 8, 6), True)),
-    *((Tiles(32, 32, 16, 4, 8), True), (Tiles(64, 32, 32, 4, 4), True), (Tiles(32, 32, 32, 4, 4), True)),
-    *((Tiles(32, 32, 16, 2, 8), True), (Tiles(64, 32, 32, 8, 4), False), (Tiles(64, 32, 16, 4, 6), False)),
+    *(Tiles(64, 32, 16, 4, 6), Tiles(64, 32, 32, 8, 4), Tiles(32, 32, 16, 4, 8), Tiles(64, 32, 32, 4, 4)),
+    *(Tiles(32, 32, 32, 4, 4), Tiles(64, 64, 32, 4, 4)),
 ]
 WIDE_MOMENTS = [
-    *((Tiles(64, 64, 32, 4, 4), True), (Tiles(64, 64, 32, 4, 5), True), (Tiles(32, 64, 32, 4, 4), True)),
-    *((Tiles(32, 64, 32, 4, 5), True), (Tiles(64, 64, 16, 4, 6), True), (Tiles(32, 64, 64, 4, 3), True)),
-    *((Tiles(64, 64, 64, 4, 3), True), (Tiles(64, 64, 128, 4, 2), False), (Tiles(32, 64, 32, 4, 4), False)),
-    *((Tiles(64, 128, 32, 8, 4), True), (Tiles(32, 64, 128, 4, 3), False)),
+    *(Tiles(64, 64, 32, 4, 5), Tiles(32, 64, 32, 4, 4), Tiles(64, 64, 16, 4, 6), Tiles(32, 64, 64, 4, 3)),
+    *(Tiles(64, 64, 64, 4, 3), Tiles(64, 64, 128, 4, 2), Tiles(64, 128, 32, 8, 4), Tiles(32, 64, 128, 4, 3)),
 ]
 NARROW_LAYER = [
     *(Tiles(64, 32, 32, 4, 1), Tiles(32, 64, 32, 4, 1), Tiles(128, 64, 32, 8, 1), Tiles(32, 128, 32, 4, 1)),
     *(Tiles(16, 256, 32, 4, 1), Tiles(64, 64, 32, 8, 1), Tiles(64, 32, 32, 2, 1), Tiles(32, 256, 32, 8, 1)),
 ]
 GRADIENTS = [
-    *(Tiles(32, 64, 64, 4, 4), Tiles(32, 64, 64, 4, 3), Tiles(32, 64, 64, 4, 2), Tiles(16, 128, 64, 4, 3)),
-    *(Tiles(16, 64, 64, 4, 4), Tiles(16, 128, 64, 8, 3), Tiles(16, 64, 64, 2, 3), Tiles(32, 64, 64, 2, 3)),
-    *(Tiles(32, 128, 64, 4, 4), Tiles(64, 64, 64, 4, 4)),
+    *(Tiles(64, 64, 64, 4, 3), Tiles(32, 64, 64, 4, 3), Tiles(32, 64, 64, 2, 4), Tiles(16, 128, 64, 4, 3)),
+    *(Tiles(16, 64, 64, 4, 4), Tiles(16, 64, 64, 2, 3)),
 ]
 LOGITS = [Tiles(64, 64, 32, 4, 4), Tiles(64, 64, 32, 4, 6), Tiles(128, 64, 32, 4, 4), Tiles(64, 64, 64, 4, 4)]
 OUTER = [
-    *(Tiles(32, 32, 1, 4, 3), Tiles(16, 64, 1, 4, 3), Tiles(32, 64, 1, 8, 3), Tiles(16, 64, 1, 2, 3)),
+    *(Tiles(32, 64, 1, 4, 3), Tiles(16, 64, 1, 4, 3), Tiles(16, 32, 1, 2, 3), Tiles(8, 64, 1, 2, 3)),
     *(Tiles(16, 128, 1, 4, 3), Tiles(32, 32, 1, 2, 3), Tiles(8, 256, 1, 4, 3)),
 ]
 PRODUCTS = [
     *(Tiles(128, 64, 32, 4, 4), Tiles(64, 64, 32, 4, 3), Tiles(64, 64, 32, 4, 4), Tiles(128, 64, 32, 8, 3)),
     *(Tiles(128, 64, 32, 8, 4), Tiles(64, 128, 32, 4, 3), Tiles(64, 128, 32, 4, 4), Tiles(128, 128, 32, 8, 4)),
-    *(Tiles(256, 64, 32, 8, 4), Tiles(128, 128, 64, 8, 3)),
+    *(Tiles(128, 64, 32, 4, 3), Tiles(128, 128, 64, 8, 3)),
 ]
 ACTIVATE = [Tiles(16, 128, 1, 4, 3), Tiles(32, 64, 1, 4, 3), Tiles(32, 128, 1, 8, 3), Tiles(16, 128, 1, 8, 3)]
-BLOCKS = [Block(1024, 4), Block(4096, 8), Block(4096, 4)]
+BLOCKS = [Block(512, 4), Block(2048, 4), Block(1024, 8)]
 
 
 class Sizes(NamedTuple):
@@ -78,9 +73,9 @@ def last_of_halves(found: Halves) -> Tensor:
     return joined(Halves(found.values[-1:], found.largest[-1:]))[0]
 
 
-def one(module: Any, name: str, tiles: list[Any]) -> dict[str, Any]:
+def one(module: Any, name: str, tiles: list[Any], key: int | None = None) -> dict[str, Any]:
     """The arguments of a case of one constant."""
-    return {"constants": (Constant(module, name),), "candidates": [(each,) for each in tiles], "limit": LIMIT}
+    return {"constants": (Constant(module, name, key),), "candidates": [(each,) for each in tiles], "limit": LIMIT}
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
@@ -143,11 +138,9 @@ def moment_cases(sizes: Sizes) -> Iterator[Case]:
             **how,
         )
 
-    constants = (Constant(moments, "NARROW_WEIGHT_MOMENTS", 4), Constant(moments, "FLAT", 4))
-    narrow = {"limit": LIMIT, "candidates": NARROW_MOMENTS, "constants": constants}
+    narrow = one(moments, "NARROW_WEIGHT_MOMENTS", NARROW_MOMENTS, 4)
     yield case(f"moments of {sizes.n_in} x {width} weights", narrow, grad, inputs, inputs, sizes.n_in, first)
-    constants = (Constant(moments, "WEIGHT_MOMENTS", SPLIT), Constant(moments, "FLAT", SPLIT))
-    wide = {"limit": LIMIT, "candidates": WIDE_MOMENTS, "constants": constants}
+    wide = one(moments, "WEIGHT_MOMENTS", WIDE_MOMENTS, SPLIT)
     factors = (halves.split(grad), halves.split(hidden))
     yield case(f"moments of {width} x {width} weights", wide, *factors, hidden, width, second)
 

@@ -42,10 +42,7 @@ def actions(n_runs: int, n_samples: int, layer: tuple[int, int, int, int]) -> It
     yield "norm", lambda: norm.normalize(h, gamma, beta, GROUPS), 0.0, 2.0 * h.nbytes
     backward = (mean, scale, gamma, GROUPS)
     yield "norm, backward", lambda: norm.normalize_backward(grad, h, *backward), 0.0, 3.0 * h.nbytes
-    if conv_weights.has_few_weights(n_in):
-        yield "weights", lambda: conv_weights.weight_parts(grad, x, N_ENVS, stride), product, forward
-        return
-    moments = (None, N_ENVS, stride, *buffers)
+    moments = (None, N_ENVS, stride, buffers)
     yield "moments of the weights", lambda: conv_weights.weight_moments(grad, x, *moments), product, forward
     sides = torch.Size((side, side))
     yield "input", lambda: conv_kernels.input_gradient(grad, taps, stride, sides), product, forward

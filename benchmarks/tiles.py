@@ -3,7 +3,7 @@
 python -m benchmarks.tiles [spirals] [convnet] [norm] [FILE]     # a GPU; all without a name; about a minute each
 python -m benchmarks.tiles spirals quick                         # kernels that are compiled already, in Triton's cache
 
-Kernels have the shapes of `stacked`: on Spirals 256 runs of the MLP in fp32x3, on the ConvNet 16 and 44 runs in bf16
+Kernels have the shapes of `stacked`: on Spirals 256 runs of the MLP in fp32x3, on the ConvNet 3, 16 and 44 runs in bf16
 and fp32x3. A kernel's launch function runs with its present constants, with each candidate, and with the present ones
 again, whose two readings tell how far times can be trusted. Times are those of a training step without evaluations,
 errors those of the last run against float64. Every line is printed, and appended to FILE, as soon as it is known. The
@@ -50,7 +50,7 @@ def plans(section: str) -> list[Plan]:
     if section == "norm":
         return [Plan("bf16", norm.cases, norm.Sizes()), Plan("fp32x3", norm.cases, norm.Sizes(bytes=4))]
     by_kind: list[tuple[Precision, int]] = [("bf16", 2), ("fp32x3", SPLIT)]
-    sizes = [(precision, convnet.Sizes(n_runs, kind)) for precision, kind in by_kind for n_runs in (16, 44)]
+    sizes = [(precision, convnet.Sizes(n_runs, kind)) for precision, kind in by_kind for n_runs in (3, 16, 44)]
     return [Plan(precision, convnet.cases, size) for precision, size in sizes]
 
 

@@ -145,29 +145,46 @@ def test_kernels_of_filters_of_another_side(stride: int, n_in: int) -> None:
     shared.assert_near(found.movedim(4, 2), of_x, 1e-5)
     shared.assert_near(conv_weights.weight_gradient(grad, images, weight, stride), of_weight, 1e-5)
     halves = weight.new_empty(3, K, weight[0].numel())
-    conv_weights.weight_moments(grad, images, None, 2, stride, *halves, side=side)
+    conv_weights.weight_moments(grad, images, None, 2, stride, halves, side)
     shared.assert_near(2 * halves[1], of_weight.flatten(1), 1e-5)
 
 
 @pytest.mark.parametrize("n_in", [16, 24])
 def test_weights_of_large_images_are_summed_in_parts(n_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(4, n_in, 32, 9, 7, 5)
-    monkeypatch.setattr(conv_weights, "LONG", 126)
+    monkeypatch.setattr(conv_weights, "PROGRAMS", 1)
+    monkeypatch.setattr(conv_weights, "LONGEST", 126)
     x, weight = (tensor.detach() for tensor in case.tensors()[:2])
     grad = torch.randn(K, 4, 9, 7, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     images = x.movedim(2, 4).contiguous()
     assert conv_weights.weight_parts(grad, images, 1, 1, 5).shape[:3] == (K, 1, 2)
     in_parts = conv_weights.weight_gradient(grad, images, weight, 1)
-    monkeypatch.setattr(conv_weights, "LONG", 1000)
+    monkeypatch.setattr(conv_weights, "LONGEST", 1000)
+    assert conv_weights.weight_parts(grad, images, 1, 1, 5).shape[:3] == (K, 1, 1)
     shared.assert_near(in_parts, conv_weights.weight_gradient(grad, images, weight, 1), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "depth", "programs", "longest", "parts"),
+    [
+        *((12544, 64, 576, 32768, 1), (12544, 64, 108, 32768, 4), (12544, 64, 18, 32768, 22)),
+        *((25088, 64, 144, 32768, 3), (100352, 64, 400, 32768, 4), (100352, 64, 400, 2048, 49)),
+        *((100, 64, 1, 32768, 1), (1, 16, 1, 32768, 1)),
+    ],
+)
+def test_there_are_parts_enough_for_a_gpu_and_none_is_short(
+    n_rows: int, depth: int, programs: int, longest: int, parts: int
+) -> None:
+    part = conv_weights._part(n_rows, depth, programs, longest)
+    assert part % depth == 0
+    assert part <= longest
+    assert -(-n_rows // part) == parts
 
 
 @pytest.mark.parametrize("numbers", [16, 4096])
 def test_images_that_are_read_once_or_in_blocks(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORWARD", "BACKWARD"):
-        passes = getattr(norm, name)[4]
-        changed = passes._replace(numbers=min(numbers, passes.numbers), held=numbers, stages=3)
-        monkeypatch.setitem(getattr(norm, name), 4, changed)
+        monkeypatch.setitem(getattr(norm, name), 4, getattr(norm, name)[4]._replace(numbers=numbers))
     shared.test_a_block_of_k_runs_and_its_gradients(shared.CASES[3])
 
 

@@ -18,7 +18,7 @@ from sandmask._physical import reachable
 from sandmask.algorithms import Algorithm, State
 from sandmask.datasets import DATASETS, Dataset, TensorDataset
 from sandmask.functional import conv
-from sandmask.functional.conv import conv_block, pixel_mean, plain_conv_block
+from sandmask.functional.conv import conv_block, plain_conv_block
 from sandmask.functional.flat import Slot
 from sandmask.functional.tape import MomentTape, layers, moment_tape
 from sandmask.masks import TensorMoments, gradient_moments
@@ -181,14 +181,6 @@ def test_shapes_that_no_kernel_is_for_are_computed_by_plain_operations() -> None
     assert torch.equal(case.apply(conv_block, x, *params), case.apply(plain_conv_block, x, *params))
 
 
-def test_means_over_pixels() -> None:
-    x = torch.randn(K, 3, 4, 5, 6, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
-    y = vmap(pixel_mean)(x)
-    torch.testing.assert_close(y, x.mean((3, 4)))
-    (gradient,) = torch.autograd.grad(y.square().sum(), x)
-    torch.testing.assert_close(gradient, torch.autograd.grad(x.mean((3, 4)).square().sum(), x)[0])
-
-
 def moments_of_plain_blocks(case: Case, tensors: list[Tensor], n_envs: int) -> list[TensorMoments]:
     """For every run, moments of the environments' gradients of the flat parameters, each by itself, in float64."""
     moments = []
@@ -224,7 +216,7 @@ def test_moments_of_k_runs_against_gradients_one_by_one(case: Case, n_envs: int,
     def losses(x: Tensor, *own: Tensor) -> Tensor:
         with tape.watch(dict(zip(NAMES, own, strict=True))):
             y = case.apply(conv_block, x, *own)
-        return pixel_mean(y).double().view(n_envs, -1).square().mean(1)
+        return y.mean((2, 3)).double().view(n_envs, -1).square().mean(1)
 
     scale = torch.ones(K, n_envs, device=DEVICE)
     if scaled:
@@ -261,7 +253,7 @@ def test_the_dispersion_of_gradients_one_rounding_apart_is_no_negative_zero(n_en
     apart = torch.tensor([1.0, 1.0 - 2.0**-24, 1.0])[:n_envs].to(DEVICE)
     targets = torch.empty(3, K, case.n_out * case.n_in * 9, device=DEVICE)
     repeated = [tensor.repeat(1, n_envs, 1, 1, 1) for tensor in (grad, images)]
-    conv_weights.weight_moments(repeated[0], repeated[1], apart.repeat(K, 1), n_envs, case.stride, *targets)
+    conv_weights.weight_moments(repeated[0], repeated[1], apart.repeat(K, 1), n_envs, case.stride, targets)
     assert targets[1].abs().min() > 0
     assert not torch.signbit(targets[2]).any()
 
@@ -295,10 +287,10 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from sandmask.functional.kernels.tiles import SPLIT, Tiles
 
     large = dict.fromkeys((4, SPLIT), Tiles(128, 128, 128, 4, 1))
-    names = ("FORWARD", "INPUT_GRADIENT", "THIN_FORWARD", "THIN_INPUT_GRADIENT", "ONE", "FEW", "MANY", "TILES")
     for module in (conv_kernels, conv_pair, conv_weights):
-        for table in (name for name in names if hasattr(module, name)):
+        for table in (name for name in ("TILES", "THIN_TILES") if hasattr(module, name)):
             monkeypatch.setattr(module, table, large)
+    monkeypatch.setattr(conv_weights, "PROGRAMS", 1)
 
 
 # Fish takes the kernels of ERM, through `vmap` as the tests of blocks do, and twice the time of ERM.

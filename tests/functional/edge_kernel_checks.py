@@ -104,7 +104,7 @@ def test_convolutions_of_any_shape(
     assert_near(conv_weights.weight_gradient(grad, images, weight, stride), of_weight, 1e-5)
     parts = conv_weights.weight_parts(grad, images, n_envs, stride, side)
     targets = torch.empty(3, n_runs, weight[0].numel() + 3, device=DEVICE)
-    conv_weights.weight_moments(grad, images, None, n_envs, stride, *targets[..., 3:], side=side)
+    conv_weights.weight_moments(grad, images, None, n_envs, stride, targets[..., 3:], side)
     for by_env, target in zip(parts.sum(2).double(), targets.unbind(1), strict=True):
         exact = gradient_moments(by_env)
         assert_near(target[1, 3:], exact.mean, 1e-4)
@@ -202,7 +202,7 @@ def test_a_run_that_diverged_leaves_the_others_as_they_are(value: float) -> None
         before, sums = norm.normalize_backward(y, h, mean, scale, bias, 4)
         matrix = split_kernels.split(weight.flatten(2))
         folded = torch.empty(3, len(x), 16 * 144, device=DEVICE)
-        conv_weights.weight_moments(split_kernels.split(before), images, None, 2, 1, *folded)
+        conv_weights.weight_moments(split_kernels.split(before), images, None, 2, 1, folded)
         units = products.layer(rows, matrix, bias)
         halves, parts = dense.activate_backward_halves(units, units, None, 2)
         return [h, y, before, sums, *folded, units, *halves, parts, products.weight_gradient(halves, rows)]

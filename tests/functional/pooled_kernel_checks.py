@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from sandmask.functional import conv
 from sandmask.functional.conv import conv_block, plain_conv_block
 from sandmask.functional.flat import Slot
 from sandmask.functional.kernels import norm
@@ -21,11 +20,6 @@ from sandmask.functional.tape import MomentTape
 shared = importlib.import_module("conv_kernel_checks")
 kernels_here = shared.kernels_here
 Block = Callable[..., Tensor]
-
-
-@pytest.fixture(autouse=True)
-def pooled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "POOLED", True)
 
 
 def plain(x: Tensor, *params: Tensor, stride: int, groups: int) -> Tensor:
@@ -51,7 +45,7 @@ def gradients(case: Any, block: Block, tensors: list[Tensor]) -> tuple[Tensor, .
 @pytest.mark.parametrize("numbers", [64, 2048])
 def test_means_of_k_runs_and_their_gradients(case: Any, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for size, passes in norm.FORWARD.items():
-        monkeypatch.setitem(norm.FORWARD, size, passes._replace(numbers=numbers, held=0))
+        monkeypatch.setitem(norm.FORWARD, size, passes._replace(numbers=numbers))
     found = gradients(case, by_kernels, case.tensors())
     assert found[0].shape == (shared.K, case.n_samples, case.n_out)
     wanted = gradients(case, plain, [tensor.detach().double().requires_grad_() for tensor in case.tensors()])
@@ -98,11 +92,3 @@ def test_what_is_no_number_stays_visible() -> None:
     assert y[0, 1].isnan().all()
     assert not y[0, 0].isnan().any()
     assert not y[1].isnan().any()
-
-
-def test_without_the_constant_it_is_the_mean_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "POOLED", False)
-    case = shared.CASES[0]
-    tensors = [tensor.detach() for tensor in case.tensors()]
-    y = vmap(lambda *own: case.apply(by_kernels, *own))(*tensors)
-    assert torch.equal(y, vmap(lambda *own: case.apply(conv_block, *own).mean((2, 3)))(*tensors))

@@ -118,7 +118,7 @@ def test_compiling_in_advance_survives_what_does_not_fit(
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert [len(tiles.plans(name)) for name in tiles.SECTIONS] == [1, 4, 2]
+    assert [len(tiles.plans(name)) for name in tiles.SECTIONS] == [1, 6, 2]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     tiles.main()
     assert capsys.readouterr().out == "tiles: needs a CUDA device; skipped.\n"

@@ -19,7 +19,6 @@ from sandmask.functional.split import Halves, split_products
 
 NARROWEST = 16  # output channels from which on a product of matrices is one for the kernels
 LARGEST = 2**31  # numbers in an image of one run, that the kernels' addresses reach
-POOLED = False  # whether a block's mean over pixels is computed with the block
 
 # Takes over the gradients of a block's parameters: gets the gradient of the convolution's result and the block's input,
 # both [K, N, height, width, channels], and the sums of `normalize_backward`.
@@ -52,7 +51,7 @@ def conv_block(
     by_kernels = kernels_suit() and has_kernels(x) and _fits(x, weight, stride, groups)
     if torch.compiler.is_compiling() or not by_kernels:
         y = plain_conv_block(x, weight, bias, gamma, beta, stride, groups)
-        return pixel_mean(y) if pooled else y
+        return y.mean((2, 3)) if pooled else y
     params = (weight, bias, gamma, beta)
     if has_torch_function((x, *params)):
         how = {"stride": stride, "groups": groups, "pooled": pooled}
@@ -68,14 +67,6 @@ def plain_conv_block(
     return F.group_norm(torch.relu(F.conv2d(x, weight, bias, stride, 1)), groups, gamma, beta)
 
 
-def pixel_mean(x: Tensor) -> Tensor:
-    """The mean over pixels, [N, channels]."""
-    if torch.compiler.is_compiling() or not (kernels_suit() and has_kernels(x)):
-        return x.mean((2, 3))
-    y: Tensor = _PixelMean.apply(x)  # type: ignore[no-untyped-call]
-    return y
-
-
 def fused_conv_block(
     x: Tensor,
     weight: Tensor,
@@ -88,9 +79,7 @@ def fused_conv_block(
     pooled: bool = False,
 ) -> Tensor:
     """The same by kernels: inside of `vmap` of K runs, outside of a stack of one."""
-    at_once = pooled and POOLED
-    y = apply_to_runs(_ConvBlock, (x, weight, bias, gamma, beta), (stride, groups, fold, at_once))
-    return pixel_mean(y) if pooled and not at_once else y
+    return apply_to_runs(_ConvBlock, (x, weight, bias, gamma, beta), (stride, groups, fold, pooled))
 
 
 def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
@@ -193,27 +182,6 @@ def block_gradients(
 def factors_of(x: Tensor, factors: Sequence[Tensor]) -> tuple[Tensor | Halves, Tensor | Halves]:
     """A block's input and its weights by tap as the kernels take them, from what the forward pass kept."""
     return (channels_last(x), factors[0]) if len(factors) == 1 else (Halves(*factors[:2]), Halves(*factors[2:]))
-
-
-class _PixelMean(Function):
-    """A gradient that is the same for all pixels of a channel stays one number in memory."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.mean((-2, -1))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
-        ctx.shape = inputs[0].shape
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _of_pixels(grad, ctx.shape[-2:])
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:  # noqa: ARG004
-        y: Tensor = _PixelMean.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]
-        return y, 0
 
 
 def _of_pixels(grad: Tensor, sides: torch.Size) -> Tensor:

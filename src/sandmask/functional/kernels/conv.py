@@ -23,15 +23,10 @@ from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, h
 from sandmask.functional.split import Halves
 
 # By the kind of numbers.
-FORWARD = {
-    2: Tiles(128, 128, 64, 8, 3),
-    4: Tiles(64, 64, 32, 4, 3),
-    SPLIT: Tiles(128, 128, 64, 8, 3),
-}
-INPUT_GRADIENT = dict(FORWARD)
+TILES = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 128, 64, 8, 3)}
 # The same of results with up to `THIN` channels.
 THIN = 64
-THIN_FORWARD, THIN_INPUT_GRADIENT = dict(FORWARD), dict(INPUT_GRADIENT)
+THIN_TILES = {**TILES, SPLIT: Tiles(128, 64, 64, 4, 2)}
 
 
 class Shape(NamedTuple):
@@ -274,7 +269,7 @@ def convolve(x: Tensor | Halves, taps: Tensor | Halves, bias: Tensor, stride: in
     sizes = (len(bias), n_samples, shape.high, shape.wide, shape.n_out)
     out = torch.empty(sizes, dtype=_result_type(x), device=bias.device)
     n_rows = n_samples * shape.high * shape.wide
-    tiles = (THIN_FORWARD if n_out <= THIN else FORWARD)[kind(x)]
+    tiles = (THIN_TILES if n_out <= THIN else TILES)[kind(x)]
     rows, columns = at_most(tiles.rows, n_rows), at_most(tiles.columns, shape.n_out)
     depth = dividing(tiles.depth, n_in) or at_most(tiles.depth, n_taps * n_in)
     launch: Any = _forward_kernel[(triton.cdiv(n_rows, rows), shape.n_out // columns, len(bias))]
@@ -291,7 +286,7 @@ def input_gradient(grad: Tensor | Halves, taps: Tensor | Halves, stride: int, si
     shape = Shape(sides[0], sides[1], n_in, high, wide, n_out, stride, math.isqrt(n_taps))
     n_runs = len(left.values)
     out = torch.empty(n_runs, n_samples, *sides, shape.n_in, dtype=_result_type(grad), device=left.values.device)
-    tiles = (THIN_INPUT_GRADIENT if n_in <= THIN else INPUT_GRADIENT)[kind(grad)]
+    tiles = (THIN_TILES if n_in <= THIN else TILES)[kind(grad)]
     pixels = n_samples * triton.cdiv(sides[0], stride) * triton.cdiv(sides[1], stride)  # of the most frequent kind
     rows, columns = at_most(tiles.rows, pixels), at_most(tiles.columns, shape.n_in)
     programs = (triton.cdiv(pixels, rows), triton.cdiv(shape.n_in, columns) * stride**2, n_runs)

@@ -1,14 +1,14 @@
 """The gradients of a convolution's weights, of K runs and by environment, as GPU kernels.
 
-The gradient in each of E environments is a product of two matrices, and the masks need its moments over environments.
-Computed tile by tile, with the loop over environments inside, the E gradients never exist in memory. A first layer's
-few weights are one tile, for which one program would have to read everything: there, parts of the pixels are summed by
-programs of their own. So they are in layers with large images, whose tiles are too few to occupy a GPU evenly.
+The gradient in each of E environments is a product of two matrices. One program computes a tile of it from a part of
+the environment's pixels; a second kernel adds the parts up, and folds the environments into the moments that the masks
+need. There are as many parts as it takes to occupy a GPU: a first layer's few weights are one tile.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,36 +16,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sandmask.functional.kernels.conv import Shape, first_tap, within
-from sandmask.functional.kernels.moments import fold_runs, welford
+from sandmask.functional.kernels.conv import THIN, Shape, first_tap, within
+from sandmask.functional.kernels.moments import welford
 from sandmask.functional.kernels.split import Operand, multiply, operand, unscaled
 from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
 from sandmask.functional.split import Halves
 
-# By the kind of numbers. Of one or two environments a program keeps as many tiles in registers, of more it keeps 4.
-FEW = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
-ONE = dict(FEW)
-MANY = {2: Tiles(128, 64, 64, 8, 4), 4: Tiles(64, 32, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
-PARTS = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(64, 64, 64, 4, 3)}
-LONG_PARTS = dict(PARTS)  # in a layer of many weights
-PARTED = {2: False, 4: False, SPLIT: False}  # whether moments over environments are also found from parts
-PART = 2048  # pixels that a program sums over in a layer of few weights
-LONG = 32768  # the same in a layer of many, with more pixels than this
-NARROW = 64  # weights of an output channel, up to which a layer has few
+# By the kind of numbers.
+TILES = {2: Tiles(128, 64, 64, 4, 3), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 128, 64, 8, 3)}
+THIN_TILES = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(64, 64, 64, 4, 3)}
+PROGRAMS = 400  # of a launch, at least: three for each multiprocessor of a large GPU
+SHORTEST = 8  # steps of a program's sum, at least
+LONGEST = 32768  # pixels that a program sums over, at most
+FEW = 64  # weights of an output channel, up to which parts cost nothing
+LONGEST_OF_FEW = 2048  # the same for such a layer: short sums are more exact
+NUMBERS = 1024  # that a program adds up at a time
 
 
 @triton.jit
-def _weight_gradient(
+def _weight_kernel(
     grad,
+    grad_run,
     grad_low,
     grad_largest,
     x,
+    x_run,
     x_low,
     x_largest,
-    unit,
-    block,
-    begin,
+    out,
     n_rows,
+    part,
     whole: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
@@ -61,11 +61,24 @@ def _weight_gradient(
     split: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """[rows, columns] of grad^T x over the pixels `begin`, ..., `begin + n_rows - 1`."""
+    """A tile of grad^T x, from a part of one environment's pixels; with `whole`, all parts have the same size."""
+    run = tl.program_id(2).to(tl.int64)
+    taps: tl.constexpr = side * side
+    blocks: tl.constexpr = (taps * n_in + columns - 1) // columns
+    unit = tl.program_id(0) // blocks * rows + tl.arange(0, rows)
+    block = tl.program_id(0) % blocks
+    parts = tl.cdiv(n_rows, part)
+    begin = tl.program_id(1) % parts * part
+    length = part
+    if not whole:
+        length = tl.minimum(n_rows - begin, part)
+    begin += tl.program_id(1) // parts * n_rows
+    grad += run * grad_run
+    x += run * x_run
     total = tl.zeros((rows, columns), tl.float32)
-    for start in range(0, n_rows, depth):
+    for start in range(0, length, depth):
         row = start + tl.arange(0, depth)
-        known = (row < n_rows) | whole
+        known = (row < length) | whole
         row += begin
         at = row[:, None] * n_out + unit[None, :]
         g = tl.load(grad + at, mask=known[:, None], other=0.0)
@@ -81,7 +94,7 @@ def _weight_gradient(
             number = block * columns + tl.arange(0, columns)
             below, beside = number // (side * n_in), number // n_in % side
             y, z = top[:, None] + below[None, :], left[:, None] + beside[None, :]
-            inside = known[:, None] & (number < side * side * n_in)[None, :] & within(y, height) & within(z, width)
+            inside = known[:, None] & (number < taps * n_in)[None, :] & within(y, height) & within(z, width)
             place = corner[:, None] + ((below * width + beside) * n_in + number % n_in)[None, :]
         value = tl.load(x + place, mask=inside, other=0.0)
         g_low, value_low = g, value
@@ -89,142 +102,53 @@ def _weight_gradient(
             g_low = tl.load(grad + grad_low + at, mask=known[:, None], other=0.0)
             value_low = tl.load(x + x_low + place, mask=inside, other=0.0)
         total = multiply(tl.trans(g), tl.trans(g_low), value, value_low, total, split, precision)
-    return unscaled(total, grad_largest, x_largest, split)
-
-
-@triton.jit
-def _sign(x):
-    return tl.where(x > 0, 1.0, 0.0) - tl.where(x < 0, 1.0, 0.0)
-
-
-@triton.jit
-def _weight_moments_kernel(
-    grad,
-    grad_run,
-    grad_low,
-    grad_largest,
-    x,
-    x_run,
-    x_low,
-    x_largest,
-    unscale,
-    signs_out,
-    mean_out,
-    m2_out,
-    n_rows,
-    out_run,
-    n_envs: tl.constexpr,
-    only_mean: tl.constexpr,
-    scaled: tl.constexpr,
-    whole: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    n_in: tl.constexpr,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-    n_out: tl.constexpr,
-    stride: tl.constexpr,
-    side: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    split: tl.constexpr,
-    precision: tl.constexpr,
-):
-    """Moments over environments of the gradients of one tile of weights. They never are in memory."""
-    run = tl.program_id(2).to(tl.int64)
-    unit = tl.program_id(0) * rows + tl.arange(0, rows)
-    block = tl.program_id(1)
-    grad += run * grad_run
-    x += run * x_run
-    grad_largest += run
-    x_largest += run
-    unscale += run * n_envs
-    mean = _weight_gradient(
-        grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, 0, n_rows, whole,
-        height, width, n_in, high, wide, n_out, stride, side, rows, columns, depth, split, precision,
-    )  # fmt: skip
-    if scaled:
-        mean *= tl.load(unscale)
-    if n_envs == 2:  # this case apart, as of the first environment one tile is enough to remember
-        second = _weight_gradient(
-            grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, n_rows, n_rows, whole,
-            height, width, n_in, high, wide, n_out, stride, side, rows, columns, depth, split, precision,
-        )  # fmt: skip
-        if scaled:
-            second *= tl.load(unscale + 1)
-        signs = _sign(mean) + _sign(second)
-        away = second - mean
-        mean += away * 0.5
-        m2 = away * away * 0.5  # a square: a product of two differences may be -0, which masks would divide by
-    else:
-        signs = _sign(mean)
-        m2 = tl.zeros((rows, columns), tl.float32)
-        for e in range(1, n_envs):
-            product = _weight_gradient(
-                grad, grad_low, grad_largest, x, x_low, x_largest, unit, block, e * n_rows, n_rows, whole,
-                height, width, n_in, high, wide, n_out, stride, side, rows, columns, depth, split, precision,
-            )  # fmt: skip
-            if scaled:
-                product *= tl.load(unscale + e)
-            signs, mean, m2 = welford(product, e, signs, mean, m2)
+    total = unscaled(total, grad_largest + run, x_largest + run, split)
     # The parameter is [out, in, side, side].
-    taps: tl.constexpr = side * side
-    column = block * columns + tl.arange(0, columns)
-    place = run * out_run + unit[:, None] * (taps * n_in) + (column % n_in * taps + column // n_in)[None, :]
-    inside = (column < taps * n_in)[None, :]
-    tl.store(mean_out + place, mean, mask=inside)
-    if not only_mean:
-        tl.store(signs_out + place, signs, mask=inside)
-        tl.store(m2_out + place, m2, mask=inside)
-
-
-@triton.jit
-def _weight_parts_kernel(
-    grad,
-    grad_run,
-    grad_low,
-    grad_largest,
-    x,
-    x_run,
-    x_low,
-    x_largest,
-    out,
-    n_rows,
-    part,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    n_in: tl.constexpr,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-    n_out: tl.constexpr,
-    stride: tl.constexpr,
-    side: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    split: tl.constexpr,
-    precision: tl.constexpr,
-):
-    """The gradient of one tile of weights, out of a part of one environment's pixels."""
-    run = tl.program_id(2).to(tl.int64)
-    taps: tl.constexpr = side * side
-    blocks: tl.constexpr = (taps * n_in + columns - 1) // columns
-    unit = tl.program_id(0) // blocks * rows + tl.arange(0, rows)
-    block = tl.program_id(0) % blocks
-    parts = tl.cdiv(n_rows, part)
-    e, begin = tl.program_id(1) // parts, tl.program_id(1) % parts * part
-    grad += run * grad_run
-    x += run * x_run
-    total = _weight_gradient(
-        grad, grad_low, grad_largest + run, x, x_low, x_largest + run, unit, block,
-        e * n_rows + begin, tl.minimum(n_rows - begin, part), False,
-        height, width, n_in, high, wide, n_out, stride, side, rows, columns, depth, split, precision,
-    )  # fmt: skip
     column = block * columns + tl.arange(0, columns)
     place = unit[:, None] * (taps * n_in) + (column % n_in * taps + column // n_in)[None, :]
     out += (run * tl.num_programs(1) + tl.program_id(1)) * (n_out * taps * n_in)
     tl.store(out + place, total, mask=(column < taps * n_in)[None, :])
+
+
+@triton.jit
+def _fold_parts_kernel(
+    parts,
+    unscale,
+    signs_out,
+    mean_out,
+    m2_out,
+    n_weights,
+    n_parts,
+    out_run,
+    n_envs: tl.constexpr,
+    only_mean: tl.constexpr,
+    scaled: tl.constexpr,
+    at_once: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Moments over environments of sums of parts [K, E, parts, n_weights]."""
+    run = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < n_weights
+    parts += run * n_envs * n_parts * n_weights
+    signs = tl.zeros((block,), tl.float32)
+    mean = tl.zeros((block,), tl.float32)
+    m2 = tl.zeros((block,), tl.float32)
+    for e in range(n_envs):
+        gradient = tl.zeros((block,), tl.float32)
+        for start in range(0, n_parts, at_once):
+            number = start + tl.arange(0, at_once)
+            known = (number < n_parts)[:, None] & inside[None, :]
+            at = (e * n_parts + number).to(tl.int64)[:, None] * n_weights + place[None, :]
+            gradient += tl.sum(tl.load(parts + at, mask=known, other=0.0), axis=0)
+        if scaled:
+            gradient *= tl.load(unscale + run * n_envs + e)
+        signs, mean, m2 = welford(gradient, e, signs, mean, m2)
+    place += run * out_run
+    tl.store(mean_out + place, mean, mask=inside)
+    if not only_mean:
+        tl.store(signs_out + place, signs, mask=inside)
+        tl.store(m2_out + place, m2, mask=inside)
 
 
 def weight_moments(
@@ -233,71 +157,74 @@ def weight_moments(
     unscale: Tensor | None,
     n_envs: int,
     stride: int,
-    *targets: Tensor,
+    targets: Sequence[Tensor] | Tensor,
     side: int = 3,
 ) -> None:
     """Moments over environments of the gradients of the weights [out, in, side, side], from contiguous tensors.
 
     The N samples are those of one environment after the other. Targets are views [K, out * in * taps] of larger buffers
-    [K, P]: sum of signs, mean and M2, or the mean alone, which of one environment is the gradient. Each environment's
-    gradient is multiplied by `unscale` [K, E].
+    [K, P]: sum of signs, mean and M2. Each environment's gradient is multiplied by `unscale` [K, E].
     """
-    if len(targets) == 3 and PARTED[kind(x)]:
-        gradients = weight_parts(grad, x, n_envs, stride, side).sum(2)
-        fold_runs(gradients.unsqueeze(2), unscale, targets, gradients.shape[2])
-        return
-    left, right = operand(grad), operand(x)
-    n_rows, shape = _shape_of(left, right, n_envs, stride, side)
-    tiles = (ONE if n_envs == 1 else FEW if n_envs == 2 else MANY)[kind(x)]
-    n_weights = side * side * shape.n_in
-    columns = dividing(tiles.columns, shape.n_in) or at_most(tiles.columns, n_weights)
-    rows, depth = at_most(tiles.rows, shape.n_out), at_most(tiles.depth, n_rows)
-    signs, mean, m2 = targets if len(targets) == 3 else targets * 3
-    programs = (shape.n_out // rows, triton.cdiv(n_weights, columns), len(left.values))
-    launch: Any = _weight_moments_kernel[programs]
-    sizes = (n_rows, mean.stride(0), n_envs, len(targets) == 1, unscale is not None, n_rows % depth == 0)
-    scale = left.values if unscale is None else unscale.contiguous()
-    numbers = (*sizes, *shape, rows, columns, depth, isinstance(x, Halves))
-    launch(*left, *right, scale, signs, mean, m2, *numbers, **how(tiles))
-
-
-def has_few_weights(n_in: int, side: int = 3) -> bool:
-    """Whether `weight_parts` is for a layer of so many input channels, rather than `weight_moments`."""
-    return side * side * n_in <= NARROW
-
-
-def weight_parts(grad: Tensor | Halves, x: Tensor | Halves, n_envs: int, stride: int, side: int = 3) -> Tensor:
-    """Parts [K, E, parts, out * in * taps] that sum to each environment's gradient of the weights.
-
-    These are [out, in, side, side], with side * side taps.
-    """
-    left, right = operand(grad), operand(x)
-    n_rows, shape = _shape_of(left, right, n_envs, stride, side)
-    n_runs, n_out, n_weights = len(left.values), shape.n_out, side * side * shape.n_in
-    few = has_few_weights(shape.n_in, side)
-    tiles = (PARTS if few else LONG_PARTS)[kind(x)]
-    rows, depth = at_most(tiles.rows, n_out), at_most(tiles.depth, n_rows)
-    columns, part = at_most(NARROW, n_weights), PART
-    if not few:
-        columns = dividing(tiles.columns, shape.n_in) or columns
-        part = depth * triton.cdiv(n_rows, depth * triton.cdiv(n_rows, LONG))  # parts of the same size
-    parts = n_envs * triton.cdiv(n_rows, part)
-    out = torch.empty(n_runs, n_envs, parts // n_envs, n_out * n_weights, device=left.values.device)
-    launch: Any = _weight_parts_kernel[(n_out // rows * triton.cdiv(n_weights, columns), parts, n_runs)]
-    numbers = (n_rows, part, *shape, rows, columns, depth, isinstance(x, Halves))
-    launch(*left, *right, out, *numbers, **how(tiles))
-    return out
+    _fold(weight_parts(grad, x, n_envs, stride, side), unscale, targets)
 
 
 def weight_gradient(grad: Tensor | Halves, x: Tensor | Halves, weight: Tensor, stride: int) -> Tensor:
     """The gradient of the weights [K, out, in, side, side], from all samples together."""
-    n_in, side = weight.shape[2], weight.shape[4]
-    pixels = operand(grad).values.shape[-4:-1].numel()
-    if has_few_weights(n_in, side) or pixels > LONG:
-        return weight_parts(grad, x, 1, stride, side).sum((1, 2)).view(weight.shape).to(weight.dtype)
+    parts = weight_parts(grad, x, 1, stride, weight.shape[4], weight.dtype)
+    if parts.shape[2] == 1:
+        return parts.view(weight.shape)
     found = weight.new_empty(weight.shape)
-    weight_moments(grad, x, None, 1, stride, found.flatten(1), side=side)
+    _fold(parts, None, (found.flatten(1),))
     return found
+
+
+def weight_parts(
+    grad: Tensor | Halves,
+    x: Tensor | Halves,
+    n_envs: int,
+    stride: int,
+    side: int = 3,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Parts [K, E, parts, out * in * taps] that sum to each environment's gradient of the weights.
+
+    These are [out, in, side, side], with side * side taps. A single part has the type `dtype`, several are float32.
+    """
+    left, right = operand(grad), operand(x)
+    n_rows, shape = _shape_of(left, right, n_envs, stride, side)
+    n_runs, n_out, n_weights = len(left.values), shape.n_out, side * side * shape.n_in
+    tiles = (THIN_TILES if n_out <= THIN else TILES)[kind(x)]
+    rows, depth = at_most(tiles.rows, n_out), at_most(tiles.depth, n_rows)
+    columns = dividing(tiles.columns, shape.n_in) or at_most(tiles.columns, n_weights)
+    programs = n_out // rows * triton.cdiv(n_weights, columns)
+    longest = LONGEST_OF_FEW if n_weights <= FEW else LONGEST
+    part = _part(n_rows, depth, n_runs * n_envs * programs, longest)
+    n_parts = triton.cdiv(n_rows, part)
+    kept = dtype if n_parts == 1 else torch.float32
+    out = torch.empty(n_runs, n_envs, n_parts, n_out * n_weights, dtype=kept, device=left.values.device)
+    launch: Any = _weight_kernel[(programs, n_envs * n_parts, n_runs)]
+    numbers = (n_rows, part, n_rows % part == 0, *shape, rows, columns, depth, isinstance(x, Halves))
+    launch(*left, *right, out, *numbers, **how(tiles))
+    return out
+
+
+def _part(n_rows: int, depth: int, programs: int, longest: int) -> int:
+    """The pixels that a program sums over: steps of `depth`, the same number in each part but the last."""
+    steps = triton.cdiv(n_rows, depth)
+    wanted = min(triton.cdiv(PROGRAMS, programs), max(steps // SHORTEST, 1))
+    return int(depth * triton.cdiv(steps, max(wanted, triton.cdiv(n_rows, longest))))
+
+
+def _fold(parts: Tensor, unscale: Tensor | None, targets: Sequence[Tensor] | Tensor) -> None:
+    """Put moments over environments into three targets, or the mean alone into one."""
+    n_runs, n_envs, n_parts, n_weights = parts.shape
+    signs, mean, m2 = targets if len(targets) == 3 else [targets[0]] * 3
+    at_once = min(int(triton.next_power_of_2(n_parts)), 16)
+    block = NUMBERS // at_once
+    launch: Any = _fold_parts_kernel[(triton.cdiv(n_weights, block), n_runs)]
+    scale = parts if unscale is None else unscale.contiguous()
+    sizes = (n_weights, n_parts, mean.stride(0), n_envs, len(targets) == 1, unscale is not None, at_once, block)
+    launch(parts, scale, signs, mean, m2, *sizes)
 
 
 def _shape_of(grad: Operand, x: Operand, n_envs: int, stride: int, side: int) -> tuple[int, Shape]:

@@ -20,7 +20,7 @@ from sandmask.functional.split import remember_largest, split_products
 
 # A program works on some rows of the features; their columns are what logits are summed over.
 LOGITS = Tiles(64, 64, 64, 4, 3)
-GRADIENTS = Tiles(64, 64, 64, 4, 3)
+GRADIENTS = Tiles(32, 64, 64, 2, 3)
 
 
 @triton.jit

@@ -23,9 +23,8 @@ BLOCK = 1024
 NARROW = 32  # inputs up to which a layer has tiles of its own
 # By the kind of numbers.
 WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 4), SPLIT: Tiles(64, 64, 32, 4, 4)}
-NARROW_WEIGHT_MOMENTS = dict(WEIGHT_MOMENTS)
-FLAT = {2: False, 4: False, SPLIT: False}  # whether the loops over environments and rows are compiled as one
-OUTER_MOMENTS = Tiles(32, 64, 1, 4, 3)
+NARROW_WEIGHT_MOMENTS = {**WEIGHT_MOMENTS, 4: Tiles(32, 32, 16, 2, 8)}
+OUTER_MOMENTS = Tiles(16, 64, 1, 2, 3)
 
 
 @triton.jit
@@ -66,7 +65,6 @@ def _weight_moments_kernel(
     scaled: tl.constexpr,
     rooted: tl.constexpr,
     split: tl.constexpr,
-    flat: tl.constexpr,
     precision: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
@@ -86,9 +84,9 @@ def _weight_moments_kernel(
     # Loads may read the zeros that widths are filled up with: whether one is inside is then known for 16 at a time.
     is_in, is_out = (in_units < wide_in)[:, None], (out_units < wide_out)[None, :]
     rows = places(0, rows_per_step, reach)
-    for e in tl.range(n_envs, flatten=flat):
+    # The two loops are compiled as one, so that loads of the next environment begin before this one is done.
+    for e in tl.range(n_envs, flatten=True):
         product = tl.zeros((block_in, block_out), tl.float32)
-        # One loop in all, by `flat` or by all rows at once, lets the compiler take loads ahead of the next environment.
         for start in range(0, 1 if at_once else n_rows, rows_per_step):
             row = e * n_rows + start + rows
             known = start + rows < n_rows
@@ -152,7 +150,6 @@ def weight_moments(
         scaled=unscale is not None,
         rooted=roots is not None,
         split=split,
-        flat=FLAT[kind(x)],
         precision=exact_on(right.values),
         block_out=block_out,
         block_in=block_in,

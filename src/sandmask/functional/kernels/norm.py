@@ -19,9 +19,9 @@ from sandmask.functional.kernels.tiles import Passes
 
 EPS = 1e-5
 # By the bytes of a number.
-FORWARD = {2: Passes(2048, 2048, 8, 16, 1), 4: Passes(2048, 2048, 8, 16, 1)}
-BACKWARD = dict(FORWARD)
-SAMPLE_MOMENTS = Passes(2048, 0, 8, 8, 1)
+FORWARD = {2: Passes(2048, 4, 4), 4: Passes(2048, 4, 3)}
+BACKWARD = {2: Passes(2048, 4, 3), 4: Passes(2048, 4, 3)}
+SAMPLE_MOMENTS = Passes(2048, 8, 1)
 
 
 class Normalized(NamedTuple):
@@ -251,9 +251,9 @@ def normalize(
     launch: Any = _normalize_kernel[(n_samples, n_runs)]
     n_pixels = height * width
     passes = FORWARD[h.itemsize]
-    block, warps = block_of(n_pixels, channels, passes)
+    block = block_of(n_pixels, channels, passes)
     sizes = (gamma.stride(0), beta.stride(0), n_pixels, EPS, channels, groups, block)
-    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, pooled, passes.stages, num_warps=warps)
+    launch(h, gamma, beta, y, mean, scale, *sizes, writes, relu, pooled, passes.stages, num_warps=passes.warps)
     return Normalized(y, mean, scale)
 
 
@@ -272,10 +272,10 @@ def normalize_backward(
     grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0))
     passes = BACKWARD[h.itemsize]
-    block, warps = block_of(height * width, channels, passes)
+    block = block_of(height * width, channels, passes)
     sizes = (more is not None, height * width, channels, groups, block, passes.stages)
     also = h if more is None else more.contiguous()
-    launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=warps)
+    launch(grad, h, mean, scale, gamma, also, result, sums, *strides, *sizes, num_warps=passes.warps)
     return result, sums
 
 
@@ -297,12 +297,10 @@ def sample_moments(
     launch: Any = _sample_moments_kernel[(3, n_runs)]
     sizes = (n_envs, n_samples // n_envs, buffers.stride(0), buffers.stride(1), unscale is not None, channels)
     scale = sums if unscale is None else unscale.contiguous()
-    block, warps = block_of(n_samples // n_envs, channels, SAMPLE_MOMENTS)
-    launch(sums, scale, buffers, *places, *sizes, block, num_warps=warps)
+    block = block_of(n_samples // n_envs, channels, SAMPLE_MOMENTS)
+    launch(sums, scale, buffers, *places, *sizes, block, num_warps=SAMPLE_MOMENTS.warps)
 
 
-def block_of(n_rows: int, channels: int, passes: Passes) -> tuple[int, int]:
-    """The pixels, or other rows of `channels` numbers, that a program works on at a time, and its warps."""
-    rows = int(triton.next_power_of_2(n_rows))
-    block = rows if rows * channels <= passes.held else min(max(passes.numbers // channels, 1), rows)
-    return block, passes.warps if block * channels <= passes.numbers else passes.held_warps
+def block_of(n_rows: int, channels: int, passes: Passes) -> int:
+    """The pixels, or other rows of `channels` numbers, that a program works on at a time."""
+    return min(max(passes.numbers // channels, 1), int(triton.next_power_of_2(n_rows)))

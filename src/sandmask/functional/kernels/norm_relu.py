@@ -20,8 +20,8 @@ from sandmask.functional.kernels.norm import block_of, by_group, by_pixel, image
 from sandmask.functional.kernels.tiles import Passes
 
 # By the bytes of a number.
-MEAN = {2: Passes(2048, 0, 8, 8, 1), 4: Passes(2048, 0, 8, 8, 1)}
-BACKWARD = dict(MEAN)
+MEAN = {2: Passes(2048, 4, 1), 4: Passes(2048, 4, 1)}
+BACKWARD = {2: Passes(1024, 4, 3), 4: Passes(2048, 8, 4)}
 
 
 @triton.jit
@@ -140,10 +140,10 @@ def mean_of_normalized(
     out = torch.empty(n_runs, n_envs, height, width, channels, dtype=h.dtype, device=h.device)
     n_pixels = height * width
     passes = MEAN[h.itemsize]
-    block, warps = block_of(n_pixels, channels, passes)
+    block = block_of(n_pixels, channels, passes)
     launch: Any = _mean_kernel[(triton.cdiv(n_pixels, block), n_envs, n_runs)]
     sizes = (gamma.stride(0), beta.stride(0), n_samples, n_pixels, channels, groups, block, passes.stages)
-    launch(h, mean, scale, gamma, beta, share, out, *sizes, num_warps=warps)
+    launch(h, mean, scale, gamma, beta, share, out, *sizes, num_warps=passes.warps)
     return out
 
 
@@ -169,9 +169,9 @@ def normalize_relu_backward(
     grad = by_pixel(grad)
     strides = (grad.stride(0), grad.stride(1), grad.stride(3), gamma.stride(0), beta.stride(0))
     passes = BACKWARD[h.itemsize]
-    block, warps = block_of(height * width, channels, passes)
+    block = block_of(height * width, channels, passes)
     sizes = (height * width, channels, groups, block, passes.stages)
     launch: Any = _backward_kernel[(n_samples, n_runs)]
     tensors = (grad, h, mean, scale, gamma, beta, scale if share is None else share, result, sums)
-    launch(*tensors, *strides, n_samples // grad.shape[1], share is not None, *sizes, num_warps=warps)
+    launch(*tensors, *strides, n_samples // grad.shape[1], share is not None, *sizes, num_warps=passes.warps)
     return result, sums

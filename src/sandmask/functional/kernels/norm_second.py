@@ -22,7 +22,7 @@ from torch import Tensor
 from sandmask.functional.kernels.norm import block_of, by_group, by_pixel, image_of
 from sandmask.functional.kernels.tiles import Passes
 
-SECOND = Passes(2048, 0, 8, 8, 1)
+SECOND = Passes(2048, 8, 1)
 
 
 class Image(NamedTuple):
@@ -135,9 +135,9 @@ def normalize_second(
     to_gamma = torch.empty(n_runs, n_samples, channels, device=h.device)
     grad = by_pixel(grad)
     strides = (*(grad.stride(i) for i in (0, 1, 3)), *(rows.stride(0) for rows in (gamma, of_gamma, of_beta)))
-    block, warps = block_of(height * width, channels, SECOND)
+    block = block_of(height * width, channels, SECOND)
     sizes = (height * width, channels, n_groups, block, SECOND.stages)
     tensors = (grad, of_before, h, image.mean, image.scale, gamma, of_gamma, of_beta, to_grad, to_h, to_gamma)
     launch: Any = _second_kernel[(n_samples, n_runs)]
-    launch(*tensors, *strides, *sizes, num_warps=warps)
+    launch(*tensors, *strides, *sizes, num_warps=SECOND.warps)
     return to_grad, to_h, to_gamma

@@ -13,7 +13,7 @@ from torch import Tensor
 from sandmask.functional.kernels.tiles import Block, places
 from sandmask.functional.split import Halves, largest_of
 
-BLOCK = Block(2048, 4)
+BLOCK = Block(1024, 4)
 
 
 class Operand(NamedTuple):

@@ -37,9 +37,7 @@ class Passes(NamedTuple):
     """How a program goes through the numbers of an image."""
 
     numbers: int  # that it works on at a time
-    held: int  # up to which it keeps all of an image, and so reads it once
     warps: int
-    held_warps: int  # of a program that keeps more than `numbers`
     stages: int  # of which all but one are read ahead; with 1 the compiler decides
 
 

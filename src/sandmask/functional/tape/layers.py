@@ -207,18 +207,13 @@ def taped_conv_block(
 ) -> Tensor:
     """`conv_block`, where there are kernels for it."""
     tape.check_rows(x, 4)
-    n_in = weight.shape[1]
     place, *others = tape.claim(weight, bias, gamma, beta)
     tape.takes_roots = False
 
     def fold(before: Tensor | Halves, inputs: Tensor | Halves, sums: Tensor) -> None:
         from sandmask.functional.kernels import conv_weights, norm
 
-        if conv_weights.has_few_weights(n_in):
-            parts = conv_weights.weight_parts(before, inputs, tape.n_envs, stride)
-            tape.fold(place, lambda runs: parts[runs].sum(2))
-        else:
-            conv_weights.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, *tape.target(place))
+        conv_weights.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, tape.target(place))
         of_bias, of_gamma, of_beta = (begin for begin, _ in others)
         norm.sample_moments(sums, tape.unscale, tape.n_envs, tape.target(*others), (of_bias, of_gamma, of_beta))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains missing runs of one of the paper's sweeps for a limited time, and keeps the records of all finished runs in one file.
 #   results/paper/continue.sh SWEEP SECONDS ARCHIVE [OPTIONS of sandmask sweep run]
-#   results/paper/continue.sh spirals 480 results/spirals_variants_fp32x3.records.parquet \
+#   results/paper/continue.sh spirals 480 results/paper/spirals_variants.records.parquet \
 #     --algorithms ANDMask-rescaled,SANDMask-rescaled,SANDMask-released --device cuda --workers 8
 # SWEEP.toml beside this file describes the sweep. ARCHIVE is read at the start, if it exists, and written again every half minute, so that
 # little is lost if the machine goes away. COPY is a folder that receives it as well. PYTHON is the interpreter.

@@ -18,7 +18,7 @@ help:  ## List the targets
 setup: $(READY)  ## Create .venv with everything pinned
 
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("sandmask needs Python 3.11 to 3.13; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 setup") if not (3, 11) <= sys.version_info[:2] <= (3, 13) else None'
+	@$(PYTHON) -c 'import sys; sys.exit("sandmask needs Python 3.11 to 3.14; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 setup") if not (3, 11) <= sys.version_info[:2] <= (3, 14) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock

@@ -52,10 +52,10 @@ def installation(say: Say) -> None:
     """Versions, and a test of a mask."""
     say("sandmask", "ok", f"{sandmask.__version__}, in {Path(sandmask.__file__).parent}")
     python = platform.python_version()
-    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+    if (3, 11) <= sys.version_info[:2] <= (3, 14):
         say("Python", "ok", f"{python} on {platform.system()} {platform.machine()}")
     else:
-        say("Python", "problem", f"{python} is not supported", "create an environment with Python 3.11 to 3.13")
+        say("Python", "problem", f"{python} is not supported", "create an environment with Python 3.11 to 3.14")
     _, faults = _packages("")
     if faults:
         say("packages", "problem", "; ".join(faults), "pip install --upgrade sandmask")

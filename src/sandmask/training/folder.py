@@ -24,7 +24,7 @@ from sandmask.loggers import Logger, RunLog
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, averages_of, read_runs
 from sandmask.training.averaging import averaged_state
 from sandmask.training.checkpoint import extend_checkpoint, load_checked
-from sandmask.training.evaluation import Evaluating, evaluation_steps
+from sandmask.training.evaluation import OnBatch, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model
 from sandmask.training.specs import flat_spec
@@ -53,7 +53,7 @@ class RunFolder:
         train_eval_limit: int | None = None,
         loggers: Sequence[Logger] = (),
         on_progress: OnProgress = lambda _: None,
-        evaluating: Evaluating | None = None,
+        evaluating: OnBatch | None = None,
         keep_checkpoint: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         ranks: Ranks = ALONE,

@@ -21,7 +21,7 @@ from sandmask.records import RunRecord, RunSpec
 from sandmask.training.averaging import average_metric, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.cuda_graph import Carry, Program
-from sandmask.training.evaluation import Accuracies, Evaluating
+from sandmask.training.evaluation import Accuracies, OnBatch
 from sandmask.training.history import History
 from sandmask.training.keeping import Keeper, save_models
 from sandmask.training.precision import stack_settings
@@ -66,7 +66,7 @@ class Trainer:
         fast: bool = True,
         keep: str = "none",
         on_evaluation: Callable[["Trainer", int], None] | None = None,
-        evaluating: Evaluating | None = None,
+        evaluating: OnBatch | None = None,
     ) -> None:
         self.stack = stack
         self.checkpoint = checkpoint

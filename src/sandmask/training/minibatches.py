@@ -1,7 +1,7 @@
 """The minibatches of a stack: examples that are drawn, read, and placed in tensors [K, E, B, ...]."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Minibatches:
         self._rows = None if rows is None else {"cpu": rows, keys.device.type: rows.to(keys.device)}
         self._weight = torch.ones(len(keys), sampler.n_envs, sampler.batch_size, device=keys.device)
 
-    def read(self, start: int) -> Iterator[Any]:
+    def read(self, start: int) -> Generator[Any, None, None]:
         """Yield what the dataset reads for steps `start`, `start` + 1, ..., for `of_steps`.
 
         The numbers of the examples are drawn on the host, so that reading does not wait for the device.

@@ -6,17 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack, cast
 
-from sandmask._arguments import checked, paths
+from sandmask._arguments import Names, PathLike, checked, paths
 from sandmask._signals import sigterm_raises
 from sandmask._text import counted, in_shell, printable, tell
+from sandmask.api._images import allowances, check_sources
 from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
 from sandmask.api._soup import SHELF
 from sandmask.api._sweep_arguments import (
-    Names,
-    PathLike,
     SweepRequest,
-    allowances,
-    check_sources,
     choose_workers,
     device_list,
     device_of_workers,

@@ -71,11 +71,11 @@ class TrainedRun:
         self.spec, self.classes, self.environments = info.spec, info.classes, info.environments
         self.input_shape = info.input_shape
         self._algorithm, self._state = algorithm, state
-        self._models = models  # the file that it is from, if that file holds the models of many runs
+        self._models = models  # the file with the models of many runs that it was loaded from, if any
 
     @property
     def name(self) -> str:
-        """The stem of its files: "model" in a folder of its own, the run's id in a sweep."""
+        """The name of its files without suffix: "model", or the run's id if it is from a sweep."""
         return "model" if self._models is None else self.spec.id
 
     @property
@@ -239,7 +239,7 @@ def _read_info(model: Path) -> ModelInfo:
         if isinstance(error.__cause__, SafetensorError):  # not a safetensors file
             raise SandmaskError(f"{model} cannot be read as a model file: {error.__cause__}.") from error
         raise
-    # Files of before say by their names alone what they hold.
+    # In files of earlier versions, only the name says which average they hold.
     named = [average for average in AVERAGES if model.name == RunFolder(model.parent).average_path(average).name]
     return replace(info, average=named[0]) if info.average is None and named else info
 
@@ -275,7 +275,7 @@ def _diverged(path: Path) -> str:
 
 
 def as_module(algorithm: Algorithm, state: State) -> nn.Module:
-    """Featurizer and classifier with the state's weights; the method's own prediction where it has one."""
+    """A module with the weights of a state: featurizer and classifier, or a `Predictor` for other predictions."""
     if algorithm.is_network:
         module = _plain_module(algorithm)
         values = {**algorithm.network.constants, **algorithm.network.named(state["params"])}

@@ -147,7 +147,7 @@ class MaskedAlgorithm(Algorithm):
         return gradient, {}, self.metrics_of(weights, moments)
 
     def metrics_of(self, weights: Tensor, moments: TensorMoments) -> Metrics:
-        """What there is to say about a mask [P]."""
+        """Diagnostics of a mask [P]."""
         metrics = {"mask_density": weights.mean()}
         if self.problem.diagnostics:
             metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)

@@ -163,9 +163,9 @@ class Trainer:
         metrics = {**metrics, **self.stack.held_out(state), **self._evaluate_swad(metrics["validation_loss"])}
         metrics |= self._drop_learning_rates(step, metrics)
         self.history.write(step, right, self.program.carry.sums, metrics)
-        if self.keeper.values:
+        if self.keeper.keeps_best:
             outside = self.history.accuracies(step).outside
-            self.keeper.look(step, self.program.carry.state, outside, metrics, self.diverged_at)
+            self.keeper.update(step, self.program.carry.state, outside, metrics, self.diverged_at)
         if self.on_evaluation is not None:
             self.on_evaluation(self, step)
             if self.stopping:
@@ -228,7 +228,7 @@ class Trainer:
         self._saved_at = time.monotonic()
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
-        kept = {"kept": self.keeper.tree()} if self.keeper.values else {}
+        kept = {"kept": self.keeper.tree()} if self.keeper.keeps_best else {}
         return {**carry.tree(), "history": self.history.tree(), **kept}
 
     def _begin(self) -> Carry:
@@ -268,7 +268,7 @@ class Trainer:
             "diagnostics": self.stack.diagnostics,
             "measures": list(evaluator.metrics),
             "train_eval_limit": evaluator.train_examples,
-            "keeps": "best" if self.keeper.values else "last",
+            "keeps": "best" if self.keeper.keeps_best else "last",
         }
 
     def _check_options(self, metadata: dict[str, Any]) -> None:

@@ -58,16 +58,9 @@ OnProgress = Callable[[Progress], None]
 class Trainer:
     """Trains a stack to its end, from its checkpoint if there is one.
 
-    :param stack: the runs.
-    :param checkpoint: checkpoint file.
-    :param on_progress: called with a `Progress` after every few steps and every evaluation.
-    :param checkpoint_seconds: seconds between checkpoints.
-    :param fast: use CUDA graphs on a GPU.
-    :param keep: which weights `kept` returns: "best", "last" or "none".
-    :param on_evaluation: called with the trainer and the step after every evaluation, when `history` and `diverged_at`
-        are up to date. It may prune runs (by their step in `pruned_at`) and set `stopping`, which ends the loop with a
-        checkpoint.
-    :param evaluating: called within an evaluation with the number of evaluated examples, and of all examples.
+    See `train_stack` for its arguments. `evaluating` is called within an evaluation, with the number of evaluated
+    examples and of all examples. When `on_evaluation` is called, `history` and `diverged_at` are up to date; it may
+    prune runs (by their step in `pruned_at`), and set `stopping`, which ends the loop with a checkpoint.
     """
 
     def __init__(

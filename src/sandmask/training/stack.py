@@ -62,17 +62,8 @@ class Stack:
     """K runs that train as one program. They differ in numbers only: seeds, trials, held-out environments, and
     hyperparameters that do not determine shapes.
 
-    It uses torch's current settings: call its methods within `stack_settings`, which sets the precision.
-
-    :param specs: specs of the runs, with the same `stack_key`.
-    :param dataset: the dataset.
-    :param device: where to train.
-    :param weights: file with pretrained weights of a timm network, or "none".
-    :param compiled: compile the network.
-    :param diagnostics: also compute metrics of masks and gradients.
-    :param metrics: names of metrics beyond accuracy to compute.
-    :param train_eval_limit: examples of each training environment on which accuracies are computed, at most.
-    :param ranks: processes that compute the stack together.
+    It uses torch's current settings: call its methods within `stack_settings`, which sets the precision. See
+    `train_stack` for its arguments; `ranks` are processes that compute the stack together.
     """
 
     def __init__(

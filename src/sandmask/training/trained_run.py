@@ -45,17 +45,16 @@ class TrainedRun:
     `environments` are the names of the dataset's environments, held-out ones included. `input_shape` is the shape of
     one example as the network takes it.
 
-    `predict`, `logits` and `classify` take a batch of examples, as
+    `predict`, `logits` and `classify` take a batch of examples:
 
-    - a float tensor or array `[N, *input_shape]` of inputs as the network takes them;
+    - a float tensor or array `[N, *input_shape]` of preprocessed inputs;
     - for models trained on images: a list of image files, PIL images, uint8 arrays `[height, width, 3]` or
       uint8 tensors `[3, height, width]`, of any size. They are resized and normalized as in evaluation;
     - for models trained on arrays of pixels (the MNIST sets): uint8 arrays `[N, *input_shape]`.
 
-    They compute what evaluation during training computed, in the run's precision, and give tensors on the
-    device of the run. Methods that use context (ARM, MTL: `uses_context`) take all examples of one call for a
-    batch of one environment, whose other members the prediction of each depends on; evaluation gives them 64
-    at a time. With all other methods, a prediction depends on its example alone.
+    They compute the same as evaluation during training, in the run's precision, and return tensors on the device of
+    the run. A prediction depends on its example alone, except for methods that use context (`uses_context`: ARM and
+    MTL): these treat all examples of one call as a batch of one environment. Evaluation gives them 64 at a time.
     """
 
     def __init__(
@@ -144,9 +143,8 @@ class TrainedRun:
     def module(self) -> nn.Module:
         """The model as an ordinary module in evaluation mode, `[N, *input_shape]` -> logits `[N, classes]`.
 
-        It has a copy of the weights, on the device of the run, and computes in float32 whatever the run's
-        precision. `featurizer` and `classifier` are its parts, unless the method predicts in a way of its own
-        (ARM, MTL): then it has one flat vector of parameters.
+        It has a copy of the weights, on the device of the run, and computes in float32, whatever the precision of the
+        run. Its parts are `featurizer` and `classifier`; for ADRMX, ARM, MTL and URM, it has one flat vector.
         """
         spec = replace(self.spec, precision="fp32")
         algorithm = build_algorithm(spec, self.info, weights="none", dropout=False)

@@ -142,7 +142,6 @@ _FLAGS = """
 _TEXTS = "algorithm space network precision keep_models search sampler pruner executor ray_address baseline select_by"
 _KINDS: dict[str, tuple[Check, str]] = {
     "a whole number": (_whole, _COUNTS),
-    "True or False": (_flag, _FLAGS),
     "a number": (_number, "checkpoint_seconds gpus_per_worker"),
     "a text": (_text, _TEXTS),
     "a name or a path": (_path, "dataset"),
@@ -154,6 +153,7 @@ _KINDS: dict[str, tuple[Check, str]] = {
         "test_env test_envs datasets algorithms averages metrics selection kinds of",
     ),
     "a mapping from names to values": (_mapping, "hparams"),
+    "True or False": (_flag, _FLAGS),
     "NAME=VALUE, several of these, or a mapping": (_settings, "slurm"),
     "the name of a device": (str, "device"),
 }

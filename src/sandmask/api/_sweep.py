@@ -160,14 +160,14 @@ def sweep(
     :param progress: show progress in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
     :return: the sweep. Runs that could not be trained are in its `failed`, and named on standard error.
     """
-    arguments = locals()  # all arguments by name; nothing else is defined yet
-    request = cast("SweepRequest", {name: arguments[name] for name in SweepRequest.__annotations__})
+    given = locals()
+    asked = cast("SweepRequest", {name: given[name] for name in SweepRequest.__annotations__})
     screen = choose_screen(progress)  # raises an error for a wrong value before anything is written
     plugin_files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
     load_plugins(plugin_files)
     loggers = named_loggers(log, tensorboard)
     target = SweepFolder(Path(folder).absolute())
-    spec = requested_sweep(target, device_of_workers(executor, device, gpus_per_worker), **request)
+    spec = requested_sweep(target, device_of_workers(executor, device, gpus_per_worker), **asked)
     expansion = expand(spec)
     chosen = choose_workers(
         target,

@@ -36,29 +36,40 @@ State = Literal["done", "taken", "memory", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How the stacks of a sweep are trained. On a GPU, `fast` and `compiled` may change the last bits of a run."""
+    """How stacks are trained, the same for all of a sweep. On a GPU `fast` and `compiled` may change a run's last bits.
+
+    `compiled` is for networks that train alone: those that stack have kernels of their own. `allowances` are options of
+    the dataset to turn on, such as skip_corrupt.
+
+    `session` names the file in the folder whose appearance asks the sweep's jobs to save and stop. `carry` sends the
+    records back with the outcome, for a worker that does not share the driver's disk. `diagnostics` and `metrics` add
+    to the records, and `train_eval_limit` limits the training examples that are evaluated. `loggers` receive every
+    run that is done. `pruner` is that of a search.
+
+    `cores` are those of a worker on another machine than the driver's: it divides a stack that its own machine has too
+    little memory for, where up to `workers` of them may train. With `calibrate`, it measures what a run takes.
+    """
 
     folder: str
-    session: str = ""  # if a file with this name appears in the folder, jobs save and stop: see `stop_file`
+    session: str = ""
     data_dir: str | None = None
-    allowances: tuple[str, ...] = ()  # options of the dataset to turn on, such as skip_corrupt
+    allowances: tuple[str, ...] = ()
     weights: str | None = None
     device: str | None = None
     fast: bool = True
-    compiled: bool = False  # only for networks that train alone; those in stacks have kernels
+    compiled: bool = False
     checkpoint_seconds: float = 30.0
     plugins: tuple[str, ...] = ()
-    carry: bool = False  # return records with the outcome, because the worker may not share the driver's disk
+    carry: bool = False
     diagnostics: bool = False
-    loggers: tuple[str, ...] = ()  # receive every finished run
+    loggers: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     train_eval_limit: int | None = None
     keep_models: str = "none"
-    pruner: str = "none"  # of a search
-    # On another machine than the driver's, a worker divides stacks that do not fit into its memory:
-    cores: int | None = None  # cores of a worker; None on the driver's machine
-    workers: int | None = None  # workers that may share a machine; None for as many as it has cores for
-    calibrate: bool = True  # measure the memory of a run
+    pruner: str = "none"
+    cores: int | None = None
+    workers: int | None = None
+    calibrate: bool = True
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _kind(spec: RunSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class StackEstimate:
-    """A planned stack with its estimated time, memory and disk; `seconds` is None if nothing was measured."""
+    """A planned stack and what it takes; `seconds` is None where nothing was measured."""
 
     stack: PlannedStack
     seconds: float | None

@@ -47,7 +47,7 @@ def run_sweep(
 ) -> SweepResult:
     """Train every run that is missing in the folder.
 
-    An interrupt is raised again after the jobs have saved. Runs that another process trains are waited for.
+    An interrupt stops the jobs, which save, and is raised again. Runs that another process is training are waited for.
 
     :param folder: the sweep's folder.
     :param expansion: all runs, from `expand`.

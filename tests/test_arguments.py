@@ -1,5 +1,6 @@
 """Arguments of the public functions: what they take, and one line for what they do not."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 import sandmask
-from sandmask._arguments import checked
+from sandmask._arguments import CHECKS, checked
+from sandmask.records import write_archive
+from sandmask.records.testing import made_up_sweep
 
 
 @checked
@@ -29,8 +32,11 @@ def echo(**given: Any) -> dict[str, Any]:
         ({"test_env": np.array(2)}, [2]),
         ({"datasets": (name for name in ("a", Path("b")))}, ["a", "b"]),
         ({"averages": "sma"}, ["sma"]),
+        ({"slurm": "partition=gpu"}, ["partition=gpu"]),
         ({"plugins": Path("a.py")}, [Path("a.py")]),
         ({"device": torch.device("cpu")}, "cpu"),
+        ({"compiled": np.bool_(True)}, True),
+        ({"fast": 0}, False),
         ({"unknown": 1.5}, 1.5),
     ],
 )
@@ -46,6 +52,12 @@ def test_values_become_what_records_can_hold(given: dict[str, Any], used: object
         ({"steps": "3"}, "steps should be a whole number. Found '3'."),
         ({"steps": 1.5}, "steps should be a whole number. Found 1.5."),
         ({"n_trials": True}, "n_trials should be a whole number. Found True."),
+        ({"train_eval_limit": 2.5}, "train_eval_limit should be a whole number. Found 2.5."),
+        ({"diagnostics": "no"}, "diagnostics should be True or False. Found 'no'."),
+        ({"shared_init": np.zeros(2)}, "shared_init should be True or False. Found array([0., 0.])."),
+        ({"slurm": 5}, "slurm should be NAME=VALUE, several of these, or a mapping. Found 5."),
+        ({"keep_models": 5}, "keep_models should be a text. Found 5."),
+        ({"first_stage": 5}, "first_stage should be a path. Found 5."),
         ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds should be a number. Found nan."),
         ({"algorithm": ["ERM"]}, "algorithm should be a text. Found ['ERM']."),
         ({"out": 3}, "out should be a path. Found 3."),
@@ -78,11 +90,27 @@ def test_wrong_types_are_one_line(given: dict[str, Any], message: str) -> None:
         lambda: sandmask.predict("x", None),  # type: ignore[arg-type]
         lambda: sandmask.train("x" * 5000, "ERM", 0),
         lambda: sandmask.train("DebugVector", "ERM", 0, hparams_seed=2**64),
+        lambda: sandmask.train("DebugVector", "ERM", 0, log=5),  # type: ignore[arg-type]
+        lambda: sandmask.soup(3),  # type: ignore[arg-type]
     ],
 )
 def test_every_function_checks_its_arguments(call: Callable[[], object]) -> None:
     with pytest.raises(sandmask.SandmaskError, match=r"should be|needs at least|Unknown dataset"):
         call()
+
+
+@pytest.mark.parametrize(
+    "function", [sandmask.train, sandmask.sweep, sandmask.plan_sweep, sandmask.soup, sandmask.report, sandmask.predict]
+)
+def test_every_argument_is_checked(function: Callable[..., object]) -> None:
+    checked_elsewhere = {"log", "progress", "request"}
+    assert set(inspect.signature(function).parameters) <= CHECKS.keys() | checked_elsewhere
+
+
+def test_names_may_be_numbers(tmp_path: Path) -> None:
+    write_archive(made_up_sweep(["ERM"]), tmp_path / "sweep.records.parquet")
+    with pytest.raises(sandmask.SandmaskError, match="Unknown selection rule '3'"):
+        sandmask.report(tmp_path, 3)
 
 
 def test_a_missing_or_unknown_argument_is_pythons_error() -> None:

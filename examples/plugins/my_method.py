@@ -9,16 +9,7 @@
 
 from torch import Tensor
 
-from sandmask.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    Hparams,
-    Metrics,
-    State,
-    descend,
-    environment_risks,
-)
+from sandmask.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, Hparams, Metrics, State, descend
 from sandmask.functional import EnvBatch
 from sandmask.hparams import NON_NEGATIVE, Hparam, LogUniform
 from sandmask.masks import agreement
@@ -33,12 +24,8 @@ class SoftAND(Algorithm):
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:  # noqa: ARG002
         """One update; `key` is for methods that draw random numbers."""
-
-        def losses(vector: Tensor, batch: EnvBatch) -> Tensor:
-            logits = self.logits(self.network.unflatten(vector), batch, hparams)
-            return environment_risks(logits, batch)
-
-        moments, values = self.problem.differentiate.environment_moments(losses, state["params"], batch)
+        risks = self.risks_by(hparams)  # a function of the vector of parameters and the batch
+        moments, values = self.problem.differentiate.environment_moments(risks, state["params"], batch)
         weights = agreement(moments.sign_sum, moments.count) ** hparams["power"]
         changes = descend(state, weights * moments.mean, state["adam"], hparams)
         return {**state, **changes}, {"loss": values.mean(), "mean_weight": weights.mean()}

@@ -1,4 +1,4 @@
-"""Checks the types of the arguments of public functions. An argument takes the same values in all of them.
+"""Checks the arguments of public functions. An argument takes the same values in all of them.
 
 Without a check, a wrong type would be found late, after something was written, or not at all. NumPy numbers become
 Python numbers, which records can hold; generators become lists.
@@ -9,7 +9,7 @@ import inspect
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,6 +17,8 @@ from sandmask.errors import SandmaskError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+PathLike = str | os.PathLike[str]
+Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
 Check = Callable[[Any], Any]  # returns the value to use; raises TypeError or ValueError for a wrong one
 
 
@@ -41,9 +43,19 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def paths(value: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
+def paths(value: PathLike | Iterable[PathLike]) -> list[Path]:
     """One path or several as a list."""
     return [Path(each) for each in ([value] if isinstance(value, str | os.PathLike) else value)]
+
+
+def names_in(value: Names) -> tuple[str, ...]:
+    """The names in an argument: `"a,b"`, `["a", "b"]` and `["a,b"]` are the same. Existing paths may contain commas."""
+    items = [value] if isinstance(value, str | int) else value
+    words: list[str] = []
+    for item in map(str, items):
+        is_path = os.path.exists(item)  # noqa: PTH110 - false for what cannot be a path
+        words += [item] if is_path else [word.strip() for word in item.split(",")]
+    return tuple(word for word in words if word)
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
@@ -68,6 +80,12 @@ def _number(value: Any) -> float:
     if isinstance(value, bool | str | bytes) or math.isnan(value):
         raise TypeError
     return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError
+    return bool(value)
 
 
 def _text(value: Any) -> str:
@@ -110,23 +128,33 @@ def _mapping(value: Any) -> dict[str, Any]:
     return {_text(name): each for name, each in value.items()}
 
 
+def _settings(value: Any) -> Any:
+    return value if isinstance(value, Mapping) else _one_or_more(_text)(value)
+
+
 _COUNTS = """
-    steps checkpoint_every hparams_seed trial_seed seed n_hparams n_trials workers cpus_per_worker max_stack top draws
-    trials
+    steps checkpoint_every hparams_seed trial_seed seed n_hparams n_trials train_eval_limit workers cpus_per_worker
+    max_stack top draws trials
 """
+_FLAGS = """
+    fast compiled diagnostics shared_init keep_checkpoint skip_corrupt allow_missing_classes calibrate mps against_paper
+"""
+_TEXTS = "algorithm space network precision keep_models search sampler pruner executor ray_address baseline select_by"
 _KINDS: dict[str, tuple[Check, str]] = {
     "a whole number": (_whole, _COUNTS),
     "a number": (_number, "checkpoint_seconds gpus_per_worker"),
-    "a text": (_text, "algorithm space network precision executor ray_address baseline"),
+    "a text": (_text, _TEXTS),
     "a name or a path": (_path, "dataset"),
-    "a path": (_path, "folder out data_dir config tensorboard weights"),
+    "a path": (_path, "folder out data_dir config tensorboard weights first_stage against"),
     "a folder, a model file or a trained run": (_run, "run"),
     "a path or several": (_one_or_more(_path), "paths files plugins"),
     "a name or number, or several": (
         _one_or_more(_name),
-        "test_env test_envs datasets algorithms averages metrics selection",
+        "test_env test_envs datasets algorithms averages metrics selection kinds of",
     ),
     "a mapping from names to values": (_mapping, "hparams"),
+    "True or False": (_flag, _FLAGS),
+    "NAME=VALUE, several of these, or a mapping": (_settings, "slurm"),
     "the name of a device": (str, "device"),
 }
 CHECKS: dict[str, tuple[str, Check]] = {

@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines; its line breaks stay."""
+    """`printable` for a text of several lines, whose line breaks stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sandmask.api._sweep_arguments import names, slurm_parameters
+from sandmask._arguments import names_in
+from sandmask.api._sweep_arguments import slurm_parameters
 from sandmask.cli._app import app
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
@@ -201,5 +202,5 @@ def test_a_finished_sweep_is_told_from_its_index_without_reading_the_curves(
 
 def test_a_folder_with_a_comma_in_its_name_is_one_dataset(tmp_path: Path) -> None:
     (tmp_path / "scans, old").mkdir()
-    assert names([f"{tmp_path}/scans, old", "PACS,VLCS"]) == (f"{tmp_path}/scans, old", "PACS", "VLCS")
-    assert len(names(",".join(f"name{n}" for n in range(100)))) == 100  # longer than the name of a file can be
+    assert names_in([f"{tmp_path}/scans, old", "PACS,VLCS"]) == (f"{tmp_path}/scans, old", "PACS", "VLCS")
+    assert len(names_in(",".join(f"name{n}" for n in range(100)))) == 100  # longer than the name of a file can be

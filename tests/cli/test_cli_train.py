@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sandmask.api import _progress
-from sandmask.api._sweep_arguments import allowances
+from sandmask.api._images import allowances
 from sandmask.cli._app import app
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sandmask.masks import AgrSum, ANDMask, GeometricMean, Mask, SANDMask, TensorMoments, testing
+from sandmask import masks
+from sandmask.masks import AgrRand, AgrSum, ANDMask, GeometricMean, Mask, SANDMask, TensorMoments, testing
 
 MASKS: list[Mask] = [
     *(ANDMask(tau) for tau in (0.0, 1 / 3, 0.5, 1.0)),
@@ -39,6 +40,12 @@ def gradients(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> Tensor:
     same = torch.rand(1, size, generator=generator) < 0.2
     grads = torch.where(same, common.expand_as(noise), common + noise) * keep
     return (grads * draw(st.sampled_from([1e-4, 1.0, 1e3]))).to(dtype)
+
+
+def test_every_public_mask_is_here() -> None:
+    public = [value for value in map(vars(masks).get, masks.__all__) if isinstance(value, type)]
+    random = {AgrRand}  # see test_agr_masks.py
+    assert {kind for kind in public if issubclass(kind, Mask)} - {Mask} == {type(mask) for mask in MASKS} | random
 
 
 @every_mask

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sandmask.api._sweep_arguments import check_images
+from sandmask.api._images import check_images
 from sandmask.datasets import ImageDataset, _decode, _store, dataset_entry, load_dataset
 from sandmask.functional.ranks import Ranks
 from sandmask.records import RunSpec

@@ -15,9 +15,9 @@ from sandmask.functional import random
 from sandmask.records import RunSpec
 from sandmask.training import Stack, make_spec
 from sandmask.training.cuda_graph import Carry, Program
-from sandmask.training.stack import _AUGMENT, _INDICES, DRAWN
+from sandmask.training.minibatches import AUGMENT, INDICES, STEPS_DRAWN
 
-STEPS = DRAWN + 3
+STEPS = STEPS_DRAWN + 3
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def test_minibatches_are_those_of_the_step(root: Path, hparams: dict[str, float]
     assert not stack.dataset.resident
     for step, batch in enumerate(stack.feed(2), 2):
         keys = random.fold(stack.keys, step)
-        indices = stack.sampler(random.fold(keys, _INDICES))
-        assert torch.equal(batch.x, stack.dataset.training_inputs(indices, random.fold(keys, _AUGMENT)))
+        indices = stack.sampler(random.fold(keys, INDICES))
+        assert torch.equal(batch.x, stack.dataset.training_inputs(indices, random.fold(keys, AUGMENT)))
         assert torch.equal(batch.y, stack.dataset.labels[indices])
     assert step == STEPS - 1
 

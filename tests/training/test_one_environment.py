@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from sandmask.algorithms import ALGORITHMS
-from sandmask.datasets import Dataset
+from sandmask.datasets import Dataset, TensorDataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec
 from sandmask.training import RunFolder, Stack, load_run, train_stack
@@ -61,5 +61,11 @@ def test_others_say_that_they_need_two(spec_of: Specs, dataset: Dataset, device:
         Stack([spec_of("ANDMask", (0, 1))], dataset, device)
     with pytest.raises(SandmaskError, match=r"ANDMask\+SD needs at least 2"):
         Stack([spec_of("ANDMask+SD", (0, 1))], dataset, device)
-    with pytest.raises(SandmaskError, match="ERM needs at least 1 environment to train on"):
+    with pytest.raises(SandmaskError, match=r"ERM needs at least 1 environment to train on.*Hold out fewer\."):
         Stack([spec_of("ERM", (0, 1, 2))], dataset, device)
+
+
+def test_a_dataset_with_too_few_environments_is_said_to_be_too_small(spec_of: Specs, device: torch.device) -> None:
+    pair = TensorDataset("Two", ("a", "b"), ("0", "1"), [(torch.randn(20, 8), torch.arange(20) % 2)] * 2)
+    with pytest.raises(SandmaskError, match=r"Two has 2, 1 of them held out\. Use a dataset with at least 3\."):
+        Stack([spec_of("ANDMask", (0,))], pair, device)

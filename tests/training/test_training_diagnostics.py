@@ -17,6 +17,7 @@ from sandmask.training import Progress, Stack, split_environment, train_stack
 
 Specs = Callable[..., RunSpec]
 MASKED = ["ANDMask", "ANDMask-rescaled", "SANDMask", "SANDMask-released"]
+UNRECORDED = ("ADRMX", "ARM", "MTL", "URM")  # do not predict by the network alone
 HELD_OUT = {"held_out_loss", "held_out_agreement", "held_out_coherence"}
 HPARAMS = {"tau": 0.4, "dropout": 0.1}
 
@@ -139,6 +140,12 @@ def test_held_out_gradients_are_those_of_the_examples_that_are_not_trained_on(
     assert found["held_out_mask_density"] == pytest.approx(density.item(), rel=1e-3)
 
 
+def test_the_documentation_names_the_methods_without_these_diagnostics() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text(encoding="utf-8")
+    *first, last = UNRECORDED
+    assert f"For every method except {', '.join(first)} and {last}, " in page
+
+
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_every_method_trains_with_diagnostics(
     algorithm: str, spec_of: Specs, dataset: Dataset, device: torch.device, tmp_path: Path
@@ -146,7 +153,7 @@ def test_every_method_trains_with_diagnostics(
     hparams = {"tau": 0.5} if algorithm in MASKED else {}
     specs = [spec_of(algorithm, (0,), seed=k, steps=2, hparams=hparams) for k in range(2)]
     for record in train_stack(specs, dataset, device, tmp_path / "c", diagnostics=True):
-        predicts_otherwise = algorithm in ("ADRMX", "ARM", "MTL", "URM")  # not by the network alone
+        predicts_otherwise = algorithm in UNRECORDED
         assert record.metrics.keys() >= (set() if predicts_otherwise else HELD_OUT)
         if predicts_otherwise:
             assert not HELD_OUT & record.metrics.keys()

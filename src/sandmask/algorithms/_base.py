@@ -54,22 +54,22 @@ class Algorithm(ABC):
     """
 
     uses_context = False  # whether a prediction depends on the batch around the example
-    averaged: tuple[str, ...] = ("params",)  # the entries of the state that averages of the weights are taken of
+    averaged: tuple[str, ...] = ("params",)  # entries of the state that are averaged over steps (SMA, EMA, SWAD)
     training_only: tuple[str, ...] = ()  # the entries of the state that `predict` does not need
-    # Whether all that it computes has kernels for K runs where the network's layers have. Gradients of the network that
-    # it takes by `torch.func` have none: a network that stacks by kernels alone then trains one run after the other.
+    # Whether its runs can be stacked if the network's layers have kernels, but no rule for `vmap`. This needs gradients
+    # of the network by `problem.differentiate`, not by `torch.func`.
     stacks_by_kernels = True
-    divides = True  # whether several processes can divide its steps: no pass of the network is in a transform
-    # The inputs of a minibatch that each of several processes reads, which are all that it decodes: see `Ranks.rows`.
-    # "examples" is for one gradient, of passes over `batch.inputs`; "environments" for one gradient of each of them.
+    divides = True  # whether several processes can divide its steps: it calls the network outside of `torch.func`
+    # Which inputs of a minibatch each of several processes reads: see `Ranks.rows`. "examples" is for methods with one
+    # gradient, of passes over `batch.inputs`, and "environments" for methods with a gradient of each environment.
     reads: Reads = "all"
-    linear_only = False  # whether the method takes the classifier for linear
-    least_envs = 1  # the number of training environments that the method needs at least
+    linear_only = False  # whether the method needs a linear classifier
+    least_envs = 1  # the smallest number of training environments
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "reads" not in vars(cls) and not cls.__module__.startswith("sandmask."):
-            cls.reads = "all"  # what it adds to a method of ours is not known
+            cls.reads = "all"  # a subclass of a plugin may use other inputs than its base class
 
     def __init__(self, problem: Problem) -> None:
         if problem.n_envs < self.least_envs:
@@ -92,7 +92,7 @@ class Algorithm(ABC):
         return self
 
     def use(self, problem: Problem) -> None:
-        """Take gradients and diagnostics as this problem says, which has the shapes of the one it was built for."""
+        """Replace the problem by one with the same shapes, but another differentiator or diagnostics."""
         self.problem = problem
 
     def init(self, seed: int) -> State:
@@ -107,7 +107,7 @@ class Algorithm(ABC):
 
     @property
     def is_network(self) -> bool:
-        """Whether a prediction is what the network says of the example, and nothing else."""
+        """Whether predictions are the logits of an ordinary network."""
         kind = type(self)
         return kind.predict is Algorithm.predict and kind.build_network is Algorithm.build_network
 
@@ -150,10 +150,10 @@ class Algorithm(ABC):
     def descend_together(
         self, state: State, objective: Callable[..., tuple[Tensor, Any]], hparams: Mapping[str, Hparams]
     ) -> tuple[State, Tensor, Any]:
-        """An Adam step of several vectors of the state, along the gradient of one objective of all of them.
+        """Take an Adam step of several vectors of the state, along the gradient of an objective of all of them.
 
-        `hparams` has those of each vector, by its name in the state; `<name>_adam` is its optimizer, `adam` that of
-        `params`. Returned are the new state, and value and further results of the objective.
+        `hparams` has the hyperparameters of each vector by its name in the state. The optimizer of a vector is
+        `<name>_adam`, and `adam` for `params`. Return the new state, the value and further results of the objective.
         """
         sizes = [len(state[name]) for name in hparams]
         joint = torch.cat([state[name] for name in hparams])
@@ -169,10 +169,11 @@ class ObjectiveAlgorithm(Algorithm):
     """A method that is one objective, minimized by one Adam."""
 
     reads: Reads = "examples"
-    # Whether parameters enter through `self.network` alone: masks then know whose gradient is whose.
+    # Whether the objective uses parameters only through `self.network`, so that its gradient has a part for each
+    # environment, as masks need.
     by_environment = True
-    changes_at: tuple[str, ...] = ()  # the hyperparameters that are steps at which Adam is reset
-    later_lr: str | None = None  # the hyperparameter that takes the place of `lr` from the first of these steps on
+    changes_at: tuple[str, ...] = ()  # hyperparameters that are steps at which Adam is reset
+    later_lr: str | None = None  # hyperparameter that replaces `lr` from the first of these steps
 
     @abstractmethod
     def objective(
@@ -181,7 +182,7 @@ class ObjectiveAlgorithm(Algorithm):
         """The value to minimize, and the entries of the state that this step replaces (often none)."""
 
     def resets_adam(self, step: Tensor, hparams: Hparams) -> Tensor | None:
-        """Where true, the optimizer is reset at this step (a sudden change of the objective)."""
+        """Whether the optimizer is reset at this step, because the objective changes suddenly."""
         sudden = [(step >= hparams[name]) & (step - 1 < hparams[name]) for name in self.changes_at]
         return torch.stack(sudden).any(0) if sudden else None
 
@@ -232,15 +233,15 @@ class ObjectiveAlgorithm(Algorithm):
 
 @dataclass(frozen=True)
 class AlgorithmEntry:
-    """An algorithm as listed: what it is, where it was published, its own hyperparameters, its code."""
+    """An entry of `ALGORITHMS`: a name, a summary, the paper, the hyperparameters and the class."""
 
     name: str
     summary: str
     paper: str
     build: Callable[[Problem], Algorithm]
     hparams: Sequence[Hparam | Like] = ()
-    caution: Callable[[Mapping[str, float]], str | None] = lambda _: None  # what is unwise about a configuration
-    compares_environments: bool = True  # False for a method that a single training environment is enough for
+    caution: Callable[[Mapping[str, float]], str | None] = lambda _: None  # returns a warning for bad settings
+    compares_environments: bool = True  # False if one training environment is enough
 
     def __post_init__(self) -> None:
         if isinstance(self.build, type) and (missing := getattr(self.build, "__abstractmethods__", None)):
@@ -248,17 +249,14 @@ class AlgorithmEntry:
 
     @property
     def kind(self) -> str | None:
-        """What it is in a composition: "sharpness", "rule", "objective", or None: it does not compose."""
+        """Its role in a composition, "sharpness", "rule" or "objective"; None if it cannot be composed."""
         from sandmask.algorithms._composed import kind_of
 
         return kind_of(self)
 
 
 class _Algorithms(Registry[AlgorithmEntry]):
-    """Algorithms by name, in alphabetical order whatever registers them first.
-
-    What is not registered but composed, such as `SANDMask+VREx`, is looked up by its parts.
-    """
+    """Algorithms by name, in alphabetical order. A composition such as `SANDMask+VREx` is built from its parts."""
 
     reserved = "+"
 

@@ -70,7 +70,7 @@ class Composed(Algorithm):
 
     @property
     def is_network(self) -> bool:
-        """As for the objective."""
+        """Whether predictions are the logits of an ordinary network, which depends on the objective."""
         return self.objective.is_network
 
     def init(self, seed: int) -> State:

@@ -115,7 +115,7 @@ class MaskedAlgorithm(Algorithm):
     def terms(
         self, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, State]:
-        """Values whose sum has environment e's gradient as its gradient by e's examples, and changes of the state."""
+        """Values, and changes of the state. The gradient of their sum through the examples of e is that of e."""
         return self.risks(params, batch, hparams), {}
 
     def finish(
@@ -147,7 +147,7 @@ class MaskedAlgorithm(Algorithm):
         return gradient, {}, self.metrics_of(weights, moments)
 
     def metrics_of(self, weights: Tensor, moments: TensorMoments) -> Metrics:
-        """What there is to say about a mask [P]."""
+        """Diagnostics of a mask [P]."""
         metrics = {"mask_density": weights.mean()}
         if self.problem.diagnostics:
             metrics[DIAGNOSTICS] = mask_diagnostics(weights, moments, self.network.slots)

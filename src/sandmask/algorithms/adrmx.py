@@ -58,7 +58,7 @@ class ADRMX(Adversarial):
     def losses(
         self, vectors: Sequence[Tensor], batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the rest minimizes, what d minimizes, and the former without the part of d."""
+        """The loss of featurizers and classifier, that of discriminator d, and the former without the term of d."""
         *featurizers, of_heads, of_discriminator = vectors
         heads, drop = self.heads.unflatten(of_heads), self.dropout(batch, hparams)
         a, b = (self.network.features(self.network.unflatten(vector), batch.inputs, drop) for vector in featurizers)

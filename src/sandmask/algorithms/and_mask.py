@@ -32,7 +32,7 @@ class ANDMaskAlgorithm(MaskedAlgorithm):
 
 
 class RescaledANDMaskAlgorithm(ANDMaskAlgorithm):
-    """The same, divided by the mask's density tensor by tensor, as in ILC's and DomainBed's code."""
+    """The AND-mask, divided by the mask's density tensor by tensor, as in ILC's and DomainBed's code."""
 
     rescale = "sparsity"
 

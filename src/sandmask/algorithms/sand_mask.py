@@ -35,7 +35,7 @@ class SANDMaskAlgorithm(MaskedAlgorithm):
 
 
 class RescaledSANDMaskAlgorithm(SANDMaskAlgorithm):
-    """The same, divided by the mask's density tensor by tensor."""
+    """The SAND-mask, divided by the mask's density tensor by tensor."""
 
     rescale = "sparsity"
 

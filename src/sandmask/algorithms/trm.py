@@ -73,12 +73,12 @@ class Examples(NamedTuple):
 
     @classmethod
     def of(cls, features: Tensor, batch: EnvBatch, n_classes: int) -> "Examples":
-        """Those of a batch."""
+        """The examples of a batch."""
         dtype = features.dtype
         return cls(features, one_hot(batch.y, n_classes, dtype), batch.shares(dtype).unsqueeze(-1))
 
     def detach(self) -> "Examples":
-        """The same as constants."""
+        """These examples without a gradient."""
         return self._replace(features=self.features.detach())
 
     def cross_risks(self, heads: Heads) -> Tensor:

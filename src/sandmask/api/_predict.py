@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sandmask._arguments import checked, paths
-from sandmask.api._sweep_arguments import PathLike
+from sandmask._arguments import PathLike, checked, paths
 from sandmask.datasets._scan import SUFFIXES, list_files
 from sandmask.datasets.manifest import listed_files, recognizes
 from sandmask.errors import SandmaskError

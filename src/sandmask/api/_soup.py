@@ -5,9 +5,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandmask._arguments import Names, PathLike, checked, names_in
 from sandmask._files import replacing
 from sandmask._text import tell
-from sandmask.api._sweep_arguments import Names, PathLike, allowances, names
+from sandmask.api._images import allowances
 from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
@@ -28,6 +29,7 @@ COLUMNS = (
 )
 
 
+@checked
 def soup(
     folder: PathLike,
     kinds: Names | None = None,
@@ -69,8 +71,8 @@ def soup(
             f"The runs in {folder} have full_data=1: they trained on the examples that a soup's members are chosen by. "
             "Combine the runs of the sweep without it."
         )
-    chosen = SOUPS if kinds is None else parse_soups(names(kinds))
-    found = _wanted(candidates(Path(folder), swept.records()), None if of is None else names(of))
+    chosen = SOUPS if kinds is None else parse_soups(names_in(kinds))
+    found = _wanted(candidates(Path(folder), swept.records()), None if of is None else names_in(of))
     if not found:
         raise SandmaskError(f"{folder} holds no models to combine. Train the sweep with --keep-models best, or last.")
     allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)

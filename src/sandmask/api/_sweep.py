@@ -6,17 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack, cast
 
-from sandmask._arguments import checked, paths
+from sandmask._arguments import Names, PathLike, checked, paths
 from sandmask._signals import sigterm_raises
 from sandmask._text import counted, in_shell, printable, tell
+from sandmask.api._images import allowances, check_sources
 from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
 from sandmask.api._soup import SHELF
 from sandmask.api._sweep_arguments import (
-    Names,
-    PathLike,
     SweepRequest,
-    allowances,
-    check_sources,
     choose_workers,
     device_list,
     device_of_workers,
@@ -166,13 +163,13 @@ def sweep(
     given = locals()
     asked = cast("SweepRequest", {name: given[name] for name in SweepRequest.__annotations__})
     screen = choose_screen(progress)  # raises an error for a wrong value before anything is written
-    files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
-    load_plugins(files)
+    plugin_files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
+    load_plugins(plugin_files)
     loggers = named_loggers(log, tensorboard)
     target = SweepFolder(Path(folder).absolute())
     spec = requested_sweep(target, device_of_workers(executor, device, gpus_per_worker), **asked)
     expansion = expand(spec)
-    crew = choose_workers(
+    chosen = choose_workers(
         target,
         spec,
         executor=executor,
@@ -191,19 +188,19 @@ def sweep(
         data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
         allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
         weights=spec.weights,
-        device=crew.device,
+        device=chosen.device,
         fast=fast,
         compiled=compiled,
         checkpoint_seconds=checkpoint_seconds,
-        plugins=files,
-        carry=crew.remote,
+        plugins=plugin_files,
+        carry=chosen.remote,
         diagnostics=diagnostics,
         loggers=loggers,
         metrics=spec.metrics,
         train_eval_limit=spec.train_eval_limit,
         keep_models=spec.keep_models,
         pruner=spec.pruner if spec.search == OPTUNA else "none",
-        cores=crew.cores,
+        cores=chosen.cores,
         workers=workers,
         calibrate=calibrate,
     )
@@ -212,28 +209,28 @@ def sweep(
     def runs() -> tuple[RunSpec, ...]:
         return expansion.runs if studies is None else studies.runs()
 
-    def look() -> SweepStatus:
+    def status() -> SweepStatus:
         return sweep_status(target, runs())
 
     finished = target.finished()
     check_sources(expansion, options, [run.dataset for run in runs() if run.id not in finished], screen)
-    with sigterm_raises(), SweepDisplay(look, screen) as display:
-        for note in (*expansion.notes, *crew.notes, *_notes_on_rules(spec, diagnostics=diagnostics)):
+    with sigterm_raises(), SweepDisplay(status, screen) as display:
+        for note in (*expansion.notes, *chosen.notes, *_notes_on_rules(spec, diagnostics=diagnostics)):
             display.say(f"note: {note}")
-        before = look()
+        before = status()
         display.say(f"{headline(before)}; records in {Path(folder)}")
         estimator = Estimator(
-            expansion, options, crew.devices[0], measure=calibrate, elsewhere=crew.elsewhere, notice=display.say
+            expansion, options, chosen.devices[0], measure=calibrate, elsewhere=chosen.elsewhere, notice=display.say
         )
         at_once = before.planned - before.done if studies is None else studies.at_a_time
-        cap, arrange = estimator.cap(at_once, crew.count, max_stack), estimator.arrange(crew.count)
+        cap, arrange = estimator.cap(at_once, chosen.count, max_stack), estimator.arrange(chosen.count)
         try:
-            with shared_gpus(display.say) if mps and crew.shares else nullcontext():
+            with shared_gpus(display.say) if mps and chosen.shares else nullcontext():
                 result = run_sweep(
-                    target, expansion, options, crew.executor, cap, display.say, arrange, studies, estimator.step_work
+                    target, expansion, options, chosen.executor, cap, display.say, arrange, studies, estimator.step_work
                 )
         except KeyboardInterrupt as error:
-            error.add_note(f"stopped; {headline(look())}. Rerun the same command to continue.")
+            error.add_note(f"stopped; {headline(status())}. Rerun the same command to continue.")
             display.say(error.__notes__[-1])
             raise
     _say_failures(result)

@@ -1,7 +1,6 @@
-"""Arguments of `sandmask.train` and `sandmask.sweep`: sweep specs, checks of images, and workers."""
+"""Arguments of `sandmask.sweep`: the sweep that they describe, and its workers."""
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,22 +8,19 @@ from typing import Any, TypedDict
 
 import torch
 
+from sandmask._arguments import Names, PathLike, names_in
 from sandmask._torchrun import world_size
 from sandmask.algorithms import ALGORITHMS
-from sandmask.api._progress import Screen, say_on
-from sandmask.datasets import DATASETS, Dataset, ImageDataset, dataset_entry, load_dataset, take_inventory
+from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
-from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.networks import NETWORKS
 from sandmask.plugins import is_plugin_module
-from sandmask.sweeps import Expansion, JobOptions, SweepFolder, SweepSpec, normalized, read_sweep
+from sandmask.sweeps import SweepFolder, SweepSpec, normalized, read_sweep
 from sandmask.sweeps._spec import LISTS, OPTUNA
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, workers_share
 from sandmask.training import choose_device
 from sandmask.training.precision import sweep_precision
 
-PathLike = str | os.PathLike[str]
-Names = str | int | Sequence[str | int | os.PathLike[str]]  # one name, several with commas between, or a list
 MOST_CORES = 8  # default number of workers on a CPU, at most: each takes half a gigabyte
 _SHORT = {"time": "timeout_min", "mem": "mem_gb"}  # Slurm's names, and submitit's
 _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
@@ -70,7 +66,7 @@ def requested_sweep(
     :param given: fields of `SweepSpec`; those that are None are not changed.
     """
     fields: dict[str, Any] = {
-        name: names(value) if name in LISTS else value for name, value in given.items() if value is not None
+        name: names_in(value) if name in LISTS else value for name, value in given.items() if value is not None
     }
     stored = folder.asked()
     if config is None and stored is not None:
@@ -87,16 +83,6 @@ def requested_sweep(
             "last."
         )
     return sweep
-
-
-def names(value: Names) -> tuple[str, ...]:
-    """The names in an argument: `"a,b"`, `["a", "b"]` and `["a,b"]` are the same. Existing paths may contain commas."""
-    items = [value] if isinstance(value, str | int) else value
-    words: list[str] = []
-    for item in map(str, items):
-        is_path = os.path.exists(item)  # noqa: PTH110 - false for what cannot be a path
-        words += [item] if is_path else [word.strip() for word in item.split(",")]
-    return tuple(word for word in words if word)
 
 
 @dataclass(frozen=True)
@@ -246,42 +232,3 @@ def _minutes(value: str) -> int:
     else:
         hours, minutes, seconds = (0, *numbers, 0)[:3] if len(numbers) < 3 else numbers
     return max(1, 60 * hours + minutes + (seconds > 0))
-
-
-def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> tuple[str, ...]:
-    """The options to load a dataset of images with; other datasets have no such options."""
-    given = {"skip_corrupt": skip_corrupt, "allow_missing_classes": allow_missing_classes}
-    return tuple(name for name, wanted in given.items() if wanted)
-
-
-def announce(dataset: Dataset, screen: Screen) -> None:
-    """Say how many images there are of each environment and class, and which files are not used."""
-    if isinstance(dataset, ImageDataset) and screen != "none":
-        for line in take_inventory(dataset).lines():
-            say_on(screen, line)
-
-
-def check_images(dataset: Dataset, screen: Screen, *, keep: bool, ranks: Ranks = ALONE) -> None:
-    """Decode every image, with a bar in a terminal; a corrupt one is an error. Several processes divide them."""
-    if not isinstance(dataset, ImageDataset):
-        return
-    among = slice(None) if ranks.size == 1 else ranks.share(len(dataset.labels))
-    if screen != "terminal":
-        dataset.check(keep=keep, among=among)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("reading images", total=None)
-        dataset.check(lambda done, total: bars.update(task, completed=done, total=total), keep=keep, among=among)
-
-
-def check_sources(expansion: Expansion, options: JobOptions, names: Iterable[str], screen: Screen) -> None:
-    """Announce and check the image datasets of a sweep. Its workers load them again."""
-    for name in dict.fromkeys(names):
-        entry = dataset_entry(expansion.sources[name])
-        if entry.scope == "image":
-            dataset = load_dataset(entry, options.data_dir, **dict.fromkeys(options.allowances, True))
-            announce(dataset, screen)
-            check_images(dataset, screen, keep=False)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandmask._arguments import PathLike
 from sandmask._text import counted, in_shell
-from sandmask.api._sweep_arguments import PathLike
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, RunSpec, load_records, read_runs

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandmask._arguments import checked, paths
+from sandmask._arguments import Names, PathLike, checked, names_in, paths
 from sandmask._signals import sigterm_raises
 from sandmask._text import printable, tell
 from sandmask.algorithms import ALGORITHMS
+from sandmask.api._images import allowances, announce, check_images
 from sandmask.api._progress import ShowProgress, TrainingBar, choose_screen
-from sandmask.api._sweep_arguments import Names, PathLike, allowances, announce, check_images, names
 from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.loggers import Logger, requested_loggers
@@ -199,10 +199,10 @@ def train(
                 network=network,
                 weights=weights,
                 precision=precision,
-                averages=names(averages),
+                averages=names_in(averages),
                 shared_init=shared_init,
             )
-            measures = parse_measures(names(metrics))
+            measures = parse_measures(names_in(metrics))
             folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
             if ranks.first:
                 extras = bool(loggers or diagnostics or measures or train_eval_limit)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import sandmask
+from sandmask._arguments import names_in
 from sandmask._files import replacing
 from sandmask._text import counted, in_shell, printable
 from sandmask.cli import _completion, _options
@@ -18,7 +19,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs, split_averages
 from sandmask.records._reader import refuse_record_name
 from sandmask.reports import FORMATS, render, run_command
-from sandmask.reports._report import DEFAULT_RULES, MOST, names_in, rule_names
+from sandmask.reports._report import DEFAULT_RULES, MOST, rule_names
 from sandmask.selection import ACCURACY
 
 _MANY = 1000  # runs, from which on a message is printed because it takes long

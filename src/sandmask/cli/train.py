@@ -76,8 +76,9 @@ def train(
     Ctrl-C and SIGTERM save a checkpoint and stop. Rerun the same command to continue; the result is the same as without
     the interruption. The folder of the run holds records.jsonl, which sandmask report reads, and model.safetensors.
 
-    With --keep-checkpoint, a finished run can be given more steps: repeat the command with the same --out and a larger
-    --steps. The result is the same as if the run had been started with that number of steps.
+    With --keep-checkpoint, a finished run can be given more steps, unless its learning-rate schedule depends on their
+    number, as by default on Spirals. Repeat the command with the same --out and a larger --steps. The result is the
+    same as if the run had been started with that number of steps.
 
     The exit status is 0 if the run is done, 3 if it diverged (its loss became NaN or infinite), 2 for a mistake in the
     command, 130 after Ctrl-C and 143 after SIGTERM.

@@ -50,7 +50,7 @@ class Augmentation:
         return self.apply(images, draws_of(key.to(images.device), images.shape[:-3]), aspects)
 
     def apply(self, images: Tensor, draws: Tensor, aspects: Tensor | None = None) -> Tensor:
-        """The same with random numbers [..., N_DRAWS] from `draws_of`."""
+        """Augment images with given random numbers [..., N_DRAWS] from `draws_of`."""
         lead = images.shape[:-3]
         flat, draws = images.reshape(-1, *images.shape[-3:]), draws.reshape(-1, N_DRAWS)
         if aspects is None:

@@ -56,7 +56,7 @@ class Stored(NamedTuple):
         return cls(torch.empty(n, size, size, 3, dtype=torch.uint8, **where), torch.empty(n, **where))
 
     def to(self, device: torch.device) -> "Stored":
-        """The same on `device`; from pinned memory, without waiting."""
+        """These images on `device`; copied from pinned memory without waiting."""
         return Stored(self.pixels.to(device, non_blocking=True), self.aspects.to(device, non_blocking=True))
 
 

@@ -28,10 +28,10 @@ Own = Callable[[EnvBatch], tuple[TensorMoments, Tensor]]
 
 
 class AcrossProcesses(Differentiator):
-    """The same numbers, to rounding, in every process, each of which computes a part.
+    """Divides the computation of gradients over processes. All of them get the same gradients, up to rounding.
 
-    Of environments, each process takes as many as any other, and all divide the examples of the rest. The gradient of
-    an objective is taken with the network's passes divided by examples: see `divided`.
+    For gradients of environments, all processes take equally many environments and divide the examples of the others.
+    For the gradient of an objective, they divide the examples of each pass through the network: see `divided`.
     """
 
     def __init__(self, ranks: Ranks, inner: Differentiator) -> None:

@@ -103,7 +103,7 @@ def plain_adam_step(
     decoupled: Tensor | float = 0.0,
     eps: float = 1e-8,
 ) -> tuple[Tensor, AdamState]:
-    """The same by torch's own operations, which work under any transform."""
+    """`adam_step` in torch's operations, which work under any transform of `torch.func`."""
     count = state.count + 1.0
     params = params * (1.0 - lr * decoupled)
     gradient = gradient + weight_decay * params

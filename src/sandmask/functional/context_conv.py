@@ -44,7 +44,7 @@ def normed_block(
 def plain_normed_block(
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, groups: int, share: Tensor | None = None
 ) -> Tensor:
-    """The same by torch's own operations, which work under any transform."""
+    """`normed_block` in torch's operations, which work under any transform of `torch.func`."""
     h = F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
     y = torch.relu(F.group_norm(h, groups, gamma, beta))
     if share is None:
@@ -61,9 +61,9 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _NormedBlock(Function):
-    """Of K runs: inside of `vmap` it is called again with the leading dimension.
+    """`normed_block` of K runs in kernels. Under `vmap`, it takes the tensors of all runs at once.
 
-    Besides the block's result it returns what its backward pass needs; nothing else may use these.
+    After the result, it returns tensors that are outputs only to be saved for the backward pass.
     """
 
     @staticmethod
@@ -110,7 +110,7 @@ class _NormedBlock(Function):
 
 
 class _Convolution(Function):
-    """The same for a convolution by itself."""
+    """`convolution` of K runs in kernels; see `_NormedBlock`."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:

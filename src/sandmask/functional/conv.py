@@ -63,7 +63,7 @@ def conv_block(
 def plain_conv_block(
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, stride: int, groups: int
 ) -> Tensor:
-    """The same by torch's own operations, which work under any transform."""
+    """`conv_block` in torch's operations, which work under any transform of `torch.func`."""
     return F.group_norm(torch.relu(F.conv2d(x, weight, bias, stride, 1)), groups, gamma, beta)
 
 
@@ -78,12 +78,12 @@ def fused_conv_block(
     fold: Fold | None = None,
     pooled: bool = False,
 ) -> Tensor:
-    """The same by kernels: inside of `vmap` of K runs, outside of a stack of one."""
+    """`conv_block` in kernels: inside `vmap` over K runs, or for a stack of one run outside of it."""
     return apply_to_runs(_ConvBlock, (x, weight, bias, gamma, beta), (stride, groups, fold, pooled))
 
 
 def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
-    """Whether these are shapes that the kernels are written for."""
+    """Whether the kernels support these shapes."""
     n_samples, n_out, sides = x.shape[0], weight.shape[0], x.shape[-2:]
     powers = all(n & (n - 1) == 0 for n in (n_out, groups)) and n_out >= max(NARROWEST, groups)
     small = 0 < n_samples * sides.numel() * max(n_out, x.shape[1]) < LARGEST
@@ -91,9 +91,9 @@ def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
 
 
 class _ConvBlock(Function):
-    """Of K runs: inside of `vmap` it is called again with the leading dimension.
+    """`conv_block` of K runs in kernels. Under `vmap`, it takes the tensors of all runs at once.
 
-    Besides the block's result it returns what its backward pass needs; nothing else may use these.
+    After the result, it returns tensors that are outputs only to be saved for the backward pass.
     """
 
     @staticmethod

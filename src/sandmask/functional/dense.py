@@ -1,6 +1,7 @@
-"""A hidden layer, relu(dropout(W x + b)): as plain operations, or as kernels for K runs at once.
+"""A hidden layer, relu(dropout(W x + b)): in torch's operations, or in kernels for K runs at once.
 
-There are two sets of kernels: around torch's products of matrices, and with products of halves (see `split`).
+There are two sets of kernels: one around torch's matrix products, and one with its own products, whose factors are
+split into two float16 numbers ("halves"; see `split`).
 """
 
 from collections.abc import Callable
@@ -17,39 +18,41 @@ from sandmask._physical import apply_to_runs, has_kernels, leading
 from sandmask.functional import random
 from sandmask.functional.split import Halves, split_products
 
-ALIGNED = 16  # what widths are multiples of inside products on a GPU
-NARROWEST = 32  # sides of a weight matrix from which on products of halves pay; shorter sums are more exact in float32
-MOST_ROWS = 64 * 65_535  # of a run, in kernels with products: tiles of rows are the second dimension of CUDA's grids
-PART = 512  # rows that one program sums parameters' gradients over, where environments do not matter
+ALIGNED = 16  # on a GPU, widths are padded to multiples of this
+NARROWEST = 32  # smallest side of a weight matrix for products of halves; below, float32 is more exact
+MOST_ROWS = 64 * 65_535  # rows of a run in products: tiles of rows are the second dimension of CUDA's grids
+PART = 512  # rows over which one program sums the gradients of parameters, if environments do not matter
 
-# Takes over the gradients of the parameters: gets the gradient of x W^T + b [K, N, out], its sums over the rows of each
-# environment [K, E, out], and x [K, N, in].
+# Computes moments instead of the gradients of the parameters. Its arguments are the gradient of x W^T + b [K, N, out],
+# the sums of this gradient over the rows of each environment [K, E, out], and x [K, N, in].
 Fold = Callable[[Tensor | Halves, Tensor, Tensor | Halves], None]
 
 
 @dataclass
 class Rows:
-    """What a layer's rows are, where its parameters' gradients are folded: those of one environment after the other.
+    """The rows of a layer's input for a `Fold`: those of the first environment, then those of the second, and so on.
 
-    Where there are `roots` [K, N], gradients arrive divided by them, and sums over rows multiply by them.
+    `roots` are factors that keep gradients in the range of the halves: the gradient of each row arrives divided by its
+    root, and sums over rows multiply by it. See `scaling`.
     """
 
     n_envs: int
-    roots: Tensor | None = None  # known in the backward pass only
+    roots: Tensor | None = None  # [K, N]; set in the backward pass
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout whose noise belongs to the example, not to its place in a batch.
+    """Dropout whose noise depends on the example and not on its place in a batch.
 
-    Drops units at `rate` (a per-run tensor). `keys` holds one random key per example: [N].
+    :param rate: probability that a unit is dropped, a tensor of one number for each run.
+    :param keys: a random key for each example, [N].
     """
 
     rate: Tensor
     keys: Tensor
 
     def __call__(self, x: Tensor, site: int) -> Tensor:
-        """Drop units of x `[N, features]`; every `site` in a network draws noise of its own."""
+        """Drop units of x `[N, features]`. Each `site`, a place in the network, has its own noise."""
         noise = random.uniform(random.fold(self.keys, site), x.shape[-1])
         return torch.where(noise >= self.rate, x / (1.0 - self.rate), 0.0)
 
@@ -57,11 +60,10 @@ class Dropout:
 def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0) -> Tensor:
     """relu(dropout(x W^T + b)) of x [N, in].
 
-    On a GPU the result may have more units than W has rows, all zero, and `x` more than W has columns: a width that is
-    a multiple of 16 lets matrix products use the fast units, and kernels read several numbers at a time.
+    On a GPU, the result may be padded with zeros to a multiple of 16 units, which kernels compute faster. `x` may be
+    such a result.
 
-    In float16, units that would exceed its range get its largest number: infinity would end a run that continues in
-    float32.
+    In float16, too large results become the largest float16 number: infinity would end a run that continues in float32.
     """
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(dense, (x, weight, bias), x, weight, bias, drop=drop, site=site)
@@ -73,7 +75,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, 
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W^T + b; `x` may come from `dense`, and the result may be wider in the same way."""
+    """x W^T + b. As in `dense`, `x` and the result may be padded with zeros."""
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(affine, (x, weight, bias), x, weight, bias)
         return result
@@ -83,18 +85,18 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def plain_dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None, site: int) -> Tensor:
-    """The same by torch's own operations, which work under any transform."""
+    """`dense` in torch's operations, which work under any transform of `torch.func`."""
     y = F.linear(x, weight, bias)
     return saturated(torch.relu(y if drop is None else drop(y, site)))
 
 
 def wide(width: int) -> int:
-    """The next multiple of `ALIGNED`."""
+    """The smallest multiple of `ALIGNED` that is at least `width`."""
     return -width % ALIGNED + width
 
 
 def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer's tensors of K runs with zeros added, so that on a GPU both of its sides are multiples of `ALIGNED`."""
+    """The tensors of a layer of K runs; on a GPU, padded with zeros to multiples of `ALIGNED`."""
     if not has_kernels(x):
         return x, weight, bias
     from sandmask.functional.kernels import dense as dense_kernels
@@ -106,10 +108,13 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def layer_function(x: Tensor, weight: Tensor) -> type[Function]:
-    """The function of K runs that computes a layer with this weight [out, in].
+    """Choose the autograd function that computes a layer of K runs.
 
     Its arguments are x, weight, bias, the keys and rate of dropout or None, the site of dropout, whether there is a
     relu, and for moments `Rows` and a `Fold`.
+
+    :param x: input of the layer, [..., N, in].
+    :param weight: its weight, [out, in].
     """
     exact = x.dtype == weight.dtype == torch.float32
     fits = min(weight.shape) >= NARROWEST and x.shape[-2] <= MOST_ROWS
@@ -117,7 +122,7 @@ def layer_function(x: Tensor, weight: Tensor) -> type[Function]:
 
 
 class _Layer(Function):
-    """Of K runs: inside of `vmap` it is called again with the leading dimension."""
+    """A layer of K runs with torch's matrix products. Under `vmap`, it takes the tensors of all runs at once."""
 
     @staticmethod
     def forward(
@@ -128,7 +133,7 @@ class _Layer(Function):
         rate: Tensor | None,
         site: int,
         relu: bool,
-        rows: Rows | None,  # noqa: ARG004 - as the next
+        rows: Rows | None,  # noqa: ARG004 - for the backward pass
         fold: Fold | None,  # noqa: ARG004 - for the backward pass
     ) -> Tensor:
         fits = weight.shape[2] < NARROWEST and x.shape[1] <= MOST_ROWS
@@ -164,9 +169,9 @@ class _Layer(Function):
 
 
 class _SplitLayer(Function):
-    """The same by products of halves.
+    """A layer of K runs with products of halves.
 
-    Beside the layer's result it returns its factors in halves, for the backward pass; nothing else may look at these.
+    After the result, it returns the halves of x and weight, which are outputs only to be saved for the backward pass.
     """
 
     @staticmethod
@@ -178,7 +183,7 @@ class _SplitLayer(Function):
         rate: Tensor | None,
         site: int,
         relu: bool,
-        rows: Rows | None,  # noqa: ARG004 - as the next
+        rows: Rows | None,  # noqa: ARG004 - for the backward pass
         fold: Fold | None,  # noqa: ARG004 - for the backward pass
     ) -> tuple[Tensor, ...]:
         from sandmask.functional.kernels import products
@@ -231,7 +236,7 @@ def _environments(rows: Rows | None) -> tuple[int | None, Tensor | None]:
 def _split_backward(
     grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None, roots: Tensor | None
 ) -> tuple[Halves, Tensor]:
-    """As `layer_backward`, in halves."""
+    """`layer_backward` for `_SplitLayer`: the gradient is returned as halves."""
     from sandmask.functional.kernels.dense import activate_backward_halves
     from sandmask.functional.kernels.split import split
 
@@ -249,9 +254,9 @@ def layer_of_runs(
     site: int = 0,
     relu: bool = True,
 ) -> Tensor:
-    """`dense` of K runs: x [K, N, in], weight [K, out, in], bias [K, out], keys [K, N] and rate [K], on any device.
+    """`dense` (or without `relu`, `affine`) of K runs, on any device.
 
-    Without `relu` it is x W^T + b.
+    Shapes are x [K, N, in], weight [K, out, in], bias [K, out], keys [K, N] and rate [K].
     """
     if not relu:
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
@@ -266,7 +271,7 @@ def layer_of_runs(
 
 
 def saturated(values: Tensor) -> Tensor:
-    """In float16, its largest number instead of infinity; NaN stays visible."""
+    """Replace infinity in float16 by its largest number; NaN stays."""
     largest = torch.finfo(values.dtype).max
     return values.clamp(-largest, largest) if values.dtype == torch.float16 else values
 
@@ -274,11 +279,15 @@ def saturated(values: Tensor) -> Tensor:
 def layer_backward(
     grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None = None, roots: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x W^T + b, from that of the layer's output [K, N, out] and, after a relu, the output itself.
+    """The gradient of x W^T + b [K, N, out], and its sums over the rows of each environment [K, E, out].
 
-    Also returns its sums over the rows of each environment [K, E, out], or without environments over parts of them. In
-    these, rows are multiplied by their `roots` [K, N]. A positive unit was kept and scaled by 1 / (1 - rate); a unit
-    that is zero has no gradient.
+    A positive output was kept by dropout and multiplied by 1 / (1 - rate); an output of zero has no gradient.
+
+    :param grad: gradient of the layer's output [K, N, out].
+    :param out: the output, or None without relu.
+    :param rate: rate of dropout, or None.
+    :param n_envs: number of environments; if not given, the sums are over any parts of the rows.
+    :param roots: factors [K, N] of the rows in the sums: see `Rows`.
     """
     if out is not None and has_kernels(out):
         from sandmask.functional.kernels import dense as dense_kernels

@@ -1,8 +1,11 @@
-"""Ways to take the gradients that an algorithm asks for; all give the same numbers.
+"""Ways to compute the gradients that an algorithm needs. All give the same numbers.
 
-`Functional` uses `torch.func` and works under `vmap`: stacks of runs. `AcrossRuns` does the same by plain autograd, so
-that layers reach their GPU kernels. `Direct` is for one run of a small model. `Autograd` folds one environment after
-the other into running moments: large models, whose E gradients should not all be kept.
+| class | for | gradients |
+|---|---|---|
+| `Functional` | stacks of runs | by `torch.func`, under `vmap` |
+| `AcrossRuns` | stacks of runs on a GPU | by autograd on the tensors of all runs, so that layers use their kernels |
+| `Direct` | one run of a small model | by autograd, of all environments together |
+| `Autograd` | one run of a large model | by autograd, of one environment at a time, folded into moments |
 """
 
 from abc import ABC, abstractmethod
@@ -20,11 +23,11 @@ from sandmask.functional.batch import EnvBatch
 from sandmask.functional.flat import Params
 from sandmask.masks import GradientMoments, TensorMoments
 
-Objective = Callable[[Tensor], tuple[Tensor, Any]]
-Pull = Callable[[Tensor], Tensor]
-AT_ONCE_BYTES = 2**31  # of all environments' gradients together, that are kept at once on a GPU
-EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]
-Risks = Callable[[Params, EnvBatch], Tensor]
+Objective = Callable[[Tensor], tuple[Tensor, Any]]  # parameters as one vector -> value to minimize, further results
+Pull = Callable[[Tensor], Tensor]  # the gradient of a value -> the gradient of the parameters
+EnvironmentLosses = Callable[[Tensor, EnvBatch], Tensor]  # vector of parameters, batch -> one loss per environment [E]
+Risks = Callable[[Params, EnvBatch], Tensor]  # parameters by name, batch -> one risk per environment [E]
+AT_ONCE_BYTES = 2**31  # largest size of the gradients of all environments that `Autograd` keeps at once on a GPU
 
 
 class Differentiator(ABC):
@@ -32,19 +35,22 @@ class Differentiator(ABC):
 
     @abstractmethod
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Gradient, value and auxiliary output of `objective(vector) -> (value, aux)`."""
+        """The gradient and the value of an objective at `vector`, and its further results."""
 
     @abstractmethod
     def pullback(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, Pull]:
-        """The value of `function(vector)`, and what makes the gradient of the vector out of that of the value.
+        """The value of `function(vector)`, and a function from the gradient of the value to that of the vector.
 
-        For steps that need the value before they know its gradient. The latter may be called once.
+        It is for steps that need the value before they know its gradient. The function can be called once.
         """
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
     ) -> tuple[Tensor, Tensor]:
-        """Each environment's gradient at its own vector, [E, P] -> [E, P], and the losses [E]. Keeps all."""
+        """The gradient of each environment's loss at its own vector, [E, P] -> [E, P], and the losses [E].
+
+        All gradients are in memory at once.
+        """
 
         def loss_of(e: int) -> Objective:
             return lambda vector: (losses(vector, batch.environment(e))[0], ())
@@ -56,35 +62,36 @@ class Differentiator(ABC):
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
     ) -> tuple[TensorMoments, Tensor]:
-        """Moments over environments of each one's gradient, and the losses [E].
+        """The moments over environments of the gradients of their losses, and the losses [E].
 
-        `losses(vector, batch)` gives one loss per environment of the batch, each of its own examples alone.
+        The loss of an environment must depend on its own examples only.
         """
         gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
         return moments_of(gradients, log_magnitude=log_magnitude), values
 
     def inner_gradients(self, risks: Risks, params: Params, batch: EnvBatch) -> tuple[Params, Tensor]:
-        """Each environment's gradient [E, ...] by every parameter, and the risks [E], for use inside of an objective.
+        """The gradients [E, ...] of the environments' risks by each parameter, and the risks [E].
 
-        `risks(params, batch)` gives one risk per environment of the batch, each of its own examples alone.
+        It is for use inside an objective, which is then differentiated itself. The risk of an environment must depend
+        on its own examples only.
         """
 
         def risk(params: Params, fields: EnvBatch) -> Tensor:
             return risks(params, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
 
-        # The objective is itself differentiated: `torch.func` nests, in itself as in plain autograd.
+        # Transforms of `torch.func` can be differentiated, by `torch.func` and by autograd.
         gradients, values = vmap(grad_and_value(risk), in_dims=(None, 0))(params, batch)
         return gradients, values
 
 
-class _ByGraph(Differentiator):
-    """Takes gradients inside of an objective by plain autograd too.
+class _InnerByAutograd(Differentiator):
+    """Computes `inner_gradients` by autograd, one environment after the other.
 
-    One environment's after the other, each of all runs: layers see no gradient transform, and can compute in kernels.
+    Without a transform of `torch.func` around them, layers can use their kernels.
     """
 
     def inner_gradients(self, risks: Risks, params: Params, batch: EnvBatch) -> tuple[Params, Tensor]:
-        """See `Differentiator.inner_gradients`. In float32 at least."""
+        """See `Differentiator.inner_gradients`. Gradients are returned in float32 or float64."""
         names, kept = list(params), list[Tensor]()
 
         def handles_of(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -95,16 +102,16 @@ class _ByGraph(Differentiator):
             check_depends(values)
             return torch.autograd.grad(values.sum(), kept, create_graph=True, materialize_grads=True)
 
-        reached = on_all_runs if in_vmap() else _here
-        handles = dict(zip(names, reached(handles_of, *params.values()), strict=True))
+        apply = on_all_runs if in_vmap() else _on_this_run
+        handles = dict(zip(names, apply(handles_of, *params.values()), strict=True))
         values = [risks(handles, batch.environment(e))[0] for e in range(batch.n_envs)]
-        found = [[_exact(piece) for piece in reached(gradients, value)] for value in values]
-        stacked = (torch.stack(pieces) for pieces in zip(*found, strict=True))
+        by_environment = [[_at_least_float32(piece) for piece in apply(gradients, value)] for value in values]
+        stacked = (torch.stack(pieces) for pieces in zip(*by_environment, strict=True))
         return dict(zip(names, stacked, strict=True)), torch.stack(values)
 
 
 class Functional(Differentiator):
-    """Through `torch.func`; the environments' gradients are taken together."""
+    """Computes gradients by `torch.func`, those of all environments together."""
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """See `Differentiator.gradient`."""
@@ -120,22 +127,22 @@ class Functional(Differentiator):
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
     ) -> tuple[Tensor, Tensor]:
         """See `Differentiator.environment_gradients`."""
-        gradients, values = vmap(grad_and_value(_of_one(losses)))(vectors, batch)
+        gradients, values = vmap(grad_and_value(_of_one_environment(losses)))(vectors, batch)
         return gradients, values
 
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
     ) -> tuple[TensorMoments, Tensor]:
         """See `Differentiator.environment_moments`."""
-        gradients, values = vmap(grad_and_value(_of_one(losses)), in_dims=(None, 0))(vector, batch)
+        gradients, values = vmap(grad_and_value(_of_one_environment(losses)), in_dims=(None, 0))(vector, batch)
         return moments_of(gradients, log_magnitude=log_magnitude), values
 
 
-class AcrossRuns(_ByGraph):
-    """Inside of one level of `vmap`, by plain autograd on the tensors of all K runs underneath.
+class AcrossRuns(_InnerByAutograd):
+    """Computes gradients inside one level of `vmap`, by autograd on the tensors of all K runs.
 
-    Layers see no gradient transform, and can compute in kernels for K runs. The environments' gradients are taken one
-    environment after the other, each of all runs.
+    Without a gradient transform around them, layers can use their kernels for K runs. Gradients of environments are
+    computed one environment after the other, each for all runs.
     """
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -177,7 +184,7 @@ class AcrossRuns(_ByGraph):
 
 
 class _Plain(Differentiator):
-    """Gradients through plain autograd."""
+    """Computes gradients by autograd."""
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """See `Differentiator.gradient`."""
@@ -195,7 +202,7 @@ class _Plain(Differentiator):
 
 
 class Autograd(_Plain):
-    """Through plain autograd; one environment's graph and gradient at a time."""
+    """Computes moments by autograd, with the graph of one environment at a time."""
 
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
@@ -221,11 +228,10 @@ class Autograd(_Plain):
         return _of_vector(moments), values
 
 
-class Direct(_ByGraph, _Plain):
-    """Plain autograd, with the environments' gradients taken together: one run of a small model.
+class Direct(_InnerByAutograd, _Plain):
+    """Computes gradients of one run by autograd, those of all environments together; not for use under `vmap`.
 
-    It spares the seconds that the first call of `torch.func.grad` takes to import the compiler.
-    Not for use under `vmap`.
+    It avoids the first call of `torch.func.grad`, which imports the compiler and takes seconds.
     """
 
     def environment_gradients(
@@ -233,7 +239,7 @@ class Direct(_ByGraph, _Plain):
     ) -> tuple[Tensor, Tensor]:
         """See `Differentiator.environment_gradients`."""
         leaf = vectors.detach().clone().requires_grad_()
-        values = vmap(_of_one(losses))(leaf, batch)
+        values = vmap(_of_one_environment(losses))(leaf, batch)
         (gradients,) = torch.autograd.grad(values.sum(), leaf)
         return gradients, values.detach()
 
@@ -253,27 +259,28 @@ def moments_of(gradients: Tensor, *, log_magnitude: bool = False) -> TensorMomen
 
 
 def _pulled(slope: Tensor, leaf: Tensor, value: Tensor) -> Tensor:
-    """The gradient of the leaf, from that of the value."""
-    (gradient,) = torch.autograd.grad((value * slope).sum(), leaf)  # given gradients, autograd imports a compiler
+    """The gradient of the leaf, from the gradient `slope` of the value."""
+    # A sum: if autograd is given a vector of gradients, it imports the compiler.
+    (gradient,) = torch.autograd.grad((value * slope).sum(), leaf)
     return gradient
 
 
-def _here(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """In place of `on_all_runs`, where there is one run."""
+def _on_this_run(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """`on_all_runs` outside of `vmap`, where there is one run."""
     return function(*tensors)
 
 
-def _exact(value: Tensor) -> Tensor:
+def _at_least_float32(value: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def _of_one(losses: EnvironmentLosses) -> Callable[[Tensor, EnvBatch], Tensor]:
+def _of_one_environment(losses: EnvironmentLosses) -> Callable[[Tensor, EnvBatch], Tensor]:
     """The loss of a single environment, for `vmap` over environments."""
     return lambda vector, fields: losses(vector, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
 
 
 def _of_vector(moments: GradientMoments) -> TensorMoments:
-    """The moments of the one tensor that there is: the flat vector."""
+    """The moments of the flat vector, which is the only tensor."""
     of_vector = moments.of(0)
     assert of_vector is not None  # the vector always has a gradient
     return of_vector

@@ -149,7 +149,7 @@ class FlatModule:
         return out
 
     def call(self, params: Params, *args: object, **kwargs: object) -> Any:
-        """The same for a module that has more to give than a tensor."""
+        """The module's output, which may be more than one tensor."""
         return functional_call(self.skeleton, {**self.constants, **params}, args, kwargs)
 
 

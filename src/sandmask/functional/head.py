@@ -43,13 +43,13 @@ def has_head_kernels(x: Tensor, weight: Tensor) -> bool:
 
 
 def fused_head(x: Tensor, weight: Tensor, bias: Tensor, rows: Rows | None = None, fold: Fold | None = None) -> Tensor:
-    """The same by kernels, inside of `vmap` of K runs."""
+    """`head` in kernels, inside `vmap` over K runs."""
     y: Tensor = _Head.apply(x, weight, bias, rows, fold)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Head(Function):
-    """Of K runs: inside of `vmap` it is called again with the leading dimension."""
+    """`head` of K runs in kernels. Under `vmap`, it takes the tensors of all runs at once."""
 
     @staticmethod
     def forward(

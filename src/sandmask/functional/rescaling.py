@@ -30,7 +30,7 @@ def rescale_tensors(masked: Tensor, weights: Tensor, sizes: Sequence[int], wante
 def plain_rescale_tensors(
     masked: Tensor, weights: Tensor, sizes: Sequence[int], wanted: Tensor | None = None
 ) -> Tensor:
-    """The same by torch's own operations, several for each tensor."""
+    """`rescale_tensors` in torch's operations, several for each tensor."""
     pieces = zip(torch.split(masked, list(sizes)), torch.split(weights, list(sizes)), strict=True)
     rescaled = torch.cat([rescale_by_sparsity(piece, mask) for piece, mask in pieces])
     return rescaled if wanted is None else torch.where(wanted > 0, rescaled, masked)

@@ -33,7 +33,7 @@ def scale(grad: Tensor, n_envs: int, *, by_row: bool) -> tuple[Tensor, Tensor, T
 
 
 def plain_scale(grad: Tensor, n_envs: int, least: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same by torch's own operations."""
+    """`scale` in torch's operations."""
     by_env = grad.reshape(len(grad), n_envs, -1, grad.shape[2])
     of_row = torch.frexp(torch.linalg.vector_norm(by_env, torch.inf, dim=3).clamp(*LIMITS)).exponent
     of_env = of_row.amax(2)

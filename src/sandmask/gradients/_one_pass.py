@@ -157,7 +157,7 @@ class OnePass(Tape):
 
     @cached_property
     def folding(self) -> Folding:
-        """What gradients are folded into, with `fold`."""
+        """The moments into which gradients are folded, with `fold`."""
         return Folding(self.params, len(self.sizes))
 
     def used(self) -> dict[str, Tensor]:

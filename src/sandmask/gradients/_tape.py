@@ -35,10 +35,10 @@ class Tape(TorchFunctionMode):
     """While active, computes the layers that use watched parameters; any other use raises `UnsupportedError`."""
 
     layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
-    """What is called -> what computes it, given the tape and the arguments."""
+    """For each function that the model may call: the function that computes it, from the tape and the arguments."""
 
     composites: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
-    """What is called -> the same made of layers, which the tape then sees."""
+    """For each function that is made of layers: the same computation as calls of these layers."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()

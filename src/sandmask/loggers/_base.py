@@ -78,7 +78,7 @@ def requested_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str]
     :param log: texts such as "wandb:my-project", or functions that open a logger.
     :param tensorboard: folder for one more logger, of TensorBoard.
     """
-    if isinstance(log, str):
+    if not isinstance(log, Sequence) or isinstance(log, str):
         raise SandmaskError(f"`log` should be a list of loggers. Found {log!r}: write [{log!r}].")
     board = () if tensorboard is None else (f"tensorboard:{os.fspath(tensorboard)}",)
     return tuple(_checked(logger) if isinstance(logger, str) else logger for logger in (*log, *board))

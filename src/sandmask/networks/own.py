@@ -27,7 +27,7 @@ TOLERANCE = 1e-3  # relative to the largest number
 
 @dataclass(frozen=True)
 class NetworkReport:
-    """What `inspect_module` found."""
+    """The result of `inspect_module`."""
 
     n_features: int
     stacks: bool

@@ -1,4 +1,4 @@
-"""The data of a report: what is computed before anything is drawn."""
+"""The data of a report, which is computed before any format is written."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial of one cell: what a rule chose among its runs, which are missing, and which diverged."""
+    """One trial of one cell: the selected run, and the runs that are missing or diverged."""
 
     trial_seed: int
     selected: Selected | None

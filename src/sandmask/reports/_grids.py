@@ -1,4 +1,4 @@
-"""Tables as words: what every format shows, before it is set in that format."""
+"""Tables as text: headings, cells and notes, which every format shows."""
 
 import math
 from collections import defaultdict
@@ -88,6 +88,7 @@ def _confusion_grid(confusion: Confusion, rule: RuleReport) -> Grid:
 
 
 def _header(table: Table) -> tuple[str, ...]:
+    """The headings. On the HTML page, `cellAt` in tables.js finds the data of a cell by the number of its column."""
     return ("Algorithm", *table.columns, "Avg")
 
 

@@ -4,7 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from sandmask._arguments import checked
+from sandmask._arguments import Names, PathLike, checked, names_in
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages
 from sandmask.records._types import dataset_order
@@ -22,16 +22,16 @@ MOST = 10_000  # draws or trials: each that is missing is listed in JSON and on 
 
 @checked
 def report(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    selection: str | Sequence[str] | None = None,
+    paths: PathLike | Iterable[PathLike],
+    selection: Names | None = None,
     *,
     against_paper: bool = False,
     baseline: str = BASELINE,
     draws: int | None = None,
     trials: int | None = None,
-    metrics: str | Sequence[str] | None = None,
+    metrics: Names | None = None,
     select_by: str = ACCURACY,
-    against: str | os.PathLike[str] | None = None,
+    against: PathLike | None = None,
 ) -> Report:
     """Tables of the runs in folders of records: one for each dataset, the averages, and comparisons.
 
@@ -69,16 +69,9 @@ def report(
     )
 
 
-def names_in(given: str | Sequence[str]) -> list[str]:
-    """The names in an argument: "a,b", ["a", "b"] and ["a,b"] are the same."""
-    items = [given] if isinstance(given, str) else given
-    words = [word.strip() for item in items for word in item.split(",")]
-    return [word for word in words if word]
-
-
-def rule_names(selection: str | Sequence[str] | None, select_by: str = ACCURACY) -> list[str]:
+def rule_names(selection: Names | None, select_by: str = ACCURACY) -> list[str]:
     """The selection rules that are meant. With a metric, "all" are those that select by accuracy otherwise."""
-    named = names_in(selection or ()) or list(DEFAULT_RULES)
+    named: Sequence[str] = names_in(selection or ()) or DEFAULT_RULES
     if "all" in named:
         named = [name for name in RULES if select_by == ACCURACY or not RULES[name].needs_metrics]
     return list(dict.fromkeys(by_metric(find_rule(name), select_by).name for name in named))

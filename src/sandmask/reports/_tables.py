@@ -1,4 +1,4 @@
-"""From runs to trials, from trials to cells, from cells to tables, and which cell of a column is the best."""
+"""Tables of accuracies: runs are selected for each trial, averaged to cells, and the best cell of a column is found."""
 
 import math
 from collections import defaultdict
@@ -35,13 +35,13 @@ Groups = Mapping[GroupKey, Sequence[RunRecord]]
 
 
 def method_order(methods: Iterable[str]) -> tuple[str, ...]:
-    """The customary order, then the alphabet; soups and ensembles, which are of many runs, come last."""
+    """Sort methods: the order of DomainBed's tables, then alphabetically; soups and ensembles come last."""
     places = {name: place for place, name in enumerate(_CUSTOMARY)}
     return tuple(sorted(methods, key=lambda name: (is_soup(name), places.get(algorithm_of(name), len(places)), name)))
 
 
 def is_of(method: str, name: str) -> bool:
-    """Whether a method goes by this name: its own, or its algorithm's."""
+    """Whether this is the name of a method, or of its algorithm."""
     return name in (method, algorithm_of(method))
 
 
@@ -260,7 +260,7 @@ def _dataset_average(table: Table, method: str) -> Cell:
 
 
 def selections(table: Table, method: str) -> dict[tuple[str, int], Selected]:
-    """What was selected of a method, by environment and trial."""
+    """The selected runs and checkpoints of a method, by environment and trial."""
     return {
         (column, trial.trial_seed): trial.selected
         for column in table.columns

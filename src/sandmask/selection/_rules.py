@@ -15,7 +15,7 @@ from sandmask.registry import Registry, closest
 class Choice:
     """A checkpoint of a run, by its index, and its value.
 
-    Larger is better; where first entries tie, the next ones decide. The first is the one that tables report.
+    Larger is better; if the first numbers are equal, the next ones decide. Reports show the first.
     """
 
     index: int
@@ -55,10 +55,9 @@ Choose = Callable[[RunRecord, Sequence[RunRecord]], Choice | None]
 class SelectionRule:
     """A way to choose a checkpoint and a run of a sweep.
 
-    `choose` is given a run that holds out one environment, and the runs of the same hyperparameters that hold
-    out a second one too (few rules need them); it answers with a checkpoint, or None for a run that it cannot
-    judge. Between runs the largest value wins. `needs_metrics` are curves without which it cannot judge a run, and
-    `remedy` says how they are recorded.
+    `choose` takes a run that holds out one environment, and the runs with the same hyperparameters that hold out a
+    second one (needed by few rules). It returns a checkpoint, or None if it cannot judge the run. The run with the
+    largest value is selected. `needs_metrics` are metrics that the rule needs; `remedy` says how to record them.
     """
 
     name: str

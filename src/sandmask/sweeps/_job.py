@@ -1,4 +1,4 @@
-"""One stack, trained wherever an executor puts it. Plain data goes in and comes out; records go to the folder."""
+"""A job trains one stack in a worker. Its arguments and its outcome are plain data; records go to the folder."""
 
 import errno
 import gc
@@ -113,7 +113,7 @@ def _dataset(source: str, data_dir: str | None, allowances: tuple[str, ...]) -> 
 
 
 def _check_same(source: str, dataset: Dataset, spec: RunSpec) -> None:
-    """Refuse images of one's own that are not those that the runs were planned for."""
+    """Raise an error if a folder or file has other images than when the runs were planned."""
     if source not in DATASETS and dataset.name != spec.dataset:
         raise SandmaskError(
             f"{source} holds other images here than where the sweep was planned ({dataset.name} instead of "
@@ -140,9 +140,9 @@ def run_job(job: Job) -> Outcome:
     if asked_to_stop():
         return Outcome("stopped", stack)
     try:
-        # The signal is delivered after the locks are released: it ends a worker process, and interrupts a driver.
+        # SIGTERM takes effect after the locks are released: it ends a worker process and interrupts a driver.
         with deferred(signal.SIGTERM), claim(folder.stacks, stack, ids) as mine:
-            # Looked at after the claim: whoever had the runs before has either finished them or let go of them.
+            # Checked while holding the claim: another process has either finished these runs or given them up.
             if not mine or folder.finished() & set(ids):
                 return Outcome("taken", stack)
             try:
@@ -160,9 +160,9 @@ def run_job(job: Job) -> Outcome:
 
 
 def _explained(error: Exception, log: Path) -> str:
-    """A line for the user. A full or read-only disk needs no more; of anything else, `log` gets the traceback."""
+    """One line for the user. The traceback is written to `log`, except for errors of the file system."""
     if isinstance(error, OSError) and error.filename and error.strerror:
-        # Of a disk, and not of the file: the same line for every stack.
+        # For errors of the disk, name the folder: the line is then the same for every stack.
         of_disk = error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
         return f"{Path(error.filename).parent if of_disk else error.filename}: {error.strerror}"
     said = f"{type(error).__name__}: {error}"
@@ -175,7 +175,7 @@ def _explained(error: Exception, log: Path) -> str:
 
 
 class _Training:
-    """A job at work: the stack as a whole, or in parts where memory does not hold it."""
+    """Trains the stack of a job, in parts if it does not fit into memory."""
 
     def __init__(self, job: Job, specs: Sequence[RunSpec], folder: SweepFolder, stop: Callable[[], bool]) -> None:
         self.options, self.specs, self.folder, self.stack = job.options, specs, folder, stack_id(specs)
@@ -201,7 +201,7 @@ class _Training:
         return Outcome("memory", self.stack, tuple(too_large), message, self.archives)
 
     def _train_all(self, part: Sequence[RunSpec]) -> list[str]:
-        """Train runs, in smaller parts where memory is short. Return the ids of those that do not fit even alone."""
+        """Train runs, in smaller parts if memory is short. Return the ids of runs that do not fit even alone."""
         key = stack_key(part[0])
         limit = min(self.fitting, _limits.get(key, len(part)))
         if len(part) > limit:
@@ -213,7 +213,7 @@ class _Training:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            records = []  # and go on below, where the error's traceback holds no tensors any more
+            records = []  # continue outside of this block: the traceback of the error keeps tensors in memory
         if records:
             self._keep(part, records)
             return []
@@ -224,7 +224,7 @@ class _Training:
         return [part[0].id] if len(part) == 1 else self._train_all(part)
 
     def _fitting(self, cores: int) -> int:
-        """How many of the runs fit into this machine's memory, which as many workers as it has cores for may share."""
+        """How many of the runs fit into a worker's share of the memory of this machine."""
         first, options = self.specs[0], self.options
         if len(self.specs) == 1:
             return 1
@@ -271,10 +271,10 @@ class _Training:
             return train()
 
     def _keep(self, part: Sequence[RunSpec], records: Sequence[RunRecord]) -> None:
-        """Records first, then the checkpoint goes: killed in between, the next run sees that all is done.
+        """Write the records of finished runs, then remove the checkpoint, so that a crash in between loses nothing.
 
-        Models are there before: killed in between, they are written again. Where a search has stopped the stack, the
-        runs that it did not prune keep a checkpoint, and the driver plans them again.
+        Models are written before, by `train_stack`. If a search has stopped the stack, the runs that it did not prune
+        keep a checkpoint, and the driver plans them again.
         """
         ended = [run for run in records if run.status != "running"]
         left = [run.spec for run in records if run.status == "running"]

@@ -31,11 +31,11 @@ from sandmask.training.specs import SHAPE_HPARAMS
 if TYPE_CHECKING:
     import pandas as pd
 
-GPU_RUNS = 16  # of a small network, that fill a GPU about
-# Multiplications that take as long as the fixed costs of a step of one run, in stacks of 16 runs. On an H200:
+GPU_RUNS = 16  # about as many runs of a small network fill a GPU
+# Multiplications that take as long as the fixed costs of a step of one run, in stacks of 16 runs; for an H200, see
 # results/h200/logs/spirals-fp32x3.txt.
 CPU_STEP, GPU_STEP = 1e7, 2e8
-MOST, MOST_ON_GPU = 64, 512  # runs in a stack; beyond these a machine is full
+MOST, MOST_ON_GPU = 64, 512  # runs in a stack; more do not train faster
 
 
 def _kind(spec: RunSpec) -> tuple[str, ...]:
@@ -64,9 +64,14 @@ class StackEstimate:
 
 
 class Estimator:
-    """Knows what stacks take on a device. Kinds of runs (dataset, algorithm, network) are measured when asked for.
+    """Estimates the time and the memory of stacks. A kind of runs (dataset, algorithm, network) is measured once.
 
-    `elsewhere` is the kind of device, "cpu" or "cuda", that workers on other machines have: see `cap`.
+    :param expansion: all runs of the sweep.
+    :param options: options of its jobs.
+    :param device: where stacks train.
+    :param measure: measure a few steps; without, there are no times, and memory is a guess.
+    :param elsewhere: the kind of device, "cpu" or "cuda", of workers on other machines: see `cap`.
+    :param notice: called with messages for the user.
     """
 
     def __init__(
@@ -92,8 +97,9 @@ class Estimator:
         self._parameters: dict[tuple[object, ...], int] = {}
 
     def cap(self, missing: int, workers: int = 1, most: int | None = None) -> Cap:
-        """How large stacks may be: as memory allows, with work for every worker. A stack that is too large for a GPU
-        after all is halved where it trains. Workers on other machines divide stacks by the memory that they find there.
+        """Return the function that limits the size of stacks: they fit into memory, and every worker has work.
+
+        A stack that turns out too large for a GPU is halved there. Workers on other machines divide stacks themselves.
 
         :param missing: runs that are left to train.
         :param workers: stacks that train at a time.
@@ -148,9 +154,9 @@ class Estimator:
         return self._works[key]
 
     def _rates(self, spec: RunSpec) -> Rates | None:
-        """What runs of this kind take, by the first of them: its hyperparameters are mostly the defaults.
+        """Measured time and memory of the first run of this kind, which mostly has default hyperparameters.
 
-        None where measuring is not wanted.
+        None without `measure`.
         """
         kind = _kind(spec)
         if self.measure and kind not in self._measured:
@@ -165,7 +171,7 @@ class Estimator:
         return self._work(spec).numbers * self._number_bytes(spec)
 
     def _number_bytes(self, spec: RunSpec) -> float:
-        """The memory of a number that a step of such a run keeps."""
+        """Bytes of memory for each number that a step of such a run keeps."""
         rates = self._rates(spec)
         return GUESSED_BYTES if rates is None else rates.bytes
 

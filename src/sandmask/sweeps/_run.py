@@ -56,7 +56,7 @@ def run_sweep(
     :param cap: function of the specs of a stack that returns its largest size.
     :param notice: called with messages for the user.
     :param arrange: puts stacks into the order of training: see `Estimator.arrange`.
-    :param search: proposes the runs, in place of those of `expansion`.
+    :param search: proposes runs instead of those of `expansion`.
     :param work: function of a run that returns the work of its steps, for the time left: see `Estimator.step_work`.
     """
     options = replace(options, session=options.session or uuid.uuid4().hex[:12])
@@ -115,7 +115,7 @@ class _Driver:
                 self.work = None
 
     def _plan(self, missing: Sequence[RunSpec]) -> list[PlannedStack]:
-        """Unfinished stacks first, then the others. Runs that are being trained are left out."""
+        """Arrange runs into stacks, unfinished stacks first. Runs that a process trains now are left out."""
         self._note_work(missing)
         with turn(self.folder.stacks):
             busy, finished = claimed(self.folder.stacks), self.folder.finished()
@@ -127,7 +127,7 @@ class _Driver:
         return begun + self.arrange(group([run for run in free if run.id not in taken], self.cap))
 
     def _round(self, stacks: Sequence[PlannedStack]) -> None:
-        """Submit stacks once; unfinished ones are planned again. A search adds stacks while others train."""
+        """Submit stacks and wait for them. Unfinished ones are planned again; a search adds stacks meanwhile."""
         with self._open_executor() as executor:
             futures: dict[Future[Outcome], PlannedStack] = {}
             self._submit(executor, stacks, futures)
@@ -189,7 +189,7 @@ class _Driver:
         self._submit(executor, self._plan([run for run in self._missing() if run.id not in taken]), futures)
 
     def _note(self, outcome: Outcome) -> None:
-        # Files of a worker that does not see this disk. Models first: once its records are there, a run counts as done.
+        # Files of a worker that does not share this disk, models first: a run with records counts as done.
         for name in sorted(outcome.archives, key=lambda name: name.endswith(ARCHIVE_SUFFIX)):
             target = self.folder.stacks / name
             with turn(self.folder.stacks):

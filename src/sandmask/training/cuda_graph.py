@@ -100,7 +100,7 @@ class Program:
 
     def _advance_fed(self) -> None:
         if self._feed is None:
-            self._feed = self.stack.read(self.done)
+            self._feed = self.stack.minibatches.read(self.done)
         read = next(self._feed)
         if not self._may_capture():
             self._set(self._several(1, [read]))

@@ -1,4 +1,4 @@
-"""Accuracy and loss of K runs on every environment's "in" and "out" split, and gradients on held-out examples."""
+"""Accuracy and loss of K runs on the "in" and "out" splits of every environment."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,63 +11,60 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sandmask.algorithms import HeldOutProbe, Hparams, Metrics, State, cross_entropy
+from sandmask.algorithms import State, cross_entropy
 from sandmask.datasets import Dataset
-from sandmask.functional import EnvBatch
 from sandmask.functional.ranks import Ranks
 from sandmask.records import RunSpec, Sizes
 from sandmask.training.measures import Counter
-from sandmask.training.sampling import holdout_fraction, split_environment, training_splits
-from sandmask.training.stack_step import looped_step, stacked_step
+from sandmask.training.sampling import holdout_fraction, split_environment
 
 CONTEXT = 64  # examples in a batch for methods that use the whole batch, as in DomainBed
-EXAMPLES, IMAGES = 256, 32  # per environment in `HeldOut`, at most; `IMAGES` for inputs larger than `LARGE`
-LARGE = 10_000  # numbers in an example
 
 Predict = Callable[[State, Tensor], Tensor]  # states of K runs, inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
 Runs = Tensor | slice  # numbers of runs, or all of them
 Kind = tuple[int, tuple[int, ...]]  # the trial and the held-out environments of a run
-Evaluating = Callable[[int, int], None]  # called within an evaluation with the numbers of examples: done, and in total
+OnBatch = Callable[[int, int], None]  # called with the number of evaluated examples, and of all examples
 
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Fractions in 0..1, one row per run and one column per environment."""
+    """Accuracies in 0..1, with a row for each run and a column for each environment."""
 
-    inside: NDArray[np.float64]  # [K, environments]
-    outside: NDArray[np.float64]  # [K, environments]
+    inside: NDArray[np.float64]  # on the "in" splits, [K, environments]
+    outside: NDArray[np.float64]  # on the "out" splits, [K, environments]
 
 
 class Tally(NamedTuple):
-    """Sums over the examples of each group, [K, G]: right answers in float32, exact, and cross-entropies in float64.
+    """The results of an evaluation of K runs on G groups of examples."""
 
-    `measured` are metrics beyond accuracy, [K, numbers] each by name, where those were asked for.
-    """
-
-    right: Tensor
-    loss: Tensor
-    measured: dict[str, Tensor]
+    right: Tensor  # number of right answers, [K, G]: float32, in which these counts are exact
+    loss: Tensor  # sum of cross-entropies, [K, G]: float64
+    measured: dict[str, Tensor]  # requested metrics beyond accuracy by name, [K, numbers]
 
 
 class _Part(NamedTuple):
-    """Examples, in chunks that are evaluated together, and the runs that are evaluated on them."""
+    """Some of the runs, and the examples on which exactly these runs are evaluated, in chunks."""
 
     runs: Runs
     chunks: Sequence[Tensor]
 
 
 class Evaluator:
-    """Tallies groups of examples. Group 2e is environment e's "in" split, 2e + 1 its "out" split.
+    """Evaluates K runs on groups of examples: group 2e is the "in" split of environment e, 2e + 1 its "out" split.
 
     It never waits for the device, so that it can be part of a CUDA graph. `on_batch` is called after each batch.
-    `metrics` are the names of metrics beyond accuracy. With `ranks`, several processes divide the examples.
 
-    `train_examples` limits the "in" examples of each training environment that a run is evaluated on. Runs of a stack
-    train on different environments, so the examples are divided by the runs that need them. `chunk` is how many
-    examples a number of runs evaluates together.
+    :param dataset: the dataset.
+    :param specs: specs of the runs.
+    :param device: where the runs are.
+    :param chunk: function of a number of runs that returns how many examples they evaluate together.
+    :param metrics: names of metrics beyond accuracy.
+    :param ranks: processes that divide the examples.
+    :param train_examples: evaluate a run on at most this many "in" examples of each of its training environments. Runs
+        of a stack train on different environments, and are then evaluated on different examples.
     """
 
-    on_batch: Evaluating = staticmethod(lambda _, __: None)
+    on_batch: OnBatch = staticmethod(lambda _, __: None)
 
     def __init__(
         self,
@@ -90,13 +87,15 @@ class Evaluator:
             [members for env in envs for members in split_environment(dataset, env, trial, fraction)]
             for trial in trials
         ]
-        own = [trials.index(spec.trial_seed) for spec in specs]
-        self._trial_of_run = torch.tensor(own, device=device)
+        trial_of_run = [trials.index(spec.trial_seed) for spec in specs]
+        self._trial_of_run = torch.tensor(trial_of_run, device=device)
         self._members = [[members.to(device) for members in trial] for trial in groups]
-        evaluated = {_kind(spec): self._evaluated(groups[own[k]], spec) for k, spec in enumerate(specs)}
+        evaluated = {
+            _kind(spec): self._evaluated(groups[trial], spec) for trial, spec in zip(trial_of_run, specs, strict=True)
+        }
         self._sizes = np.array([[len(members) for members in evaluated[_kind(spec)]] for spec in specs])
-        self._divisors = torch.from_numpy(self._sizes).to(device)
-        self._selects = torch.from_numpy(self._selection_weights(specs)).to(device)
+        self._sizes_on_device = torch.from_numpy(self._sizes).to(device)
+        self._validation_weights = torch.from_numpy(self._weights_of_losses(specs)).to(device)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
         belongs = torch.zeros(len(dataset.labels), len(trials), self.shape[1])
         for trial, of_trial in enumerate(groups):
@@ -104,7 +103,7 @@ class Evaluator:
                 belongs[members, trial, group] = 1.0
         self._belongs = belongs.to(device)
         self._runs_by_size = [
-            [(size, self._runs(torch.from_numpy(sizes == size))) for size in np.unique(sizes).tolist()]
+            [(size, self._numbers_of(torch.from_numpy(sizes == size))) for size in np.unique(sizes).tolist()]
             for sizes in self._sizes.T
         ]
         self._parts = list(self._divide(evaluated, [_kind(spec) for spec in specs], chunk))
@@ -115,7 +114,7 @@ class Evaluator:
         if self.train_examples is not None:
             for inside in (2 * env for env in range(len(groups) // 2) if env not in spec.test_envs):
                 sizes[inside] = min(sizes[inside], self.train_examples)
-        return [_spaced(members, size) for members, size in zip(groups, sizes, strict=True)]
+        return [_evenly_spaced(members, size) for members, size in zip(groups, sizes, strict=True)]
 
     def _divide(
         self, evaluated: Mapping[Kind, Sequence[Tensor]], kinds: Sequence[Kind], chunk: Callable[[int], int]
@@ -134,10 +133,10 @@ class Evaluator:
             needs = pattern[kind_of_run] > 0
             if needs.any():
                 examples = torch.nonzero(pattern_of == number)[:, 0].to(self._belongs.device)
-                yield _Part(self._runs(needs), _chunks(examples, chunk(int(needs.sum())), self.ranks))
+                yield _Part(self._numbers_of(needs), _chunks(examples, chunk(int(needs.sum())), self.ranks))
 
-    def _runs(self, chosen: Tensor) -> Runs:
-        """The runs where `chosen` [K] is true."""
+    def _numbers_of(self, chosen: Tensor) -> Runs:
+        """The numbers of the runs where `chosen` [K] is true."""
         return slice(None) if chosen.all() else torch.nonzero(chosen)[:, 0].to(self._belongs.device)
 
     @property
@@ -150,7 +149,10 @@ class Evaluator:
         return tuple(self._sizes[run, 0::2].tolist()), tuple(self._sizes[run, 1::2].tolist())
 
     def alone(self, predict: Predict, state: State) -> Tally:
-        """For methods whose prediction of an example depends on that example alone."""
+        """Evaluate methods whose prediction of an example depends on that example alone.
+
+        Examples of all groups and trials share batches. An example is in one group of each trial.
+        """
         n_runs, n_groups = self.shape
         shape = (n_runs, self._belongs.shape[1], n_groups)
         counts = torch.zeros(shape, device=self._belongs.device)
@@ -158,9 +160,9 @@ class Evaluator:
         counter = self._counter()
         done, total = 0, sum(len(indices) for part in self._parts for indices in part.chunks)
         for runs, chunks in self._parts:
-            own, trials = _of_runs(state, runs), self._trial_of_run[runs]
+            states, trials = _states_of(state, runs), self._trial_of_run[runs]
             for indices, x in zip(chunks, self.dataset.batches(chunks), strict=True):
-                logits, labels = predict(own, _laid_out(x)), self.dataset.labels[indices]
+                logits, labels = predict(states, _channels_last_on_cpu(x)), self.dataset.labels[indices]
                 right, loss = _score(logits, labels)
                 if self.metrics:
                     groups = self._belongs[indices].argmax(-1).T[trials]  # [K, n]
@@ -178,7 +180,7 @@ class Evaluator:
         return Counter(self.metrics, *self.shape, len(self.dataset.classes), self._belongs.device, self.ranks)
 
     def in_context(self, predict: Predict, state: State) -> Tally:
-        """For methods that use the whole batch: batches of one environment and one split."""
+        """Evaluate methods whose prediction depends on the whole batch. A batch is from one group."""
         right = torch.zeros(self.shape, device=self._belongs.device)
         loss = right.double()
         counter = self._counter()
@@ -188,9 +190,9 @@ class Evaluator:
             if group % self.ranks.size != self.ranks.rank:
                 continue
             for runs, members in self._members_of(group):
-                own = _of_runs(state, runs)
+                states = _states_of(state, runs)
                 for indices in torch.split(members, CONTEXT, dim=1):
-                    logits, labels = predict(own, self.dataset.inputs(indices)), self.dataset.labels[indices]
+                    logits, labels = predict(states, self.dataset.inputs(indices)), self.dataset.labels[indices]
                     is_right, losses = _score(logits, labels)
                     right[runs, group] += is_right.sum(1)
                     loss[runs, group] += losses.double().sum(1)
@@ -199,22 +201,22 @@ class Evaluator:
         return Tally(self.ranks.sum(right), self.ranks.sum(loss), counter.values())
 
     def _members_of(self, group: int) -> Iterator[tuple[Runs, Tensor]]:
-        """The examples [K, n] of a group, together for the runs that are evaluated on equally many of them."""
+        """The examples [K, n] of a group, for each number n of them on which some runs are evaluated."""
         for size, runs in self._runs_by_size[group]:
-            members = torch.stack([_spaced(trial[group], size) for trial in self._members])
+            members = torch.stack([_evenly_spaced(trial[group], size) for trial in self._members])
             yield runs, members[self._trial_of_run[runs]]
 
     def validation_loss(self, tally: Tally) -> Tensor:
-        """The mean loss [K] on the "out" splits of the training environments, each environment counting the same."""
-        return torch.where(self._selects > 0, tally.loss * self._selects, 0.0).sum(1)
+        """The mean over the training environments of the loss on their "out" splits: [K]."""
+        return torch.where(self._validation_weights > 0, tally.loss * self._validation_weights, 0.0).sum(1)
 
     def summary(self, tally: Tally) -> Tensor:
         """Accuracies "in", accuracies "out" and the validation loss of a tally: [K, G + 1], in float64."""
-        accuracies = tally.right.double() / self._divisors
+        accuracies = tally.right.double() / self._sizes_on_device
         columns = [accuracies[:, 0::2], accuracies[:, 1::2], self.validation_loss(tally).unsqueeze(1)]
         return torch.cat(columns, dim=1)
 
-    def _selection_weights(self, specs: Sequence[RunSpec]) -> NDArray[np.float64]:
+    def _weights_of_losses(self, specs: Sequence[RunSpec]) -> NDArray[np.float64]:
         """The weight of each group's loss in the validation loss: [K, G]."""
         weights = np.zeros(self._sizes.shape)
         for run, spec in enumerate(specs):
@@ -233,19 +235,19 @@ def _kind(spec: RunSpec) -> Kind:
     return spec.trial_seed, tuple(spec.test_envs)
 
 
-def _spaced(members: Tensor, count: int) -> Tensor:
+def _evenly_spaced(members: Tensor, count: int) -> Tensor:
     """`count` of the examples, evenly spaced: a fair sample, also of examples that are sorted by class."""
     return members[torch.arange(count, device=members.device) * len(members) // count]
 
 
-def _of_runs(state: State, runs: Runs) -> State:
+def _states_of(state: State, runs: Runs) -> State:
     """The states of some of the runs."""
     chosen: State = state if isinstance(runs, slice) else pytree.tree_map(lambda t: t[runs], state)
     return chosen
 
 
 def _chunks(examples: Tensor, size: int, ranks: Ranks) -> Sequence[Tensor]:
-    """The examples that are evaluated together; every process has as many chunks as any other."""
+    """Divide the examples of this process into chunks. All processes have equally many chunks."""
     own = examples[ranks.share(len(examples))]
     if ranks.size == 1:
         return torch.split(own, size)
@@ -258,7 +260,7 @@ def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return (logits.argmax(-1) == labels).to(torch.float32), cross_entropy(logits, labels)
 
 
-def _laid_out(x: Tensor) -> Tensor:
+def _channels_last_on_cpu(x: Tensor) -> Tensor:
     """Images in the channels-last format if they are on a CPU, whose convolutions are faster with it."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 and x.device.type == "cpu" else x
 
@@ -268,41 +270,3 @@ def evaluation_steps(steps: int, every: int) -> Iterator[int]:
     yield from range(0, steps, every)
     if (steps - 1) % every:
         yield steps - 1
-
-
-class HeldOut:
-    """Takes the gradient of each training environment's risk on the first examples of its "out" split.
-
-    The same examples are used at every evaluation, equally many of every environment, so that curves have no sampling
-    noise and runs can be compared. Training does not change.
-    """
-
-    def __init__(self, probe: HeldOutProbe, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> None:
-        self.dataset = dataset
-        self._step = (stacked_step(probe) if stacks else None) or looped_step(probe)
-        smallest = min(
-            len(split_environment(dataset, env, 0, holdout_fraction(specs[0]))[1])
-            for env in range(len(dataset.environments))
-        )
-        count = min(EXAMPLES if math.prod(dataset.input_shape) <= LARGE else IMAGES, smallest)
-        own = [torch.stack([outside[:count] for _, outside in training_splits(dataset, spec)]) for spec in specs]
-        self.indices = torch.stack(own).to(dataset.labels.device)  # [K, E, count]
-        # No more examples at once than in a training step, which is known to fit into memory.
-        self._together = max(1, len(specs) * int(specs[0].hparams["batch_size"]) // count)
-
-    def __call__(self, state: State, hparams: Hparams) -> Metrics:
-        """The probe's metrics [K]. It does not wait for the device if the dataset is resident."""
-        starts = range(0, len(self.indices), self._together)
-        parts = [self._look(state["params"], hparams, slice(begin, begin + self._together)) for begin in starts]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def _look(self, params: Tensor, hparams: Hparams, runs: slice) -> Metrics:
-        indices = self.indices[runs]
-        batch = EnvBatch(
-            self.dataset.inputs(indices),
-            self.dataset.labels[indices],
-            torch.ones(indices.shape, device=indices.device),
-            torch.zeros_like(indices),  # keys, which are not used: there is no dropout
-        )
-        own = {name: values[runs] for name, values in hparams.items()}
-        return self._step({"params": params[runs]}, batch, own, torch.zeros_like(indices[:, 0, 0]))[1]

@@ -24,7 +24,7 @@ from sandmask.loggers import Logger, RunLog
 from sandmask.records import RecordWriter, RunRecord, RunSpec, Status, averages_of, read_runs
 from sandmask.training.averaging import averaged_state
 from sandmask.training.checkpoint import extend_checkpoint, load_checked
-from sandmask.training.evaluation import Evaluating, evaluation_steps
+from sandmask.training.evaluation import OnBatch, evaluation_steps
 from sandmask.training.loop import CHECKPOINT_SECONDS, OnProgress, Trainer
 from sandmask.training.model_file import load_info, save_model
 from sandmask.training.specs import flat_spec
@@ -53,23 +53,20 @@ class RunFolder:
         train_eval_limit: int | None = None,
         loggers: Sequence[Logger] = (),
         on_progress: OnProgress = lambda _: None,
-        evaluating: Evaluating | None = None,
+        evaluating: OnBatch | None = None,
         keep_checkpoint: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         ranks: Ranks = ALONE,
     ) -> RunRecord:
         """Train to the end, from the beginning or from where an earlier call was stopped.
 
-        `diagnostics` and `metrics` (names of `records.MEASURES`) add to the records, `train_eval_limit` limits the
-        training examples that are evaluated, and `loggers` receive every evaluation; a run that is finished stays as it
-        is. `on_progress` is called after every few steps and every
-        evaluation, `evaluating` many times within an evaluation, with the number of examples done and of all examples.
+        A finished run is read and not changed. Arguments that are not listed here are those of `train_stack`.
 
-        With `keep_checkpoint`, the checkpoint stays in the folder at the end, so that a later call with a larger number
-        of steps continues from there.
-
-        With `ranks`, several processes train the run together. All of them call this with the same arguments; the first
-        one reads and writes the folder.
+        :param loggers: loggers that receive every evaluation.
+        :param evaluating: called within an evaluation with the number of evaluated examples, and of all examples.
+        :param keep_checkpoint: keep the checkpoint at the end, so that a call with more steps continues from there.
+        :param ranks: processes that train the run together. All of them call this with the same arguments; the first
+            one reads and writes the folder.
         """
         with ranks.together():
             finished = ranks.first and self._is_finished(spec)

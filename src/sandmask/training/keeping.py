@@ -33,10 +33,10 @@ WEIGHTS = "weights"  # the kind of the weights themselves; other kinds are names
 
 
 class Keeper:
-    """Follows the evaluations of a stack and holds the states to keep, for each kind of weights.
+    """Holds the states to keep of each run while a stack trains, for each kind of weights.
 
-    Its tensors are part of the checkpoint. `steps` has the step of each run's weights, or -1 for a run that diverged
-    before its first evaluation.
+    `values` are the best accuracies so far, and `steps` the steps of the states, or -1 for a run that diverged before
+    its first evaluation. All of its tensors are part of the checkpoint.
     """
 
     def __init__(self, stack: Stack, how: str) -> None:
@@ -45,6 +45,11 @@ class Keeper:
         self.values = {kind: torch.full((stack.n_runs,), -torch.inf, dtype=torch.float64) for kind in kinds}
         self.steps = {kind: torch.full((stack.n_runs,), -1) for kind in kinds}
         self.states: dict[str, State] = {}
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether it keeps the states of the best evaluations, and not only the last ones."""
+        return bool(self.values)
 
     def start(self, state: State) -> None:
         """Allocate states of these shapes."""
@@ -61,13 +66,17 @@ class Keeper:
         self.steps = {kind: steps.cpu() for kind, steps in tree["steps"].items()}
         self.states = tree["states"]
 
-    def look(
-        self, step: int, state: State, outside: NDArray[np.float64], metrics: dict[str, Tensor], ends: Any
+    def update(
+        self,
+        step: int,
+        state: State,
+        outside: NDArray[np.float64],
+        metrics: dict[str, Tensor],
+        diverged_at: Sequence[int],
     ) -> None:
         """Take the weights of the runs for which this evaluation is the best so far; waits for the device.
 
         `outside` are the "out" accuracies of the weights, [K, environments], and `metrics` has those of averages.
-        `ends` says at which step each run diverged; -1 for none.
         """
         plain, averages = without_averages(state)
         n_envs = outside.shape[1]
@@ -76,7 +85,7 @@ class Keeper:
                 outside if kind == WEIGHTS else metrics[average_metric(kind)][:, n_envs : 2 * n_envs].cpu().numpy()
             )
             values = torch.tensor([self._value(k, accuracy[k]) for k in range(len(accuracy))], dtype=torch.float64)
-            better = (values > self.values[kind]) & (torch.tensor(ends) < 0)
+            better = (values > self.values[kind]) & (torch.tensor(diverged_at) < 0)
             if not better.any():
                 continue
             self.values[kind] = torch.where(better, values, self.values[kind])
@@ -90,17 +99,17 @@ class Keeper:
         training = [env for env in range(len(accuracy)) if env not in held_out]
         return float(mean_over_environments(accuracy[None, training])[0])
 
-    def final(self, state: State, ends: list[int]) -> tuple[dict[str, State], dict[str, list[int]]]:
+    def final(self, state: State, diverged_at: Sequence[int]) -> tuple[dict[str, State], dict[str, list[int]]]:
         """The states to keep and their steps, for each kind of weights, after the last step."""
         plain, averages = without_averages(state)
         last = self.stack.specs[0].steps - 1
-        whole = [-1 if end >= 0 else last for end in ends]
+        last_steps = [-1 if at >= 0 else last for at in diverged_at]
         states: dict[str, State] = dict(self.states)
         steps: dict[str, list[int]] = {kind: found.tolist() for kind, found in self.steps.items()}
         kinds = {WEIGHTS: plain, **{name: averaged_state(plain, average) for name, average in averages.items()}}
         for kind, now in kinds.items():
             if kind not in states:
-                states[kind], steps[kind] = _used(now), whole
+                states[kind], steps[kind] = _used(now), last_steps
         return states, steps
 
 

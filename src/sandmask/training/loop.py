@@ -21,7 +21,7 @@ from sandmask.records import RunRecord, RunSpec
 from sandmask.training.averaging import average_metric, evaluate_swad
 from sandmask.training.checkpoint import load_metadata, load_tree, save_tree
 from sandmask.training.cuda_graph import Carry, Program
-from sandmask.training.evaluation import Accuracies, Evaluating
+from sandmask.training.evaluation import Accuracies, OnBatch
 from sandmask.training.history import History
 from sandmask.training.keeping import Keeper, save_models
 from sandmask.training.precision import stack_settings
@@ -30,8 +30,16 @@ from sandmask.training.schedule import step_plateau
 from sandmask.training.stack import Stack, without_averages
 
 CHECKPOINT_SECONDS = 30.0
-PROGRESS_SECONDS = 0.5  # between calls of `on_progress` for which the host waits for the device
-AHEAD = 2  # calls of `Program.advance` that are queued on a GPU before the host waits
+PROGRESS_SECONDS = 0.5  # on a GPU, between calls of `on_progress` with losses, for which the host waits for the device
+MOST_QUEUED = 2  # calls of `Program.advance` that are queued on a GPU before the host waits
+
+# The options that cannot change when a run is resumed, as names in checkpoints and as text for the user.
+_FIXED_OPTIONS: dict[str, Callable[[Any], str]] = {
+    "diagnostics": lambda on: f"{'with' if on else 'without'} --diagnostics",
+    "measures": lambda names: f"with --metrics {','.join(names)}" if names else "without --metrics",
+    "train_eval_limit": lambda n: "without --train-eval-limit" if n is None else f"with --train-eval-limit {n}",
+    "keeps": lambda _: "with other --keep-models",
+}
 
 
 @dataclass(frozen=True)
@@ -50,10 +58,9 @@ OnProgress = Callable[[Progress], None]
 class Trainer:
     """Trains a stack to its end, from its checkpoint if there is one.
 
-    `on_evaluation` is called after every evaluation with the step, and sees the history and `diverged_at` up to date.
-    It may prune runs (`pruned_at` has the step of each) and set `stopping`, which ends the loop with a checkpoint.
-    `evaluating` is called many times within an evaluation, with the number of examples done and of all examples. `keep`
-    says which weights `kept` gives: "best" or "last".
+    See `train_stack` for its arguments. `evaluating` is called within an evaluation, with the number of evaluated
+    examples and of all examples. When `on_evaluation` is called, `history` and `diverged_at` are up to date; it may
+    prune runs (by their step in `pruned_at`), and set `stopping`, which ends the loop with a checkpoint.
     """
 
     def __init__(
@@ -66,7 +73,7 @@ class Trainer:
         fast: bool = True,
         keep: str = "none",
         on_evaluation: Callable[["Trainer", int], None] | None = None,
-        evaluating: Evaluating | None = None,
+        evaluating: OnBatch | None = None,
     ) -> None:
         self.stack = stack
         self.checkpoint = checkpoint
@@ -81,8 +88,8 @@ class Trainer:
         self.history = History(stack)
         self.keeper = Keeper(stack, keep)
         self.program = Program(stack, self._begin(), fast=fast and stack.ranks.size == 1)
-        self._told = self._saved = time.monotonic()
-        self._given: deque[torch.cuda.Event] = deque()
+        self._reported_at = self._saved_at = time.monotonic()
+        self._queued: deque[torch.cuda.Event] = deque()
 
     @property
     def done(self) -> int:
@@ -103,16 +110,15 @@ class Trainer:
         return self.program.carry.state
 
     def _run(self) -> None:
-        evaluated, over = frozenset(self.history.steps), False
+        evaluated = frozenset(self.history.steps)
         try:
             while True:
                 self._stop()
-                if self.done - 1 in evaluated:
-                    over = self._evaluate()
-                if self.done == self.steps or over:
+                is_over = self.done - 1 in evaluated and self._evaluate()
+                if self.done == self.steps or is_over:
                     self._stop(now=True)
                     break
-                if time.monotonic() - self._saved > self.checkpoint_seconds:
+                if time.monotonic() - self._saved_at > self.checkpoint_seconds:
                     self.save()
                 next_evaluation = self.history.steps[self.history.row(self.done)]
                 self.program.advance(next_evaluation + 1 - self.done)
@@ -134,41 +140,43 @@ class Trainer:
         return self.history.records(self.program.carry.done, self.program.carry.diverged_at, self.pruned_at)
 
     def kept(self) -> tuple[dict[str, State], dict[str, list[int]]]:
-        """The states to keep of each kind of weights, and the steps that they are from: see `Keeper`.
-
-        Of pruned runs, nothing is kept.
-        """
+        """The states to keep of each kind of weights, and their steps: see `Keeper`. Pruned runs have the step -1."""
         states, steps = self.keeper.final(self.program.carry.state, self.diverged_at)
         return states, {
             kind: [-1 if k in self.pruned_at else s for k, s in enumerate(of)] for kind, of in steps.items()
         }
 
     def _evaluate(self) -> bool:
-        """Record the accuracies; return whether the loop should stop, or every run has diverged."""
+        """Evaluate and record; return whether the training is over: it was asked to stop, or every run has diverged."""
         step = self.done - 1
-        carry = self.program.carry
-        finite = torch.isfinite(carry.state["params"]).all(-1)
-        carry.diverged_at.copy_(torch.where((carry.diverged_at < 0) & ~finite, step, carry.diverged_at))
-        check_equal(self.stack.ranks, carry.state)
+        self._mark_diverged(step)
+        state = self.program.carry.state
+        check_equal(self.stack.ranks, state)
         right, metrics = self.program.evaluate()
-        metrics = {**metrics, **self.stack.held_out(carry.state), **self._evaluate_swad(metrics["validation_loss"])}
-        metrics |= self._look_at_plateau(step, metrics)
-        self.history.write(step, right, carry.sums, metrics)
-        if self.keeper.values:
+        metrics = {**metrics, **self.stack.held_out(state), **self._evaluate_swad(metrics["validation_loss"])}
+        metrics |= self._drop_learning_rates(step, metrics)
+        self.history.write(step, right, self.program.carry.sums, metrics)
+        if self.keeper.keeps_best:
             outside = self.history.accuracies(step).outside
-            self.keeper.look(step, self.program.carry.state, outside, metrics, self.diverged_at)
+            self.keeper.update(step, self.program.carry.state, outside, metrics, self.diverged_at)
         if self.on_evaluation is not None:
             self.on_evaluation(self, step)
             if self.stopping:
                 self.save()
                 return True
-        waits = self.stack.device.type != "cpu"
-        if waits and step < self.steps - 1 and time.monotonic() - self._told < PROGRESS_SECONDS:
+        host_waits = self.stack.device.type != "cpu"
+        if host_waits and step < self.steps - 1 and time.monotonic() - self._reported_at < PROGRESS_SECONDS:
             return False
         losses = self.history.means(step)["loss"]
         self.on_progress(Progress(self.done, self.steps, losses, self.history.accuracies(step)))
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
         return min(self.diverged_at) >= 0
+
+    def _mark_diverged(self, step: int) -> None:
+        """Mark runs whose parameters contain NaN or inf as diverged; a loss of NaN or inf is noticed at its step."""
+        carry = self.program.carry
+        finite = torch.isfinite(carry.state["params"]).all(-1)
+        carry.diverged_at.copy_(torch.where((carry.diverged_at < 0) & ~finite, step, carry.diverged_at))
 
     def _evaluate_swad(self, validation_loss: torch.Tensor) -> Metrics:
         """Update SWAD's average; after the last step, return its accuracies."""
@@ -181,8 +189,8 @@ class Trainer:
             return {}
         return self.stack.evaluate_average(*without_averages(self.program.carry.state), "swad")
 
-    def _look_at_plateau(self, step: int, metrics: Metrics) -> Metrics:
-        """Drop the learning rates of runs whose validation loss, or that of their SMA, no longer falls."""
+    def _drop_learning_rates(self, step: int, metrics: Metrics) -> Metrics:
+        """Lower the learning rates of runs whose validation loss, or that of their SMA, no longer falls."""
         plateau = self.program.carry.state.get("plateau")
         if plateau is None:
             return {}
@@ -198,9 +206,9 @@ class Trainer:
             return
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.stack.device))
-        self._given.append(event)
-        if len(self._given) > AHEAD:
-            self._given.popleft().synchronize()
+        self._queued.append(event)
+        if len(self._queued) > MOST_QUEUED:
+            self._queued.popleft().synchronize()
 
     def save(self) -> None:
         """Write the checkpoint, in the first process."""
@@ -209,15 +217,15 @@ class Trainer:
         carry = self.program.carry
         names = {"metrics": list(carry.sums), "curves": list(self.history.curves)}
         runs = [spec.id for spec in self.stack.specs]
-        save_tree(self.checkpoint, self._tree(carry), {"runs": runs, "done": carry.done, **self._extras(), **names})
-        self._saved = time.monotonic()
+        save_tree(self.checkpoint, self._tree(carry), {"runs": runs, "done": carry.done, **self._options(), **names})
+        self._saved_at = time.monotonic()
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
-        kept = {"kept": self.keeper.tree()} if self.keeper.values else {}
+        kept = {"kept": self.keeper.tree()} if self.keeper.keeps_best else {}
         return {**carry.tree(), "history": self.history.tree(), **kept}
 
     def _begin(self) -> Carry:
-        """The carry that the first process starts with."""
+        """The carry to start with, which is that of the first process."""
         ranks = self.stack.ranks
         with ranks.together():
             carry = self._resume()
@@ -227,16 +235,16 @@ class Trainer:
         return carry
 
     def _resume(self) -> Carry:
-        """The carry of the checkpoint, which the first process reads, or a fresh one."""
-        nowhere = torch.full((self.stack.n_runs,), -1, device=self.stack.device)
-        carry = Carry(self.stack.init(), {}, nowhere)
+        """A fresh carry, or in the first process that of the checkpoint if there is one."""
+        not_diverged = torch.full((self.stack.n_runs,), -1, device=self.stack.device)
+        carry = Carry(self.stack.init(), {}, not_diverged)
         self.keeper.start(carry.state)
         if not self.stack.ranks.first or not self.checkpoint.exists():
             return carry
         metadata = load_metadata(self.checkpoint)
         if metadata.get("runs") != [spec.id for spec in self.stack.specs]:
             raise SandmaskError(f"{self.checkpoint} belongs to other runs. Choose another folder with --out.")
-        self._check_extras(metadata)
+        self._check_options(metadata)
         carry.sums = {name: self.history.zeros(name) for name in metadata["metrics"]}
         self.history.open_curves(metadata["curves"])
         tree = load_tree(self.checkpoint, self._tree(carry), self.stack.device)
@@ -246,35 +254,24 @@ class Trainer:
         self.history.counts, self.history.curves = history["counts"], history["curves"]
         return Carry(**tree)
 
-    def _extras(self) -> dict[str, Any]:
-        """The options for what is recorded and kept, which cannot change when a run is resumed."""
+    def _options(self) -> dict[str, Any]:
+        """The values of `_FIXED_OPTIONS`."""
         evaluator = self.stack.evaluator
         return {
             "diagnostics": self.stack.diagnostics,
             "measures": list(evaluator.metrics),
             "train_eval_limit": evaluator.train_examples,
-            "keeps": "best" if self.keeper.values else "last",
+            "keeps": "best" if self.keeper.keeps_best else "last",
         }
 
-    def _check_extras(self, metadata: dict[str, Any]) -> None:
-        """Refuse a checkpoint that was started with other options."""
-        first = {"diagnostics": False, "measures": [], "train_eval_limit": None, "keeps": "last"}
-        before, now = {**first, **metadata}, self._extras()
-        if before["diagnostics"] != now["diagnostics"]:
-            how = "with" if before["diagnostics"] else "without"
-            raise SandmaskError(
-                f"{self.checkpoint} was started {how} --diagnostics. Continue {how} it, or delete it to start over."
-            )
-        if before["measures"] != now["measures"]:
-            how = f"with --metrics {','.join(before['measures'])}" if before["measures"] else "without --metrics"
-            raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
-        if (limit := before["train_eval_limit"]) != now["train_eval_limit"]:
-            how = "without --train-eval-limit" if limit is None else f"with --train-eval-limit {limit}"
-            raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
-        if before["keeps"] != now["keeps"]:
-            raise SandmaskError(
-                f"{self.checkpoint} was started with other --keep-models. Use the same, or delete it to start over."
-            )
+    def _check_options(self, metadata: dict[str, Any]) -> None:
+        """Raise an error if the checkpoint was started with other options."""
+        in_old_files = {"diagnostics": False, "measures": [], "train_eval_limit": None, "keeps": "last"}
+        before, now = {**in_old_files, **metadata}, self._options()
+        for name, described in _FIXED_OPTIONS.items():
+            if before[name] != now[name]:
+                how = described(before[name])
+                raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
 
 
 def train_stack(

@@ -25,9 +25,9 @@ Pieces = dict[str, Tensor | list[Tensor]]  # name -> gradients of E environments
 def one_pass_moments(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[TensorMoments, Tensor, State]:
-    """Moments [P] of the environments' gradients, and what `terms` gives.
+    """Moments [P] of the environments' gradients, and the results of `algorithm.terms`.
 
-    Raises `UnsupportedError` where environments need passes of their own.
+    Raises `UnsupportedError` if the environments cannot share a pass.
     """
     network = algorithm.network
     if network.compiled:
@@ -44,7 +44,7 @@ def one_pass_moments(
 
 
 def compiled_moments(algorithm: Masked) -> Moments:
-    """The same for a compiled network on a GPU: all of the pass, forwards and backwards, is one compiled program."""
+    """`one_pass_moments` for a compiled network on a GPU: forward and backward pass are one compiled program."""
     compiled = Traced(partial(one_pass_gradients, algorithm))
     refused: list[UnsupportedError] = []
 
@@ -66,14 +66,14 @@ def compiled_moments(algorithm: Masked) -> Moments:
 
 
 def compiles_passes(device: torch.device) -> bool:
-    """Whether one pass over all environments is compiled as a whole: on a GPU."""
+    """Whether `compiled_moments` compiles the pass over all environments on this device."""
     return device.type == "cuda"
 
 
 def one_pass_gradients(
     algorithm: Masked, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[Pieces, Tensor, State]:
-    """The environments' gradients by the parameters, and what `terms` gives."""
+    """The environments' gradients by the parameters, and the results of `algorithm.terms`."""
     tape = ApartPass(leaves := _leaves(params), _sizes(algorithm, batch))
     values, changes = _differentiated(tape, leaves, algorithm, state, batch, hparams, key)
     return tape.pieces(), values, changes
@@ -94,7 +94,7 @@ def _leaves(params: Params) -> Params:
 def _differentiated(
     tape: OnePass, params: Params, algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[Tensor, State]:
-    """What `terms` gives; the tape then has the gradients."""
+    """Run both passes, so that the tape has the gradients; return the results of `algorithm.terms`."""
     with tape:
         values, changes = algorithm.terms(params, state, batch, hparams, key)
     tape.run(values.sum(), list(params.values()))

@@ -23,7 +23,7 @@ from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.records import RunSpec
-from sandmask.training.evaluation import Evaluating
+from sandmask.training.evaluation import OnBatch
 from sandmask.training.precision import choose_device
 from sandmask.training.specs import flat_spec
 
@@ -175,7 +175,7 @@ class AgreedStop:
         if told:
             raise TerminatedError if told == signal.SIGTERM else KeyboardInterrupt
 
-    def within(self, evaluating: Evaluating | None) -> Evaluating:
+    def within(self, evaluating: OnBatch | None) -> OnBatch:
         """A callback for evaluations that also checks for signals."""
 
         def on_batch(done: int, total: int) -> None:

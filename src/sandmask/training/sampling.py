@@ -77,7 +77,7 @@ class Sampler:
         self.indices = torch.stack([torch.stack(run) for run in padded]).to(device)  # [K, E, longest]
 
     def to(self, device: torch.device) -> "Sampler":
-        """The same sampler for keys on `device`."""
+        """A copy of this sampler for keys on `device`."""
         moved = copy.copy(self)
         moved.sizes, moved.indices = self.sizes.to(device), self.indices.to(device)
         if self._classes is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sandmask._text import counted
 from sandmask.algorithms import ALGORITHMS, Algorithm, MaskedAlgorithm
 from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
@@ -140,9 +141,10 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
         raise SandmaskError(f"{dataset.name} has a single class, {dataset.classes[0]!r}: there is nothing to learn.")
     n_train, least = n_envs - len(spec.test_envs), 2 if ALGORITHMS[spec.algorithm].compares_environments else 1
     if n_train < least:
+        advice = "Hold out fewer." if n_envs > least else f"Use a dataset with at least {least + 1}."
         raise SandmaskError(
-            f"{spec.algorithm} needs at least {least} environment{'s' * (least > 1)} to train on; {dataset.name} has "
-            f"{n_envs}, of which {len(spec.test_envs)} are held out. Hold out fewer."
+            f"{spec.algorithm} needs at least {counted(least, 'environment')} to train on; {dataset.name} has "
+            f"{n_envs}, {len(spec.test_envs)} of them held out. {advice}"
         )
     sizes = np.diff(dataset.bounds)
     fraction = holdout_fraction(spec)

@@ -1,4 +1,4 @@
-"""K runs as one program. K = 1 is the ordinary run: the same code, without `vmap`."""
+"""K runs as one program; with K = 1, `vmap` is left out."""
 
 import logging
 import math
@@ -22,7 +22,8 @@ from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.networks import normalization
 from sandmask.records import RunSpec, averages_of
 from sandmask.training.averaging import AT_ONCE, Average, average_metric, averaged_state, start_averages, step_averages
-from sandmask.training.evaluation import Accuracies, Evaluator, HeldOut, Tally
+from sandmask.training.evaluation import Accuracies, Evaluator, Tally
+from sandmask.training.minibatches import STEP, Minibatches
 from sandmask.training.model_file import build_algorithm
 from sandmask.training.processes import check_divides
 from sandmask.training.sampling import Sampler
@@ -44,25 +45,25 @@ from sandmask.training.stack_step import (
     run_by_run,
     stacked_step,
 )
+from sandmask.training.validation_gradients import ValidationGradients
 
-EVALUATED_ACTIVATIONS = 2**29  # of a layer, about, in an evaluation of K runs: 2 GiB
-CACHED_ACTIVATIONS = 2**21  # of a layer that stays in the cache of a CPU
-DRAWN = 16  # steps whose examples are drawn together, where they are drawn on the host
-_BESIDE = ("averages", "plateau")  # entries of the state that algorithms do not know
+EVALUATED_ACTIVATIONS = 2**29  # activations of a layer in one batch of an evaluation on a GPU: 2 GiB
+CACHED_ACTIVATIONS = 2**21  # activations of a layer that fit into the cache of a CPU
+_NOT_FOR_ALGORITHMS = ("averages", "plateau")  # entries of the state that belong to the stack
 _log = logging.getLogger(__name__)
-_INDICES, _EXAMPLE_KEYS, _AUGMENT, _STEP = range(4)  # the uses of a step's random keys
 
 
 def without_averages(state: State) -> tuple[State, dict[str, Average]]:
-    """The state that algorithms know, and the averages beside it."""
-    return {name: value for name, value in state.items() if name not in _BESIDE}, state.get("averages", {})
+    """Split a state into the part that algorithms know and the averages of weights."""
+    return {name: value for name, value in state.items() if name not in _NOT_FOR_ALGORITHMS}, state.get("averages", {})
 
 
 class Stack:
-    """Runs that differ in numbers only: seeds, trials, held-out environments, numeric hyperparameters.
+    """K runs that train as one program. They differ in numbers only: seeds, trials, held-out environments, and
+    hyperparameters that do not determine shapes.
 
-    It uses torch's current settings; call it within `stack_settings`, which sets the precision. With `ranks`, several
-    processes compute it together.
+    It uses torch's current settings: call its methods within `stack_settings`, which sets the precision. See
+    `train_stack` for its arguments; `ranks` are processes that compute the stack together.
     """
 
     def __init__(
@@ -78,65 +79,70 @@ class Stack:
         train_eval_limit: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        if len({stack_key(spec) for spec in specs}) != 1:
-            raise SandmaskError("These runs cannot train as one program: they differ in more than numbers.")
-        check_environments(specs[0], dataset)
-        check_measures(metrics, specs[0], dataset)
-        check_train_eval_limit(train_eval_limit)
+        _check(specs, dataset, metrics, train_eval_limit)
         self.specs = tuple(specs)
+        self.n_runs = len(specs)
         self.device = device
         self.ranks = ranks
-        self.dataset = _prepared(specs[0], dataset).to(device)
-        rates = ("dropout", "mlp_dropout")
-        drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in rates)
-        self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
-        check_precision(specs[0], self.algorithm)
-        check_divides(ranks, specs[0], self.algorithm, compiled=compiled)
-        if compiled and self.algorithm.network.norms:
-            raise SandmaskError("--compile is for frozen batch-norm. Leave it out, or leave out freeze_bn=0.")
-        if compiled:
-            self.algorithm.network.compile()
-            if isinstance(self.dataset, ImageDataset) and self.dataset.augmentation is not None:
-                self.dataset = self.dataset.compiled()
-        self.n_runs = len(specs)
+        self.diagnostics = diagnostics
         self.averages = averages_of(specs[0].options)
         self.keys = torch.stack([random.key_of(spec.seed) for spec in specs]).to(device)
-        network = self.algorithm.network
-        kernels = has_kernels(self.keys) and not network.compiled
-        self.stacks = network.stacks or (kernels and network.has_kernels and self.algorithm.stacks_by_kernels)
-        if self.n_runs > 1 and not self.stacks and network.why_not_stacked:
-            _say_why(specs[0].network, network.why_not_stacked)
-        differentiator = choose_differentiator(network, self.n_runs, stacks=self.stacks, kernels=kernels)
-        if ranks.size > 1:
-            differentiator = AcrossProcesses(ranks, differentiator)
-        problem = replace(self.algorithm.problem, diagnostics=diagnostics)
-        self.algorithm.use(problem.with_differentiator(differentiator))
-        self.diagnostics = diagnostics
-        self._step = self._choose_step()
         self.hparams = {
             name: torch.tensor([float(spec.hparams[name]) for spec in specs], device=device)
             for name in specs[0].hparams
             if name not in SHAPE_HPARAMS
         }
+        self.dataset = _prepared(specs[0], dataset).to(device)
+        drops = any(spec.hparams.get(rate, 0.0) > 0 for spec in specs for rate in ("dropout", "mlp_dropout"))
+        self.algorithm = build_algorithm(specs[0], dataset, weights=weights, dropout=drops).to(device)
+        check_precision(specs[0], self.algorithm)
+        check_divides(ranks, specs[0], self.algorithm, compiled=compiled)
+        if compiled:
+            self._compile()
+        self.stacks = self._use_differentiator()
+        self._step = self._choose_step()
         self.sampler = Sampler(dataset, specs, int(specs[0].hparams["batch_size"]), device)
         self._together = self._runs_at_a_time()
         rows = ranks.rows(self.algorithm.reads, self.sampler.n_envs, self.sampler.batch_size)
-        self._rows = None if rows is None else {"cpu": rows, device.type: rows.to(device)}
-        self._ones = torch.ones(self.n_runs, self.sampler.n_envs, self.sampler.batch_size, device=device)
+        self.minibatches = Minibatches(self.dataset, self.sampler, self.keys, specs[0].steps, rows)
         chunk = self._examples_at_a_time
         self.evaluator = Evaluator(self.dataset, specs, device, chunk, metrics, ranks, train_eval_limit)
         probe = HeldOutProbe.of(self.algorithm) if diagnostics else None
-        self._held_out = None if probe is None else HeldOut(probe, self.dataset, specs, stacks=self.stacks)
+        self._gradients = None if probe is None else ValidationGradients(probe, self.dataset, specs, stacks=self.stacks)
+
+    def _compile(self) -> None:
+        """Compile the network and the augmentation of images."""
+        if self.algorithm.network.norms:
+            raise SandmaskError("--compile is for frozen batch-norm. Leave it out, or leave out freeze_bn=0.")
+        self.algorithm.network.compile()
+        if isinstance(self.dataset, ImageDataset) and self.dataset.augmentation is not None:
+            self.dataset = self.dataset.compiled()
+
+    def _use_differentiator(self) -> bool:
+        """Choose how the algorithm takes gradients; return whether the runs take their steps together."""
+        network = self.algorithm.network
+        kernels = has_kernels(self.keys) and not network.compiled
+        stacks = network.stacks or (kernels and network.has_kernels and self.algorithm.stacks_by_kernels)
+        if self.n_runs > 1 and not stacks and network.why_not_stacked:
+            _say_why(self.specs[0].network, network.why_not_stacked)
+        differentiator = choose_differentiator(network, self.n_runs, stacks=stacks, kernels=kernels)
+        if self.ranks.size > 1:
+            differentiator = AcrossProcesses(self.ranks, differentiator)
+        problem = replace(self.algorithm.problem, diagnostics=self.diagnostics)
+        self.algorithm.use(problem.with_differentiator(differentiator))
+        return stacks
 
     def _choose_step(self) -> Step:
-        step, dims = self.algorithm.step, (0, 0, 0, 0)
+        """The step of K runs."""
         differentiate = self.algorithm.problem.differentiate
         if isinstance(differentiate, AcrossProcesses):
-            return self.lift(divided_step(self.algorithm, differentiate, stacks=self.stacks), dims)
-        return (stacked_step(self.algorithm) or self.lift(step, dims)) if self.stacks else looped_step(self.algorithm)
+            return self.lift(divided_step(self.algorithm, differentiate, stacks=self.stacks), (0, 0, 0, 0))
+        if not self.stacks:
+            return looped_step(self.algorithm)
+        return stacked_step(self.algorithm) or self.lift(self.algorithm.step, (0, 0, 0, 0))
 
     def _runs_at_a_time(self) -> int:
-        """The runs that take their steps together: all, or on a CPU as many as fit in the cache."""
+        """The number of runs that take their steps together: all, or on a CPU as many as fit into the cache."""
         if self.device.type != "cpu":
             return self.n_runs
         width = int(self.specs[0].hparams.get("mlp_width", self.algorithm.network.n_features))
@@ -144,7 +150,7 @@ class Stack:
         return min(max(CACHED_ACTIVATIONS // (2 * of_one), 1), self.n_runs)
 
     def _examples_at_a_time(self, n_runs: int) -> int:
-        """The examples that some of the runs evaluate together: as many as fit in memory, or in a CPU's cache."""
+        """The number of examples that `n_runs` runs evaluate together: what fits into memory, or into a CPU's cache."""
         shape = self.dataset.input_shape
         width = max(int(self.specs[0].hparams.get("mlp_width", 0)), 1024)
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
@@ -165,73 +171,18 @@ class Stack:
         return stacked
 
     def lift(self, function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
-        """A function of one run as a function of K runs; arguments with dimension None are shared."""
+        """Turn a function of one run into a function of K runs. Arguments with dimension None are shared."""
         stacked = self.n_runs > 1 and self.stacks
         return vmap(function, in_dims=in_dims) if stacked else run_by_run(function, in_dims)
 
     def feed(self, start: int) -> Generator[EnvBatch, None, None]:
-        """The minibatches [K, E, B, ...] of steps `start`, `start` + 1, ..., decoded ahead where that takes time."""
-        for step, read in enumerate(self.read(start), start):
+        """Yield the minibatches [K, E, B, ...] of steps `start`, `start` + 1, ... Images are decoded ahead."""
+        for step, read in enumerate(self.minibatches.read(start), start):
             yield from self.batches(torch.tensor(step, device=self.device), 1, [read])
 
-    def read(self, start: int) -> Generator[Any, None, None]:
-        """What the dataset reads for steps `start`, `start` + 1, ...: `batches` makes their minibatches of it.
-
-        The numbers of the examples are drawn on the host, so that those who read need not wait for the device.
-        """
-        sampler, keys = self.sampler.to(torch.device("cpu")), self.keys.cpu()
-
-        def requests() -> Iterator[tuple[Tensor, Tensor]]:
-            for steps in torch.split(torch.arange(start, self.specs[0].steps), DRAWN):
-                of_steps = random.fold(keys, steps.unsqueeze(-1))
-                indices = sampler(random.fold(of_steps, _INDICES))
-                yield from map(self._read, indices, random.fold(of_steps, _AUGMENT))
-
-        yield from self.dataset.read_batches(requests())
-
     def batches(self, start: Tensor, count: int, read: Sequence[Any] = ()) -> Iterator[EnvBatch]:
-        """The minibatches of `count` steps from `start` (a whole number on the device) on.
-
-        Datasets that are not resident need what was `read` for these steps. Random numbers are drawn for all steps at
-        once.
-        """
-        steps = start + torch.arange(count, device=self.device)
-        keys = random.fold(self.keys, steps.unsqueeze(-1))  # [count, K]
-        indices, example_keys = self._indices(keys), self._example_keys(keys)
-        augment = random.fold(keys, _AUGMENT)
-        labels = self.dataset.labels[indices]
-        for step in range(count):
-            wanted, own_keys = self._read(indices[step], augment[step])
-            if read:
-                x = self.dataset.prepare(read[step], wanted.shape, own_keys)
-            else:
-                x = self.dataset.training_inputs(wanted, own_keys)
-            yield EnvBatch(self._placed(x), labels[step], self._ones, example_keys[step])
-
-    def _read(self, indices: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples [K, E, B] and keys [K] of augmentations; of several processes, those that this one reads."""
-        if self._rows is None:
-            return indices, keys
-        rows = self._rows[indices.device.type]
-        of_examples = random.keys(keys, *indices.shape[1:])  # that each example has among all of them
-        return indices.flatten(1)[:, rows], of_examples.flatten(1)[:, rows]
-
-    def _placed(self, x: Tensor) -> Tensor:
-        """Inputs [K, E, B, ...] of those that `_read` asked for; NaN where another process reads them."""
-        if self._rows is None:
-            return x
-        shape = self._ones.shape
-        whole = x.new_full((len(x), shape[1] * shape[2], *x.shape[2:]), math.nan if x.is_floating_point() else 0)
-        whole[:, self._rows[x.device.type]] = x
-        return whole.view(len(x), *shape[1:], *x.shape[2:])
-
-    def _indices(self, step_keys: Tensor) -> Tensor:
-        """Indices [..., K, E, B] of the examples of steps."""
-        return self.sampler(random.fold(step_keys, _INDICES))
-
-    def _example_keys(self, step_keys: Tensor) -> Tensor:
-        """A key for every example of steps: [..., K, E, B]."""
-        return random.keys(random.fold(step_keys, _EXAMPLE_KEYS), *self._ones.shape[1:])
+        """Yield the minibatches of `count` steps: see `Minibatches.of_steps`."""
+        return self.minibatches.of_steps(start, count, read)
 
     @property
     def takes_turns(self) -> bool:
@@ -239,12 +190,12 @@ class Stack:
         return self._together < self.n_runs
 
     def step(self, state: State, batch: EnvBatch) -> tuple[State, Metrics]:
-        """Every run's state after one more step, and metrics [K]."""
+        """Take a step; return the states and the metrics [K]."""
         state, (metrics,) = self.steps(state, [batch])
         return state, metrics
 
     def steps(self, state: State, batches: Iterable[EnvBatch]) -> tuple[State, list[Metrics]]:
-        """Every run's state after a step on each batch, and the metrics [K] of each step.
+        """Take a step on each batch; return the states and the metrics [K] of each step.
 
         If runs take turns, each takes all of these steps in its turn, so that its data stays in the cache.
         """
@@ -266,10 +217,10 @@ class Stack:
         plateau = state.get("plateau")
         state, averages = without_averages(state)
         for batch in batches:
-            own = random.fold(random.fold(keys, state["step"]), _STEP)
+            step_keys = random.fold(random.fold(keys, state["step"]), STEP)
             now = scheduled(hparams, state["step"], self.specs[0].steps, plateau)
             with self.algorithm.network.training():
-                stepped, metrics = self._step(state, batch, now, own)
+                stepped, metrics = self._step(state, batch, now, step_keys)
             state = self._track(state, stepped, batch)
             found.append(metrics)
             if averages:
@@ -278,11 +229,11 @@ class Stack:
             if len(iterates) == AT_ONCE:
                 averages, iterates = step_averages(averages, iterates, hparams), []
         averages = step_averages(averages, iterates, hparams)
-        beside = {"averages": averages or None, "plateau": plateau}
-        return {**state, **{name: value for name, value in beside.items() if value is not None}}, found
+        more = {"averages": averages or None, "plateau": plateau}
+        return {**state, **{name: value for name, value in more.items() if value is not None}}, found
 
     def _track(self, before: State, after: State, batch: EnvBatch) -> State:
-        """The states after a step, with the running statistics of batch-norm that is not frozen."""
+        """The states after a step, with updated running statistics if batch-norm is not frozen."""
         network = self.algorithm.network
         if not network.norms:
             return after
@@ -322,12 +273,21 @@ class Stack:
         return self.evaluator.fractions(self.tally(state).right)
 
     def held_out(self, state: State) -> Metrics:
-        """Metrics [K] of the environments' gradients on held-out examples; none without diagnostics."""
-        return {} if self._held_out is None else self._held_out(state, self.hparams)
+        """Metrics [K] of the gradients on validation examples, named `held_out_...`; none without diagnostics."""
+        return {} if self._gradients is None else self._gradients(state, self.hparams)
+
+
+def _check(specs: Sequence[RunSpec], dataset: Dataset, metrics: Sequence[str], train_eval_limit: int | None) -> None:
+    """Raise for runs that cannot train as one program on this dataset."""
+    if len({stack_key(spec) for spec in specs}) != 1:
+        raise SandmaskError("These runs cannot train as one program: they differ in more than numbers.")
+    check_environments(specs[0], dataset)
+    check_measures(metrics, specs[0], dataset)
+    check_train_eval_limit(train_eval_limit)
 
 
 def _prepared(spec: RunSpec, dataset: Dataset) -> Dataset:
-    """Images with the means and deviations that a network's weights were trained on, augmented or not."""
+    """The dataset of a run: images are normalized for the network's weights, and augmented unless switched off."""
     if not isinstance(dataset, ImageDataset):
         return dataset
     if not spec.hparams.get("data_augmentation", 1):

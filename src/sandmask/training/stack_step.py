@@ -42,7 +42,7 @@ def choose_differentiator(network: Network, n_runs: int, *, stacks: bool, kernel
 
 
 def masked(algorithm: Algorithm) -> Masked | None:
-    """The algorithm, if its step is a mask that needs only the moments of gradients."""
+    """The algorithm, if its step is a mask computed from the moments of gradients; otherwise None."""
     if isinstance(algorithm, Composed):
         return algorithm if algorithm.sharpness is None and _is_masked(algorithm.rule) else None
     return algorithm if isinstance(algorithm, MaskedAlgorithm) and _is_masked(algorithm) else None
@@ -170,7 +170,7 @@ def _masked_step(
 
 
 def _scales(algorithm: Masked, vectors: Tensor) -> bool:
-    """Whether numbers have a small range and all gradients pass the logits, where they can be scaled."""
+    """Whether the numbers' range is small and gradients can be scaled, because all of them pass the logits."""
     if algorithm.network.dtype == torch.float16:
         return True
     return algorithm.through_logits and split_products() and has_kernels(vectors)
@@ -179,7 +179,7 @@ def _scales(algorithm: Masked, vectors: Tensor) -> bool:
 def moments_of_runs(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, keys: Tensor
 ) -> tuple[TensorMoments, Tensor, State]:
-    """Moments [K, P] of the environments' gradients, and what `terms` gives of K runs."""
+    """Moments [K, P] of the environments' gradients, and the results of `algorithm.terms` for K runs."""
     n_runs, n_envs = batch.y.shape[:2]
     vectors = state["params"]
     tape = MomentTape(algorithm.network.slots, n_runs, n_envs, vectors, scales=_scales(algorithm, vectors))

@@ -45,17 +45,16 @@ class TrainedRun:
     `environments` are the names of the dataset's environments, held-out ones included. `input_shape` is the shape of
     one example as the network takes it.
 
-    `predict`, `logits` and `classify` take a batch of examples, as
+    `predict`, `logits` and `classify` take a batch of examples:
 
-    - a float tensor or array `[N, *input_shape]` of inputs as the network takes them;
+    - a float tensor or array `[N, *input_shape]` of preprocessed inputs;
     - for models trained on images: a list of image files, PIL images, uint8 arrays `[height, width, 3]` or
       uint8 tensors `[3, height, width]`, of any size. They are resized and normalized as in evaluation;
     - for models trained on arrays of pixels (the MNIST sets): uint8 arrays `[N, *input_shape]`.
 
-    They compute what evaluation during training computed, in the run's precision, and give tensors on the
-    device of the run. Methods that use context (ARM, MTL: `uses_context`) take all examples of one call for a
-    batch of one environment, whose other members the prediction of each depends on; evaluation gives them 64
-    at a time. With all other methods, a prediction depends on its example alone.
+    They compute the same as evaluation during training, in the run's precision, and return tensors on the device of
+    the run. A prediction depends on its example alone, except for methods that use context (`uses_context`: ARM and
+    MTL): these treat all examples of one call as a batch of one environment. Evaluation gives them 64 at a time.
     """
 
     def __init__(
@@ -71,11 +70,11 @@ class TrainedRun:
         self.spec, self.classes, self.environments = info.spec, info.classes, info.environments
         self.input_shape = info.input_shape
         self._algorithm, self._state = algorithm, state
-        self._models = models  # the file that it is from, if that file holds the models of many runs
+        self._models = models  # the file with the models of many runs that it was loaded from, if any
 
     @property
     def name(self) -> str:
-        """The stem of its files: "model" in a folder of its own, the run's id in a sweep."""
+        """The name of its files without suffix: "model", or the run's id if it is from a sweep."""
         return "model" if self._models is None else self.spec.id
 
     @property
@@ -144,9 +143,8 @@ class TrainedRun:
     def module(self) -> nn.Module:
         """The model as an ordinary module in evaluation mode, `[N, *input_shape]` -> logits `[N, classes]`.
 
-        It has a copy of the weights, on the device of the run, and computes in float32 whatever the run's
-        precision. `featurizer` and `classifier` are its parts, unless the method predicts in a way of its own
-        (ARM, MTL): then it has one flat vector of parameters.
+        It has a copy of the weights, on the device of the run, and computes in float32, whatever the precision of the
+        run. Its parts are `featurizer` and `classifier`; for ADRMX, ARM, MTL and URM, it has one flat vector.
         """
         spec = replace(self.spec, precision="fp32")
         algorithm = build_algorithm(spec, self.info, weights="none", dropout=False)
@@ -239,7 +237,7 @@ def _read_info(model: Path) -> ModelInfo:
         if isinstance(error.__cause__, SafetensorError):  # not a safetensors file
             raise SandmaskError(f"{model} cannot be read as a model file: {error.__cause__}.") from error
         raise
-    # Files of before say by their names alone what they hold.
+    # In files of earlier versions, only the name says which average they hold.
     named = [average for average in AVERAGES if model.name == RunFolder(model.parent).average_path(average).name]
     return replace(info, average=named[0]) if info.average is None and named else info
 
@@ -275,7 +273,7 @@ def _diverged(path: Path) -> str:
 
 
 def as_module(algorithm: Algorithm, state: State) -> nn.Module:
-    """Featurizer and classifier with the state's weights; the method's own prediction where it has one."""
+    """A module with the weights of a state: featurizer and classifier, or a `Predictor` for other predictions."""
     if algorithm.is_network:
         module = _plain_module(algorithm)
         values = {**algorithm.network.constants, **algorithm.network.named(state["params"])}

@@ -137,7 +137,7 @@ def taped_linear_pair(tape: "MomentTape", x: Tensor, *params: Tensor) -> Tensor:
 
 
 class _TapedLinearPair(Function):
-    """Of K runs: inside of `vmap` it is called again with the leading dimension."""
+    """A layer of K runs. Under `vmap`, it takes the tensors of all runs at once."""
 
     @staticmethod
     def forward(

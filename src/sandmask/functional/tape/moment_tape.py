@@ -138,7 +138,7 @@ class MomentTape(Tape):
 
 
 class _Scaled(Function):
-    """What it is given, with a gradient that is changed on its way back. Of K runs, as the layers."""
+    """The identity, whose backward pass applies `change` to the gradient. Under `vmap`, it takes all K runs at once."""
 
     @staticmethod
     def forward(logits: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ARG004 - for the backward pass

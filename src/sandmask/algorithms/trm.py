@@ -137,7 +137,7 @@ ALGORITHMS.register(
         build=TRM,
         hparams=(
             Hparam("cos_lambda", 1e-4, LogUniform(10, -5, 0), NON_NEGATIVE),
-            Hparam("iters", 200, IntLogUniform(10, 0, 4), NON_NEGATIVE),
+            Hparam("iters", 200, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
             Hparam("groupdro_eta", 1e-2, LogUniform(10, -3, -1), NON_NEGATIVE),
         ),
     )

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from sandmask.functional import EnvBatch, make_batch, random
 
 Minibatches = list[tuple[Tensor, Tensor]]
+Naive = Callable[..., Tensor]
 MakeHparams = Callable[..., dict[str, Tensor]]
 N_STEPS, LATER = 4, 1e-3
 
@@ -123,7 +124,7 @@ def cad(conditional: bool, model: nn.ModuleDict, minibatches: Minibatches) -> Te
     return erm(model, minibatches) + (2.0 * mean(found) if found else 0.0)
 
 
-SWITCHING = {
+SWITCHING: dict[str, tuple[Naive, str, dict[str, float]]] = {
     "IRM": (irm, "irm_penalty_anneal_iters", {"irm_lambda": 20}),
     "VREx": (vrex, "vrex_penalty_anneal_iters", {"vrex_lambda": 20}),
     "IB_ERM": (ib_erm, "ib_penalty_anneal_iters", {"ib_lambda": 20}),
@@ -131,7 +132,7 @@ SWITCHING = {
     "Fishr": (fishr, "penalty_anneal_iters", {"lambda": 300, "ema": 0}),
     "RDM": (rdm, "rdm_penalty_anneal_iters", {"rdm_lambda": 5, "variance_weight": 0.1, "rdm_lr": LATER}),
 }
-CONSTANT = {
+CONSTANT: dict[str, tuple[Naive, dict[str, float]]] = {
     "CORAL": (partial(matching, coral), {"mmd_gamma": 4}),
     "MMD": (partial(matching, partial(discrepancy, powers=range(-3, 4))), {"mmd_gamma": 4}),
     "CAD": (partial(cad, False), {"lmbda": 2, "temperature": 0.5}),

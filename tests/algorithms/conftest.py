@@ -1,6 +1,7 @@
 """A small problem, and a slow and obvious trainer that algorithms are compared with, in double precision."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,7 +92,8 @@ def assert_minimizes(
     """Assert that an algorithm trains as PyTorch's modules, autograd and Adam do on a naive objective.
 
     The objective gets a model with a "featurizer" and a "classifier", a list of (x, y), and the step. Adam starts
-    afresh at the steps `reset_at`, with the learning rate `later_lr` if it is given.
+    afresh at the steps `reset_at`, with the learning rate `later_lr` if it is given. Other minibatches than the
+    fixture's may be `fed`, of any number of environments.
     """
 
     def check(
@@ -100,13 +102,15 @@ def assert_minimizes(
         naive: NaiveObjective,
         reset_at: int | Sequence[int] = (),
         later_lr: float | None = None,
+        fed: Sequence[EnvBatch] = batches,
     ) -> None:
         resets = [reset_at] if isinstance(reset_at, int) else reset_at
-        losses, state = train(name, batches, hparams)
+        of_fed = replace(problem, n_envs=fed[0].n_envs)
+        losses, state = train(name, fed, hparams, problem=of_fed)
         model = nn.ModuleDict({"featurizer": featurizer(), "classifier": nn.Linear(WIDTH, N_CLASSES)}).double()
-        vector_to_parameters(ALGORITHMS[name].build(problem).init(5)["params"].double(), model.parameters())
+        vector_to_parameters(ALGORITHMS[name].build(of_fed).init(5)["params"].double(), model.parameters())
         lr, weight_decay = hparams["lr"].item(), hparams["weight_decay"].item()
-        for step, batch in enumerate(batches):
+        for step, batch in enumerate(fed):
             if step in (0, *resets):
                 lr = lr if later_lr is None or step not in resets else later_lr
                 optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)

@@ -54,7 +54,68 @@ ADRMX: Rows = {
     "mlp_width": (256, lambda r: 256),
     "mlp_depth": (9, lambda r: int(r.choice([8, 9, 10]))),
 }
+DANN: Rows = {
+    "lambda": (1.0, lambda r: 10 ** r.uniform(-2, 2)),
+    "weight_decay_d": (0.0, lambda r: 10 ** r.uniform(-6, -2)),
+    "d_steps_per_g_step": (1, lambda r: int(2 ** r.uniform(0, 3))),
+    "grad_penalty": (0.0, lambda r: 10 ** r.uniform(-2, 1)),
+    "beta1": (0.5, lambda r: r.choice([0.0, 0.5])),
+    "mlp_width": (256, lambda r: int(2 ** r.uniform(6, 10))),
+    "mlp_depth": (3, lambda r: int(r.choice([3, 4, 5]))),
+    "mlp_dropout": (0.0, lambda r: r.choice([0.0, 0.1, 0.5])),
+}
+OF_IMAGES: Rows = {
+    "lr_g": (5e-5, lambda r: 10 ** r.uniform(-5, -3.5)),
+    "lr_d": (5e-5, lambda r: 10 ** r.uniform(-5, -3.5)),
+    "weight_decay_g": (0.0, lambda r: 10 ** r.uniform(-6, -2)),
+}
+OF_DIGITS: Rows = {
+    "lr_g": (1e-3, lambda r: 10 ** r.uniform(-4.5, -2.5)),
+    "lr_d": (1e-3, lambda r: 10 ** r.uniform(-4.5, -2.5)),
+    "weight_decay_g": (0.0, lambda r: 0.0),
+}
 CASES: dict[tuple[str, str, str], Rows] = {
+    ("ERM", "image", "PACS"): {
+        "lr": (5e-5, lambda r: 10 ** r.uniform(-5, -3.5)),
+        "weight_decay": (0.0, lambda r: 10 ** r.uniform(-6, -2)),
+        "batch_size": (32, lambda r: int(2 ** r.uniform(3, 5.5))),
+    },
+    ("ERM", "mnist", "RotatedMNIST"): {
+        "lr": (1e-3, lambda r: 10 ** r.uniform(-4.5, -2.5)),
+        "weight_decay": (0.0, lambda r: 0.0),
+        "batch_size": (64, lambda r: int(2 ** r.uniform(3, 9))),
+    },
+    ("ERM", "image", "DomainNet"): {"batch_size": (32, lambda r: int(2 ** r.uniform(3, 5)))},
+    ("ARM", "image", "PACS"): {"batch_size": (8, lambda r: 8)},
+    ("IRM", "image", "PACS"): IRM,
+    ("VREx", "mnist", "ColoredMNIST"): {
+        "vrex_lambda": (1e1, lambda r: 10 ** r.uniform(-1, 5)),
+        "vrex_penalty_anneal_iters": (500, lambda r: int(10 ** r.uniform(0, 4))),
+    },
+    ("GroupDRO", "image", "PACS"): {"groupdro_eta": (1e-2, lambda r: 10 ** r.uniform(-3, -1))},
+    ("Mixup", "image", "PACS"): {"mixup_alpha": (0.2, lambda r: 10 ** r.uniform(-1, 1))},
+    ("MLDG", "image", "PACS"): {
+        "mldg_beta": (1.0, lambda r: 10 ** r.uniform(-1, 1)),
+        "n_meta_test": (2, lambda r: r.choice([1, 2])),
+    },
+    ("CORAL", "image", "PACS"): GAMMA,
+    ("MMD", "image", "PACS"): GAMMA,
+    ("DANN", "image", "PACS"): DANN | OF_IMAGES,
+    ("CDANN", "mnist", "ColoredMNIST"): DANN | OF_DIGITS,
+    ("MTL", "image", "PACS"): {"mtl_ema": (0.99, lambda r: r.choice([0.5, 0.9, 0.99, 1.0]))},
+    ("SagNet", "image", "PACS"): {"sag_w_adv": (0.1, lambda r: 10 ** r.uniform(-2, 1))},
+    ("RSC", "image", "PACS"): {
+        "rsc_f_drop_factor": (1 / 3, lambda r: r.uniform(0, 0.5)),
+        "rsc_b_drop_factor": (1 / 3, lambda r: r.uniform(0, 0.5)),
+    },
+    ("SD", "image", "PACS"): {"sd_reg": (0.1, lambda r: 10 ** r.uniform(-5, -1))},
+    ("IGA", "image", "PACS"): {"penalty": (1000.0, lambda r: 10 ** r.uniform(1, 5))},
+    ("Fish", "image", "PACS"): {"meta_lr": (0.5, lambda r: r.choice([0.05, 0.1, 0.5]))},
+    ("ANDMask-rescaled", "image", "PACS"): {"tau": (1.0, lambda r: r.uniform(0.5, 1.0))},
+    ("SANDMask-released", "image", "PACS"): {
+        "tau": (1.0, lambda r: r.uniform(0.0, 1.0)),
+        "k": (10.0, lambda r: 10 ** r.uniform(-3, 5)),
+    },
     ("IB_ERM", "image", "PACS"): BOTTLENECK,
     ("IB_IRM", "mnist", "ColoredMNIST"): IRM | BOTTLENECK,
     ("Fishr", "image", "PACS"): {
@@ -112,9 +173,9 @@ def seed_of(*args: object) -> int:
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_defaults_and_draws_are_domainbeds(case: tuple[str, str, str]) -> None:
     (name, scope, dataset), rows = case, CASES[case]
-    space = space_for(scope, dataset, name, ALGORITHMS[name].hparams)
+    space = space_for(scope, dataset, name, ALGORITHMS[name].hparams, "domainbed")
     assert {row: space[row].default for row in rows} == {row: default for row, (default, _) in rows.items()}
-    shared = space_for(scope, dataset, "ERM", ())
+    shared = space_for(scope, dataset, "ERM", (), "domainbed")
     assert set(space) == set(shared) | set(rows), "no hyperparameter is missing here"
     for hparams_seed, trial_seed in itertools.product((1, 2, 19), (0, 1)):
         drawn = resolve(space, hparams_seed, trial_seed)

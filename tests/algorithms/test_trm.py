@@ -1,5 +1,6 @@
 """TRM against loops over environments and autograd's Hessian."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -8,10 +9,11 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian
 from torch.nn import functional as F
 
-from sandmask.algorithms import ALGORITHMS, Problem
+from sandmask.algorithms import ALGORITHMS, Problem, State
 from sandmask.algorithms.trm import Examples, Heads, inverse_hessian
 from sandmask.functional import EnvBatch
 
+Train = Callable[..., tuple[list[float], State]]
 MakeHparams = Callable[..., dict[str, Tensor]]
 
 
@@ -82,3 +84,15 @@ def test_the_series_is_cut_off_once_it_is_large(batches: list[EnvBatch]) -> None
         expected = naive_inverse(matrix, vectors[q].flatten())
         assert expected.abs().max() > 10
         torch.testing.assert_close(found.flatten(), expected)
+
+
+def test_huge_risks_do_not_overflow(
+    problem: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
+) -> None:
+    """A classifier's risk in another environment may be in the thousands, and exp of it infinite."""
+    large = [batch._replace(x=1e4 * batch.x) for batch in batches]
+    losses, state = train("TRM", large, hparams_of("TRM", iters=0, groupdro_eta=0.1))
+    assert max(losses) > 1e3
+    assert all(math.isfinite(loss) for loss in losses)
+    assert state["params"].isfinite().all()
+    assert (state["alpha"] <= 1).all()

@@ -63,6 +63,14 @@ def test_a_threshold_that_masks_everything_is_said_aloud(tmp_path: Path) -> None
     assert "warning" not in run(*asked, "--out", str(tmp_path / "recipe")).stderr
 
 
+@pytest.mark.parametrize(("algorithm", "name"), [("VREx", "vrex_penalty_anneal_iters"), ("SAM+ANDMask+TRM", "iters")])
+def test_a_run_that_ends_before_its_penalty_starts_is_told(algorithm: str, name: str, tmp_path: Path) -> None:
+    asked = ("DebugVector", algorithm, "--test-env", "a", "--steps", "3", *SMALL)
+    last = run(*asked, "--hparam", f"{name}=3", "--out", str(tmp_path / "late")).stderr
+    assert f"warning: {name} = 3 is not reached in 3 steps" in last
+    assert "warning" not in run(*asked, "--hparam", f"{name}=2", "--out", str(tmp_path / "reached")).stderr
+
+
 def test_divergence_has_an_exit_status_of_its_own_and_one_line(tmp_path: Path) -> None:
     arguments = ("DebugVector", "ERM", "--test-env", "a", "--steps", "9", "--hparam", "lr=1e38", *SMALL)
     summary = json.loads(run(*arguments, "--out", str(tmp_path), "--json", code=3).stdout)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -81,6 +82,20 @@ def test_too_few_environments_for_pairs_are_said(small_sweep: Make) -> None:
     expansion = expand(small_sweep(selection=("all",)))
     assert all(len(run.test_envs) == 1 for run in expansion.runs)
     assert "DebugVector: holding out two of its 3 environments" in expansion.notes[0]
+
+
+def test_methods_whose_draws_mostly_end_before_their_penalty_starts_are_noted() -> None:
+    """RDM starts its penalty at step U(800, 2700), IRM at step 10^U(0, 4)."""
+    sweep = SweepSpec(("Spirals",), ("ERM", "RDM", "SANDMask+IRM"), test_envs=("0",), n_hparams=9, n_trials=1)
+    expansion = expand(replace(sweep, steps=1001))
+    late = sum(run.hparams.get("rdm_penalty_anneal_iters", 0) > 1000 for run in expansion.runs)
+    assert 5 <= late < 9
+    (note,) = expansion.notes
+    assert note.startswith(
+        f"RDM on Spirals: in {late} of 9 draws, rdm_penalty_anneal_iters is not reached in 1,001 steps"
+    )
+    assert len(expand(replace(sweep, steps=41)).notes) == 2
+    assert not expand(replace(sweep, steps=5001)).notes
 
 
 def test_stacks_hold_what_can_be_one_program(small_sweep: Make) -> None:

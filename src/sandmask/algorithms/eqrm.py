@@ -74,7 +74,7 @@ ALGORITHMS.register(
         build=EQRM,
         hparams=(
             Hparam("eqrm_quantile", 0.75, Uniform(0.5, 0.99), Bounds(high=1, open_high=True)),
-            Hparam("eqrm_burnin_iters", 2500.0, LogUniform(10, 2.5, 3.5), NON_NEGATIVE),
+            Hparam("eqrm_burnin_iters", 2500.0, LogUniform(10, 2.5, 3.5), NON_NEGATIVE, step=True),
             Hparam("eqrm_lr", 1e-6, LogUniform(10, -7, -5), NON_NEGATIVE),
         ),
     )

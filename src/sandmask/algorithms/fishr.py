@@ -60,7 +60,7 @@ ALGORITHMS.register(
         build=Fishr,
         hparams=(
             Hparam("lambda", 1000.0, LogUniform(10, 1, 4), NON_NEGATIVE),
-            Hparam("penalty_anneal_iters", 1500, IntUniform(0, 5000), NON_NEGATIVE),
+            Hparam("penalty_anneal_iters", 1500, IntUniform(0, 5000), NON_NEGATIVE, step=True),
             Hparam("ema", 0.95, Uniform(0.90, 0.99), BELOW_ONE),
         ),
     )

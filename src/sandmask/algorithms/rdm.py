@@ -78,8 +78,10 @@ ALGORITHMS.register(
             Hparam("rdm_lambda", 5.0, Uniform(1, 10), NON_NEGATIVE, dataset="PACS"),
             Hparam("rdm_lambda", 5.0, Uniform(1, 10), NON_NEGATIVE, dataset="TerraIncognita"),
             Hparam("rdm_lambda", 0.5, Uniform(0.1, 1), NON_NEGATIVE, dataset="DomainNet"),
-            Hparam("rdm_penalty_anneal_iters", 1500, IntUniform(800, 2700), NON_NEGATIVE),
-            Hparam("rdm_penalty_anneal_iters", 2400, IntUniform(1500, 3000), NON_NEGATIVE, dataset="DomainNet"),
+            Hparam("rdm_penalty_anneal_iters", 1500, IntUniform(800, 2700), NON_NEGATIVE, step=True),
+            Hparam(
+                "rdm_penalty_anneal_iters", 2400, IntUniform(1500, 3000), NON_NEGATIVE, dataset="DomainNet", step=True
+            ),
             Hparam("variance_weight", 0.004, Uniform(0.001, 0.007), NON_NEGATIVE),
             *(
                 Hparam("variance_weight", 0.0, Constant(0.0), NON_NEGATIVE, dataset=dataset)

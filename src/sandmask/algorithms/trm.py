@@ -51,7 +51,9 @@ class TRM(ObjectiveAlgorithm):
         along = inverse_hessian(known, heads, known.cross_gradients(heads, alpha))
         alignment = (along * examples.gradients(heads).weights).sum((1, 2))
         penalty = (transfer - hparams["cos_lambda"] * alignment).mean()
-        grown = alpha * torch.exp(hparams["groupdro_eta"] * alpha * risks.detach())
+        growth = hparams["groupdro_eta"] * alpha * risks.detach()
+        # Taking the largest off a row leaves its normalized weights as they are and keeps exp finite for large risks.
+        grown = alpha * torch.exp(growth - growth.amax(1, keepdim=True))
         changes = {"head_weights": heads.weights, "head_biases": heads.biases, "alpha": grown}
         kept = {name: torch.where(starts, value, state[name]) for name, value in changes.items()}
         return risk + torch.where(starts, penalty, 0.0), kept
@@ -137,7 +139,7 @@ ALGORITHMS.register(
         build=TRM,
         hparams=(
             Hparam("cos_lambda", 1e-4, LogUniform(10, -5, 0), NON_NEGATIVE),
-            Hparam("iters", 200, IntLogUniform(10, 0, 4), NON_NEGATIVE),
+            Hparam("iters", 200, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
             Hparam("groupdro_eta", 1e-2, LogUniform(10, -3, -1), NON_NEGATIVE),
         ),
     )

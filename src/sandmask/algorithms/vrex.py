@@ -34,7 +34,7 @@ ALGORITHMS.register(
         build=VREx,
         hparams=(
             Hparam("vrex_lambda", 10.0, LogUniform(10, -1, 5), NON_NEGATIVE),
-            Hparam("vrex_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE),
+            Hparam("vrex_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
         ),
     )
 )

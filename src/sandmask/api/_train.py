@@ -22,7 +22,7 @@ from sandmask.training import RunFolder, TrainedRun, load_run, make_spec
 from sandmask.training.folder import CHECKPOINT, RECORDS
 from sandmask.training.loop import CHECKPOINT_SECONDS
 from sandmask.training.processes import check_alike, joined, own_device
-from sandmask.training.specs import leak_of
+from sandmask.training.specs import check_environments, early_end_of, leak_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,6 +202,7 @@ def train(
                 averages=names_in(averages),
                 shared_init=shared_init,
             )
+            check_environments(spec, data)
             measures = parse_measures(names_in(metrics))
             folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
             if ranks.first:
@@ -240,7 +241,7 @@ def train(
 
 def _say_what_to_know(folder: RunFolder, spec: RunSpec, *, extras: bool) -> None:
     """Print warnings about a run, and a note if a finished run is trained again or stays unchanged."""
-    for caution in (ALGORITHMS[spec.algorithm].caution(spec.hparams), leak_of(spec)):
+    for caution in (ALGORITHMS[spec.algorithm].caution(spec.hparams), early_end_of(spec), leak_of(spec)):
         if caution is not None:
             tell(f"warning: {caution}")
     if not folder.has_model(spec):

@@ -191,7 +191,8 @@ class Hparam:
         Hparam("tau", 1.0, Uniform(0, 1)), Hparam("tau", 1.0, Uniform(0.5, 1), space="domainbed")
 
     `bounds` are the values that can be set by hand; a search may draw from fewer. `stream` names the random stream of
-    the draw where it is not `name`. A default written as an `int` makes a hyperparameter of whole numbers.
+    the draw where it is not `name`. A default written as an `int` makes a hyperparameter of whole numbers. `step` says
+    that the value is a training step at which the method changes, such as the start of a penalty.
     """
 
     name: str
@@ -202,6 +203,7 @@ class Hparam:
     dataset: str | None = None
     space: SpaceName | None = None
     stream: str | None = None
+    step: bool = False
 
     def __post_init__(self) -> None:
         if self.scope is not None:

@@ -1,6 +1,7 @@
 """The runs of a sweep."""
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sandmask._text import counted
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DatasetEntry, absolute, dataset_entry, resolve_environment
 from sandmask.errors import SandmaskError
@@ -21,6 +23,7 @@ from sandmask.selection import RULES, SEARCH, is_settled
 from sandmask.sweeps._optuna import distribution, rehearse, sampler_name
 from sandmask.sweeps._spec import ALL, OPTUNA, SweepSpec
 from sandmask.training import PRECISIONS, make_spec, parse_averages
+from sandmask.training.specs import unreached_steps
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -31,7 +34,7 @@ MOST_RUNS = 1_000_000  # each takes about 2 kB of memory and 1 kB of disk
 
 @dataclass(frozen=True)
 class Expansion:
-    """A sweep's runs, each once, and notes on requests for which there can be no runs.
+    """A sweep's runs, each once, and notes on requests that give no runs, or runs that end too early.
 
     `sources` maps the names of datasets in records to what is loaded: the name itself, or a folder of images.
     """
@@ -95,7 +98,25 @@ def expand(sweep: SweepSpec) -> Expansion:
     if sweep.first_stage is not None:
         runs = _repeat_drops(runs, sweep.first_stage)
     each_once = {run.id: run for run in runs}
+    notes += _notes_on_steps(each_once.values())
     return Expansion(tuple(each_once.values()), sources, tuple(notes))
+
+
+def _notes_on_steps(runs: Iterable[RunSpec]) -> Iterator[str]:
+    """Notes on methods that change at a step before which at least half of their draws end."""
+    draws: defaultdict[tuple[str, str], dict[tuple[int, int], RunSpec]] = defaultdict(dict)
+    for run in runs:
+        draws[run.dataset, run.algorithm].setdefault((run.trial_seed, run.hparams_seed), run)
+    for (dataset, algorithm), each in draws.items():
+        late = Counter(name for run in each.values() for name in unreached_steps(run))
+        for name, count in late.items():
+            if 2 * count >= len(each):
+                steps = next(iter(each.values())).steps
+                yield (
+                    f"{algorithm} on {dataset}: in {count} of {counted(len(each), 'draw')}, {name} is not reached in "
+                    f"{counted(steps, 'step')}, so these runs never leave the method's first phase. Lower it with "
+                    f"--hparam {name}=N, or train longer with --steps."
+                )
 
 
 def _needs_pairs(sweep: SweepSpec) -> bool:

@@ -129,7 +129,9 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
     The average starts with segment s, the first whose loss is the lowest of `SWAD_CONVERGE` in a row from it on. The
     threshold is (1 + ratio) times the mean of those losses. The average ends with the last segment that is not above
     the threshold before `SWAD_TOLERANCE` in a row are above it. This is the definition of the paper (its Algorithm 1);
-    the released code begins and counts differently. A second evaluation of the same iterates changes nothing.
+    the released code begins and counts differently. Where training ends sooner, the last segments above the threshold
+    are left out as in the released code, and not averaged as in Algorithm 1. A second evaluation of the same iterates
+    changes nothing.
     """
     segment, entries = average["segment"], list(average["segment"])
     recent = {e: torch.cat([average["recent"][e][:, 1:], segment[e].unsqueeze(1)], 1) for e in entries}

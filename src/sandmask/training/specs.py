@@ -12,7 +12,7 @@ from sandmask._text import counted
 from sandmask.algorithms import ALGORITHMS, Algorithm, MaskedAlgorithm
 from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
-from sandmask.hparams import DEFAULT_SPACE, resolve, seed_hash, space_for
+from sandmask.hparams import DEFAULT_SPACE, Hparam, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
 from sandmask.training.averaging import parse_averages
@@ -225,6 +225,30 @@ def leak_of(spec: RunSpec) -> str | None:
     return (
         "freeze_bn=0: batch-norm takes its statistics from all examples that pass the network together. Most methods "
         "pass all environments at once, so that the environments see each other; masks pass each one by itself."
+    )
+
+
+def unreached_steps(spec: RunSpec) -> list[str]:
+    """Return the hyperparameters that are steps at which a method changes, and that a run ends before.
+
+    :param spec: spec of the run.
+    """
+    rows = ALGORITHMS[spec.algorithm].hparams
+    names = dict.fromkeys(row.name for row in rows if isinstance(row, Hparam) and row.step)
+    return [name for name in names if spec.hparams.get(name, 0) > spec.steps - 1]
+
+
+def early_end_of(spec: RunSpec) -> str | None:
+    """Return a warning if a run ends before the step at which its method changes; None otherwise.
+
+    :param spec: spec of the run.
+    """
+    if not (late := unreached_steps(spec)):
+        return None
+    values = " and ".join(f"{name} = {spec.hparams[name]:g}" for name in late)
+    return (
+        f"{values} is not reached in {counted(spec.steps, 'step')}, so the run never leaves the first phase of "
+        f"{spec.algorithm}. Lower it with --hparam {late[0]}=N, or train longer with --steps."
     )
 
 

@@ -116,7 +116,7 @@ _COUNTS = """
 """
 _KINDS: dict[str, tuple[Check, str]] = {
     "a whole number": (_whole, _COUNTS),
-    "a number": (_number, "checkpoint_seconds gpus_per_worker"),
+    "a number": (_number, "checkpoint_seconds gpus_per_worker time_limit"),
     "a text": (_text, "algorithm space network precision executor ray_address baseline"),
     "a name or a path": (_path, "dataset"),
     "a path": (_path, "folder out data_dir config tensorboard weights"),

@@ -320,4 +320,5 @@ def plan_sweep(
     cap = estimator.cap(sum(run.id not in finished for run in runs), count, max_stack)
     refused = refused_changes(stored, spec) if stored else []
     notes = (*expansion.notes, *(f"{folder} holds another sweep: {reason}." for reason in refused))
-    return make_plan(runs, finished, estimator, cap, count, notes)
+    shared = None if devices == ("cpu",) else len(devices)
+    return make_plan(runs, finished, estimator, cap, count, notes, shared)

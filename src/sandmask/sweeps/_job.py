@@ -206,8 +206,15 @@ class _Training:
     def __init__(self, job: Job, specs: Sequence[RunSpec], folder: SweepFolder, stop: Callable[[], bool]) -> None:
         self.options, self.specs, self.folder, self.stack = job.options, specs, folder, stack_id(specs)
         self.device = choose_device(job.options.device or _worker.get("device"))
-        kept = {"session": job.options.session, "work": job.work}
-        self.progress = StackProgress(folder, self.stack, specs, device=str(self.device), stop=stop, **kept)
+        self.progress = StackProgress(
+            folder,
+            self.stack,
+            specs,
+            device=str(self.device),
+            stop=stop,
+            session=job.options.session,
+            work=job.work,
+        )
         self.progress.write("running", done=0)  # fails on a full or read-only disk, before time is spent on training
         self.dataset = _dataset(job.source, job.options.data_dir, job.options.allowances)
         _check_same(job.source, self.dataset, specs[0])

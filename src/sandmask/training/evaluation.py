@@ -235,7 +235,7 @@ def different_columns(bits: Tensor) -> tuple[Tensor, Tensor]:
     It is `torch.unique` along dimension 1, which takes a tenth of a second for 70,000 columns.
     """
     numbers = torch.zeros(bits.shape[1], dtype=torch.int64, device=bits.device)
-    for rows in bits.split(BITS):
+    for rows in torch.split(bits, BITS):
         for row in rows:
             numbers = 2 * numbers + row
         numbers = torch.unique(numbers, return_inverse=True)[1]  # small again

@@ -2,10 +2,13 @@ from dataclasses import replace
 
 import pytest
 
+from sandmask.datasets import DATASETS, load_dataset
 from sandmask.records import RunSpec
 from sandmask.sweeps import Estimator, Plan, PlannedStack, StackEstimate, SweepSpec, _cost, _plan, expand
 from sandmask.sweeps._cost import Rates
+from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._job import JobOptions
+from sandmask.training import make_spec
 
 SWEEP = SweepSpec(("DebugVector",), ("ERM",), n_trials=8, n_hparams=1, hparams={"mlp_width": 8, "batch_size": 8})
 EXPANSION = expand(SWEEP)
@@ -94,6 +97,28 @@ def test_a_network_is_built_once_for_all_batch_sizes(monkeypatch: pytest.MonkeyP
     assert built == [one, wide]
     on_gpu = Estimator(EXPANSION, JobOptions(""), "cpu", elsewhere="cuda").step_work
     assert on_gpu(one) - work(one) == pytest.approx(_plan.GPU_STEP - _plan.CPU_STEP)
+
+
+@pytest.mark.parametrize("algorithm", ["DANN", "CDANN", "ADRMX"])
+def test_a_convnet_is_built_once_for_all_discriminators(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = load_dataset("Debug28")
+    entry, network = DATASETS["Debug28"], "mnist-convnet"
+    specs = [
+        make_spec(entry, algorithm, [0], network=network, hparams={"mlp_width": width, "mlp_depth": 2})
+        for width in (8, 32)
+    ]
+    assert len({_cost.parameters_of(spec, dataset) for spec in specs}) == 1
+    built: list[RunSpec] = []
+
+    def count(spec: RunSpec, *_: object) -> int:
+        built.append(spec)
+        return 1000
+
+    monkeypatch.setattr(_plan, "parameters_of", count)
+    measuring = Estimator(Expansion(tuple(specs), {entry.name: entry.name}), JobOptions(""), "cpu", measure=False)
+    for spec in specs:
+        measuring.step_work(spec)
+    assert len(built) == 1
 
 
 def test_workers_that_share_a_gpu_hide_fixed_costs_only() -> None:

@@ -1,6 +1,7 @@
 """Plans of sweeps: runs, stacks, time, memory and disk."""
 
 import html
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from sandmask._text import counted
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
+from sandmask.networks import NETWORKS
 from sandmask.records import RunSpec, averages_of
 from sandmask.sweeps._cost import (
     ARCHIVE_BYTES,
@@ -36,6 +38,14 @@ GPU_RUNS = 16  # of a small network, that fill a GPU about
 # results/h200/logs/spirals-fp32x3.txt.
 CPU_STEP, GPU_STEP = 1e7, 2e8
 MOST, MOST_ON_GPU = 64, 512  # runs in a stack; beyond these a machine is full
+
+
+MLP_SIZES = ("mlp_width", "mlp_depth")  # of networks that ask for them, and of discriminators
+
+
+def _builds_with(network: str, hparam: str) -> bool:
+    """Whether a network's size depends on one of `MLP_SIZES`."""
+    return network in NETWORKS and hparam in inspect.signature(NETWORKS[network].build).parameters
 
 
 def _kind(spec: RunSpec) -> tuple[str, ...]:
@@ -146,7 +156,8 @@ class Estimator:
         key = stack_key(spec)
         if key not in self._works:
             dataset = self.dataset(spec.dataset)
-            network = stack_key(replace(spec, hparams={**spec.hparams, "batch_size": 1}))
+            ignored = ("batch_size", *(name for name in MLP_SIZES if not _builds_with(spec.network, name)))
+            network = stack_key(replace(spec, hparams={**spec.hparams, **dict.fromkeys(ignored, 1)}))
             if network not in self._parameters:  # building a large network takes seconds
                 self._parameters[network] = parameters_of(spec, dataset)
             limit = self.options.train_eval_limit

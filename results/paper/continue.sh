@@ -4,11 +4,12 @@
 #   results/paper/continue.sh spirals 480 results/paper/spirals_variants.records.parquet \
 #     --algorithms ANDMask-rescaled,SANDMask-rescaled,SANDMask-released --device cuda --workers 8
 # SWEEP.toml beside this file describes the sweep. ARCHIVE is read at the start, if it exists, and written again every half minute, so that
-# little is lost if the machine goes away. COPY is a folder that receives it as well. PYTHON is the interpreter.
+# little is lost if the machine goes away. COPY is a folder that receives it as well. PYTHON is the interpreter. Allow half a minute more than
+# SECONDS, to save checkpoints and records.
 set -euo pipefail
 sweep=$1 seconds=$2 archive=$3
 shift 3
-python=${PYTHON:-python3} folder=runs/$sweep config=$(dirname "$0")/$sweep.toml
+python=${PYTHON:-python3} folder=runs/$sweep config=$(dirname "$0")/$sweep.toml every=${EVERY:-30}
 export PYTHONPATH="${PYTHONPATH:-$(dirname "$0")/../../src}"
 
 keep() {
@@ -18,9 +19,18 @@ keep() {
 
 mkdir -p "$folder/stacks" "$(dirname "$archive")"
 if [ -e "$archive" ]; then cp "$archive" "$folder/stacks/"; fi
-timeout --signal=INT --kill-after=60 "$seconds" "$python" -m sandmask sweep run "$folder" --config "$config" "$@" &
+"$python" -m sandmask sweep run "$folder" --config "$config" --time-limit "$seconds" "$@" &
 training=$!
-trap 'kill -INT $training 2>/dev/null || true' INT TERM
-while sleep "${EVERY:-30}" && kill -0 $training 2>/dev/null; do keep; done
-wait $training || true
+trap 'kill -TERM $training 2>/dev/null || true' INT TERM
+next=$((SECONDS + every))
+while kill -0 $training 2>/dev/null; do
+  sleep 1 || true
+  if ((SECONDS >= next)); then
+    keep
+    next=$((SECONDS + every))
+  fi
+done
+status=0
+wait $training || status=$?
 keep
+exit $status

@@ -142,7 +142,7 @@ _FLAGS = """
 _TEXTS = "algorithm space network precision keep_models search sampler pruner executor ray_address baseline select_by"
 _KINDS: dict[str, tuple[Check, str]] = {
     "a whole number": (_whole, _COUNTS),
-    "a number": (_number, "checkpoint_seconds gpus_per_worker"),
+    "a number": (_number, "checkpoint_seconds gpus_per_worker time_limit"),
     "a text": (_text, _TEXTS),
     "a name or a path": (_path, "dataset"),
     "a path": (_path, "folder out data_dir config tensorboard weights first_stage against"),

@@ -33,11 +33,17 @@ def test_one_worker_keeps_the_order() -> None:
     assert balanced([], 2, cost) == []
 
 
-def test_what_takes_longest_comes_first_within_a_trial() -> None:
-    stacks = [stack_of(8, 3), stack_of(64, 20), stack_of(512, 1), stack_of(512, 2, trial=1)]
+def test_what_takes_longest_comes_first_in_the_last_trial() -> None:
+    stacks = [stack_of(8, 3), stack_of(64, 20), stack_of(512, 1)]
     order = balanced(stacks, 2, cost, fill=16)
     assert shapes(order)[0] == (512, 1)  # alone it takes as long as 16, longer than 20 of a tenth of the size
-    assert order[-1].specs[0].trial_seed == 1
+
+
+def test_earlier_trials_are_trained_draw_by_draw() -> None:
+    first = [stack_of(8, 3), stack_of(64, 20), stack_of(512, 1)]
+    order = balanced([*first, stack_of(8, 2, trial=1), stack_of(512, 2, trial=1)], 2, cost, fill=16)
+    assert order[:3] == first
+    assert shapes(order[3:]) == [(512, 2), (8, 2)]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])

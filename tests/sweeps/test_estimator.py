@@ -2,10 +2,13 @@ from dataclasses import replace
 
 import pytest
 
+from sandmask.datasets import DATASETS, load_dataset
 from sandmask.records import RunSpec
-from sandmask.sweeps import Estimator, PlannedStack, SweepSpec, _cost, _plan, expand
+from sandmask.sweeps import Estimator, Plan, PlannedStack, StackEstimate, SweepSpec, _cost, _plan, expand
 from sandmask.sweeps._cost import Rates
+from sandmask.sweeps._expand import Expansion
 from sandmask.sweeps._job import JobOptions
+from sandmask.training import make_spec
 
 SWEEP = SweepSpec(("DebugVector",), ("ERM",), n_trials=8, n_hparams=1, hparams={"mlp_width": 8, "batch_size": 8})
 EXPANSION = expand(SWEEP)
@@ -94,3 +97,49 @@ def test_a_network_is_built_once_for_all_batch_sizes(monkeypatch: pytest.MonkeyP
     assert built == [one, wide]
     on_gpu = Estimator(EXPANSION, JobOptions(""), "cpu", elsewhere="cuda").step_work
     assert on_gpu(one) - work(one) == pytest.approx(_plan.GPU_STEP - _plan.CPU_STEP)
+
+
+@pytest.mark.parametrize("algorithm", ["DANN", "CDANN", "ADRMX"])
+def test_a_convnet_is_built_once_for_all_discriminators(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = load_dataset("Debug28")
+    entry, network = DATASETS["Debug28"], "mnist-convnet"
+    specs = [
+        make_spec(entry, algorithm, [0], network=network, hparams={"mlp_width": width, "mlp_depth": 2})
+        for width in (8, 32)
+    ]
+    assert len({_cost.parameters_of(spec, dataset) for spec in specs}) == 1
+    built: list[RunSpec] = []
+
+    def count(spec: RunSpec, *_: object) -> int:
+        built.append(spec)
+        return 1000
+
+    monkeypatch.setattr(_plan, "parameters_of", count)
+    measuring = Estimator(Expansion(tuple(specs), {entry.name: entry.name}), JobOptions(""), "cpu", measure=False)
+    for spec in specs:
+        measuring.step_work(spec)
+    assert len(built) == 1
+
+
+def test_workers_that_share_a_gpu_hide_fixed_costs_only() -> None:
+    def plan(seconds: list[tuple[float, float]], workers: int, devices: int | None) -> Plan:
+        stacks = tuple(StackEstimate(PlannedStack(RUNS[:1]), took, 0, 0, full) for took, full in seconds)
+        return Plan(len(stacks), 0, stacks, workers, devices=devices)
+
+    mixed = [(10.0, 4.0)] * 8
+    assert plan(mixed, 1, 1).seconds == 80
+    assert plan(mixed, 2, 1).seconds == 40
+    assert plan(mixed, 8, 1).seconds == 32  # the GPU is full
+    assert plan(mixed, 8, 2).seconds == 16
+    assert plan(mixed, 8, None).seconds == 10  # a core each
+    assert plan([(10.0, 1.0), (1.0, 0.1)], 8, 1).seconds == 10  # the longest stack
+    assert plan([], 2, 1).seconds == 0
+
+
+def test_an_estimate_says_how_long_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "calibrate", lambda *_, **__: Rates(step_seconds=2.0, seconds=1e-9, bytes=8.0))
+    few, many = (estimator(measure=True).estimate(PlannedStack(RUNS[:count])) for count in (1, 24))
+    assert few.full_seconds > 0
+    assert many.full_seconds == pytest.approx(24 * few.full_seconds)
+    fixed = 2.0 * RUNS[0].steps
+    assert (few.seconds, many.seconds) == (fixed + few.full_seconds, fixed + many.full_seconds)

@@ -7,7 +7,7 @@ from sandmask.algorithms import State
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.records import RunSpec
 from sandmask.training import Stack
-from sandmask.training.evaluation import _Part, evaluation_steps
+from sandmask.training.evaluation import _Part, different_columns, evaluation_steps
 
 Specs = Callable[..., RunSpec]
 
@@ -52,3 +52,14 @@ def test_steps_of_evaluations(steps: int, every: int) -> None:
 
 def test_many_steps_with_few_evaluations_take_no_time() -> None:
     assert len(list(evaluation_steps(10**15, 10**14))) == 11
+
+
+@pytest.mark.parametrize("rows", [1, 3, 32, 70])
+def test_different_columns_are_those_of_torch(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    bits = torch.randint(2, (rows, 6), generator=generator, dtype=torch.uint8)
+    bits = bits[:, torch.randint(6, (50,), generator=generator)]
+    patterns, pattern_of = different_columns(bits)
+    wanted = torch.unique(bits, dim=1, return_inverse=True)
+    assert torch.equal(patterns, wanted[0])
+    assert torch.equal(pattern_of, wanted[1])

@@ -1,5 +1,6 @@
 """`sandmask.sweep` trains many runs, and `sandmask.plan_sweep` estimates their time, memory and disk."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -81,6 +82,7 @@ def sweep(
     ray_address: str | None = None,
     slurm: Mapping[str, str | int] | Sequence[str] = (),
     max_stack: int | None = None,
+    time_limit: float | None = None,
     calibrate: bool = True,
     fast: bool = True,
     compiled: bool = False,
@@ -145,6 +147,8 @@ def sweep(
     :param ray_address: address of a Ray cluster, or "auto"; one is started if not given.
     :param slurm: options of Slurm, such as {"partition": "gpu", "time": 120}.
     :param max_stack: runs that train as one program at most; as memory allows if not given.
+    :param time_limit: seconds after which training stops, with checkpoints. Stacks that are not expected to finish by
+        then are not started, and shorter ones take their place; the next call continues.
     :param calibrate: measure a few steps where memory may be short, to choose the size of stacks.
     :param fast: use CUDA graphs on a GPU.
     :param compiled: compile the network, for timm networks.
@@ -158,9 +162,10 @@ def sweep(
         or one that a plugin registers.
     :param plugins: Python files that register algorithms or datasets.
     :param progress: show progress in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
-    :return: the sweep. Runs that could not be trained are in its `failed`, and named on standard error.
+    :return: the sweep. Runs that could not be trained are in its `failed`, and named on standard error. `left` counts
+        those that the time limit left for later.
     """
-    given = locals()
+    given, ends = locals(), None if time_limit is None else time.time() + time_limit
     asked = cast("SweepRequest", {name: given[name] for name in SweepRequest.__annotations__})
     screen = choose_screen(progress)  # raises an error for a wrong value before anything is written
     plugin_files = tuple(str(path.expanduser().resolve()) for path in paths(plugins))
@@ -185,6 +190,7 @@ def sweep(
     target.accept(spec)
     options = JobOptions(
         folder=str(target.path),
+        ends=ends,
         data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
         allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
         weights=spec.weights,
@@ -236,7 +242,7 @@ def sweep(
     _say_failures(result)
     if result.done > before.done and (target.path / SHELF).is_dir():
         tell(f"note: the soups here are of earlier runs. Make them again: sandmask soup {in_shell(Path(folder))}")
-    return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed)
+    return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed, result.left)
 
 
 def _notes_on_rules(spec: SweepSpec, *, diagnostics: bool) -> list[str]:
@@ -311,4 +317,5 @@ def plan_sweep(
     cap = estimator.cap(sum(run.id not in finished for run in runs), count, max_stack)
     refused = refused_changes(stored, spec) if stored else []
     notes = (*expansion.notes, *(f"{folder} holds another sweep: {reason}." for reason in refused))
-    return make_plan(runs, finished, estimator, cap, count, notes)
+    shared = None if devices == ("cpu",) else len(devices)
+    return make_plan(runs, finished, estimator, cap, count, notes, shared)

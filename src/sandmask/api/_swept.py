@@ -28,7 +28,8 @@ class Sweep:
     """A sweep in a folder. A notebook shows its table.
 
     `spec` describes the sweep and `runs` are all runs of it. `trained` counts those that the call trained, or waited
-    for, and `failed` has the runs that could not be trained, with the reason.
+    for, and `failed` has the runs that could not be trained, with the reason. `left` counts the runs that a time limit
+    left for later.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class Sweep:
     runs: tuple[RunSpec, ...] = field(repr=False)
     trained: int = 0
     failed: Mapping[str, str] = field(default_factory=dict)
+    left: int = 0
 
     @classmethod
     def read(cls, folder: PathLike, plugins: Iterable[PathLike] = ()) -> "Sweep":

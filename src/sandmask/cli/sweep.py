@@ -90,6 +90,14 @@ def run(
         typer.Option(metavar="NAME=VALUE", help="Option of sbatch: partition=gpu, time=120 (minutes), ... Repeatable."),
     ] = None,
     max_stack: MaxStack = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Stop after this time, with checkpoints, and start only stacks that are expected to finish by then.",
+        ),
+    ] = None,
     calibrate: Calibrate = True,
     fast: _options.FastOption = True,
     compiled: _options.CompileOption = False,
@@ -114,6 +122,8 @@ def run(
 
     sandmask sweep run runs/spirals --n-trials 5
 
+    sandmask sweep run runs/spirals --time-limit 3500
+
     sandmask sweep run runs/spirals --executor ray --ray-address auto --gpus-per-worker 0.5
     """
     given = _arguments(locals())
@@ -136,21 +146,24 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 def _print(swept: "Sweep", *, json: bool) -> None:
     planned, failed = len(swept.runs), dict(swept.failed)
+    done = planned - len(failed) - swept.left
     if json:
-        print_json({"folder": str(swept.folder), "runs": planned, "done": planned - len(failed), "failed": failed})
+        print_json({"folder": str(swept.folder), "runs": planned, "done": done, "failed": failed})
+    elif swept.left:
+        typer.echo(f"{done}/{planned} runs done within the time limit. Rerun the same command to continue.")
     elif not swept.trained and not failed:
         typer.echo(f"Nothing to do: {planned}/{planned} runs done. Tables: sandmask report {in_shell(swept.folder)}")
     elif swept.full_data:
         typer.echo(
-            f"{planned - len(failed)}/{planned} runs done. Runs with full_data=1 are selected by the same runs without "
+            f"{done}/{planned} runs done. Runs with full_data=1 are selected by the same runs without "
             "it. Tables: sandmask report FOLDER, where FOLDER holds both sweeps."
         )
-    elif planned > len(failed):
+    elif done:
         table = swept.table()
         rows = [(*key, *cells) for key, cells in zip(table.index, table.to_numpy().tolist(), strict=True)]
         title = "Held-out accuracy in percent, mean over environments"
         print_table(title, ("dataset", "algorithm", *table.columns), rows)
-        typer.echo(f"{planned - len(failed)}/{planned} runs done. Tables: sandmask report {in_shell(swept.folder)}")
+        typer.echo(f"{done}/{planned} runs done. Tables: sandmask report {in_shell(swept.folder)}")
 
 
 @app.command()

@@ -3,10 +3,11 @@
 import errno
 import gc
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +27,12 @@ from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
 from sandmask.sweeps._search import Pruning
 from sandmask.sweeps._stacks import equal_parts, split_or_remove, stack_id
-from sandmask.sweeps._status import StackProgress
+from sandmask.sweeps._status import StackProgress, expected_seconds
 from sandmask.training import choose_device, stack_key, train_stack
-from sandmask.training.checkpoint import DamagedFileError
+from sandmask.training.checkpoint import DamagedFileError, load_metadata
 from sandmask.training.specs import trains_alone
 
-State = Literal["done", "taken", "memory", "failed", "stopped"]
+State = Literal["done", "taken", "memory", "failed", "stopped", "late"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,16 @@ class JobOptions:
     to the records, and `train_eval_limit` limits the training examples that are evaluated. `loggers` receive every
     run that is done. `pruner` is that of a search.
 
+    Training stops with checkpoints when `ends` (a time in seconds since 1970) has come. A stack that is not expected to
+    finish by then does not start: it is "late".
+
     `cores` are those of a worker on another machine than the driver's: it divides a stack that its own machine has too
     little memory for, where up to `workers` of them may train. With `calibrate`, it measures what a run takes.
     """
 
     folder: str
     session: str = ""
+    ends: float | None = None
     data_dir: str | None = None
     allowances: tuple[str, ...] = ()
     weights: str | None = None
@@ -74,11 +79,12 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """A stack and how to train it."""
+    """A stack and how to train it; `work` is how much that is, in any unit, or 0 if it is not known."""
 
     source: str  # the dataset: a name, or a folder
     specs: tuple[dict[str, Any], ...]
     options: JobOptions
+    work: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,10 +141,14 @@ def run_job(job: Job) -> Outcome:
     folder.stacks.mkdir(parents=True, exist_ok=True)
 
     def asked_to_stop() -> bool:
-        return bool(stop_requested()) or stop_file(folder, options.session).exists()
+        over = options.ends is not None and time.time() >= options.ends
+        return over or bool(stop_requested()) or stop_file(folder, options.session).exists()
 
     if asked_to_stop():
         return Outcome("stopped", stack)
+    job = replace(job, work=_work_left(job, folder.checkpoint(stack), specs[0].steps))
+    if _is_late(job, folder, specs[0]):
+        return Outcome("late", stack)
     try:
         # SIGTERM takes effect after the locks are released: it ends a worker process and interrupts a driver.
         with deferred(signal.SIGTERM), claim(folder.stacks, stack, ids) as mine:
@@ -157,6 +167,22 @@ def run_job(job: Job) -> Outcome:
         raise
     except Exception as error:  # noqa: BLE001 - one stack's failure is not the others'
         return Outcome("failed", stack, tuple(ids), _explained(error, folder.stacks / f"{stack}.error.txt"))
+
+
+def _work_left(job: Job, checkpoint: Path, steps: int) -> float:
+    """The work of a job without the steps of its checkpoint, if there is one."""
+    try:
+        return job.work * (1 - int(load_metadata(checkpoint)["done"]) / steps) if checkpoint.exists() else job.work
+    except (SandmaskError, KeyError):  # damaged, or another program has just removed it
+        return job.work
+
+
+def _is_late(job: Job, folder: SweepFolder, first: RunSpec) -> bool:
+    """Whether a stack is not expected to finish in time."""
+    if job.options.ends is None:
+        return False
+    seconds = expected_seconds(folder, job.options.session, first, job.work)
+    return seconds is not None and time.time() + seconds > job.options.ends
 
 
 def _explained(error: Exception, log: Path) -> str:
@@ -180,7 +206,15 @@ class _Training:
     def __init__(self, job: Job, specs: Sequence[RunSpec], folder: SweepFolder, stop: Callable[[], bool]) -> None:
         self.options, self.specs, self.folder, self.stack = job.options, specs, folder, stack_id(specs)
         self.device = choose_device(job.options.device or _worker.get("device"))
-        self.progress = StackProgress(folder, self.stack, specs, device=str(self.device), stop=stop)
+        self.progress = StackProgress(
+            folder,
+            self.stack,
+            specs,
+            device=str(self.device),
+            stop=stop,
+            session=job.options.session,
+            work=job.work,
+        )
         self.progress.write("running", done=0)  # fails on a full or read-only disk, before time is spent on training
         self.dataset = _dataset(job.source, job.options.data_dir, job.options.allowances)
         _check_same(job.source, self.dataset, specs[0])

@@ -1,6 +1,7 @@
 """Plans of sweeps: runs, stacks, time, memory and disk."""
 
 import html
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from sandmask._text import counted
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
+from sandmask.networks import NETWORKS
 from sandmask.records import RunSpec, averages_of
 from sandmask.sweeps._cost import (
     ARCHIVE_BYTES,
@@ -38,18 +40,30 @@ CPU_STEP, GPU_STEP = 1e7, 2e8
 MOST, MOST_ON_GPU = 64, 512  # runs in a stack; more do not train faster
 
 
+MLP_SIZES = ("mlp_width", "mlp_depth")  # of networks that ask for them, and of discriminators
+
+
+def _builds_with(network: str, hparam: str) -> bool:
+    """Whether a network's size depends on one of `MLP_SIZES`."""
+    return network in NETWORKS and hparam in inspect.signature(NETWORKS[network].build).parameters
+
+
 def _kind(spec: RunSpec) -> tuple[str, ...]:
     return spec.dataset, spec.algorithm, spec.network, spec.precision
 
 
 @dataclass(frozen=True)
 class StackEstimate:
-    """A planned stack and what it takes; `seconds` is None where nothing was measured."""
+    """A planned stack and what it takes alone on a device; `seconds` is None where nothing was measured.
+
+    In `full_seconds` of these, the device is full: stacks that share it take turns for that time.
+    """
 
     stack: PlannedStack
     seconds: float | None
     memory_bytes: float
     disk_bytes: float
+    full_seconds: float = 0.0
 
     @property
     def shape(self) -> str:
@@ -130,12 +144,14 @@ class Estimator:
         """Estimate a stack."""
         first, runs = stack.specs[0], len(stack.specs)
         work, rates = self._work(first), self._rates(first)
+        full = 0.0 if rates is None else runs * work.total * rates.seconds
         models = 0 if self.options.keep_models == "none" else 1 + len(averages_of(first.options))
         return StackEstimate(
             stack=stack,
-            seconds=None if rates is None else first.steps * rates.step_seconds + runs * work.total * rates.seconds,
+            seconds=None if rates is None else first.steps * rates.step_seconds + full,
             memory_bytes=runs * self._run_bytes(first),
             disk_bytes=ARCHIVE_BYTES + runs * (work.record_bytes + models * work.model_bytes),
+            full_seconds=full,
         )
 
     def step_work(self, spec: RunSpec) -> float:
@@ -146,7 +162,8 @@ class Estimator:
         key = stack_key(spec)
         if key not in self._works:
             dataset = self.dataset(spec.dataset)
-            network = stack_key(replace(spec, hparams={**spec.hparams, "batch_size": 1}))
+            ignored = ("batch_size", *(name for name in MLP_SIZES if not _builds_with(spec.network, name)))
+            network = stack_key(replace(spec, hparams={**spec.hparams, **dict.fromkeys(ignored, 1)}))
             if network not in self._parameters:  # building a large network takes seconds
                 self._parameters[network] = parameters_of(spec, dataset)
             limit = self.options.train_eval_limit
@@ -178,9 +195,9 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep's missing runs in stacks, and what they take with `workers` of them at a time.
+    """A sweep's missing runs in stacks, and what they take with `workers` of them at a time, which share `devices`.
 
-    `notes` say what cannot be trained, or what the folder already holds.
+    Without `devices`, each worker has its own. `notes` say what cannot be trained, or what the folder already holds.
     """
 
     runs: int
@@ -188,12 +205,19 @@ class Plan:
     stacks: tuple[StackEstimate, ...]
     workers: int = 1
     notes: tuple[str, ...] = ()
+    devices: int | None = None
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock time, about; None where nothing was measured."""
+        """Wall-clock time, about; None where nothing was measured.
+
+        Several workers on one GPU hide the fixed costs of each other's steps, but do not compute faster together.
+        """
         known = [each.seconds for each in self.stacks if each.seconds is not None]
-        return sum(known) / self.workers if len(known) == len(self.stacks) else None
+        if len(known) < len(self.stacks):
+            return None
+        full = sum(each.full_seconds for each in self.stacks) / (self.devices or self.workers)
+        return max(sum(known) / self.workers, full, *known, 0.0)
 
     @property
     def memory_bytes(self) -> float:
@@ -238,6 +262,7 @@ def make_plan(
     cap: Cap,
     workers: int = 1,
     notes: Sequence[str] = (),
+    devices: int | None = None,
 ) -> Plan:
     """Plan the runs that are not finished.
 
@@ -247,7 +272,8 @@ def make_plan(
     :param cap: function of the specs of a stack that returns its largest size.
     :param workers: stacks that train at a time.
     :param notes: notes for the user.
+    :param devices: devices that the workers share; each has its own if not given.
     """
     missing = [run for run in runs if run.id not in finished]
     stacks = [estimator.estimate(stack) for stack in estimator.arrange(workers)(group(missing, cap))]
-    return Plan(len(runs), len(runs) - len(missing), tuple(stacks), workers, tuple(notes))
+    return Plan(len(runs), len(runs) - len(missing), tuple(stacks), workers, tuple(notes), devices)

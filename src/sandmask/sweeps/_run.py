@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -28,10 +28,18 @@ LONGEST = 400  # characters of an error in a message
 
 @dataclass
 class SweepResult:
-    """The result of a sweep. `failed` has the runs that could not be trained, with the reasons."""
+    """The result of a sweep. `failed` has the runs that could not be trained, with the reasons.
+
+    `left` counts the runs that a time limit left for later.
+    """
 
     done: int = 0
+    left: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+
+
+class _TimeIsUpError(Exception):
+    """The time limit has come while stacks train."""
 
 
 def run_sweep(
@@ -48,6 +56,7 @@ def run_sweep(
     """Train every run that is missing in the folder.
 
     An interrupt stops the jobs, which save, and is raised again. Runs that another process is training are waited for.
+    The time limit of `options` stops the jobs, too; stacks that are not expected to finish by then are not started.
 
     :param folder: the sweep's folder.
     :param expansion: all runs, from `expand`.
@@ -78,17 +87,19 @@ class _Driver:
     work: Callable[[RunSpec], float] | None
     works: dict[str, float] = field(default_factory=dict)
     result: SweepResult = field(default_factory=SweepResult)
+    late: set[str] = field(default_factory=set)  # runs that are not expected to finish within the time limit
     losses: int = 0
     done_at_loss: int = -1
 
     def run(self) -> SweepResult:
         self.folder.stacks.mkdir(parents=True, exist_ok=True)
         waiting = False
-        while missing := self._missing():
+        while not self._time_is_up() and (missing := self._missing()):
             stacks = self._plan(missing)
             if stacks:
                 waiting = False
-                self._round(stacks)
+                with suppress(_TimeIsUpError):
+                    self._round(stacks)
                 continue
             if not waiting:
                 self.notice(
@@ -96,13 +107,22 @@ class _Driver:
                 )
                 waiting = True
             time.sleep(POLL_SECONDS)
-        self.result.done = len(self.expansion.runs) - len(self.result.failed)
+        self.result.left = self._left() if self.late or self._time_is_up() else 0
+        self.result.done = len(self.expansion.runs) - len(self.result.failed) - self.result.left
         return self.result
+
+    def _time_is_up(self) -> bool:
+        return self.options.ends is not None and time.time() >= self.options.ends
+
+    def _left(self) -> int:
+        runs = self.expansion.runs if self.search is None else self.search.runs()
+        ended = self.folder.finished() | self.result.failed.keys()
+        return len(self.expansion.runs) - sum(run.id in ended for run in runs)
 
     def _missing(self) -> list[RunSpec]:
         runs = self.expansion.runs if self.search is None else self.search.propose(self.result.failed)
-        finished = self.folder.finished()
-        return [run for run in runs if run.id not in finished and run.id not in self.result.failed]
+        settled = self.folder.finished() | self.result.failed.keys() | self.late
+        return [run for run in runs if run.id not in settled]
 
     def _note_work(self, missing: Sequence[RunSpec]) -> None:
         """Write the work of new runs. If this fails, time is estimated without it, and jobs report the error."""
@@ -133,10 +153,12 @@ class _Driver:
             self._submit(executor, stacks, futures)
             broken: list[PlannedStack] = []
             while futures:
-                future = next(as_completed(futures))
+                future = self._first_to_end(futures)
                 stack, error = futures.pop(future), future.exception()
                 if error is None:
                     self._note(future.result())
+                    if future.result().state == "late":
+                        self.late.update(spec.id for spec in stack.specs)
                 elif isinstance(error, BrokenExecutor):
                     broken.append(stack)
                     death = error
@@ -144,10 +166,17 @@ class _Driver:
                     raise error
                 else:
                     self._lost([stack], error)
-                if self.search is not None and error is None:
+                if self.search is not None and error is None and not self._time_is_up():
                     self._refill(executor, futures)
             if broken:  # one worker died, and the executor gave up all waiting jobs
                 self._lost(broken, death)
+
+    def _first_to_end(self, futures: Iterable[Future[Outcome]]) -> Future[Outcome]:
+        ends = self.options.ends
+        try:
+            return next(as_completed(futures, None if ends is None else ends - time.time()))
+        except TimeoutError:
+            raise _TimeIsUpError from None
 
     @contextmanager
     def _open_executor(self) -> Iterator[Executor]:
@@ -177,7 +206,8 @@ class _Driver:
         with suppress(BrokenExecutor):  # stacks that were not submitted are planned again
             for stack in stacks:
                 source = self.expansion.sources[stack.specs[0].dataset]
-                job = Job(source, tuple(spec.to_json() for spec in stack.specs), self.options)
+                work = sum(spec.steps * self.works.get(spec.id, 0.0) for spec in stack.specs)
+                job = Job(source, tuple(spec.to_json() for spec in stack.specs), self.options, work)
                 future = executor.submit(run_job, job)
                 futures[future] = stack
                 if self.search is not None and future.done():  # its result may change the next proposals

@@ -87,8 +87,9 @@ def balanced(
 ) -> list[PlannedStack]:
     """Return stacks in the order of training by several workers, the last ones cut where workers would be idle.
 
-    Among stacks of the same trial, those that take longest come first: few runs of a large network cannot fill a GPU,
-    and should train beside other stacks instead of alone at the end.
+    Among stacks of the last trial, those that take longest come first: few runs of a large network cannot fill a GPU,
+    and should train beside other stacks instead of alone at the end. Earlier trials stay in the order of `group`, which
+    compares the methods on the same draws if the sweep is stopped.
 
     :param stacks: stacks in the order of a single worker.
     :param workers: stacks that train at a time; with 1, nothing changes.
@@ -101,9 +102,13 @@ def balanced(
     def seconds(stack: PlannedStack) -> float:
         return max(len(stack.specs), fill) * cost(stack.specs[0])
 
+    def trial(stack: PlannedStack) -> tuple[int, int]:
+        return len(stack.specs[0].test_envs), stack.specs[0].trial_seed
+
+    last_trial = max(map(trial, stacks))
+
     def place(stack: PlannedStack) -> tuple[float, ...]:
-        first = stack.specs[0]
-        return len(first.test_envs), first.trial_seed, -seconds(stack)
+        return *trial(stack), -seconds(stack) if trial(stack) == last_trial else 0.0
 
     order = sorted(stacks, key=place)
     for _ in range(MOST_CUTS):

@@ -24,6 +24,7 @@ from sandmask.training import Accuracies, Progress
 
 WRITE_SECONDS = 1.0
 WARM_UPS = 4  # reports of a loop before its rate is measured: the first steps and evaluations compile kernels
+MARGIN = 1.1  # of the time that a stack is expected to take
 _CHECKSUM = "crc32"
 
 
@@ -34,9 +35,17 @@ class StackProgress:
     """
 
     def __init__(
-        self, folder: SweepFolder, stack: str, specs: Sequence[RunSpec], *, device: str, stop: Callable[[], bool]
+        self,
+        folder: SweepFolder,
+        stack: str,
+        specs: Sequence[RunSpec],
+        *,
+        device: str,
+        stop: Callable[[], bool],
+        session: str = "",
+        work: float = 0.0,
     ) -> None:
-        self.path, self.stop = folder.progress(stack), stop
+        self.path, self.stop, self._began = folder.progress(stack), stop, time.monotonic()
         first = specs[0]
         self.fields: dict[str, Any] = {
             "stack": stack,
@@ -47,12 +56,15 @@ class StackProgress:
             "device": device,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "session": session,
+            "work": work,
         }
         self.cells: dict[str, dict[str, Any]] = {}
 
     def write(self, state: str, *, done: int, rate: float = 0.0) -> None:
         """Write the file now."""
         now = {"state": state, "updated": time.time(), "done": done, "rate": rate, "cells": list(self.cells.values())}
+        now["seconds"] = time.monotonic() - self._began
         _write_json(self.path, {**self.fields, **now})
 
     def follow(self, specs: Sequence[RunSpec]) -> Callable[[Progress], None]:
@@ -203,6 +215,23 @@ def sweep_status(folder: SweepFolder, runs: Sequence[RunSpec]) -> SweepStatus:
 def write_work(folder: SweepFolder, work: Mapping[str, float]) -> None:
     """Write the work of a step of each missing run, in any unit, by the run's id: see `SweepStatus`."""
     _write_json(folder.work, {"runs": work})
+
+
+def expected_seconds(folder: SweepFolder, session: str, spec: RunSpec, work: float) -> float | None:
+    """The time that a stack may take, by those of the same call that are done; None while there are none.
+
+    Stacks of the same dataset and algorithm count, and the others while there are none of these.
+
+    :param folder: the sweep's folder.
+    :param session: the call's session: see `JobOptions`.
+    :param spec: spec of a run of the stack.
+    :param work: the work of the stack, in the unit of the others'.
+    """
+    found = map(_read_json, folder.stacks.glob("[!.]*.progress.json"))
+    done = [data for data in found if data and data["state"] == "done" and data.get("session") == session]
+    like = [data for data in done if (data["dataset"], data["algorithm"]) == (spec.dataset, spec.algorithm)]
+    timed = [(data["seconds"], data["work"]) for data in like or done if data["work"] > 0]
+    return MARGIN * work * sum(took for took, _ in timed) / sum(of for _, of in timed) if timed else None
 
 
 def _seconds_left(

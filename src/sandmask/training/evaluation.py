@@ -19,6 +19,7 @@ from sandmask.training.measures import Counter
 from sandmask.training.sampling import holdout_fraction, split_environment
 
 CONTEXT = 64  # examples in a batch for methods that use the whole batch, as in DomainBed
+BITS = 32  # rows that `different_columns` packs into a number
 
 Predict = Callable[[State, Tensor], Tensor]  # states of K runs, inputs [N, ...] or [K, N, ...] -> logits [K, N, C]
 Runs = Tensor | slice  # numbers of runs, or all of them
@@ -128,7 +129,7 @@ class Evaluator:
         for row, groups in zip(needed, evaluated.values(), strict=True):
             row[torch.cat(list(groups))] = 1
         kind_of_run = torch.tensor([list(evaluated).index(kind) for kind in kinds])
-        patterns, pattern_of = torch.unique(needed, dim=1, return_inverse=True)
+        patterns, pattern_of = different_columns(needed)
         for number, pattern in enumerate(patterns.T):
             needs = pattern[kind_of_run] > 0
             if needs.any():
@@ -228,6 +229,21 @@ class Evaluator:
         """Accuracies from counts [..., K, G]; waits for the device."""
         fractions = counts.cpu().numpy().astype(np.float64) / self._sizes
         return Accuracies(fractions[..., 0::2], fractions[..., 1::2])
+
+
+def different_columns(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """The different columns of a matrix of zeros and ones, sorted, and the number of each column among them.
+
+    It is `torch.unique` along dimension 1, which takes a tenth of a second for 70,000 columns.
+    """
+    numbers = torch.zeros(bits.shape[1], dtype=torch.int64, device=bits.device)
+    for rows in torch.split(bits, BITS):
+        for row in rows:
+            numbers = 2 * numbers + row
+        numbers = torch.unique(numbers, return_inverse=True)[1]  # small again
+    columns = torch.arange(len(numbers), device=bits.device)
+    one_of_each = columns.new_empty(int(numbers.max()) + 1).scatter_(0, numbers, columns)
+    return bits[:, one_of_each], numbers
 
 
 def _kind(spec: RunSpec) -> Kind:

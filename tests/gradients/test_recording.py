@@ -1,7 +1,9 @@
 """A recorded forward pass gives what separate forward passes give, and mistakes in its use are named."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -67,7 +69,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }
 
 
-def make(case: str, sizes: list[int]) -> tuple[nn.Module, Tensor, Tensor]:
+def make(case: str, sizes: list[int]) -> tuple[Any, Tensor, Tensor]:
     torch.manual_seed(0)
     build, draw = CASES[case]
     return build(), draw(sum(sizes)), torch.randint(0, 3, (sum(sizes),))
@@ -162,6 +164,21 @@ def test_models_that_cannot_be_recorded_are_refused(model: nn.Module, reason: st
     with pytest.raises(MaskError, match=message), sandmask.record(model, [2, 2]):
         model(torch.randn(4, 4))
     assert torch.ones(2).sum() == 2  # nothing is recorded any more
+
+
+@pytest.mark.parametrize("mistake", ["no backward pass", "an error in the block", "too few losses"])
+def test_a_forward_pass_that_is_given_up_is_freed(mistake: str) -> None:
+    model, x, y = make("mlp", [4, 4])
+    kept: list[ref[Tensor]] = []
+    model[0].register_forward_hook(lambda _, __, output: kept.append(ref(output)))
+    with suppress(ZeroDivisionError, MaskError), sandmask.record(model, [4, 4]) as recording:
+        logits = model(x)
+        if mistake == "an error in the block":
+            raise ZeroDivisionError
+        if mistake == "too few losses":
+            recording.backward(losses_of(logits, y, [4, 4])[:1], ANDMask(1.0))
+    del recording, logits
+    assert kept[0]() is None
 
 
 def test_mistakes_are_named() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sandmask.gradients._folding import Folding
 from sandmask.gradients._layers import COMPOSITES, LAYERS
-from sandmask.gradients._tape import Tape, UnsupportedError
+from sandmask.gradients._tape import NOT_RECORDING, Tape, UnsupportedError
 from sandmask.masks import MaskError
 
 # Models, and the cases in which their examples were found to be independent of each other.
@@ -86,10 +86,7 @@ class OnePass(Tape):
     def add(self, param: Tensor | None, gradients: Callable[[], Tensor | list[Tensor]]) -> None:
         """Add gradients of a parameter, `[E, *shape]` or E of them; a shared one is added to."""
         if not self._running:
-            raise MaskError(
-                "This forward pass was recorded, and its weights have no gradient in an ordinary backward pass. Call "
-                "`recording.backward(losses, mask)`, or compute the loss outside of `sandmask.record`."
-            )
+            raise MaskError(NOT_RECORDING)
         if param is None or id(param) not in self.names or not self._records:
             return
         self.keep(self.names[id(param)], gradients(), param.dtype)

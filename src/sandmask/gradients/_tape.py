@@ -15,6 +15,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
+NOT_RECORDING = (
+    "This forward pass was recorded, and its weights have no gradient in an ordinary backward pass. Call "
+    "`recording.backward(losses, mask)`, or compute the loss outside of `sandmask.record`."
+)
+
 
 class UnsupportedError(Exception):
     """A parameter is used in a way whose gradient cannot be kept apart by environment."""

@@ -205,12 +205,15 @@ def test_a_checkpoint_is_an_error() -> None:
         recording.backward(losses_of(logits, torch.zeros(8).long(), sizes), ANDMask(1.0))
 
 
-def test_losses_that_mix_environments_are_an_error() -> None:
-    sizes = [4, 4]
+@pytest.mark.parametrize("apart", [0, 1])
+def test_losses_that_mix_environments_are_an_error(apart: int) -> None:
+    """All environments, or only those after the first."""
+    sizes = [4] * (apart + 2)
     model, x, y = make("mlp", sizes)
     with sandmask.record(model, sizes) as recording:
         logits = model(x)
-    losses = [F.cross_entropy(logits[rows], y[rows]) for rows in (slice(0, None, 2), slice(1, None, 2))]
+    parts = [slice(4)] * apart + [slice(4 * apart, None, 2), slice(4 * apart + 1, None, 2)]
+    losses = [F.cross_entropy(logits[rows], y[rows]) for rows in parts]
     with pytest.raises(MaskError, match="independently"):
         recording.backward(losses, ANDMask(1.0))
     assert all(p.grad is None for p in model.parameters())

@@ -7,15 +7,13 @@ the weights to the tape. Self-attention, which `torch.nn.functional` has as one 
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sandmask._scratch import scratch_product
-from sandmask.gradients._tape import NOT_RECORDING, UnsupportedError
-from sandmask.masks import MaskError
+from sandmask.gradients._tape import UnsupportedError
 
 if TYPE_CHECKING:
     from sandmask.gradients._one_pass import OnePass
@@ -26,18 +24,10 @@ if TYPE_CHECKING:
 _MARK = torch.empty(0, 1, 0, dtype=torch.uint8, device="cpu")
 
 
-def _tape_of(ctx: Any) -> "OnePass":
-    """The tape, of which graphs hold no reference: it may hold tensors of the graph, and autograd frees no cycles."""
-    tape: OnePass | None = ctx.tape()
-    if tape is None:
-        raise MaskError(NOT_RECORDING)
-    return tape
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.tape, ctx.params = ref(tape), (weight, bias)
+        ctx.tape, ctx.params = tape, (weight, bias)
         x, weight, bias = _autocast(x, weight, bias)
         ctx.save_for_backward(x, weight, _MARK)
         return F.linear(x, weight, bias)
@@ -45,7 +35,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
-        tape, (own_weight, own_bias) = _tape_of(ctx), ctx.params
+        tape, (own_weight, own_bias) = ctx.tape, ctx.params
         tape.add(own_weight, lambda: _weight_products(tape, grad, x))
         tape.add(own_bias, lambda: tape.sums(grad, range(1, grad.ndim - 1)))
         return None, grad @ weight if ctx.needs_input_grad[1] else None, None, None
@@ -56,7 +46,7 @@ def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
     if len(set(tape.sizes)) > 1:
         return tape.by_environment(lambda g, v: g.flatten(0, -2).T @ v.flatten(0, -2), grad, x)
     n_envs = len(tape.sizes)
-    grad, x = (t.reshape(n_envs, -1, t.shape[-1]) for t in (grad, x))
+    grad, x = (t.reshape(n_envs, t.shape[:-1].numel() // n_envs, t.shape[-1]) for t in (grad, x))
     # Where moments are taken of it at once, it is then forgotten.
     return scratch_product(grad.mT, x) if tape.folds else grad.mT @ x
 
@@ -64,7 +54,7 @@ def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
 class _Conv2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
-        ctx.tape, ctx.params, ctx.how = ref(tape), (weight, bias), how
+        ctx.tape, ctx.params, ctx.how = tape, (weight, bias), how
         x, weight, bias = _autocast(x, weight, bias)
         ctx.save_for_backward(x, weight, _MARK)
         return F.conv2d(x, weight, bias, *how)
@@ -72,7 +62,7 @@ class _Conv2d(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
-        tape, (own_weight, own_bias) = _tape_of(ctx), ctx.params
+        tape, (own_weight, own_bias) = ctx.tape, ctx.params
         stride, padding, dilation, groups = ctx.how
         how = (None, stride, padding, dilation, False, [0, 0], groups)
         backward = torch.ops.aten.convolution_backward
@@ -90,21 +80,21 @@ class _Conv2d(torch.autograd.Function):
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
-        ctx.tape, ctx.param, ctx.padding = ref(tape), weight, padding
+        ctx.tape, ctx.param, ctx.padding = tape, weight, padding
         ctx.save_for_backward(ids, _MARK)
         return F.embedding(ids, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         ids, _ = ctx.saved_tensors
-        tape, weight, padding = _tape_of(ctx), ctx.param, -1 if ctx.padding is None else ctx.padding
+        weight, padding = ctx.param, -1 if ctx.padding is None else ctx.padding
         of_rows = torch.ops.aten.embedding_dense_backward
 
         def of_weight(g: Tensor, i: Tensor) -> Tensor:
             of_one: Tensor = of_rows(g, i, len(weight), padding, False)
             return of_one
 
-        tape.add(weight, lambda: tape.each_environment(of_weight, grad.contiguous(), ids))
+        ctx.tape.add(weight, lambda: ctx.tape.each_environment(of_weight, grad.contiguous(), ids))
         return None, None, None, None
 
 
@@ -112,14 +102,14 @@ class _FrozenBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, *own: Any) -> Tensor:
         mean, var, weight, bias, eps = own
-        ctx.tape, ctx.params, ctx.eps = ref(tape), (weight, bias), eps
+        ctx.tape, ctx.params, ctx.eps = tape, (weight, bias), eps
         ctx.save_for_backward(x, mean, var, _MARK)
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, mean, var, _ = ctx.saved_tensors
-        tape, (weight, bias) = _tape_of(ctx), ctx.params
+        tape, (weight, bias) = ctx.tape, ctx.params
         scale = (var + ctx.eps).rsqrt()
         pixels = range(2, x.ndim)
         sums = tape.sums(grad, pixels, scale.dtype)
@@ -136,7 +126,7 @@ class _Affine(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, shape: Any) -> Tensor:
-        ctx.tape, ctx.params, ctx.shape = ref(tape), (weight, bias), shape
+        ctx.tape, ctx.params, ctx.shape = tape, (weight, bias), shape
         ctx.save_for_backward(x, weight, _MARK)
         scaled = x * weight.view(shape)
         return scaled if bias is None else scaled + bias.view(shape)
@@ -144,7 +134,7 @@ class _Affine(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
-        tape, (own_weight, own_bias) = _tape_of(ctx), ctx.params
+        tape, (own_weight, own_bias) = ctx.tape, ctx.params
         over = [dim for dim, size in enumerate(ctx.shape) if dim > 0 and size == 1]
         tape.add(own_weight, lambda: tape.sums(grad * x, over).view(-1, *own_weight.shape))
         tape.add(own_bias, lambda: tape.sums(grad, over).view(-1, *own_weight.shape))

@@ -15,11 +15,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
-NOT_RECORDING = (
-    "This forward pass was recorded, and its weights have no gradient in an ordinary backward pass. Call "
-    "`recording.backward(losses, mask)`, or compute the loss outside of `sandmask.record`."
-)
-
 
 class UnsupportedError(Exception):
     """A parameter is used in a way whose gradient cannot be kept apart by environment."""
@@ -82,13 +77,14 @@ class Tape(TorchFunctionMode):
         """The error for a parameter that a function other than a layer was given."""
         return UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
 
-    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
-        """The backward pass. Nothing may arrive at `leaves`, which the parameters are, or are views of.
+    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
+        """The backward pass, also to `others`. Nothing may arrive at `leaves`, which the parameters are, or are views of.
 
         Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
         `autograd.Function`.
         """
-        if any(grad is not None for grad in self.differentiate(losses, leaves)):
+        found = self.differentiate(losses, [*leaves, *others])
+        if any(grad is not None for grad in found[: len(leaves)]):
             raise UnsupportedError("a parameter is used by a function that cannot be watched")
 
     def differentiate(

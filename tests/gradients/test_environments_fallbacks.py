@@ -131,6 +131,14 @@ class Accumulated(Model):
         return F.linear(x, self.weight).cumsum(0)
 
 
+class Detached(Model):
+    """The mean of the batch, through which no gradient passes."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight)
+        return y - y.detach().mean(0)
+
+
 class Tokens(Model):
     """Thirteen tokens, as many as there are examples, in the first dimension of its layer."""
 
@@ -179,6 +187,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "centred": Centred,
     "reordered": Reordered,
     "accumulated": Accumulated,
+    "detached mean": Detached,
     "as many tokens as examples": Tokens,
     "a constant with as many rows": Constant,
     "recurrent": Recurrent,
@@ -219,6 +228,7 @@ def test_auto_finds_a_way_for_every_model(kind: str) -> None:
         "centred",
         "reordered",
         "accumulated",
+        "detached mean",
         "as many tokens as examples",
     ],
 )

@@ -1,10 +1,16 @@
-"""Check that the loss of an environment depends on its own examples only, in every layer of a forward pass."""
+"""Check that examples pass through a model independently of each other: their gradients, and their outputs."""
 
 from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from sandmask.gradients._tape import UnsupportedError
+
+# How much an output may differ if a batch has more examples, relative to the largest: other kernels may compute it.
+_OUTPUT_TOLERANCE = 1e-2
+_OUTPUT_TOLERANCE_HALF = 1e-1
 
 # How much a gradient may change if the losses of other environments change, relative to its size. Kernels that add up
 # in any order change it by rounding errors.
@@ -37,7 +43,7 @@ class IndependenceCheck:
         return [loss * factor for loss, factor in zip(losses, self._factors, strict=True)]
 
     def passed(self) -> bool:
-        """Whether no row's gradient depends on the loss of another environment, after both passes. Waits for the device.
+        """Whether no row's gradient depends on the loss of another environment. Called after both passes.
 
         What is not finite passes: it has an error of its own.
         """
@@ -55,3 +61,21 @@ def _note(seen: list[tuple[Tensor, Tensor]], grad: Tensor) -> None:
     rows = numbers.reshape(len(grad), -1).to(torch.promote_types(numbers.dtype, torch.float32))
     products = rows * torch.linspace(1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
     seen.append((products.sum(1), products.abs().sum(1) * tolerance))
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the device's random numbers: the same after a forward pass that draws none."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def check_outputs(model: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Raise if an environment alone has other outputs than together with the others.
+
+    Values may depend on other examples where gradients do not: a detached mean of the batch, a branch on a value.
+    """
+    for x, rows in zip(inputs, outputs, strict=True):
+        alone = model(x.clone()).detach()  # which the model may change in place
+        half = rows.itemsize == 2 or torch.is_autocast_enabled(x.device.type)
+        tolerance = rows.abs().amax() * (_OUTPUT_TOLERANCE_HALF if half else _OUTPUT_TOLERANCE)
+        if alone.shape != rows.shape or bool(((alone - rows).abs() > tolerance).any()):
+            raise UnsupportedError("examples do not pass through the model independently of each other")

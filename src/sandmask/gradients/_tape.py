@@ -78,7 +78,7 @@ class Tape(TorchFunctionMode):
         return UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
 
     def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
-        """The backward pass, also to `others`. Nothing may arrive at `leaves`, which the parameters are, or are views of.
+        """The backward pass, also to `others`. Nothing may arrive at `leaves`: parameters, or what they are views of.
 
         Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
         `autograd.Function`.

@@ -89,6 +89,22 @@ def test_hooks_after_accumulation_are_called_once_all_is_written(expected: list[
     torch.testing.assert_close(seen, expected)
 
 
+def test_hooks_may_remove_themselves() -> None:
+    w = torch.ones(1, requires_grad=True)
+    calls: list[int] = []
+    handles = []
+    for number in range(2):
+
+        def once(_: Tensor, number: int = number) -> None:
+            calls.append(number)
+            handles[number].remove()
+
+        handles.append(w.register_post_accumulate_grad_hook(once))  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        sandmask.backward([w.sum(), w.sum()], [w], ANDMask(1.0))
+    assert calls == [0, 1]
+
+
 def test_hooks_of_parameters_see_each_environment() -> None:
     w = torch.ones(1, requires_grad=True)
     w.register_hook(lambda grad: grad.clamp(max=1))  # type: ignore[no-untyped-call]

@@ -53,6 +53,17 @@ class Attention(nn.Module):
         return logits
 
 
+class Beside(nn.Module):
+    """A layer's output next to its input."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.layer(x)], 1)
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -61,9 +72,26 @@ def convnet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 
 
+def narrow() -> nn.Module:
+    """Layers of few features or none."""
+    norm = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.LayerNorm((4, 1)), nn.Flatten(), nn.Linear(4, 1))
+    return nn.Sequential(nn.Linear(4, 4), norm, Beside(nn.Linear(1, 0)), nn.Linear(1, 3))
+
+
+def depthwise() -> nn.Module:
+    """In channels-last order, with layer-norm over all of it."""
+    first = nn.Sequential(
+        nn.Conv2d(1, 4, 1, bias=False), nn.Conv2d(4, 8, 3, groups=4, dilation=1), nn.LayerNorm((8, 2, 2))
+    )
+    last = nn.Sequential(nn.PixelShuffle(2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(32, 3))
+    return nn.Sequential(first, last).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "mlp": (mlp, lambda n: torch.randn(n, 4)),
     "convnet": (convnet, lambda n: torch.randn(n, 1, 4, 4)),
+    "narrow": (narrow, lambda n: torch.randn(n, 4)),
+    "depthwise": (depthwise, lambda n: torch.randn(n, 1, 4, 4).contiguous(memory_format=torch.channels_last)),
     "sentences": (Sentences, lambda n: torch.randint(0, 9, (n, 5))),
     "attention": (Attention, lambda n: torch.randint(0, 9, (n, 5)).index_fill(1, torch.tensor(0), 1)),
 }
@@ -90,6 +118,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
 @pytest.mark.parametrize("sizes", [[6, 6, 6], [5, 2, 7, 4]])
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 @pytest.mark.parametrize("case", CASES)
@@ -101,6 +130,24 @@ def test_gradients_are_those_of_separate_passes(case: str, mask: Mask, sizes: li
     torch.testing.assert_close(gradients(model), gradients(twin), rtol=1e-3, atol=1e-6)
     assert report.environments == expected.environments == len(sizes)
     assert list(report.per_tensor) == list(expected.per_tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", ["mlp", "convnet"])
+def test_normalization_may_be_in_float32(case: str, dtype: torch.dtype) -> None:
+    """In a model whose other layers are not."""
+    found = []
+    for sizes in ([6, 6, 6], [5, 6, 7]):
+        model, x, y = make(case, sizes)
+        model.to(dtype)[1].float()
+        with sandmask.record(model, sizes) as recording:
+            logits = model(x.to(dtype))
+        assert logits.dtype == dtype
+        recording.backward(losses_of(logits, y, sizes), ANDMask(0.0))
+        found.append(gradients(model))
+        model.zero_grad()
+        sandmask.backward(losses_of(model(x.to(dtype)), y, sizes), model.named_parameters(), ANDMask(0.0))
+        torch.testing.assert_close(found[-1], gradients(model), rtol=0.05, atol=0.01)
 
 
 def test_a_scaler_changes_nothing() -> None:

@@ -178,8 +178,10 @@ class _Passes:
                 found = self.attempts.attempt("in one pass", lambda: self._one_pass().gradients())
                 return iter([(list(range(len(self.batches))), found)])
             except REFUSED:
-                # The vmap of a convolution's weight gradient is a grouped convolution, which is slower than a loop.
-                if self.method == "auto" and any(isinstance(module, _ConvNd) for module in self.model.modules()):
+                # `vmap` is slower than a loop: a convolution's weight gradient is a grouped convolution, and
+                # recurrent layers are computed step by step.
+                slow = any(isinstance(module, _ConvNd | nn.RNNBase) for module in self.model.modules())
+                if self.method == "auto" and slow:
                     return self._loop()
         if self.method == "loop":
             return self._loop()

@@ -129,15 +129,15 @@ class _Affine(torch.autograd.Function):
         ctx.tape, ctx.params, ctx.shape = tape, (weight, bias), shape
         ctx.save_for_backward(x, weight, _MARK)
         scaled = x * weight.view(shape)
-        return scaled if bias is None else scaled + bias.view(shape)
+        return (scaled if bias is None else scaled + bias.view(shape)).to(x.dtype)  # weights may have a wider one
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         over = [dim for dim, size in enumerate(ctx.shape) if dim > 0 and size == 1]
-        tape.add(own_weight, lambda: tape.sums(grad * x, over).view(-1, *own_weight.shape))
-        tape.add(own_bias, lambda: tape.sums(grad, over).view(-1, *own_weight.shape))
+        tape.add(own_weight, lambda: tape.sums(grad * x, over, weight.dtype).view(-1, *own_weight.shape))
+        tape.add(own_bias, lambda: tape.sums(grad, over, weight.dtype).view(-1, *own_weight.shape))
         return None, grad * weight.view(ctx.shape), None, None, None
 
 

@@ -20,10 +20,15 @@ def make_batches() -> list[tuple[Tensor, Tensor]]:
 class Counting(nn.Module):
     """Averages what it sees: a loop does so once for each environment."""
 
+    mean: Tensor
+    seen: Tensor
+
     def __init__(self, way: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(3, 6))
-        self.way, self.mean, self.seen = way, nn.Buffer(torch.zeros(6)), nn.Buffer(torch.zeros(()))
+        self.way = way
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.way == "replaced":
@@ -62,18 +67,22 @@ class Shared(nn.Module):
         return found
 
 
-class Last(nn.Sequential):
-    """The last state of a recurrent layer."""
+class Recurrent(nn.Module):
+    """A recurrent layer behind one that can be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(6, 4), nn.GRU(4, 3, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = super().forward(x[:, None])[0][:, -1]
+        found: Tensor = self.layer(self.first(x)[:, None])[0][:, -1]
         return found
 
 
 PASSES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "in one pass": (Shared, 1),
     "by vmap for two sizes": (lambda: nn.Sequential(nn.Linear(6, 3), nn.PReLU()), 2),
-    "in a loop": (lambda: Last(nn.Linear(6, 4), nn.GRU(4, 3, batch_first=True)), 3),
+    "in a loop": (Recurrent, 3),
     "in a loop because of buffers": (lambda: Counting("in place"), 3),
 }
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 import sandmask
 from sandmask.masks import ANDMask, MaskError, SANDMask
@@ -92,7 +93,7 @@ def test_hooks_after_accumulation_are_called_once_all_is_written(expected: list[
 def test_hooks_may_remove_themselves() -> None:
     w = torch.ones(1, requires_grad=True)
     calls: list[int] = []
-    handles = []
+    handles: list[RemovableHandle] = []
     for number in range(2):
 
         def once(_: Tensor, number: int = number) -> None:

@@ -74,17 +74,18 @@ def convnet() -> nn.Module:
 
 def narrow() -> nn.Module:
     """Layers of few features or none."""
-    norm = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.LayerNorm((4, 1)), nn.Flatten(), nn.Linear(4, 1))
+    norm = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.LayerNorm([4, 1]), nn.Flatten(), nn.Linear(4, 1))
     return nn.Sequential(nn.Linear(4, 4), norm, Beside(nn.Linear(1, 0)), nn.Linear(1, 3))
 
 
 def depthwise() -> nn.Module:
     """In channels-last order, with layer-norm over all of it."""
     first = nn.Sequential(
-        nn.Conv2d(1, 4, 1, bias=False), nn.Conv2d(4, 8, 3, groups=4, dilation=1), nn.LayerNorm((8, 2, 2))
+        nn.Conv2d(1, 4, 1, bias=False), nn.Conv2d(4, 8, 3, groups=4, dilation=1), nn.LayerNorm([8, 2, 2])
     )
     last = nn.Sequential(nn.PixelShuffle(2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(32, 3))
-    return nn.Sequential(first, last).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model: nn.Module = nn.Sequential(first, last).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {

@@ -36,7 +36,7 @@ class IndependenceCheck:
         """Compare the gradients of this tensor, which has a row per example."""
         seen: list[tuple[Tensor, Tensor]] = []
         self._seen.append(seen)
-        output.register_hook(partial(_note, seen))
+        output.register_hook(partial(_note, seen))  # type: ignore[no-untyped-call]
 
     def weighted(self, losses: Sequence[Tensor]) -> list[Tensor]:
         """The losses of the first backward pass; the second is that of the losses themselves."""

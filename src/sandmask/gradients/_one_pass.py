@@ -115,7 +115,9 @@ class OnePass(Tape):
         """The sums of each environment's rows, and over these further dimensions."""
         if len(set(self.sizes)) > 1:
             return self.by_environment(lambda rows: rows.sum((0, *over), dtype=dtype), values)
-        return values.unflatten(0, (len(self.sizes), self.sizes[0])).sum((1, *(dim + 1 for dim in over)), dtype=dtype)
+        return torch.unflatten(values, 0, (len(self.sizes), self.sizes[0])).sum(
+            (1, *(dim + 1 for dim in over)), dtype=dtype
+        )
 
     def trace(self, x: Tensor) -> Tensor:
         """Return the model's input, and check it too if examples are checked."""

@@ -38,11 +38,11 @@ class Attempts:
 
         A call that changes buffers fails too: a loop changes them once for each environment.
         """
+        if self.worked(way):
+            return call()
         key = (way, *self._case)
         if key in self._refused:
             raise UnsupportedError(self._refused[key])
-        if key in self._steady:
-            return call()
         buffers = _Buffers(self._model)
         try:
             found = call()
@@ -56,6 +56,10 @@ class Attempts:
         self._steady.add(key)
         self.settle()
         return found
+
+    def worked(self, way: str) -> bool:
+        """Whether this way worked in this case before."""
+        return (way, *self._case) in self._steady
 
     def settle(self) -> None:
         """Remember the ways that failed, once another one did not: then inputs and loss are as they should be."""

@@ -33,6 +33,8 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 NamedGradients = dict[str, Tensor]
 Piece = tuple[list[int], NamedGradients]  # some environments, and their gradients
 
+_FOLDED, _STACKED = "in one pass, folded", "in one pass"
+
 
 @torch.enable_grad()
 def environment_gradients(
@@ -175,7 +177,7 @@ class _Passes:
         """Pieces of the result: some environments, and their gradients."""
         if self.in_one_pass:
             try:
-                found = self.attempts.attempt("in one pass", lambda: self._one_pass().gradients())
+                found = self.attempts.attempt(_STACKED, lambda: self._one_pass().gradients())
                 return iter([(list(range(len(self.batches))), found)])
             except REFUSED:
                 # `vmap` is slower than a loop: a convolution's weight gradient is a grouped convolution, and
@@ -201,7 +203,7 @@ class _Passes:
         if not self.in_one_pass or any(param.device.type != "cpu" for param in self.params.values()):
             return None
         try:
-            folding = self.attempts.attempt("folded", lambda: self._one_pass(fold=True).folding)
+            folding = self.attempts.attempt(_FOLDED, lambda: self._one_pass(fold=True).folding)
         except REFUSED:
             return None
         if not folding.moments or (check_finite and not folding.all_finite()):
@@ -221,7 +223,9 @@ class _Passes:
         case = (*sizes, *alike, self.model.training)
         tape = OnePass(self.params, sizes, fold=fold, check=(self.model, case))
         x = tape.trace(torch.cat([x for x, _ in self.batches]))
-        state = random_state(x.device) if tape.checks else None
+        # Batches may have other sizes in every step, for which gradients are checked, but not outputs.
+        new = tape.checks and not self.attempts.worked(_FOLDED if fold else _STACKED)
+        state = random_state(x.device) if new else None
         with tape:
             output = self.model(x)
         if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != sum(sizes):

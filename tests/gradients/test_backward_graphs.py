@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 import sandmask
 from sandmask.masks import ANDMask, MaskError, SANDMask
@@ -87,6 +88,22 @@ def test_hooks_after_accumulation_are_called_once_all_is_written(expected: list[
         p.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
     sandmask.backward(losses_of(model), model.parameters(), MASK)
     torch.testing.assert_close(seen, expected)
+
+
+def test_hooks_may_remove_themselves() -> None:
+    w = torch.ones(1, requires_grad=True)
+    calls: list[int] = []
+    handles: list[RemovableHandle] = []
+    for number in range(2):
+
+        def once(_: Tensor, number: int = number) -> None:
+            calls.append(number)
+            handles[number].remove()
+
+        handles.append(w.register_post_accumulate_grad_hook(once))  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        sandmask.backward([w.sum(), w.sum()], [w], ANDMask(1.0))
+    assert calls == [0, 1]
 
 
 def test_hooks_of_parameters_see_each_environment() -> None:

@@ -116,6 +116,29 @@ class Centred(Model):
         return F.linear(x - x.mean(0), self.weight)
 
 
+class Reordered(Model):
+    """Changes the order of the examples for a layer, but not of the first four."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        order = torch.cat([torch.arange(4), torch.arange(4, len(x)).flip(0)]) if len(x) > 4 else torch.arange(len(x))
+        return F.linear(x[order], self.weight)[order]
+
+
+class Accumulated(Model):
+    """The examples before count too, of which the first environment has none."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight).cumsum(0)
+
+
+class Detached(Model):
+    """The mean of the batch, through which no gradient passes."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight)
+        return y - y.detach().mean(0)
+
+
 class Tokens(Model):
     """Thirteen tokens, as many as there are examples, in the first dimension of its layer."""
 
@@ -162,6 +185,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "in a list": Listed,
     "bias alone": Shifted,
     "centred": Centred,
+    "reordered": Reordered,
+    "accumulated": Accumulated,
+    "detached mean": Detached,
     "as many tokens as examples": Tokens,
     "a constant with as many rows": Constant,
     "recurrent": Recurrent,
@@ -194,7 +220,17 @@ def test_auto_finds_a_way_for_every_model(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["transposed", "custom function", "batch-norm without statistics", "centred", "as many tokens as examples"]
+    "kind",
+    [
+        "transposed",
+        "custom function",
+        "batch-norm without statistics",
+        "centred",
+        "reordered",
+        "accumulated",
+        "detached mean",
+        "as many tokens as examples",
+    ],
 )
 def test_batched_goes_through_vmap(kind: str) -> None:
     torch.manual_seed(0)

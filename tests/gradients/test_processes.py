@@ -61,6 +61,15 @@ def message(call: Any, *args: Any, **options: Any) -> str:
     return str(caught.value)
 
 
+def record_and_backward(model: nn.Module, numbers: range) -> None:
+    """With a loss for each of these domains, which may be too few."""
+    batches = [domain(number) for number in range(DOMAINS)]
+    with sandmask.record(model, [len(y) for _, y in batches]) as recording:
+        logits = model(torch.cat([x for x, _ in batches])).chunk(DOMAINS)
+    found = [F.cross_entropy(logits[number], batches[number][1]) for number in numbers]
+    recording.backward(found, MASK, processes="average")
+
+
 def backward(model: nn.Module, mask: Mask = MASK, numbers: range = range(DOMAINS), **how: Any) -> None:
     sandmask.backward(losses(model, numbers), model.named_parameters(), mask, **how)
 
@@ -81,6 +90,7 @@ def messages(rank: int) -> dict[str, str]:
         "ways": message(backward, model, processes="average" if rank else "merge"),
         "models": message(backward, make_model(seed=rank), processes="merge"),
         "fewer": message(backward, model, numbers=range(DOMAINS - rank), processes="average"),
+        "fewer recorded": message(record_and_backward, model, range(DOMAINS - rank)),
         "sharded": message(sandmask.backward, [], sharded().named_parameters(), MASK, processes="merge"),
         "in parallel": message(backward, in_parallel(), processes="merge"),
         "gathered": message(backward, sharded(), processes="merge"),  # by the forward pass
@@ -180,6 +190,7 @@ def test_moments_are_merged_when_gradients_are_set(results: list[dict[str, Any]]
         ("ways", ["same `processes`", "merge", "average"]),
         ("models", ["same model", "`0.weight`", "process 1"]),
         ("fewer", ["same number of environments", "Process 1"]),
+        ("fewer recorded", ["In process 1 of the group", "a loss for each of the 4 environments", "Found 3"]),
         ("sharded", ["`0.weight` is a DTensor", "sharded"]),
         ("in parallel", ["`0.weight` is a DTensor", "tensor parallelism"]),
         ("gathered", ["`0.weight` is managed by `fully_shard`", "sharded"]),

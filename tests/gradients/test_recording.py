@@ -1,7 +1,9 @@
 """A recorded forward pass gives what separate forward passes give, and mistakes in its use are named."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -51,6 +53,17 @@ class Attention(nn.Module):
         return logits
 
 
+class Beside(nn.Module):
+    """A layer's output next to its input."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.layer(x)], 1)
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -59,15 +72,33 @@ def convnet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 
 
+def narrow() -> nn.Module:
+    """Layers of few features or none."""
+    norm = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.LayerNorm([4, 1]), nn.Flatten(), nn.Linear(4, 1))
+    return nn.Sequential(nn.Linear(4, 4), norm, Beside(nn.Linear(1, 0)), nn.Linear(1, 3))
+
+
+def depthwise() -> nn.Module:
+    """In channels-last order, with layer-norm over all of it."""
+    first = nn.Sequential(
+        nn.Conv2d(1, 4, 1, bias=False), nn.Conv2d(4, 8, 3, groups=4, dilation=1), nn.LayerNorm([8, 2, 2])
+    )
+    last = nn.Sequential(nn.PixelShuffle(2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(32, 3))
+    model: nn.Module = nn.Sequential(first, last).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "mlp": (mlp, lambda n: torch.randn(n, 4)),
     "convnet": (convnet, lambda n: torch.randn(n, 1, 4, 4)),
+    "narrow": (narrow, lambda n: torch.randn(n, 4)),
+    "depthwise": (depthwise, lambda n: torch.randn(n, 1, 4, 4).contiguous(memory_format=torch.channels_last)),
     "sentences": (Sentences, lambda n: torch.randint(0, 9, (n, 5))),
     "attention": (Attention, lambda n: torch.randint(0, 9, (n, 5)).index_fill(1, torch.tensor(0), 1)),
 }
 
 
-def make(case: str, sizes: list[int]) -> tuple[nn.Module, Tensor, Tensor]:
+def make(case: str, sizes: list[int]) -> tuple[Any, Tensor, Tensor]:
     torch.manual_seed(0)
     build, draw = CASES[case]
     return build(), draw(sum(sizes)), torch.randint(0, 3, (sum(sizes),))
@@ -88,6 +119,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
 @pytest.mark.parametrize("sizes", [[6, 6, 6], [5, 2, 7, 4]])
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 @pytest.mark.parametrize("case", CASES)
@@ -99,6 +131,24 @@ def test_gradients_are_those_of_separate_passes(case: str, mask: Mask, sizes: li
     torch.testing.assert_close(gradients(model), gradients(twin), rtol=1e-3, atol=1e-6)
     assert report.environments == expected.environments == len(sizes)
     assert list(report.per_tensor) == list(expected.per_tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", ["mlp", "convnet"])
+def test_normalization_may_be_in_float32(case: str, dtype: torch.dtype) -> None:
+    """In a model whose other layers are not."""
+    found = []
+    for sizes in ([6, 6, 6], [5, 6, 7]):
+        model, x, y = make(case, sizes)
+        model.to(dtype)[1].float()
+        with sandmask.record(model, sizes) as recording:
+            logits = model(x.to(dtype))
+        assert logits.dtype == dtype
+        recording.backward(losses_of(logits, y, sizes), ANDMask(0.0))
+        found.append(gradients(model))
+        model.zero_grad()
+        sandmask.backward(losses_of(model(x.to(dtype)), y, sizes), model.named_parameters(), ANDMask(0.0))
+        torch.testing.assert_close(found[-1], gradients(model), rtol=0.05, atol=0.01)
 
 
 def test_a_scaler_changes_nothing() -> None:
@@ -164,6 +214,21 @@ def test_models_that_cannot_be_recorded_are_refused(model: nn.Module, reason: st
     assert torch.ones(2).sum() == 2  # nothing is recorded any more
 
 
+@pytest.mark.parametrize("mistake", ["no backward pass", "an error in the block", "too few losses"])
+def test_a_forward_pass_that_is_given_up_is_freed(mistake: str) -> None:
+    model, x, y = make("mlp", [4, 4])
+    kept: list[ref[Tensor]] = []
+    model[0].register_forward_hook(lambda _, __, output: kept.append(ref(output)))
+    with suppress(ZeroDivisionError, MaskError), sandmask.record(model, [4, 4]) as recording:
+        logits = model(x)
+        if mistake == "an error in the block":
+            raise ZeroDivisionError
+        if mistake == "too few losses":
+            recording.backward(losses_of(logits, y, [4, 4])[:1], ANDMask(1.0))
+    del recording, logits
+    assert kept[0]() is None
+
+
 def test_mistakes_are_named() -> None:
     sizes = [4, 4, 4]
     model, x, y = make("mlp", sizes)
@@ -188,12 +253,15 @@ def test_a_checkpoint_is_an_error() -> None:
         recording.backward(losses_of(logits, torch.zeros(8).long(), sizes), ANDMask(1.0))
 
 
-def test_losses_that_mix_environments_are_an_error() -> None:
-    sizes = [4, 4]
+@pytest.mark.parametrize("apart", [0, 1])
+def test_losses_that_mix_environments_are_an_error(apart: int) -> None:
+    """All environments, or only those after the first."""
+    sizes = [4] * (apart + 2)
     model, x, y = make("mlp", sizes)
     with sandmask.record(model, sizes) as recording:
         logits = model(x)
-    losses = [F.cross_entropy(logits[rows], y[rows]) for rows in (slice(0, None, 2), slice(1, None, 2))]
+    parts = [slice(4)] * apart + [slice(4 * apart, None, 2), slice(4 * apart + 1, None, 2)]
+    losses = [F.cross_entropy(logits[rows], y[rows]) for rows in parts]
     with pytest.raises(MaskError, match="independently"):
         recording.backward(losses, ANDMask(1.0))
     assert all(p.grad is None for p in model.parameters())

@@ -181,7 +181,8 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
         else:
             param.grad.add_(grad)
     for param in (named[name] for name in masked):
-        for hook in (param._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001 - `Tensor.backward` calls them
+        # `Tensor.backward` calls these hooks, which may remove themselves.
+        for hook in list((param._post_accumulate_grad_hooks or {}).values()):  # noqa: SLF001
             hook(param)
     watch_optimizer(next(iter(named.values())))
     return MaskReport(mask, moments)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.conv import _ConvNd
 
+from sandmask.gradients._attempts import REFUSED, Attempts
 from sandmask.gradients._backward import fill_gradients
 from sandmask.gradients._checks import (
     Method,
@@ -18,21 +19,21 @@ from sandmask.gradients._checks import (
     choose_method,
     trainable,
 )
+from sandmask.gradients._independence import check_outputs, random_state
 from sandmask.gradients._losses import gradients_by_environment, joined_targets, scalar_loss
 from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._processes import Processes, merge, message_of, resolve_processes
 from sandmask.gradients._report import MaskReport
 from sandmask.gradients._scaling import Scaling
 from sandmask.gradients._tape import NoParameters, UnsupportedError
-from sandmask.masks import GradientMoments, Mask, MaskError
+from sandmask.masks import GradientMoments, Mask, MaskError, TensorMoments
+from sandmask.masks._two_pass import accumulation_dtype
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 NamedGradients = dict[str, Tensor]
 Piece = tuple[list[int], NamedGradients]  # some environments, and their gradients
 
-# A model that raises these may work in a loop: `vmap` has no branches on values, and lacks rules for some functions. If
-# not, the loop raises the clearer error.
-_REFUSED = (UnsupportedError, RuntimeError)
+_FOLDED, _STACKED = "in one pass, folded", "in one pass"
 
 
 @torch.enable_grad()
@@ -96,13 +97,13 @@ def environment_moments(
     folded = None if log_magnitude else passes.folded(check_finite=check_finite)
     if folded is not None:
         return folded
-    pieces = passes.pieces()
-    envs, first = next(pieces)
-    moments = GradientMoments.of_gradients(
-        first, log_magnitude=log_magnitude, check_finite=check_finite, environments=envs
-    )
-    for envs, grads in pieces:
-        moments.update_many(grads, environments=envs)
+    moments = GradientMoments(log_magnitude=log_magnitude, check_finite=check_finite)
+    for envs, grads in passes.pieces():
+        if envs == [moments.count]:  # one after the other, as in a loop
+            moments.update({name: of_one[0] for name, of_one in grads.items()})
+        else:
+            moments.update_many(grads, environments=envs)
+    moments.check_finite()
     return moments
 
 
@@ -168,22 +169,28 @@ class _Passes:
         self.chunk_size = min(chunk_size or len(self.batches), len(self.batches))
         self.method = choose_method(method, model, self.params, self.chunk_size)
         self.in_one_pass = self.method != "loop" and not per_sample and chunk_size is None
+        examples = {(x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype) for x, y in self.batches}
+        loss = getattr(loss_fn, "__code__", type(loss_fn))  # the same for a lambda that is made in every step
+        self.attempts = Attempts(model, (model.training, per_sample, tuple(self.params), frozenset(examples), loss))
 
     def pieces(self) -> Iterator[Piece]:
         """Pieces of the result: some environments, and their gradients."""
         if self.in_one_pass:
             try:
-                return iter([(list(range(len(self.batches))), self._one_pass().gradients())])
-            except _REFUSED:
-                # The vmap of a convolution's weight gradient is a grouped convolution, which is slower than a loop.
-                if self.method == "auto" and any(isinstance(module, _ConvNd) for module in self.model.modules()):
+                found = self.attempts.attempt(_STACKED, lambda: self._one_pass().gradients())
+                return iter([(list(range(len(self.batches))), found)])
+            except REFUSED:
+                # `vmap` is slower than a loop: a convolution's weight gradient is a grouped convolution, and
+                # recurrent layers are computed step by step.
+                slow = any(isinstance(module, _ConvNd | nn.RNNBase) for module in self.model.modules())
+                if self.method == "auto" and slow:
                     return self._loop()
         if self.method == "loop":
             return self._loop()
         pieces = self._vmapped()
         try:
-            first = next(pieces)
-        except _REFUSED as error:
+            first = self.attempts.attempt("by vmap", lambda: next(pieces))
+        except REFUSED as error:
             if self.method == "batched":
                 raise MaskError(f'The environments cannot be batched: {error}. Use method="loop".') from error
             return self._loop()
@@ -196,12 +203,17 @@ class _Passes:
         if not self.in_one_pass or any(param.device.type != "cpu" for param in self.params.values()):
             return None
         try:
-            folding = self._one_pass(fold=True).folding
-        except _REFUSED:
+            folding = self.attempts.attempt(_FOLDED, lambda: self._one_pass(fold=True).folding)
+        except REFUSED:
             return None
-        if len(folding.moments) < len(self.params) or (check_finite and not folding.all_finite()):
+        if not folding.moments or (check_finite and not folding.all_finite()):
             return None
-        return GradientMoments.of_named(folding.moments, self.params, check_finite=check_finite)
+        unused = {
+            name: TensorMoments(len(self.batches), *torch.zeros(3, *p.shape, dtype=accumulation_dtype(p.dtype)))
+            for name, p in self.params.items()
+            if name not in folding.moments
+        }
+        return GradientMoments.of_named({**folding.moments, **unused}, self.params, check_finite=check_finite)
 
     def _one_pass(self, *, fold: bool = False) -> OnePass:
         sizes = [y.shape[0] for _, y in self.batches]
@@ -211,10 +223,15 @@ class _Passes:
         case = (*sizes, *alike, self.model.training)
         tape = OnePass(self.params, sizes, fold=fold, check=(self.model, case))
         x = tape.trace(torch.cat([x for x, _ in self.batches]))
+        # Batches may have other sizes in every step, for which gradients are checked, but not outputs.
+        new = tape.checks and not self.attempts.worked(_FOLDED if fold else _STACKED)
+        state = random_state(x.device) if new else None
         with tape:
             output = self.model(x)
         if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != sum(sizes):
             raise UnsupportedError("the model's output is not one tensor with a row per example")
+        if state is not None and torch.equal(state, random_state(x.device)):  # else outputs are random
+            check_outputs(self.model, [x for x, _ in self.batches], torch.split(output, sizes))
         tape.run(self._losses(tape, output), list(self.params.values()))
         return tape
 
@@ -233,6 +250,7 @@ class _Passes:
         params = self.params
         losses = (self.loss_fn(self.model(x), y) for x, y in self.batches)
         for e, grads in enumerate(gradients_by_environment(losses, list(params.values()))):
+            self.attempts.settle()
             of_one = dict(zip(params, grads, strict=True))
             if sparse := [name for name, g in of_one.items() if g is not None and g.layout is not torch.strided]:
                 raise MaskError(f"The gradient of `{sparse[0]}` should be dense. Build its module with sparse=False.")

@@ -46,7 +46,7 @@ def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
     if len(set(tape.sizes)) > 1:
         return tape.by_environment(lambda g, v: g.flatten(0, -2).T @ v.flatten(0, -2), grad, x)
     n_envs = len(tape.sizes)
-    grad, x = (t.reshape(n_envs, -1, t.shape[-1]) for t in (grad, x))
+    grad, x = (t.reshape(n_envs, t.shape[:-1].numel() // n_envs, t.shape[-1]) for t in (grad, x))
     # Where moments are taken of it at once, it is then forgotten.
     return scratch_product(grad.mT, x) if tape.folds else grad.mT @ x
 
@@ -129,15 +129,15 @@ class _Affine(torch.autograd.Function):
         ctx.tape, ctx.params, ctx.shape = tape, (weight, bias), shape
         ctx.save_for_backward(x, weight, _MARK)
         scaled = x * weight.view(shape)
-        return scaled if bias is None else scaled + bias.view(shape)
+        return (scaled if bias is None else scaled + bias.view(shape)).to(x.dtype)  # weights may have a wider one
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
         over = [dim for dim, size in enumerate(ctx.shape) if dim > 0 and size == 1]
-        tape.add(own_weight, lambda: tape.sums(grad * x, over).view(-1, *own_weight.shape))
-        tape.add(own_bias, lambda: tape.sums(grad, over).view(-1, *own_weight.shape))
+        tape.add(own_weight, lambda: tape.sums(grad * x, over, weight.dtype).view(-1, *own_weight.shape))
+        tape.add(own_bias, lambda: tape.sums(grad, over, weight.dtype).view(-1, *own_weight.shape))
         return None, grad * weight.view(ctx.shape), None, None, None
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandmask.gradients._folding import Folding
+from sandmask.gradients._independence import IndependenceCheck
 from sandmask.gradients._layers import COMPOSITES, LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.masks import MaskError
@@ -48,8 +49,8 @@ class OnePass(Tape):
         self.sizes = list(sizes)
         self._case: object = None if check is None else check[1]
         self._known: set[object] = set() if check is None else _independent.setdefault(check[0], set())
-        # The outputs of layers, and the input, if they are to be checked.
-        self._traced: list[Tensor] | None = None if check is None or self._case in self._known else []
+        self._check = None if check is None or self._case in self._known else IndependenceCheck(sizes)
+        self._source: list[Tensor] = []  # the model's input, if it is checked
         self._records = True
         self._running = False
         self._gradients: dict[str, Tensor] = {}
@@ -67,15 +68,15 @@ class OnePass(Tape):
 
     @property
     def checks(self) -> bool:
-        """Whether `run` checks that examples are independent, for which it needs the first environment's loss."""
-        return self._traced is not None
+        """Whether `run` checks that examples are independent, for which it needs the loss of every environment."""
+        return self._check is not None
 
     def computed(self, output: Tensor, used: set[str]) -> Tensor:
-        """Note which parameters were used, and the output where that is traced."""
+        """Note which parameters were used, and check the output."""
         self.shares = self.shares or not used.isdisjoint(self._used)
         self._used |= used
-        if self._traced is not None and output.requires_grad:
-            self._traced.append(output)
+        if self._check is not None and output.requires_grad:
+            self._check.watch(output)
         return output
 
     def check_rows(self, x: Tensor) -> None:
@@ -114,36 +115,36 @@ class OnePass(Tape):
         """The sums of each environment's rows, and over these further dimensions."""
         if len(set(self.sizes)) > 1:
             return self.by_environment(lambda rows: rows.sum((0, *over), dtype=dtype), values)
-        return values.reshape(len(self.sizes), -1, *values.shape[1:]).sum((1, *(dim + 1 for dim in over)), dtype=dtype)
+        return torch.unflatten(values, 0, (len(self.sizes), self.sizes[0])).sum(
+            (1, *(dim + 1 for dim in over)), dtype=dtype
+        )
 
     def trace(self, x: Tensor) -> Tensor:
-        """Return the model's input, and trace it if examples are checked."""
-        if self._traced is None or not x.is_floating_point():
+        """Return the model's input, and check it too if examples are checked."""
+        if self._check is None or not x.is_floating_point():
             return x
         source = x.detach().requires_grad_()
-        self._traced.append(source)
+        self._check.watch(source)
+        self._source.append(source)
         return source.clone()  # which the model may change in place
 
-    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
-        """The backward pass, see `Tape.run`."""
-        if self._traced:
-            self._check_independence(losses[0], self._traced)
-        if self._traced is not None:
-            self._known.add(self._case)
-            self._traced = None
-        super().run(losses, leaves)
-
-    def _check_independence(self, loss: Tensor, traced: Sequence[Tensor]) -> None:
-        """Raise if the gradient of the first environment's loss reaches rows of another one, in any layer.
+    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
+        """The backward pass, see `Tape.run`. The gradients are of no use if it raises an error.
 
         It does in a model that mixes examples, and in one whose layers have something other than examples in the first
         dimension, such as tokens, if there happen to be as many.
         """
+        if self._check is None:
+            super().run(losses, leaves, others)
+            return
+        reached = [*leaves, *self._source]
         self._records = False
-        gradients = self.differentiate(loss, traced, retain_graph=True)
+        self.differentiate(self._check.weighted(list(losses)), reached, retain_graph=True)
         self._records = True
-        if any(gradient is not None and bool(gradient[self.sizes[0] :].any()) for gradient in gradients):
+        super().run(losses, leaves, [*self._source, *others])
+        if not self._check.passed():
             raise UnsupportedError("examples do not pass through the model independently of each other")
+        self._known.add(self._case)
 
     def differentiate(
         self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False

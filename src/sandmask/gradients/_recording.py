@@ -119,6 +119,29 @@ class Recording:
         check_finite: bool,
         transform: Callable[[Iterator[EnvironmentGradients]], Iterator[EnvironmentGradients]] | None = None,
     ) -> GradientMoments:
+        check_finite = check_finite and not scaling.active
+        if transform is not None:
+            moments = mask.new_moments(check_finite=check_finite)
+            for gradients in transform(self._by_environment(losses, named, scaling)):
+                moments.update(dict(zip(named, gradients, strict=True)))
+            return moments
+        tape = self._run(losses, scaling, fold=not (scaling.active or mask.needs_log_magnitude))
+        if tape.folds:
+            return _folded(tape, named, losses, check_finite=check_finite)
+        return GradientMoments.of_gradients(
+            _unscaled(tape, named, scaling), log_magnitude=mask.needs_log_magnitude, check_finite=check_finite
+        )
+
+    def _by_environment(
+        self, losses: Sequence[Tensor] | Tensor, named: Mapping[str, Tensor], scaling: Scaling
+    ) -> Iterator[EnvironmentGradients]:
+        """Yield every environment's gradients. Errors are raised on the way, where other processes are told of them."""
+        found = _unscaled(self._run(losses, scaling, fold=False), named, scaling)
+        for e in range(len(self._sizes)):
+            yield [None if grads is None else grads[e] for grads in found.values()]
+
+    def _run(self, losses: Sequence[Tensor] | Tensor, scaling: Scaling, *, fold: bool) -> OnePass:
+        """Check the losses and make the backward pass; the tape then has the gradients."""
         checked = [scalar_loss(loss, e) for e, loss in enumerate(losses)]
         if len(checked) != len(self._sizes):
             raise MaskError(
@@ -129,32 +152,22 @@ class Recording:
         tape, self._tape = self._tape, None
         if tape is None:
             raise MaskError("The graph of a recorded forward pass is freed by `backward`. Record another one.")
-        on_cpu = all(param.device.type == "cpu" for param in named.values())
-        tape.folds = on_cpu and not (scaling.active or transform or mask.needs_log_magnitude or tape.shares)
+        on_cpu = all(param.device.type == "cpu" for param in self._params.values())
+        tape.folds = on_cpu and fold and not tape.shares
         try:
             tape.run([scaling.scale_loss(loss) for loss in checked], list(self._params.values()))
         except UnsupportedError as error:
             raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
-        check_finite = check_finite and not scaling.active
-        if tape.folds:
-            return _folded(tape, named, checked, check_finite=check_finite)
-        used = tape.used()
-        gradients_by_name = dict(zip(named, scaling.unscale([used.get(name) for name in named]), strict=True))
-        if transform is None:
-            return GradientMoments.of_gradients(
-                gradients_by_name, log_magnitude=mask.needs_log_magnitude, check_finite=check_finite
-            )
-        by_environment: Iterator[EnvironmentGradients] = (
-            [None if grads is None else grads[e] for grads in gradients_by_name.values()] for e in range(len(checked))
-        )
-        moments = mask.new_moments(check_finite=check_finite)
-        for gradients in transform(by_environment):
-            moments.update(dict(zip(named, gradients, strict=True)))
-        return moments
+        return tape
+
+
+def _unscaled(tape: OnePass, named: Mapping[str, Tensor], scaling: Scaling) -> dict[str, Tensor | None]:
+    used = tape.used()
+    return dict(zip(named, scaling.unscale([used.get(name) for name in named]), strict=True))
 
 
 def _folded(
-    tape: OnePass, named: Mapping[str, Tensor], losses: Sequence[Tensor], *, check_finite: bool
+    tape: OnePass, named: Mapping[str, Tensor], losses: Sequence[Tensor] | Tensor, *, check_finite: bool
 ) -> GradientMoments:
     found = tape.folding.moments
     if not found:

@@ -77,13 +77,14 @@ class Tape(TorchFunctionMode):
         """The error for a parameter that a function other than a layer was given."""
         return UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
 
-    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor]) -> None:
-        """The backward pass. Nothing may arrive at `leaves`, which the parameters are, or are views of.
+    def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
+        """The backward pass, also to `others`. Nothing may arrive at `leaves`: parameters, or what they are views of.
 
         Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
         `autograd.Function`.
         """
-        if any(grad is not None for grad in self.differentiate(losses, leaves)):
+        found = self.differentiate(losses, [*leaves, *others])
+        if any(grad is not None for grad in found[: len(leaves)]):
             raise UnsupportedError("a parameter is used by a function that cannot be watched")
 
     def differentiate(

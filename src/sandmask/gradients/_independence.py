@@ -1,0 +1,81 @@
+"""Check that examples pass through a model independently of each other: their gradients, and their outputs."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from sandmask.gradients._tape import UnsupportedError
+
+# How much an output may differ if a batch has more examples, relative to the largest: other kernels may compute it.
+_OUTPUT_TOLERANCE = 1e-2
+_OUTPUT_TOLERANCE_HALF = 1e-1
+
+# How much a gradient may change if the losses of other environments change, relative to its size. Kernels that add up
+# in any order change it by rounding errors.
+_TOLERANCE = 1e-4
+_TOLERANCE_HALF = 2e-2
+
+
+class IndependenceCheck:
+    """Compares two backward passes: one of the losses, and one of the losses times a different factor each.
+
+    Where examples are independent of each other, the gradient of a row is multiplied by the factor of its environment.
+    Factors are powers of two, so that this is exact. Only two numbers of each row are kept.
+
+    :param sizes: number of examples of each environment.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._factors = [2.0 ** -((e + e // 4 + e // 16) % 4) for e in range(len(sizes))]
+        self._of_rows = torch.tensor(self._factors).repeat_interleave(torch.tensor(sizes))
+        self._seen: list[list[tuple[Tensor, Tensor]]] = []
+
+    def watch(self, output: Tensor) -> None:
+        """Compare the gradients of this tensor, which has a row per example."""
+        seen: list[tuple[Tensor, Tensor]] = []
+        self._seen.append(seen)
+        output.register_hook(partial(_note, seen))  # type: ignore[no-untyped-call]
+
+    def weighted(self, losses: Sequence[Tensor]) -> list[Tensor]:
+        """The losses of the first backward pass; the second is that of the losses themselves."""
+        return [loss * factor for loss, factor in zip(losses, self._factors, strict=True)]
+
+    def passed(self) -> bool:
+        """Whether no row's gradient depends on the loss of another environment. Called after both passes.
+
+        What is not finite passes: it has an error of its own.
+        """
+        mixed = []
+        for (weighted, _), (plain, tolerance) in (seen for seen in self._seen if seen):
+            difference = weighted - plain * self._of_rows.to(plain)
+            mixed.append((difference.abs() > tolerance).any())
+        return not any(bool(each) for each in mixed)
+
+
+def _note(seen: list[tuple[Tensor, Tensor]], grad: Tensor) -> None:
+    """A number that depends on all elements of a row of the gradient, and how much it may differ."""
+    tolerance = _TOLERANCE_HALF if grad.itemsize == 2 else _TOLERANCE
+    numbers = torch.view_as_real(grad) if grad.is_complex() else grad
+    rows = numbers.reshape(len(grad), -1).to(torch.promote_types(numbers.dtype, torch.float32))
+    products = rows * torch.linspace(1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
+    seen.append((products.sum(1), products.abs().sum(1) * tolerance))
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the device's random numbers: the same after a forward pass that draws none."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def check_outputs(model: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Raise if an environment alone has other outputs than together with the others.
+
+    Values may depend on other examples where gradients do not: a detached mean of the batch, a branch on a value.
+    """
+    for x, rows in zip(inputs, outputs, strict=True):
+        alone = model(x.clone()).detach()  # which the model may change in place
+        half = rows.itemsize == 2 or torch.is_autocast_enabled(x.device.type)
+        tolerance = rows.abs().amax() * (_OUTPUT_TOLERANCE_HALF if half else _OUTPUT_TOLERANCE)
+        if alone.shape != rows.shape or bool(((alone - rows).abs() > tolerance).any()):
+            raise UnsupportedError("examples do not pass through the model independently of each other")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sandmask._files import files_below
 from sandmask._text import in_shell
 from sandmask.algorithms import Algorithm, State
 from sandmask.errors import SandmaskError
@@ -165,8 +166,8 @@ def kept_models(folder: Path) -> Iterator[KeptModel]:
 
     :param folder: file or folder.
     """
-    files = [folder] if folder.is_file() else sorted(folder.rglob(f"[!.]*{MODELS_SUFFIX}"))
-    for file in files:
+    files = [folder] if folder.is_file() else files_below(folder, MODELS_SUFFIX)
+    for file in (file for file in files if not file.name.startswith(".")):
         metadata = load_metadata(file)
         if not {"runs", "steps"} <= metadata.keys():
             raise DamagedFileError(f"{file} holds other things than the models of a sweep. Move it elsewhere.")

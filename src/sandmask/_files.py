@@ -1,4 +1,4 @@
-"""Replace files by renaming a temporary one, and lock them."""
+"""Replace files by renaming a temporary one, find them, and lock them."""
 
 import glob
 import os
@@ -71,6 +71,30 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def files_below(folder: Path, *endings: str) -> list[Path]:
+    """The files below a folder whose names end with one of `endings`, sorted. Links to folders are followed.
+
+    A folder that is reached twice is read once, so links may form a cycle. A broken link counts as a file.
+    """
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+
+    def is_new(path: str) -> bool:
+        try:
+            stat = os.stat(path)  # noqa: PTH116 - a sweep may have tens of thousands of folders
+        except OSError:  # removed since it was listed
+            return False
+        before = len(seen)
+        seen.add((stat.st_dev, stat.st_ino))
+        return len(seen) > before
+
+    is_new(str(folder))
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if is_new(os.path.join(parent, name))]  # noqa: PTH118
+        found += [Path(parent, name) for name in names if name.endswith(endings)]
+    return sorted(found)
 
 
 def remove_abandoned(folder: Path, name: str = "*") -> None:

@@ -180,6 +180,7 @@ BAD_FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("gap.csv", lambda path: path.write_text("1,,3,4,5,6,7,8\n1,2,3,4,5,6,7,8\n"), "cannot be read as csv"),
     ("latin.csv", lambda path: path.write_bytes(b"\xff\xfe\xff"), "cannot be read as csv"),
     ("nan.csv", lambda path: path.write_text("1,2,3,4,5,6,7,nan\n"), "contains NaN or infinite"),
+    ("large.npy", lambda path: np.save(path, np.full(8, 1e300)), "contains NaN or infinite"),
     ("short.npy", lambda path: np.save(path, np.zeros(7)), "of shape [8]"),
     ("counts.npy", lambda path: np.save(path, np.zeros(8, dtype=int)), "numbers of type int64"),
     ("photo.png", lambda path: Image.new("RGB", (4, 4)).save(path), "in files of type .npy, .npz, .csv"),

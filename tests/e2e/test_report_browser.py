@@ -292,6 +292,15 @@ def test_metrics_changes_and_commands_are_shown(visit: Open, tmp_path: Path) -> 
     assert page.evaluate("getSelection().toString()") == found
 
 
+def test_ranks_say_why_methods_are_left_out(visit: Open, tmp_path: Path) -> None:
+    runs = made_up_sweep(["ERM", "IRM"], draws=1)
+    runs += [run for run in made_up_sweep(["VREx"], draws=1) if run.spec.test_envs != (0,)]
+    runs += made_up_sweep(["ERM"], draws=1, seed=1, options={"soup": "greedy"})
+    page = visit("comparisons", target=write_html(runs, tmp_path / "page.html", ["oracle"]).as_uri())
+    words = page.inner_text("main")
+    assert "runs are missing: VREx. Soups and ensembles, which combine many runs, are not ranked." in words
+
+
 def _plain(word: str) -> str | tuple[str, float]:
     """A word; of a hyperparameter, the number that it is."""
     name, equals, value = word.partition("=")

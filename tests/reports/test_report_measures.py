@@ -224,4 +224,4 @@ def test_the_command_of_any_run_is_printed(runs: list[RunRecord], tmp_path: Path
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", own.spec.id])
     assert "photos-3f2a9c51 are images of your own. Write their path" in done.stderr
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", "nothing"])
-    assert "holds no runs whose id begins with 'nothing'" in done.stderr
+    assert "holds no runs whose id begins with 'nothing'. The page of --html lists" in done.stderr

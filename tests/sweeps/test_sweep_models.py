@@ -97,6 +97,17 @@ def test_the_models_are_listed(kept: SweepFolder) -> None:
     assert "12 models" in CliRunner().invoke(app, ["sweep", "models", str(kept.path)]).stdout
 
 
+def test_damaged_metadata_of_models_are_reported(kept: SweepFolder) -> None:
+    file = next(kept.stacks.glob("*.models.safetensors"))
+    content = file.read_bytes()
+    for old in (b"hparams", b"trial_seed"):
+        assert old in content
+        file.write_bytes(content.replace(old, old.upper()))  # as a flipped bit would
+        for read in (Sweep.read(kept.path).models, lambda: sandmask.load_run(kept.path, run="a")):
+            with pytest.raises(SandmaskError, match=r"is damaged: its checksum does not match. Delete it"):
+                read()
+
+
 def test_what_to_keep_is_part_of_the_sweep(small_sweep: Small, tmp_path: Path) -> None:
     plain, keeps = small_sweep(), small_sweep(keep_models="last", shared_init=True, metrics=("ece", "f1"))
     (tmp_path / "s.toml").write_text(to_toml(keeps))

@@ -93,7 +93,7 @@ def test_more_of_the_same_extends_a_folder(folder: SweepFolder, small_sweep: Mak
         ({"n_hparams": 1}, "n_hparams is 2 there, 1 was asked for"),
         ({"algorithms": ("ERM",)}, "algorithms is ERM,SANDMask there, ERM was asked for"),
         ({"test_envs": ("a",)}, "test_envs is all there, a was asked for"),
-        ({"steps": None}, "steps is 7 there, the protocol's was asked for"),
+        ({"steps": None}, "steps is 7 there, the default was asked for"),
         ({"hparams": {}}, "hparams is mlp_width=8"),
         ({"metrics": ("f1",)}, "metrics is nothing there, f1 was asked for"),
     ],

@@ -200,9 +200,8 @@ def _command_of(directory: Path, run: str) -> str:
     """The command of the run whose id begins so."""
     found = [record for record in split_averages(_read(directory)) if record.spec.id.startswith(run)]
     if len(found) != 1:
-        raise SandmaskError(
-            f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. Give a longer part of the id."
-        )
+        remedy = "Give a longer part of the id." if found else "The page of --html lists the runs with their ids."
+        raise SandmaskError(f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. {remedy}")
     if OWN_IMAGES.fullmatch(dataset := found[0].spec.dataset):
         typer.echo(
             f"note: {printable(dataset)} are images of your own. Write their path instead of this name.", err=True

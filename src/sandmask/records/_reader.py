@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sandmask._files import files_below
 from sandmask.errors import SandmaskError
 from sandmask.records._archive import ARCHIVE_SUFFIX, read_archive
 from sandmask.records._lines import read_lines
@@ -37,8 +38,8 @@ def _files(path: str | os.PathLike[str]) -> list[Path]:
         raise SandmaskError(f"{root} does not exist. Name a folder of records, a .jsonl file or an archive.")
     if not root.is_dir():
         return [root]
-    found = sorted([*root.rglob("*.jsonl"), *root.rglob(f"*{ARCHIVE_SUFFIX}")])
-    # Folders and pipes of such a name are skipped. A broken link is not: opening it raises an error.
+    found = files_below(root, ".jsonl", ARCHIVE_SUFFIX)
+    # Pipes of such a name are skipped. A broken link is not: opening it raises an error.
     return [file for file in found if file.is_file() or not file.exists()]
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sandmask._files import files_below
 from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import dataset_entry
 from sandmask.errors import SandmaskError
@@ -109,7 +110,7 @@ class SweepFolder:
     def finished(self) -> set[str]:
         """The ids of all finished runs in any file below the folder."""
         found: set[str] = set()
-        for file in [*self.path.rglob(f"*{ARCHIVE_SUFFIX}"), *self.path.rglob("*.jsonl")]:
+        for file in files_below(self.path, ARCHIVE_SUFFIX, ".jsonl"):
             with suppress(FileNotFoundError):  # removed since it was listed
                 found |= _finished_runs(file, stamp_of(file))
         return found

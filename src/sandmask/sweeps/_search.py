@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sandmask._files import files_below
 from sandmask.hparams import seed_hash
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
@@ -113,7 +114,7 @@ class Search:
     def _results(self) -> dict[str, dict[int, _Result]]:
         """The results of finished runs, by study and number."""
         found: defaultdict[str, list[_Result]] = defaultdict(list)
-        for file in sorted(self.folder.path.rglob(f"*{ARCHIVE_SUFFIX}")):
+        for file in files_below(self.folder.path, ARCHIVE_SUFFIX):
             for result in _results_in(file, stamp_of(file)):
                 found[study_name(result.spec)].append(result)
         return {name: study.own(found[name]) for name, study in self._studies.items()}

@@ -148,7 +148,7 @@ def _shown(value: object) -> str:
         return ",".join(map(str, value)) or "nothing"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={each}" for name, each in value.items()) or "nothing"
-    return "the protocol's" if value is None else str(value)
+    return "the default" if value is None else str(value)
 
 
 def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:

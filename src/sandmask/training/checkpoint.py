@@ -51,7 +51,7 @@ def load_checked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         # Copied into aligned memory: the rounding of CPU kernels depends on the alignment.
         leaves = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is not a dict
     if checksum not in (None, _checksum(metadata, leaves)):
-        raise _damaged(path)
+        raise damaged(path)
     return metadata, leaves
 
 
@@ -165,11 +165,12 @@ def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
     try:
         metadata: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
-        raise _damaged(path) from error
+        raise damaged(path) from error
     return metadata, metadata.pop(_CHECKSUM, None)
 
 
-def _damaged(path: Path) -> SandmaskError:
+def damaged(path: Path) -> DamagedFileError:
+    """The error for a file whose content does not match its checksum."""
     return DamagedFileError(f"{path} is damaged: its checksum does not match. {_remedy(path)}")
 
 

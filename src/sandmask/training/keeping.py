@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sandmask._files import files_below
 from sandmask._text import in_shell
 from sandmask.algorithms import Algorithm, State
 from sandmask.errors import SandmaskError
@@ -23,7 +24,14 @@ from sandmask.functional import AdamState
 from sandmask.records import RunRecord, RunSpec, averaged_spec
 from sandmask.selection import mean_over_environments
 from sandmask.training.averaging import average_metric, averaged_state, where
-from sandmask.training.checkpoint import MODELS_SUFFIX, DamagedFileError, load_checked, load_metadata, save_tree
+from sandmask.training.checkpoint import (
+    MODELS_SUFFIX,
+    DamagedFileError,
+    damaged,
+    load_checked,
+    load_metadata,
+    save_tree,
+)
 from sandmask.training.model_file import ModelInfo, model_tree, state_of
 from sandmask.training.preprocessing import Preprocessing
 from sandmask.training.stack import Stack, without_averages
@@ -174,15 +182,21 @@ def kept_models(folder: Path) -> Iterator[KeptModel]:
 
     :param folder: file or folder.
     """
-    files = [folder] if folder.is_file() else sorted(folder.rglob(f"[!.]*{MODELS_SUFFIX}"))
-    for file in files:
+    files = [folder] if folder.is_file() else files_below(folder, MODELS_SUFFIX)
+    for file in (file for file in files if not file.name.startswith(".")):
         metadata = load_metadata(file)
         if not {"runs", "steps"} <= metadata.keys():
             raise DamagedFileError(f"{file} holds other things than the models of a sweep. Move it elsewhere.")
-        for kind, steps in metadata["steps"].items():
-            for place, (spec, step) in enumerate(zip(metadata["runs"], steps, strict=True)):
-                if step >= 0:
-                    yield KeptModel(file, place, RunSpec.from_json(spec), kind, step)
+        try:
+            specs = [RunSpec.from_json(spec) for spec in metadata["runs"]]
+            yield from [
+                KeptModel(file, place, spec, kind, step)
+                for kind, steps in metadata["steps"].items()
+                for place, (spec, step) in enumerate(zip(specs, steps, strict=True))
+                if step >= 0
+            ]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # metadata are read without their checksum
+            raise damaged(file) from error
 
 
 def find_model(folder: Path, run: str | None, average: str | None) -> KeptModel:

@@ -89,7 +89,8 @@ class Preprocessing:
         if _is_uint8(array) and self.kind == "pixels":
             return (torch.tensor(array) if isinstance(array, np.ndarray) else array) / 255.0
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-            return torch.tensor(array.astype(np.float32))  # a copy: the array may be read-only
+            with np.errstate(over="ignore"):  # too large for float32: infinite, which callers check for
+                return torch.tensor(array.astype(np.float32))  # a copy: the array may be read-only
         if not isinstance(array, Tensor) or not array.is_floating_point():
             raise SandmaskError(f"This model takes {self.expected}. Found numbers of type {array.dtype}.")
         return array.to(torch.float32)

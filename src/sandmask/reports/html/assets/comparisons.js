@@ -49,12 +49,19 @@ function comparison(statistics, scope) {
 const RANK_NEEDS =
   "It needs at least two methods that were all measured on the same held-out domains, two or more of them";
 
+// As `is_soup` in sandmask.selection.
+function isSoup(method) {
+  const [, ...spoken] = method.split(" (")[0].split(" + ");
+  return spoken.some((word) => word === "ensemble" || word.endsWith(" soup"));
+}
+
 function rankFigure(statistics, rows, scope, where) {
   const critical = statistics.critical_differences[scope];
   const methods = rows.filter((one) => one.mean_rank !== null).sort((a, b) => a.mean_rank - b.mean_rank)
     .map((one) => ({ name: one.method, rank: one.mean_rank, baseline: one.method === statistics.baseline }));
   if (critical === undefined || methods.length < 2) return empty(`No rank plot for ${where}. ${RANK_NEEDS}.`);
-  const left = rows.filter((one) => one.mean_rank === null).map((one) => one.method);
+  const unranked = rows.filter((one) => one.mean_rank === null).map((one) => one.method);
+  const left = unranked.filter((method) => !isSoup(method));
   const title = `Mean ranks on ${where}, ${rule()}`;
   return figure({
     name: `ranks-${scope}-${rule()}`, title,
@@ -63,6 +70,7 @@ function rankFigure(statistics, rows, scope, where) {
       `their mean ranks differ by less than ${critical.toFixed(2)}.`,
       `${RANK_NEEDS}, and it treats those as independent, which domains that share training data are not quite.`,
       left.length && `Left out because runs are missing: ${listed(left)}.`,
+      left.length < unranked.length && "Soups and ensembles, which combine many runs, are not ranked.",
     ),
     draw: ({ width, colors }) => rankChart({ title, methods, critical, width, colors }),
     table: () => ({

@@ -75,7 +75,17 @@ ALGORITHMS.register(
         hparams=(
             Hparam("eqrm_quantile", 0.75, Uniform(0.5, 0.99), Bounds(high=1, open_high=True)),
             Hparam("eqrm_burnin_iters", 2500.0, LogUniform(10, 2.5, 3.5), NON_NEGATIVE, step=True),
+            Hparam(
+                "eqrm_burnin_iters",
+                500.0,
+                LogUniform(10, 1.8, 2.8),
+                NON_NEGATIVE,
+                step=True,
+                scope="tabular",
+                space="recipe",
+            ),
             Hparam("eqrm_lr", 1e-6, LogUniform(10, -7, -5), NON_NEGATIVE),
+            Hparam("eqrm_lr", 1e-4, LogUniform(10, -5, -3), NON_NEGATIVE, scope="tabular", space="recipe"),
         ),
     )
 )

@@ -54,7 +54,9 @@ ALGORITHMS.register(
         compares_environments=False,
         hparams=(
             Hparam("linear_lr", 5e-5, LogUniform(10, -5, -3.5), NON_NEGATIVE),
+            Hparam("linear_lr", 5e-3, LogUniform(10, -3, -1.5), NON_NEGATIVE, scope="tabular", space="recipe"),
             Hparam("linear_steps", 500, Constant(500), NON_NEGATIVE, step=True),
+            Hparam("linear_steps", 100, Constant(100), NON_NEGATIVE, step=True, scope="tabular", space="recipe"),
             Hparam("sma_start", 598, Constant(598), COUNT),  # the mean of two iterates at the 600th
         ),
     )

@@ -61,6 +61,15 @@ ALGORITHMS.register(
         hparams=(
             Hparam("lambda", 1000.0, LogUniform(10, 1, 4), NON_NEGATIVE),
             Hparam("penalty_anneal_iters", 1500, IntUniform(0, 5000), NON_NEGATIVE, step=True),
+            Hparam(
+                "penalty_anneal_iters",
+                300,
+                IntUniform(0, 1000),
+                NON_NEGATIVE,
+                step=True,
+                scope="tabular",
+                space="recipe",
+            ),
             Hparam("ema", 0.95, Uniform(0.90, 0.99), BELOW_ONE),
         ),
     )

@@ -10,6 +10,15 @@ from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 PENALTY = (
     Hparam("irm_lambda", 100.0, LogUniform(10, -1, 5), NON_NEGATIVE),
     Hparam("irm_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
+    Hparam(
+        "irm_penalty_anneal_iters",
+        100,
+        IntLogUniform(10, 0, 3.3),
+        NON_NEGATIVE,
+        step=True,
+        scope="tabular",
+        space="recipe",
+    ),
 )
 
 

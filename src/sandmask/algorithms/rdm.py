@@ -82,12 +82,22 @@ ALGORITHMS.register(
             Hparam(
                 "rdm_penalty_anneal_iters", 2400, IntUniform(1500, 3000), NON_NEGATIVE, dataset="DomainNet", step=True
             ),
+            Hparam(
+                "rdm_penalty_anneal_iters",
+                300,
+                IntUniform(160, 540),
+                NON_NEGATIVE,
+                step=True,
+                scope="tabular",
+                space="recipe",
+            ),
             Hparam("variance_weight", 0.004, Uniform(0.001, 0.007), NON_NEGATIVE),
             *(
                 Hparam("variance_weight", 0.0, Constant(0.0), NON_NEGATIVE, dataset=dataset)
                 for dataset in ("TerraIncognita", "OfficeHome", "DomainNet")
             ),
             Hparam("rdm_lr", 1.5e-5, Uniform(8e-6, 2e-5), NON_NEGATIVE),
+            Hparam("rdm_lr", 1.5e-3, Uniform(8e-4, 2e-3), NON_NEGATIVE, scope="tabular", space="recipe"),
             Hparam("batch_size", 88, IntUniform(70, 100), COUNT, scope="image"),
             Hparam("batch_size", 40, IntUniform(30, 60), COUNT, dataset="DomainNet"),
             Hparam("batch_size", 40, IntUniform(30, 60), COUNT, dataset="TerraIncognita"),

@@ -140,6 +140,7 @@ ALGORITHMS.register(
         hparams=(
             Hparam("cos_lambda", 1e-4, LogUniform(10, -5, 0), NON_NEGATIVE),
             Hparam("iters", 200, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
+            Hparam("iters", 40, IntLogUniform(10, 0, 3.3), NON_NEGATIVE, step=True, scope="tabular", space="recipe"),
             Hparam("groupdro_eta", 1e-2, LogUniform(10, -3, -1), NON_NEGATIVE),
         ),
     )

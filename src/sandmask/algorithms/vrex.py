@@ -35,6 +35,15 @@ ALGORITHMS.register(
         hparams=(
             Hparam("vrex_lambda", 10.0, LogUniform(10, -1, 5), NON_NEGATIVE),
             Hparam("vrex_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
+            Hparam(
+                "vrex_penalty_anneal_iters",
+                100,
+                IntLogUniform(10, 0, 3.3),
+                NON_NEGATIVE,
+                step=True,
+                scope="tabular",
+                space="recipe",
+            ),
         ),
     )
 )

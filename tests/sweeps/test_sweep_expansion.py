@@ -86,7 +86,8 @@ def test_too_few_environments_for_pairs_are_said(small_sweep: Make) -> None:
 
 def test_methods_whose_draws_mostly_end_before_their_penalty_starts_are_noted() -> None:
     """RDM starts its penalty at step U(800, 2700), IRM at step 10^U(0, 4)."""
-    sweep = SweepSpec(("Spirals",), ("ERM", "RDM", "SANDMask+IRM"), test_envs=("0",), n_hparams=9, n_trials=1)
+    methods = ("ERM", "RDM", "SANDMask+IRM")
+    sweep = SweepSpec(("Spirals",), methods, test_envs=("0",), n_hparams=9, n_trials=1, space="paper")
     expansion = expand(replace(sweep, steps=1001))
     late = sum(run.hparams.get("rdm_penalty_anneal_iters", 0) > 1000 for run in expansion.runs)
     assert 5 <= late < 9

@@ -136,6 +136,9 @@ def test_only_the_steps_after_the_checkpoint_count(folder: SweepFolder, small_sw
     assert _work_left(job, path, 4) == 2.0
     path.write_bytes(b"damaged")
     assert _work_left(job, path, 4) == 8.0
+    for damaged in ("3x", None):
+        save_tree(path, {}, {"done": damaged})
+        assert _work_left(job, path, 4) == 8.0
 
 
 def test_the_command_says_how_far_it_came(tmp_path: Path) -> None:

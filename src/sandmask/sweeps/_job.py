@@ -180,7 +180,7 @@ def _work_left(job: Job, checkpoint: Path, steps: int) -> float:
     """The work of a job without the steps of its checkpoint, if there is one."""
     try:
         return job.work * (1 - int(load_metadata(checkpoint)["done"]) / steps) if checkpoint.exists() else job.work
-    except (SandmaskError, KeyError):  # damaged, or another program has just removed it
+    except (SandmaskError, KeyError, TypeError, ValueError):  # damaged, or another program has just removed it
         return job.work
 
 

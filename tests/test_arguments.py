@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import sandmask
-from sandmask._arguments import CHECKS, checked
+from sandmask._arguments import CHECKS, checked, names_in
 from sandmask.records import write_archive
 from sandmask.records.testing import made_up_sweep
 
@@ -116,3 +117,10 @@ def test_names_may_be_numbers(tmp_path: Path) -> None:
 def test_a_missing_or_unknown_argument_is_pythons_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
         sandmask.train("DebugVector", "ERM", 0, step=3)  # type: ignore[call-arg]
+
+
+def test_names_may_be_members_of_an_enum() -> None:
+    class Rule(str, Enum):  # noqa: UP042 - `str` of its members is not their value
+        IID = "iid,oracle"
+
+    assert names_in(Rule.IID) == names_in([Rule.IID]) == ("iid", "oracle")

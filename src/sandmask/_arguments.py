@@ -52,7 +52,7 @@ def names_in(value: Names) -> tuple[str, ...]:
     """The names in an argument: `"a,b"`, `["a", "b"]` and `["a,b"]` are the same. Existing paths may contain commas."""
     items = [value] if isinstance(value, str | int) else value
     words: list[str] = []
-    for item in map(str, items):
+    for item in (each if isinstance(each, str) else str(each) for each in items):  # `str` of an enum is not its value
         is_path = os.path.exists(item)  # noqa: PTH110 - false for what cannot be a path
         words += [item] if is_path else [word.strip() for word in item.split(",")]
     return tuple(word for word in words if word)

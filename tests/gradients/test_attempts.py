@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
-from sandmask.gradients import environment_gradients, environment_moments
-from sandmask.masks import MaskError
+from sandmask.gradients import environment_gradients, environment_moments, record
+from sandmask.masks import ANDMask, MaskError
 
 
 def make_batches() -> list[tuple[Tensor, Tensor]]:
@@ -110,3 +110,38 @@ def test_a_mistake_is_not_remembered() -> None:
     calls.clear()
     environment_moments(model, F.cross_entropy, make_batches())
     assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_model_with_buffers_is_looped() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    expected = environment_gradients(model, F.cross_entropy, make_batches(), "loop")
+    found = environment_gradients(torch.jit.script(model), F.cross_entropy, make_batches())
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-6])
+def test_small_gradients_in_float16_do_not_look_like_those_of_other_environments(scale: float) -> None:
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3)).half()
+    batches = [(x.half(), y) for x, y in make_batches()]
+    sizes = [len(y) for _, y in batches]
+    with record(model, sizes) as recording:
+        outputs = model(torch.cat([x for x, _ in batches])).split(sizes)
+    losses = [F.cross_entropy(rows.float(), y) * scale for rows, (_, y) in zip(outputs, batches, strict=True)]
+    recording.backward(losses, ANDMask(tau=0.0))
+    assert model[0].weight.grad is not None
+
+
+def test_examples_that_depend_on_each_other_in_float16_are_noticed() -> None:
+    class Centered(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    model = nn.Sequential(nn.Linear(6, 32), Centered(), nn.Linear(32, 3)).half()
+    batches = [(x.half(), y) for x, y in make_batches()]
+    sizes = [len(y) for _, y in batches]
+    with record(model, sizes) as recording:
+        outputs = model(torch.cat([x for x, _ in batches])).split(sizes)
+    losses = [F.cross_entropy(rows.float(), y) for rows, (_, y) in zip(outputs, batches, strict=True)]
+    with pytest.raises(MaskError, match="independently"):
+        recording.backward(losses, ANDMask(tau=0.0))

@@ -1,8 +1,12 @@
 """Sweeps with a time limit: what does not fit is left for the next call, and what is cut off goes on from its step."""
 
+import json
+import math
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +136,9 @@ def test_only_the_steps_after_the_checkpoint_count(folder: SweepFolder, small_sw
     assert _work_left(job, path, 4) == 2.0
     path.write_bytes(b"damaged")
     assert _work_left(job, path, 4) == 8.0
+    for damaged in ("3x", None):
+        save_tree(path, {}, {"done": damaged})
+        assert _work_left(job, path, 4) == 8.0
 
 
 def test_the_command_says_how_far_it_came(tmp_path: Path) -> None:
@@ -142,3 +149,56 @@ def test_the_command_says_how_far_it_came(tmp_path: Path) -> None:
     assert "0/3 runs done within the time limit. Rerun the same command to continue." in done.output
     done = CliRunner().invoke(app, [*command, "--time-limit", "600"])
     assert "3/3 runs done." in done.output
+    done = CliRunner().invoke(app, [*command, "--n-hparams", "2", "--time-limit", "0", "--json"])
+    summary = json.loads(done.stdout)
+    assert (summary["runs"], summary["done"], summary["left"]) == (6, 3, 3)
+
+
+class Late(Executor):
+    """Ends its jobs when it is shut down, as workers do that save after the time limit."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Job]] = []
+
+    def submit(self, _: Any, job: Job) -> Future[Any]:  # type: ignore[override]
+        self.jobs.append((Future(), job))
+        return self.jobs[-1][0]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future, job in self.jobs[:2]:
+            options = replace(job.options, folder=str(Path(job.options.folder).parent / "other disk"), ends=None)
+            future.set_result(job_module.run_job(replace(job, options=replace(options, carry=True))))
+        first, message = self.jobs[2][1], "something is wrong"
+        ids = tuple(RunSpec.from_json(spec).id for spec in first.specs)
+        self.jobs[2][0].set_result(job_module.Outcome("failed", "stack", ids, message))
+        for future, _ in self.jobs[3:]:
+            future.cancel()
+
+
+def test_what_ends_while_workers_stop_is_not_lost(folder: SweepFolder, small_sweep: Make) -> None:
+    result = go(folder, small_sweep(test_envs=("0",)), time.time() + 0.2, Late)
+    assert (result.done, result.left, list(result.failed.values())) == (2, 1, ["something is wrong"])
+    assert len(folder.finished()) == 2
+
+
+@pytest.mark.parametrize("ends", [1e10, 1e300, math.inf])
+def test_a_time_limit_may_be_far_away(folder: SweepFolder, small_sweep: Make, ends: float) -> None:
+    class Background(InlineExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            threading.Timer(0.1, lambda: future.set_result(fn(*args, **kwargs))).start()
+            return future
+
+    assert go(folder, small_sweep(test_envs=("0",), n_hparams=1), time.time() + ends, Background).left == 0
+
+
+def test_a_machine_whose_clock_is_ahead_is_not_given_the_stack_again(folder: SweepFolder, small_sweep: Make) -> None:
+    class Ahead(InlineExecutor):
+        submitted = 0
+
+        def submit(self, fn: Any, /, job: Any) -> Future[Any]:  # type: ignore[override]
+            Ahead.submitted += 1
+            return super().submit(fn, replace(job, options=replace(job.options, ends=time.time() - 1)))
+
+    result = go(folder, small_sweep(test_envs=("0",)), time.time() + 3, Ahead)
+    assert (result.done, result.left, Ahead.submitted) == (0, 4, 4)

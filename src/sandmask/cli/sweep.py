@@ -148,7 +148,8 @@ def _print(swept: "Sweep", *, json: bool) -> None:
     planned, failed = len(swept.runs), dict(swept.failed)
     done = planned - len(failed) - swept.left
     if json:
-        print_json({"folder": str(swept.folder), "runs": planned, "done": done, "failed": failed})
+        counts = {"runs": planned, "done": done, "left": swept.left}
+        print_json({"folder": str(swept.folder), **counts, "failed": failed})
     elif swept.left:
         typer.echo(f"{done}/{planned} runs done within the time limit. Rerun the same command to continue.")
     elif not swept.trained and not failed:

@@ -84,7 +84,7 @@ class _Buffers:
         return [
             place
             for place, (module, name, buffer, version, _) in self._before.items()
-            if module._buffers.get(name) is not buffer or buffer._version != version  # noqa: SLF001
+            if dict(module._buffers.items()).get(name) is not buffer or buffer._version != version  # noqa: SLF001
         ]
 
     @torch.no_grad()

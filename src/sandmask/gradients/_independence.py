@@ -16,26 +16,31 @@ _OUTPUT_TOLERANCE_HALF = 1e-1
 # in any order change it by rounding errors.
 _TOLERANCE = 1e-4
 _TOLERANCE_HALF = 2e-2
+_FACTORS = (0.0, 1.0, 0.5, 0.25)
 
 
 class IndependenceCheck:
     """Compares two backward passes: one of the losses, and one of the losses times a different factor each.
 
     Where examples are independent of each other, the gradient of a row is multiplied by the factor of its environment.
-    Factors are powers of two, so that this is exact. Only two numbers of each row are kept.
+    Factors are zero and powers of two, so that this is exact. Where it is zero, the smallest gradient of another
+    environment is noticed. Only two numbers of each row are kept.
 
     :param sizes: number of examples of each environment.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._factors = [2.0 ** -((e + e // 4 + e // 16) % 4) for e in range(len(sizes))]
+        self._factors = [_FACTORS[(e + e // 4 + e // 16) % 4] for e in range(len(sizes))]
         self._of_rows = torch.tensor(self._factors).repeat_interleave(torch.tensor(sizes))
-        self._seen: list[list[tuple[Tensor, Tensor]]] = []
+        self._seen: list[list[tuple[Tensor, Tensor, Tensor]]] = []
+        # The smallest number of full precision in any tensor: multiples of smaller ones, of float16, are not exact.
+        self._tiny = 0.0
 
     def watch(self, output: Tensor) -> None:
         """Compare the gradients of this tensor, which has a row per example."""
-        seen: list[tuple[Tensor, Tensor]] = []
+        seen: list[tuple[Tensor, Tensor, Tensor]] = []
         self._seen.append(seen)
+        self._tiny = max(self._tiny, torch.finfo(output.dtype).tiny)
         output.register_hook(partial(_note, seen))  # type: ignore[no-untyped-call]
 
     def weighted(self, losses: Sequence[Tensor]) -> list[Tensor]:
@@ -48,19 +53,21 @@ class IndependenceCheck:
         What is not finite passes: it has an error of its own.
         """
         mixed = []
-        for (weighted, _), (plain, tolerance) in (seen for seen in self._seen if seen):
-            difference = weighted - plain * self._of_rows.to(plain)
-            mixed.append((difference.abs() > tolerance).any())
+        for (weighted, _, _), (plain, tolerance, size) in (seen for seen in self._seen if seen):
+            factors = self._of_rows.to(plain)
+            allowed = (tolerance + size * self._tiny) * (factors > 0)
+            mixed.append(((weighted - plain * factors).abs() > allowed).any())
         return not any(bool(each) for each in mixed)
 
 
-def _note(seen: list[tuple[Tensor, Tensor]], grad: Tensor) -> None:
-    """A number that depends on all elements of a row of the gradient, and how much it may differ."""
+def _note(seen: list[tuple[Tensor, Tensor, Tensor]], grad: Tensor) -> None:
+    """A weighted sum of each row of the gradient, how much it may differ, and the sum of the weights."""
     tolerance = _TOLERANCE_HALF if grad.itemsize == 2 else _TOLERANCE
     numbers = torch.view_as_real(grad) if grad.is_complex() else grad
     rows = numbers.reshape(len(grad), -1).to(torch.promote_types(numbers.dtype, torch.float32))
-    products = rows * torch.linspace(1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
-    seen.append((products.sum(1), products.abs().sum(1) * tolerance))
+    weights = torch.linspace(1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
+    products = rows * weights
+    seen.append((products.sum(1), products.abs().sum(1) * tolerance, weights.sum()))
 
 
 def random_state(device: torch.device) -> Tensor:

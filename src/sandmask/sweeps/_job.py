@@ -47,8 +47,8 @@ class JobOptions:
     to the records, and `train_eval_limit` limits the training examples that are evaluated. `loggers` receive every
     run that is done. `pruner` is that of a search.
 
-    Training stops with checkpoints when `ends` (a time in seconds since 1970) has come. A stack that is not expected to
-    finish by then does not start: it is "late".
+    Training stops with checkpoints when `ends` (a time in seconds since 1970) has come. A stack that has not finished
+    by then is "late"; one that is not expected to finish by then is late, too, and does not start.
 
     `cores` are those of a worker on another machine than the driver's: it divides a stack that its own machine has too
     little memory for, where up to `workers` of them may train. With `calibrate`, it measures what a run takes.
@@ -140,12 +140,9 @@ def run_job(job: Job) -> Outcome:
     folder = SweepFolder(Path(options.folder))
     folder.stacks.mkdir(parents=True, exist_ok=True)
 
-    def asked_to_stop() -> bool:
-        over = options.ends is not None and time.time() >= options.ends
-        return over or bool(stop_requested()) or stop_file(folder, options.session).exists()
-
-    if asked_to_stop():
-        return Outcome("stopped", stack)
+    why_stop = partial(_why_stop, options, folder)
+    if (state := why_stop()) is not None:
+        return Outcome(state, stack)
     job = replace(job, work=_work_left(job, folder.checkpoint(stack), specs[0].steps))
     if _is_late(job, folder, specs[0]):
         return Outcome("late", stack)
@@ -156,11 +153,11 @@ def run_job(job: Job) -> Outcome:
             if not mine or folder.finished() & set(ids):
                 return Outcome("taken", stack)
             try:
-                return _Training(job, specs, folder, asked_to_stop).run()
+                return _Training(job, specs, folder, lambda: why_stop() is not None).run()
             except KeyboardInterrupt:
-                if not asked_to_stop():
+                if (state := why_stop()) is None:
                     raise
-                return Outcome("stopped", stack)
+                return Outcome(state, stack)
             except SandmaskError as error:
                 return Outcome("failed", stack, tuple(ids), str(error))
     except SandmaskError:  # of the whole folder, and not of this stack: the driver reports it
@@ -169,11 +166,21 @@ def run_job(job: Job) -> Outcome:
         return Outcome("failed", stack, tuple(ids), _explained(error, folder.stacks / f"{stack}.error.txt"))
 
 
+def _why_stop(options: JobOptions, folder: SweepFolder) -> State | None:
+    """The state of a job that has to stop now; None if it may go on.
+
+    After the time limit it is "late", and the driver does not submit it again, even if its clock is behind this one.
+    """
+    if options.ends is not None and time.time() >= options.ends:
+        return "late"
+    return "stopped" if stop_requested() or stop_file(folder, options.session).exists() else None
+
+
 def _work_left(job: Job, checkpoint: Path, steps: int) -> float:
     """The work of a job without the steps of its checkpoint, if there is one."""
     try:
         return job.work * (1 - int(load_metadata(checkpoint)["done"]) / steps) if checkpoint.exists() else job.work
-    except (SandmaskError, KeyError):  # damaged, or another program has just removed it
+    except (SandmaskError, KeyError, TypeError, ValueError):  # damaged, or another program has just removed it
         return job.work
 
 

@@ -1,5 +1,6 @@
 """The driver of a sweep: submits the missing runs to an executor until all are trained."""
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -98,8 +99,7 @@ class _Driver:
             stacks = self._plan(missing)
             if stacks:
                 waiting = False
-                with suppress(_TimeIsUpError):
-                    self._round(stacks)
+                self._round(stacks)
                 continue
             if not waiting:
                 self.notice(
@@ -147,9 +147,18 @@ class _Driver:
         return begun + self.arrange(group([run for run in free if run.id not in taken], self.cap))
 
     def _round(self, stacks: Sequence[PlannedStack]) -> None:
-        """Submit stacks and wait for them. Unfinished ones are planned again; a search adds stacks meanwhile."""
+        """Train stacks until all end, or until the time limit. Unfinished ones are planned again."""
+        futures: dict[Future[Outcome], PlannedStack] = {}
+        try:
+            self._train(stacks, futures)
+        except _TimeIsUpError:  # stacks may have finished or failed while the executor shut down
+            for future in futures:
+                if not future.cancelled() and future.done() and future.exception() is None:
+                    self._note(future.result())
+
+    def _train(self, stacks: Sequence[PlannedStack], futures: dict[Future[Outcome], PlannedStack]) -> None:
+        """Submit stacks and wait for them; a search adds stacks meanwhile. `futures` holds those that go on."""
         with self._open_executor() as executor:
-            futures: dict[Future[Outcome], PlannedStack] = {}
             self._submit(executor, stacks, futures)
             broken: list[PlannedStack] = []
             while futures:
@@ -173,8 +182,9 @@ class _Driver:
 
     def _first_to_end(self, futures: Iterable[Future[Outcome]]) -> Future[Outcome]:
         ends = self.options.ends
+        timeout = None if ends is None else min(ends - time.time(), threading.TIMEOUT_MAX)
         try:
-            return next(as_completed(futures, None if ends is None else ends - time.time()))
+            return next(as_completed(futures, timeout))
         except TimeoutError:
             raise _TimeIsUpError from None
 

@@ -178,6 +178,26 @@ def test_averages_over_other_environments_and_other_settings_are_told_apart(runs
     assert "Toy, ERM: steps 301, before 900." in render(build_report(now, earlier=then))
 
 
+@pytest.mark.parametrize("is_earlier", [True, False])
+def test_accuracies_that_are_nan_are_not_compared(is_earlier: bool) -> None:
+    runs = made_up_sweep(["ERM", "IRM"], trials=3)
+    broken = [
+        replace(run, accuracy_in=run.accuracy_in * np.nan)
+        if (run.spec.algorithm, run.spec.test_envs) == ("IRM", (0,))
+        else run
+        for run in runs
+    ]
+    report = build_report(runs, earlier=broken) if is_earlier else build_report(broken, earlier=runs)
+    assert "nan" not in render(report)
+    assert "nan" not in render(report, "csv")
+    cells = report.rules[0].datasets["Toy"].cells
+    assert cells["IRM", "0"].change is None
+    assert (cells["IRM", "0"].before is None) == is_earlier
+    found = {change.method: change.compared for change in report.rules[0].changes}
+    assert (found["ERM"].pairs, found["IRM"].pairs) == (9, 6)
+    assert (found["IRM"].difference, found["IRM"].p_value) == (0, 1)
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"averages": ["sma", "ema"]}, {"shared_init": True, "precision": "bf16"}, {"hparams": {"lr": 1e-5}}]
 )

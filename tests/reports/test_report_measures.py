@@ -13,8 +13,8 @@ from sandmask.cli._app import app
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
 from sandmask.hparams import parse_overrides
-from sandmask.records import RunRecord, measured, read_runs, write_archive
-from sandmask.records.testing import made_up_sweep
+from sandmask.records import RunRecord, averaged_spec, measured, read_runs, write_archive
+from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import build_report, grids, render, run_command
 from sandmask.selection import RULES, by_metric, find_rule, select
 from sandmask.training import make_spec
@@ -245,3 +245,11 @@ def test_the_command_of_any_run_is_printed(runs: list[RunRecord], tmp_path: Path
     assert "photos-3f2a9c51 are images of your own. Write their path" in done.stderr
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", "nothing"])
     assert "holds no runs whose id begins with 'nothing'. The page of --html lists" in done.stderr
+
+
+def test_the_command_of_a_run_with_averages_is_found_by_its_own_id_and_by_that_in_a_report(tmp_path: Path) -> None:
+    run = made_up_run([[0.5, 0.5]], options={"averages": "sma"})
+    write_archive([run], tmp_path / "a.records.parquet")
+    for spec in (run.spec, averaged_spec(run.spec), averaged_spec(run.spec, "sma")):
+        done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", spec.id])
+        assert done.stdout.strip() == run_command(spec, run.env_names), done.stderr

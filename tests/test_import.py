@@ -1,5 +1,6 @@
 """`import sandmask` is light, every public name resolves, and no file is long."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,9 +74,19 @@ def test_lazy_names_are_listed_and_are_those_of_their_modules(name: str) -> None
     assert getattr(sandmask, name) is getattr(sys.modules[sandmask._LAZY[name]], name)
 
 
-def test_names_that_do_not_exist() -> None:
-    with pytest.raises(AttributeError, match="module 'sandmask' has no attribute 'ORMask'"):
-        _ = sandmask.ORMask
+def test_every_module_of_the_documentation_is_an_attribute() -> None:
+    """`import sandmask` is enough for `sandmask.api.Sweep` and `sandmask.datasets.load_dataset`."""
+    pages = [path.read_text(encoding="utf-8") for path in (Path(__file__).parents[1] / "docs").rglob("*.md")]
+    found = {name for page in pages for name in re.findall(r"\bsandmask\.(\w+)\.\w+", page)}
+    assert {"api", "datasets", "networks"} <= found
+    code = "import sandmask\n" + "".join(f"sandmask.{name}.__name__\n" for name in sorted(found))
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["ORMask", "_ORMask"])
+def test_names_that_do_not_exist(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'sandmask' has no attribute '{name}'"):
+        getattr(sandmask, name)
 
 
 def test_version() -> None:

@@ -35,6 +35,7 @@ The benchmark, as on the command line:
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sandmask._version import __version__
@@ -104,7 +105,7 @@ __all__ = [
     "train",
 ]
 
-# Names are imported at first use: `sandmask --help` answers without torch, and the masks load torch alone.
+# Names and modules are imported at first use: `sandmask --help` answers without torch, and the masks load torch alone.
 _HOMES = {
     "sandmask": ["diagnostics", "distributed"],
     "sandmask.api": ["plan_sweep", "predict", "soup", "sweep", "train"],
@@ -124,11 +125,12 @@ _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    home = _LAZY.get(name, __name__)
+    if home != __name__:
+        return getattr(import_module(home), name)
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _LAZY[name] == __name__:
-        return import_module(f"{__name__}.{name}")
-    return getattr(import_module(_LAZY[name]), name)
+    return import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

@@ -157,6 +157,17 @@ def test_files_of_small_images(digits: Path, tmp_path: Path) -> None:
         assert [each["probability"] for each in found] == pytest.approx(expected, rel=1e-5)
 
 
+def test_integers_are_numbers_in_any_file(vectors: Path, tmp_path: Path) -> None:
+    x = np.arange(16).reshape(2, 8) % 5
+    np.save(tmp_path / "x.npy", x)
+    np.savetxt(tmp_path / "x.csv", x, delimiter=",", fmt="%d")
+    expected = load_run(vectors).predict(x.astype(np.float32)).max(-1).values.tolist()
+    for name in ("x.npy", "x.csv"):
+        assert [each["probability"] for each in answers(vectors, tmp_path / name)] == pytest.approx(expected)
+    (tmp_path / "large.csv").write_text("99999999999999999999,1,2,3,4,5,6,7\n")
+    assert len(answers(vectors, tmp_path / "large.csv")) == 1
+
+
 def test_all_files_are_one_environment_for_a_method_with_context(
     context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +193,7 @@ BAD_FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("nan.csv", lambda path: path.write_text("1,2,3,4,5,6,7,nan\n"), "contains NaN or infinite"),
     ("large.npy", lambda path: np.save(path, np.full(8, 1e300)), "contains NaN or infinite"),
     ("short.npy", lambda path: np.save(path, np.zeros(7)), "of shape [8]"),
-    ("counts.npy", lambda path: np.save(path, np.zeros(8, dtype=int)), "numbers of type int64"),
+    ("bytes.npy", lambda path: np.save(path, np.zeros(8, dtype=np.uint8)), "numbers of type uint8"),
     ("photo.png", lambda path: Image.new("RGB", (4, 4)).save(path), "in files of type .npy, .npz, .csv"),
 ]
 

@@ -49,6 +49,13 @@ def test_json_for_scripts(tmp_path: Path) -> None:
     assert not result.stderr
 
 
+def test_exchanged_names_are_understood(tmp_path: Path) -> None:
+    arguments = ("--test-env", "B", "--steps", "1", *SMALL, "--out", str(tmp_path), "--json")
+    result = run("ERM", "DebugVector", *arguments)
+    assert json.loads(result.stdout)["spec"]["dataset"] == "DebugVector"
+    assert result.stderr == "note: read as ERM on DebugVector. `sandmask train` takes the dataset first.\n"
+
+
 def test_default_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run("DebugVector", "ERM", "--test-env", "a", "--steps", "1", *SMALL)

@@ -1,7 +1,10 @@
 """Weights & Biases, MLflow and loggers of one's own, with the real packages, offline."""
 
 import json
+import os
+import threading
 from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -112,6 +115,36 @@ def test_mlflow_in_a_folder_keeps_one_run_when_it_is_resumed(tmp_path: Path) -> 
         for row, step in enumerate(run.record.steps)
     ]
     assert {file.path for file in client.list_artifacts(logged.info.run_id)} == {"records.jsonl", "model.safetensors"}
+
+
+@pytest.mark.parametrize(("wanted", "requests"), [(None, 3), ("1", 2)])
+def test_mlflow_does_not_wait_long_for_a_server_that_fails(
+    wanted: str | None,
+    requests: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("mlflow")
+    asked = []
+
+    class Unavailable(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(503)
+
+    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.delenv(name, raising=False)
+    if wanted is not None:
+        monkeypatch.setenv(name, wanted)
+    with HTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        train(tmp_path, [f"mlflow:http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+    assert "warning: the logger mlflow" in capfd.readouterr().err
+    assert len(asked) == requests
+    assert os.environ.get(name) == wanted
 
 
 def test_a_sweep_logs_each_run(tmp_path: Path) -> None:

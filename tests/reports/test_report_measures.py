@@ -13,8 +13,8 @@ from sandmask.cli._app import app
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
 from sandmask.hparams import parse_overrides
-from sandmask.records import RunRecord, measured, read_runs, write_archive
-from sandmask.records.testing import made_up_sweep
+from sandmask.records import RunRecord, averaged_spec, measured, read_runs, write_archive
+from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import build_report, grids, render, run_command
 from sandmask.selection import RULES, by_metric, find_rule, select
 from sandmask.training import make_spec
@@ -178,6 +178,26 @@ def test_averages_over_other_environments_and_other_settings_are_told_apart(runs
     assert "Toy, ERM: steps 301, before 900." in render(build_report(now, earlier=then))
 
 
+@pytest.mark.parametrize("is_earlier", [True, False])
+def test_accuracies_that_are_nan_are_not_compared(is_earlier: bool) -> None:
+    runs = made_up_sweep(["ERM", "IRM"], trials=3)
+    broken = [
+        replace(run, accuracy_in=run.accuracy_in * np.nan)
+        if (run.spec.algorithm, run.spec.test_envs) == ("IRM", (0,))
+        else run
+        for run in runs
+    ]
+    report = build_report(runs, earlier=broken) if is_earlier else build_report(broken, earlier=runs)
+    assert "nan" not in render(report)
+    assert "nan" not in render(report, "csv")
+    cells = report.rules[0].datasets["Toy"].cells
+    assert cells["IRM", "0"].change is None
+    assert (cells["IRM", "0"].before is None) == is_earlier
+    found = {change.method: change.compared for change in report.rules[0].changes}
+    assert (found["ERM"].pairs, found["IRM"].pairs) == (9, 6)
+    assert (found["IRM"].difference, found["IRM"].p_value) == (0, 1)
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"averages": ["sma", "ema"]}, {"shared_init": True, "precision": "bf16"}, {"hparams": {"lr": 1e-5}}]
 )
@@ -225,3 +245,11 @@ def test_the_command_of_any_run_is_printed(runs: list[RunRecord], tmp_path: Path
     assert "photos-3f2a9c51 are images of your own. Write their path" in done.stderr
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", "nothing"])
     assert "holds no runs whose id begins with 'nothing'. The page of --html lists" in done.stderr
+
+
+def test_the_command_of_a_run_with_averages_is_found_by_its_own_id_and_by_that_in_a_report(tmp_path: Path) -> None:
+    run = made_up_run([[0.5, 0.5]], options={"averages": "sma"})
+    write_archive([run], tmp_path / "a.records.parquet")
+    for spec in (run.spec, averaged_spec(run.spec), averaged_spec(run.spec, "sma")):
+        done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", spec.id])
+        assert done.stdout.strip() == run_command(spec, run.env_names), done.stderr

@@ -74,6 +74,20 @@ def test_csv_has_the_numbers_of_the_report() -> None:
     assert (overall["columns"], overall["expected_columns"]) == ("1", "2")
 
 
+def test_an_environment_or_a_dataset_may_be_named_like_the_average() -> None:
+    runs = [replace(run, env_names=("Avg", "1", "2")) for run in made_up_sweep(["ERM"], trials=1)]
+    runs += [replace(run, spec=replace(run.spec, dataset="Avg")) for run in runs]
+    report = build_report(runs)
+    cells = report.frame().set_index(["dataset", "environment"])["mean"]
+    assert cells.index.is_unique
+    table = report.rules[0].datasets["Toy"]
+    assert cells["Toy", "Avg"] == table.cells["ERM", "Avg"].mean
+    assert cells["Toy", "Avg of columns"] == pytest.approx(table.averages["ERM"].mean)
+    assert cells["Avg of columns", "Avg of columns"] == pytest.approx(table.averages["ERM"].mean)
+    header = next(line for line in render(report).splitlines() if line.startswith("Algorithm"))
+    assert header.split(maxsplit=4) == ["Algorithm", "Avg", "1", "2", "Avg of columns"]
+
+
 def test_the_page_takes_any_name() -> None:
     page = render_html(hostile_sweep(), ["training-domain"], title=HOSTILE)
     assert not CONTROL.search(page)

@@ -1,5 +1,6 @@
 import signal
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,23 @@ def test_another_runs_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_o
             assert words in str(caught.value)
         assert "weight_decay" not in str(caught.value)
         (tmp_path / "records.jsonl").unlink(missing_ok=True)  # the model alone is a run as well
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_run_is_not_continued_with_other_environments(
+    tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device, interrupt_at: Interrupts, steps: int | None
+) -> None:
+    spec = spec_of()
+    if steps is None:
+        RunFolder(tmp_path).train(spec, dataset, device)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder(tmp_path).train(spec, dataset, device, on_progress=interrupt_at(steps))
+    renamed = copy(dataset)
+    renamed.environments = ("a", "c", "b")
+    with pytest.raises(SandmaskError, match=r"environments a, b, c\. Now they are a, c, b\. Restore the dataset"):
+        RunFolder(tmp_path).train(spec, renamed, device)
+    RunFolder(tmp_path).train(spec, dataset, device)
 
 
 def test_settings_of_torch_are_restored_after_training(

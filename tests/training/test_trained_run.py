@@ -148,16 +148,30 @@ def test_bytes_are_scaled_where_the_model_learned_on_bytes(tmp_path: Path) -> No
     assert torch.equal(run.predict(parts[0][0]), expected)
     assert torch.equal(run.predict(parts[0][0].numpy()), expected)
     assert torch.equal(run.predict(list(parts[0][0].numpy())), expected)
+    integers = parts[0][0].numpy().astype(np.int64)
+    np.save(tmp_path / "x.npy", integers)
+    np.savetxt(tmp_path / "x.csv", integers.reshape(10, -1), delimiter=",", fmt="%d")
+    for name in ("x.npy", "x.csv"):  # they are not scaled, so they must not pass for preprocessed numbers
+        with pytest.raises(SandmaskError, match=r"int64\. Convert .* to float32, and pixels from 0 to 255 to uint8"):
+            sandmask.predict(run, tmp_path / name)
+
+
+@pytest.mark.parametrize("integers", [torch.arange(16).reshape(2, 8), np.arange(16, dtype=np.int16).reshape(2, 8)])
+def test_integers_are_numbers(integers: object, tmp_path: Path, dataset: Dataset, spec_of: Specs) -> None:
+    RunFolder(tmp_path).train(spec_of(steps=1), dataset, CPU)
+    run = load_run(tmp_path)
+    assert torch.equal(run.predict(integers), run.predict(torch.arange(16.0).reshape(2, 8)))
 
 
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.zeros(3, 7), r"float arrays of shape \[8\], in a batch of shape \[N, 8\]. Found the shape \[3, 7\]"),
+        (torch.zeros(3, 7), r"integer arrays of shape \[8\], in a batch of shape \[N, 8\]. Found the shape \[3, 7\]"),
         (torch.zeros(8), r"Found the shape \[8\]"),
         (torch.zeros(2, 8, 1), r"Found the shape \[2, 8, 1\]"),
         (torch.tensor(1.0), r"Found the shape \[\]"),
-        (torch.zeros(3, 8, dtype=torch.int64), r"Found numbers of type torch\.int64"),
+        (torch.zeros(3, 8, dtype=torch.bool), r"Found numbers of type torch\.bool"),
+        (torch.zeros(3, 8, dtype=torch.uint8), r"Found numbers of type torch\.uint8. Convert .* to float32"),
         (np.zeros((3, 8), dtype=np.uint8), "Found numbers of type uint8"),
         (np.array([["a"] * 8]), "Found numbers of type <U1"),
         ([torch.zeros(8), torch.zeros(9)], r"of shape \[8\]\. Found the shape \[9\]"),

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 ARRAYS = (".npy", ".npz", ".csv")
 FILES_AT_ONCE = 64
+_LARGE = 2**53  # above, float64 does not have every integer
 
 
 @dataclass
@@ -198,14 +200,16 @@ def _arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _read_csv(path: Path) -> NDArray[Any]:
-    """Numbers, one example per line; a header line is skipped."""
+    """Numbers, one example per line; a header line is skipped. They are integers if all are written so."""
     with path.open(encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
     if lines and not any(map(_is_number, lines[0].split(","))):
         lines = lines[1:]
     if not lines:
         raise SandmaskError(f"{path} holds no examples.")
-    return np.loadtxt(lines, delimiter=",", ndmin=2)
+    numbers = np.loadtxt(lines, delimiter=",", ndmin=2)
+    is_integer = all(re.fullmatch(r"[\s\d,+-]*", line) for line in lines) and bool((abs(numbers) < _LARGE).all())
+    return numbers.astype(np.int64) if is_integer else numbers
 
 
 def _is_number(word: str) -> bool:

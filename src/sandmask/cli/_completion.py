@@ -13,6 +13,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from sandmask._text import tell
+from sandmask._torchrun import is_first
 from sandmask.plugins import GROUP, VARIABLE
 from sandmask.registry import Registry, checked_parts, parts_of
 
@@ -88,6 +90,18 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
         datasets[name]
     for part in checked_parts(algorithm):
         algorithms[part]
+
+
+def put_in_order(dataset: str, algorithm: str, rule: str) -> tuple[str, str]:
+    """The names of a dataset and an algorithm, exchanged if they were given in the wrong order, with a note.
+
+    :param rule: what the note says about the order.
+    """
+    if not is_swapped(dataset, algorithm):
+        return dataset, algorithm
+    if is_first():
+        tell(f"note: read as {dataset} on {algorithm}. {rule}")
+    return algorithm, dataset
 
 
 def is_swapped(dataset: str, algorithm: str) -> bool:

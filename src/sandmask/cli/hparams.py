@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sandmask.cli import _completion, _options
-from sandmask.cli._completion import check_names, is_swapped
+from sandmask.cli._completion import check_names, put_in_order
 from sandmask.cli._console import print_json, print_table
 from sandmask.hparams import DEFAULT_SPACE, Space, parse_overrides, resolve, space_for
 from sandmask.plugins import load_plugins
@@ -43,9 +43,7 @@ def hparams(
 
     sandmask hparams ANDMask Spirals --space domainbed --hparam lr=0.001 --json
     """
-    if is_swapped(dataset, algorithm):
-        algorithm, dataset = dataset, algorithm
-        typer.echo(f"note: read as {algorithm} on {dataset}. `sandmask hparams` takes the algorithm first.", err=True)
+    dataset, algorithm = put_in_order(dataset, algorithm, "`sandmask hparams` takes the algorithm first.")
     check_names(dataset, algorithm, plugin)
     from sandmask.algorithms import ALGORITHMS  # after the check, which does not need torch
     from sandmask.datasets import dataset_entry

@@ -197,8 +197,10 @@ def _write_page(runs: Sequence[RunRecord], target: Path, rules: Sequence[str] | 
 
 
 def _command_of(directory: Path, run: str) -> str:
-    """The command of the run whose id begins so."""
-    found = [record for record in split_averages(_read(directory)) if record.spec.id.startswith(run)]
+    """The command of the run whose id, in its folder or in a report, begins so."""
+    runs = _read(directory)
+    records = {record.spec.id: record for record in (*split_averages(runs), *runs)}
+    found = [record for name, record in records.items() if name.startswith(run)]
     if len(found) != 1:
         remedy = "Give a longer part of the id." if found else "The page of --html lists the runs with their ids."
         raise SandmaskError(f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. {remedy}")

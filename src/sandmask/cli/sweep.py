@@ -93,9 +93,10 @@ def run(
     time_limit: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
+            metavar="N",
             min=0,
-            help="Stop after this time, with checkpoints, and start only stacks that are expected to finish by then.",
+            help="Stop after this many seconds, with checkpoints, and start only stacks that are expected to finish by "
+            "then.",
         ),
     ] = None,
     calibrate: Calibrate = True,

@@ -9,7 +9,7 @@ import sandmask
 from sandmask._text import printable, tell
 from sandmask._torchrun import is_first
 from sandmask.cli import _completion, _options
-from sandmask.cli._completion import check_names
+from sandmask.cli._completion import check_names, put_in_order
 from sandmask.cli._console import print_json, print_table
 from sandmask.hparams import DEFAULT_SPACE
 
@@ -95,6 +95,7 @@ def train(
 
     torchrun --standalone --nproc-per-node 4 -m sandmask train PACS SANDMask --test-env sketch
     """
+    dataset, algorithm = put_in_order(dataset, algorithm, "`sandmask train` takes the dataset first.")
     given = _options.arguments(locals())
     check_names(dataset, algorithm, plugins)
     run = sandmask.train(**given, progress=False if json else "lines")

@@ -1,9 +1,11 @@
 """Evaluations of runs in MLflow, on a tracking server or in a local folder."""
 
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sandmask.loggers._base import LOGGERS, LoggerEntry
@@ -14,6 +16,7 @@ ID_TAG = "sandmask_id"
 _STATUSES = {"done": "FINISHED", "diverged": "FAILED", "running": "KILLED"}
 _LONGEST = 500  # characters of a parameter
 _METRICS_PER_CALL = 1000
+_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 class MlflowLogger:
@@ -38,7 +41,8 @@ class MlflowLogger:
             folder.mkdir(parents=True, exist_ok=True)
             address, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
         self._client = MlflowClient(tracking_uri=address)
-        experiment = self._client.get_experiment_by_name(EXPERIMENT)
+        with _few_retries():
+            experiment = self._client.get_experiment_by_name(EXPERIMENT)
         if experiment is None:
             experiment_id = self._client.create_experiment(EXPERIMENT, artifact_location=artifacts)
         else:
@@ -79,6 +83,22 @@ class MlflowLogger:
         for file in files:
             self._client.log_artifact(self._run, str(file))
         self._client.set_terminated(self._run, _STATUSES[status])
+
+
+@contextmanager
+def _few_retries() -> Iterator[None]:
+    """Let MLflow try a request three times, unless the user has set a number: by default it tries for four minutes.
+
+    For the first request, which fails if the address is wrong or the server does not run.
+    """
+    if _RETRIES in os.environ:
+        yield
+        return
+    os.environ[_RETRIES] = "2"
+    try:
+        yield
+    finally:
+        del os.environ[_RETRIES]
 
 
 def _parameters(spec: RunSpec) -> Iterator[tuple[str, str]]:

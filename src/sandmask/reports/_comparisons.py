@@ -54,13 +54,12 @@ def _paired(values: Mapping[Any, float], others: Mapping[Any, float]) -> PairedC
 
 
 def _scores(tables: Mapping[str, Table]) -> _Scores:
-    """Accuracies in percent, of the conditions in which a rule found something to choose, and that is a number."""
+    """Accuracies in percent, of the conditions in which a rule found something to choose."""
     scores: _Scores = defaultdict(dict)
     for dataset, table in tables.items():
         for method in table.methods:
             for (environment, trial), accuracy in trial_accuracies(table, method).items():
-                if math.isfinite(accuracy):
-                    scores[method][dataset, environment, trial] = accuracy
+                scores[method][dataset, environment, trial] = accuracy
     return scores
 
 
@@ -136,7 +135,7 @@ def _known(table: Table, method: str) -> set[str]:
 
 def _cell(now: Cell, then: Cell | None) -> Cell:
     """Numbers of several environments, such as averages, are compared if the environments are the same."""
-    if then is None or then.mean is None or _environments(now) != _environments(then):
+    if then is None or then.mean is None or not math.isfinite(then.mean) or _environments(now) != _environments(then):
         return now
     return replace(now, before=then)
 

@@ -1,5 +1,6 @@
 """The data of a report, which is computed before any format is written."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,12 +101,17 @@ class Cell:
     def change(self) -> float | None:
         """This number minus the earlier one, in percent."""
         before = None if self.before is None else self.before.mean
-        return None if self.mean is None or before is None else self.mean - before
+        return _minus(self.mean, before)
 
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's, in percent."""
-        return None if self.mean is None or self.paper is None else self.mean - self.paper.mean
+        return _minus(self.mean, None if self.paper is None else self.paper.mean)
+
+
+def _minus(now: float | None, other: float | None) -> float | None:
+    """The difference of two numbers; None if one is missing or NaN."""
+    return None if now is None or other is None or not math.isfinite(now - other) else now - other
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,11 @@ class Table:
     notes: tuple[str, ...] = ()
     chances: Mapping[str, float] = field(default_factory=dict)  # by column, in percent, where classes are known
     lower_is_better: bool = False
+
+    @property
+    def average_title(self) -> str:
+        """The heading of the averages: "Avg", or "Avg of columns" if a column is named so."""
+        return AVERAGE if AVERAGE not in self.columns else f"{AVERAGE} of columns"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandmask._text import printable
 from sandmask.records import RunRecord, RunSpec
-from sandmask.reports._data import AVERAGE, Cell, Report, RuleReport, Statistics, Table, Trial
+from sandmask.reports._data import Cell, Report, RuleReport, Statistics, Table, Trial
 from sandmask.reports._tables import best_cells
 
 if TYPE_CHECKING:
@@ -182,6 +182,8 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?|-")
 def to_csv(report: Report) -> str:
     """Every cell of the tables; the environment "Avg" is a dataset's average, the dataset "Avg" that of all.
 
+    If an environment or dataset is named so, the average is "Avg of columns".
+
     Metrics beyond accuracy have lines of their own; of per-class accuracy, the environment is a class.
     """
     target = io.StringIO()
@@ -235,7 +237,8 @@ def _cells(rule: RuleReport) -> Iterator[tuple[str, str, str, str, Cell]]:
             average = table.averages[method]
             if metric == "accuracy" and rule.averages is not None:
                 average = rule.averages.cells[method, dataset]  # which has an error
-            yield metric, dataset, method, AVERAGE, average
+            yield metric, dataset, method, table.average_title, average
         if number == len(rule.datasets) > 1 and rule.averages is not None:
+            title = rule.averages.average_title
             for method, average in rule.averages.averages.items():
-                yield metric, AVERAGE, method, AVERAGE, average
+                yield metric, title, method, title, average

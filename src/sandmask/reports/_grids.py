@@ -89,7 +89,7 @@ def _confusion_grid(confusion: Confusion, rule: RuleReport) -> Grid:
 
 def _header(table: Table) -> tuple[str, ...]:
     """The headings. On the HTML page, `cellAt` in tables.js finds the data of a cell by the number of its column."""
-    return ("Algorithm", *table.columns, "Avg")
+    return ("Algorithm", *table.columns, table.average_title)
 
 
 def _rows(table: Table) -> Iterator[tuple[str, ...]]:

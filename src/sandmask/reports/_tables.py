@@ -270,8 +270,9 @@ def selections(table: Table, method: str) -> dict[tuple[str, int], Selected]:
 
 
 def trial_accuracies(table: Table, method: str) -> dict[tuple[str, int], float]:
-    """The accuracies of what was selected, in percent, by environment and trial."""
-    return {key: 100 * selected.test_accuracy for key, selected in selections(table, method).items()}
+    """The accuracies of what was selected, in percent, by environment and trial, without those that are NaN."""
+    found = {key: 100 * selected.test_accuracy for key, selected in selections(table, method).items()}
+    return {key: accuracy for key, accuracy in found.items() if math.isfinite(accuracy)}
 
 
 BEST_NOTE = (

@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sandmask._memory import is_out_of_memory
+from sandmask._text import printable
 from sandmask.algorithms import State
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
@@ -69,7 +70,7 @@ class RunFolder:
             one reads and writes the folder.
         """
         with ranks.together():
-            finished = ranks.first and self._is_finished(spec)
+            finished = ranks.first and self._is_finished(spec, dataset)
         if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
                 with ranks.together():
@@ -103,9 +104,9 @@ class RunFolder:
         record: RunRecord = ranks.of_first(self.record() if ranks.first else None)
         return record
 
-    def _is_finished(self, spec: RunSpec) -> bool:
+    def _is_finished(self, spec: RunSpec, dataset: Dataset) -> bool:
         """Prepare the folder for a run; return whether it holds the finished run, with models that are not damaged."""
-        self._prepare(spec)
+        self._prepare(spec, dataset)
         if not self.finished(spec):
             return False
         averages = filter(Path.exists, map(self.average_path, averages_of(spec.options)))
@@ -167,9 +168,10 @@ class RunFolder:
             raise SandmaskError(f"{self.path / RECORDS} should hold one run. Found {len(runs)}.")
         return runs[0]
 
-    def _prepare(self, spec: RunSpec) -> None:
+    def _prepare(self, spec: RunSpec, dataset: Dataset) -> None:
         """Refuse a folder of another run. If the same run with fewer steps is in it, extend its checkpoint."""
-        found = [run.spec for run in self._runs()]
+        runs = self._runs()
+        found = [run.spec for run in runs]
         if (self.path / MODEL).exists():
             found.append(load_info(self.path / MODEL).spec)
         others = [other for other in found if other != spec]
@@ -178,6 +180,13 @@ class RunFolder:
                 raise SandmaskError(
                     f"{self.path} holds another run, {other.algorithm} on {other.dataset}: it differs in "
                     f"{', '.join(_differences(other, spec))}. Choose another folder with --out, or delete that one."
+                )
+        names = tuple(dataset.environments)
+        for run in runs:
+            if run.env_names != names:
+                raise SandmaskError(
+                    f"{self.path} holds this run with the environments {printable(', '.join(run.env_names))}. Now they "
+                    f"are {printable(', '.join(names))}. Restore the dataset, or choose another folder with --out."
                 )
         if others:
             is_saved = any((self.path / name).exists() for name in (CHECKPOINT, MODEL))

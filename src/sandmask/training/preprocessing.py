@@ -55,7 +55,7 @@ class Preprocessing:
         shape = list(self.input_shape)
         if self.kind == "image":
             return f"images (files, uint8 arrays or PIL images) or preprocessed float arrays of shape {shape}"
-        return f"{'float or uint8' if self.kind == 'pixels' else 'float'} arrays of shape {shape}"
+        return f"{'float or uint8' if self.kind == 'pixels' else 'float or integer'} arrays of shape {shape}"
 
     def __call__(self, x: Any, device: torch.device) -> Tensor:
         """Examples `[N, *input_shape]`, float32, on `device`, of anything that `TrainedRun.predict` takes."""
@@ -88,11 +88,16 @@ class Preprocessing:
             raise SandmaskError(f"This model takes {self.expected}{batch}. Found the shape {list(array.shape)}.")
         if _is_uint8(array) and self.kind == "pixels":
             return (torch.tensor(array) if isinstance(array, np.ndarray) else array) / 255.0
+        if self.kind == "numbers" and _is_integer(array):
+            return torch.tensor(array.astype(np.float32)) if isinstance(array, np.ndarray) else array.to(torch.float32)
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
             with np.errstate(over="ignore"):  # too large for float32: infinite, which callers check for
                 return torch.tensor(array.astype(np.float32))  # a copy: the array may be read-only
         if not isinstance(array, Tensor) or not array.is_floating_point():
-            raise SandmaskError(f"This model takes {self.expected}. Found numbers of type {array.dtype}.")
+            raise SandmaskError(
+                f"This model takes {self.expected}. Found numbers of type {array.dtype}. Convert preprocessed inputs "
+                "to float32" + ("." if self.kind == "numbers" else ", and pixels from 0 to 255 to uint8.")
+            )
         return array.to(torch.float32)
 
     def _pixels(self, item: Any) -> Tensor:
@@ -127,6 +132,13 @@ def _decoded(item: Any) -> Tensor:
 
 def _is_uint8(array: Any) -> bool:
     return array.dtype in (np.uint8, torch.uint8)
+
+
+def _is_integer(array: Any) -> bool:
+    """Whether it holds integers that are not bytes: bytes may be pixels, which are to be scaled first."""
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind in "iu" and not _is_uint8(array)
+    return array.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _is_picture(item: Any) -> bool:

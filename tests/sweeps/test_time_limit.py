@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from sandmask.cli._app import app
@@ -132,12 +133,12 @@ def test_only_the_steps_after_the_checkpoint_count(folder: SweepFolder, small_sw
     job = Job("", (), JobOptions(str(folder.path)), work=8.0)
     path = tmp_path / "checkpoint.safetensors"
     assert _work_left(job, path, 4) == 8.0
-    save_tree(path, {}, {"done": 3})
+    save_tree(path, {"params": torch.zeros(2)}, {"done": 3})
     assert _work_left(job, path, 4) == 2.0
     path.write_bytes(b"damaged")
     assert _work_left(job, path, 4) == 8.0
     for damaged in ("3x", None):
-        save_tree(path, {}, {"done": damaged})
+        save_tree(path, {"params": torch.zeros(2)}, {"done": damaged})
         assert _work_left(job, path, 4) == 8.0
 
 

@@ -65,6 +65,11 @@ def lightest(runs: Iterable[RunRecord], draws: int) -> list[list[RunRecord]]:
     return sorted(drawn, key=lambda group: work_of(group[0].spec, dataset).step)[:draws]
 
 
+def _fewer(run: RunRecord) -> RunRecord:
+    """Accuracies at some checkpoints, without training curves."""
+    return replace(run.at(every(run, EVERY)), metrics={})
+
+
 def trained(name: str, stacks: Sequence[list[RunSpec]]) -> dict[str, RunRecord]:
     """Runs by their ids, from the file of this name; missing ones are trained and put there."""
     file = KEPT / f"{name}.records.parquet"
@@ -72,8 +77,8 @@ def trained(name: str, stacks: Sequence[list[RunSpec]]) -> dict[str, RunRecord]:
     missing = [stack for stack in stacks if any(spec.id not in found for spec in stack)]
     KEPT.mkdir(parents=True, exist_ok=True)
     for runs in trained_apart(missing):
-        found |= {run.spec.id: run.at(every(run, EVERY)) for run in runs}
-        write_archive(list(found.values()), file, metrics=False)
+        found |= {run.spec.id: _fewer(run) for run in runs}
+        write_archive(list(found.values()), file)
         print(f"{file}: {len(found)} runs", file=sys.stderr, flush=True)
     return found
 
@@ -145,8 +150,8 @@ def train_again(precision: str, file: Path) -> None:
     for method, groups in draws_of(RECORDS).items():
         for group in groups:
             runs = train([replace(run.spec, steps=STEPS, precision=precision) for run in group], "cuda")
-            done += [run.at(every(run, EVERY)) for run in runs]
-        write_archive(done, file, metrics=False)
+            done += map(_fewer, runs)
+        write_archive(done, file)
         print(f"{method}: {len(done)} runs in {file}", flush=True)
 
 

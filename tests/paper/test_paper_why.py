@@ -17,9 +17,10 @@ from sandmask.paper.why import (
     tie_breaking,
     why,
 )
-from sandmask.records import RunRecord, read_runs, write_archive
+from sandmask.records import RunRecord, average_metrics, read_runs, write_archive
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import build_report, render
+from sandmask.reports._report import rule_names
 from sandmask.selection import RULES, select
 
 
@@ -124,12 +125,32 @@ def test_compact_records_give_the_same_tables_and_answers(runs: list[RunRecord],
     small = compact(runs, 100)
     kept, all_ = (sum(len(run.steps) for run in some) for some in (small, runs))
     assert kept < 0.6 * all_
-    write_archive(small, tmp_path / "small.records.parquet", metrics=False)
+    write_archive(small, tmp_path / "small.records.parquet")
     again = read_runs(tmp_path / "small.records.parquet")
     assert render(build_report(again, list(RULES))) == render(build_report(runs, list(RULES)))
     assert tie_breaking(again, "Toy").rows == tie_breaking(runs, "Toy").rows
     assert evaluation_frequency(again, "Toy", (100, 200)).rows == evaluation_frequency(runs, "Toy", (100, 200)).rows
     assert tau_range(again, "Toy").rows == tau_range(runs, "Toy").rows
+
+
+def test_compact_records_keep_what_averages_and_metrics_are_selected_by(tmp_path: Path) -> None:
+    curves = [name for average in ("sma", "swad") for name in average_metrics(average, 3)]
+    options = {"averages": "sma,swad"}
+    averaged = made_up_sweep(["ERM"], checkpoints=41, pairs=True, metrics=[*curves, "penalty"], options=options)
+    for run in averaged:  # SWAD is evaluated once, at the end
+        run.metrics.update({name: np.where(np.arange(41) < 40, np.nan, run.metrics[name]) for name in curves[7:]})
+    write_archive(compact(averaged, 12_000), tmp_path / "averaged.records.parquet")
+    small = read_runs(tmp_path / "averaged.records.parquet")
+    rules = [name for name in RULES if name != "common-signal"]
+    assert "ERM + SWAD" in render(build_report(averaged, rules))
+    assert render(build_report(small, rules)) == render(build_report(averaged, rules))
+    assert sum(len(run.steps) for run in small) < 0.6 * sum(len(run.steps) for run in averaged)
+    assert not any({"loss", "penalty"} & run.metrics.keys() for run in small)
+    f1 = [f"f1/{split}/{env}" for split in ("in", "out") for env in range(3)]
+    judged = made_up_sweep(["ERM"], checkpoints=41, metrics=[*f1, "held_out_coherence", "held_out_loss"])
+    for names, select_by in ((None, "f1"), (["common-signal"], "accuracy")):
+        chosen = rule_names(names, select_by)
+        assert render(build_report(compact(judged, 12_000), chosen)) == render(build_report(judged, chosen))
 
 
 def test_unfinished_runs_are_kept_whole_and_empty_ones_pass() -> None:

@@ -191,12 +191,6 @@ def test_an_archive_is_lossless(tmp_path: Path) -> None:
     assert_archive_keeps(runs, tmp_path)
 
 
-def test_an_archive_can_leave_metrics_out(tmp_path: Path) -> None:
-    write_archive([made_up_run([[0.5, 0.5]])], tmp_path / "x.records.parquet", metrics=False)
-    (run,) = read_runs(tmp_path)
-    assert run.metrics == {}
-
-
 def test_single_precision_metrics_stay_exact(tmp_path: Path) -> None:
     values = np.random.default_rng(0).random(4).astype(np.float32).astype(np.float64)
     run = replace(made_up_run([[0.5, 0.5]] * 4), metrics={"loss": values, "double": values / 3})

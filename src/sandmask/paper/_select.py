@@ -1,11 +1,12 @@
 """Averages of a dataset under any rule, also one that is not registered, and runs with fewer checkpoints."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sandmask.records import RunRecord
+from sandmask.records import MEASURES, RunRecord, split_averages
 from sandmask.reports.statistics import mean_and_error
 from sandmask.selection import (
     RULES,
@@ -74,30 +75,50 @@ def every(run: RunRecord, steps: int) -> NDArray[np.int64]:
 
 
 def compact(runs: Sequence[RunRecord], interval: int) -> list[RunRecord]:
-    """The same runs with fewer checkpoints, which give the same tables. Unfinished runs are not changed.
+    """The same runs without training curves and with fewer checkpoints, which give the same tables.
 
-    Each run keeps the checkpoints of every `interval` steps, and all that a rule may select: under training-domain
-    validation the first, last, luckiest and unluckiest of the checkpoints that tie; those of worst-training-domain and
-    leave-one-domain-out (also in the runs that it compares); and the last one, for the oracle. The answers of `why` to
-    intervals that are multiples of `interval` stay the same, too.
+    Each run keeps the checkpoints of every `interval` steps, and all that a rule may select for the run or one of its
+    averages: under training-domain validation the first, last, luckiest and unluckiest of the checkpoints that tie;
+    those of worst-training-domain and leave-one-domain-out (also in the runs that it compares); and the last one, for
+    the oracle. The answers of `why` to intervals that are multiples of `interval` stay the same, too. Unfinished runs
+    and those with metrics by which a rule may select keep all checkpoints.
     """
-    pairs = _steps_of_pairs(runs)
-    return [_compacted(run, interval, pairs.get(run.spec.id, set())) if is_settled(run) else run for run in runs]
+    split = [part for run in runs for part in split_averages([run])]
+    pairs = _steps_of_pairs(split)
+    return [_compacted(_without_curves(run), interval, pairs) for run in runs]
 
 
-def _compacted(run: RunRecord, interval: int, steps: set[int]) -> RunRecord:
-    if not len(run.steps):
+def _selects_by(name: str) -> bool:
+    """Whether a rule may select by a metric other than an average's accuracy."""
+    return name.split("/", maxsplit=1)[0] in MEASURES or any(name in rule.needs_metrics for rule in RULES.values())
+
+
+def _without_curves(run: RunRecord) -> RunRecord:
+    kept = {name: run.metrics[name] for name in run.metrics if name.startswith("average/") or _selects_by(name)}
+    return replace(run, metrics=kept)
+
+
+def _compacted(run: RunRecord, interval: int, pairs: dict[str, set[int]]) -> RunRecord:
+    if not is_settled(run) or not len(run.steps) or any(map(_selects_by, run.metrics)):
         return run
-    kept = {*every(run, interval).tolist(), *np.flatnonzero(np.isin(run.steps, list(steps))).tolist()}
-    if run.train_envs:
-        best = tied(run)
-        kept |= {int(best[0]), int(best[-1])}
-        for test_env in run.spec.test_envs:
-            accuracy = run.accuracy_in[best, test_env]
-            kept |= {int(best[accuracy.argmin()]), int(best[accuracy.argmax()])}
-        worst = RULES["worst-training-domain"].choose(run, ())
-        kept |= {worst.index} if worst is not None else set()
-    return run.at(np.array(sorted(kept)))
+    steps = set(run.steps[every(run, interval)].tolist())
+    for part in split_averages([run]):
+        steps |= _selectable(part) | pairs.get(part.spec.id, set())
+    return run.at(np.isin(run.steps, list(steps)))
+
+
+def _selectable(run: RunRecord) -> set[int]:
+    """The steps that training-domain and worst-training-domain may select."""
+    if not run.train_envs or not len(run.steps):
+        return set()
+    best = tied(run)
+    kept = {int(best[0]), int(best[-1])}
+    for test_env in run.spec.test_envs:
+        accuracy = run.accuracy_in[best, test_env]
+        kept |= {int(best[accuracy.argmin()]), int(best[accuracy.argmax()])}
+    worst = RULES["worst-training-domain"].choose(run, ())
+    kept |= {worst.index} if worst is not None else set()
+    return set(run.steps[sorted(kept)].tolist())
 
 
 def _steps_of_pairs(runs: Sequence[RunRecord]) -> dict[str, set[int]]:

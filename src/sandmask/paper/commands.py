@@ -191,7 +191,7 @@ def compact(
     ] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Make records smaller without changing a table: keep some checkpoints and all selected ones; drop loss curves.
+    """Make records smaller without changing a table: keep some checkpoints and all selected ones; drop training curves.
 
     [bold]Example[/bold]: sandmask paper compact runs/spirals --archive results/paper/spirals.records.parquet
     """
@@ -202,7 +202,7 @@ def compact(
     runs = read_all(records)
     if not runs:
         raise SandmaskError(f"There are no runs in {', '.join(map(str, records))}.")
-    write_archive(make(runs, interval), archive, metrics=False)
+    write_archive(make(runs, interval), archive)
     size = archive.stat().st_size
     if as_json:
         print_json({"runs": len(runs), "archive": str(archive), "bytes": size, "every": interval})

@@ -26,14 +26,13 @@ _RUNS_PER_GROUP = 512
 _WORDS = ("run", "spec", "env_names", "classes", "status", "diverged_at")
 
 
-def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, metrics: bool = True) -> None:
+def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str]) -> None:
     """Write runs into one file; `read_runs` finds it in a folder.
 
     The file is complete or absent.
 
     :param runs: records of the runs.
     :param path: file name that ends in `.records.parquet`.
-    :param metrics: include training curves and tables.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -46,7 +45,7 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
             check_record(run)
         except ValueError as error:
             raise SandmaskError(f"{target} cannot be written: {error}.") from error
-    schema = _schema(runs, metrics)
+    schema = _schema(runs)
     checksums = Checksums(schema)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Durable: whoever sees the file may remove what it was made from. Opened here: Arrow takes paths in UTF-8 only.
@@ -63,7 +62,7 @@ def write_archive(runs: Sequence[RunRecord], path: str | os.PathLike[str], *, me
         writer.add_key_value_metadata({CHECKSUMS_KEY: checksums.to_json()})
 
 
-def _schema(runs: Sequence[RunRecord], metrics: bool) -> Any:
+def _schema(runs: Sequence[RunRecord]) -> Any:
     import pyarrow as pa
 
     fields: list[tuple[str, Any]] = [
@@ -81,12 +80,11 @@ def _schema(runs: Sequence[RunRecord], metrics: bool) -> Any:
             (f"{split}_counts", pa.list_(pa.int32())),
             (f"{split}_raw", pa.list_(pa.float64())),
         ]
-    if metrics:
-        for name in sorted({name for run in runs for name in run.metrics}):
-            number = pa.float32() if _is_single(runs, name) else pa.float64()
-            fields.append((f"{_METRIC}{name}", pa.list_(number)))
-        tables = sorted({name for run in runs for name in run.tables})
-        fields += [(f"{_TABLE}{name}", pa.list_(pa.int32())) for name in tables]
+    for name in sorted({name for run in runs for name in run.metrics}):
+        number = pa.float32() if _is_single(runs, name) else pa.float64()
+        fields.append((f"{_METRIC}{name}", pa.list_(number)))
+    tables = sorted({name for run in runs for name in run.tables})
+    fields += [(f"{_TABLE}{name}", pa.list_(pa.int32())) for name in tables]
     return pa.schema(fields, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 

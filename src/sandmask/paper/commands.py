@@ -152,7 +152,7 @@ _add_table(
     "Spirals: the averages and the sixteen environments of the appendix, next to the printed numbers.",
     "runs/spirals",
 )
-_add_table("table-pacs", "PACS with a network other than the paper's ResNet-50.", "results/h200/pacs.records.parquet")
+_add_table("table-pacs", "PACS with a network other than the paper's ResNet-50.", "results/paper/pacs.records.parquet")
 
 
 @app.command("why")

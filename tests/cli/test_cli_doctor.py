@@ -16,6 +16,7 @@ import sandmask
 from sandmask.cli import _app, _checks, _machine_checks
 from sandmask.cli._checks import Say
 from sandmask.datasets.sources import SOURCES
+from sandmask.functional import random
 
 runner = CliRunner()
 
@@ -314,9 +315,16 @@ def test_workers_that_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert examine(_machine_checks.executors)["NVIDIA MPS"].status == "ok"
 
 
-def test_the_gpu_of_a_mac_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_of_a_mac_has_to_compute_the_random_numbers_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert only(_machine_checks._no_gpu).advice == "try it with --device mps"
+    line = only(_machine_checks._no_gpu)  # torch has no MPS here
+    assert (line.status, "does not compute" in line.says) == ("problem", True)
+    cpu = torch.device("cpu")
+    assert only(_machine_checks._apple_gpu, cpu).status == "note"
+    numbers = iter((torch.zeros(1000), torch.ones(1000)))
+    monkeypatch.setattr(random, "uniform", lambda *_: next(numbers))
+    line = only(_machine_checks._apple_gpu, cpu)
+    assert (line.status, "wrong numbers" in line.says) == ("problem", True)
 
 
 @pytest.mark.gpu

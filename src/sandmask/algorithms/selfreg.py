@@ -94,9 +94,9 @@ def _normalized(x: Tensor, share: Tensor) -> Tensor:
 def partners(batch: EnvBatch, n_classes: int, key: Tensor) -> Tensor:
     """For every example of `batch.inputs`, the number of one of its class: a random permutation within classes."""
     true = batch.weight.flatten() > 0
-    classes = torch.where(true, batch.y.flatten(), n_classes).to(torch.float64)  # padding is a class of its own
-    noise = random.uniform(random.fold(batch.example_keys.flatten(), key)).to(torch.float64)
-    in_order, shuffled = classes.argsort(stable=True), (classes + noise).argsort(stable=True)
+    classes = torch.where(true, batch.y.flatten(), n_classes)  # padding is a class of its own
+    noise = (random.uniform(random.fold(batch.example_keys.flatten(), key)) * 2**24).long()
+    in_order, shuffled = classes.argsort(stable=True), (classes * 2**24 + noise).argsort(stable=True)
     return shuffled[in_order.argsort(stable=True)]
 
 

@@ -86,7 +86,7 @@ def _no_gpu(say: Say) -> None:
 
     built_for_gpu = torch.version.cuda is not None or torch.version.hip is not None
     if torch.backends.mps.is_available():
-        say("GPU", "note", "Apple's GPU (MPS) is not used by default and not tested", "try it with --device mps")
+        _apple_gpu(say, torch.device("mps"))
     elif shutil.which("nvidia-smi") and built_for_gpu:
         advice = "compare the driver (nvidia-smi) with torch.version.cuda, and look at CUDA_VISIBLE_DEVICES"
         say("GPU", "problem", f"this machine has one, but torch (CUDA {torch.version.cuda}) does not find it", advice)
@@ -97,6 +97,21 @@ def _no_gpu(say: Say) -> None:
         say("GPU", "note", "none found; the CPU suffices for small datasets, but not for large image datasets")
     else:
         say("GPU", "note", "none; this torch is built for the CPU, which suffices for small datasets")
+
+
+def _apple_gpu(say: Say, device: "torch.device") -> None:
+    """Random numbers on an Apple GPU, which need exact products of 64-bit integers, compared with the CPU's."""
+    import torch
+
+    from sandmask.functional import random
+
+    key = random.key_of(0)
+    with errors(say, "GPU", "does not compute", "train on the CPU, which is the default"):
+        if torch.equal(random.uniform(key.to(device), 1000).cpu(), random.uniform(key, 1000)):
+            says = "Apple's GPU computes; sandmask has only been tested on an emulation of it"
+            say("GPU", "note", says, "it is used with --device mps; compare a short run with --device cpu")
+        else:
+            say("GPU", "problem", "Apple's GPU computes wrong numbers", "train on the CPU, which is the default")
 
 
 def _kernels(say: Say) -> None:

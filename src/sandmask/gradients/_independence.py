@@ -72,7 +72,12 @@ def _note(seen: list[tuple[Tensor, Tensor, Tensor]], grad: Tensor) -> None:
 
 def random_state(device: torch.device) -> Tensor:
     """The state of the device's random numbers: the same after a forward pass that draws none."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    if device.type == "mps":
+        return torch.mps.get_rng_state()
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
 
 
 def check_outputs(model: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:

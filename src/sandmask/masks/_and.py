@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sandmask._devices import widest_float
 from sandmask.masks._base import Mask
 from sandmask.masks._errors import MaskError
 from sandmask.masks._functional import TensorMoments, and_weights, geometric_mean
@@ -129,4 +130,5 @@ class AgrRand(AgrSum):
 
 def _total(numbers: Sequence[Tensor]) -> Tensor:
     """The sum of numbers that may be on several devices."""
-    return torch.stack([number.to(numbers[0].device, torch.float64) for number in numbers]).sum()
+    device = numbers[0].device
+    return torch.stack([number.to(device, widest_float(device)) for number in numbers]).sum()

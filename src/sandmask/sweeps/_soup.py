@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sandmask._devices import widest_float
 from sandmask.algorithms import Algorithm, State
 from sandmask.datasets import Dataset
 from sandmask.hparams import seed_hash
@@ -188,9 +189,9 @@ def _mean(stack: Stack, members: Sequence[Member]) -> State:
     """The mean of the averaged entries of members' states; other entries are the best member's."""
     states = (_file_of(member).state(member.model, stack.algorithm, stack.device) for member in members)
     state = next(states)
-    total = {entry: state[entry].double() for entry in stack.algorithm.averaged}
+    total = {entry: state[entry].to(widest_float(stack.device)) for entry in stack.algorithm.averaged}
     for more in states:
-        total = {entry: value + more[entry].double() for entry, value in total.items()}
+        total = {entry: value + more[entry].to(value.dtype) for entry, value in total.items()}
     return {**state, **{e: (value / len(members)).to(state[e].dtype) for e, value in total.items()}}
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sandmask._devices import widest_float
 from sandmask.algorithms import State, cross_entropy
 from sandmask.datasets import Dataset
 from sandmask.functional.ranks import Ranks
@@ -39,7 +40,7 @@ class Tally(NamedTuple):
     """The results of an evaluation of K runs on G groups of examples."""
 
     right: Tensor  # number of right answers, [K, G]: float32, in which these counts are exact
-    loss: Tensor  # sum of cross-entropies, [K, G]: float64
+    loss: Tensor  # sum of cross-entropies, [K, G]: float64 where the device has it
     measured: dict[str, Tensor]  # requested metrics beyond accuracy by name, [K, numbers]
 
 
@@ -81,6 +82,7 @@ class Evaluator:
         self.ranks = ranks
         self.metrics = tuple(metrics)
         self.train_examples = train_examples
+        self._wide = widest_float(device)
         trials = sorted({spec.trial_seed for spec in specs})
         fraction = holdout_fraction(specs[0])  # runs of a stack have the same
         envs = range(len(dataset.environments))
@@ -96,7 +98,7 @@ class Evaluator:
         }
         self._sizes = np.array([[len(members) for members in evaluated[_kind(spec)]] for spec in specs])
         self._sizes_on_device = torch.from_numpy(self._sizes).to(device)
-        self._validation_weights = torch.from_numpy(self._weights_of_losses(specs)).to(device)
+        self._validation_weights = torch.from_numpy(self._weights_of_losses(specs)).to(device, widest_float(device))
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
         belongs = torch.zeros(len(dataset.labels), len(trials), self.shape[1])
         for trial, of_trial in enumerate(groups):
@@ -157,7 +159,7 @@ class Evaluator:
         n_runs, n_groups = self.shape
         shape = (n_runs, self._belongs.shape[1], n_groups)
         counts = torch.zeros(shape, device=self._belongs.device)
-        losses = torch.zeros(shape, dtype=torch.float64, device=self._belongs.device)
+        losses = torch.zeros(shape, dtype=self._wide, device=self._belongs.device)
         counter = self._counter()
         done, total = 0, sum(len(indices) for part in self._parts for indices in part.chunks)
         for runs, chunks in self._parts:
@@ -171,7 +173,7 @@ class Evaluator:
                 belongs = self._belongs[indices].flatten(1)
                 # Whole numbers below 2^24 add up exactly in float32, in any order. Losses would lose digits in TF32.
                 counts[runs] += (right @ belongs).view(-1, *shape[1:])
-                losses[runs] += (loss.double() @ belongs.double()).view(-1, *shape[1:])
+                losses[runs] += (loss.to(self._wide) @ belongs.to(self._wide)).view(-1, *shape[1:])
                 done += len(indices)
                 self.on_batch(done * self.ranks.size, total * self.ranks.size)
         of_trial = torch.arange(n_runs, device=counts.device), self._trial_of_run
@@ -183,7 +185,7 @@ class Evaluator:
     def in_context(self, predict: Predict, state: State) -> Tally:
         """Evaluate methods whose prediction depends on the whole batch. A batch is from one group."""
         right = torch.zeros(self.shape, device=self._belongs.device)
-        loss = right.double()
+        loss = torch.zeros(self.shape, dtype=self._wide, device=right.device)
         counter = self._counter()
         sizes = self._sizes.max(0)
         for group in range(self.shape[1]):
@@ -196,7 +198,7 @@ class Evaluator:
                     logits, labels = predict(states, self.dataset.inputs(indices)), self.dataset.labels[indices]
                     is_right, losses = _score(logits, labels)
                     right[runs, group] += is_right.sum(1)
-                    loss[runs, group] += losses.double().sum(1)
+                    loss[runs, group] += losses.to(self._wide).sum(1)
                     if self.metrics:
                         counter.add(logits, labels, torch.full_like(labels, group), runs)
         return Tally(self.ranks.sum(right), self.ranks.sum(loss), counter.values())
@@ -212,8 +214,8 @@ class Evaluator:
         return torch.where(self._validation_weights > 0, tally.loss * self._validation_weights, 0.0).sum(1)
 
     def summary(self, tally: Tally) -> Tensor:
-        """Accuracies "in", accuracies "out" and the validation loss of a tally: [K, G + 1], in float64."""
-        accuracies = tally.right.double() / self._sizes_on_device
+        """Accuracies "in", accuracies "out" and the validation loss of a tally: [K, G + 1]."""
+        accuracies = tally.right.to(self._wide) / self._sizes_on_device
         columns = [accuracies[:, 0::2], accuracies[:, 1::2], self.validation_loss(tally).unsqueeze(1)]
         return torch.cat(columns, dim=1)
 

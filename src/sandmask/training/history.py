@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sandmask._devices import widest_float
 from sandmask.algorithms import DIAGNOSTICS, diagnostic_names
 from sandmask.records import MEASURES, RunRecord, Status, average_metrics
 from sandmask.training.averaging import average_metric
@@ -61,7 +62,7 @@ class History:
             return torch.zeros(n_runs, table.size(len(dataset.environments), len(dataset.classes)), device=device)
         if entries == [name]:
             return torch.zeros(n_runs, device=device)
-        dtype = torch.float32 if name == DIAGNOSTICS else torch.float64
+        dtype = torch.float32 if name == DIAGNOSTICS else widest_float(device)
         return torch.zeros(n_runs, len(entries), device=device, dtype=dtype)
 
     def open_curves(self, names: Iterable[str]) -> None:
@@ -121,7 +122,7 @@ class History:
         Runs that diverged keep their earlier evaluations, and pruned ones those until their step in `pruned_at`.
         """
         accuracies = self.stack.evaluator.fractions(self.counts)
-        curves = {name: curve.double().cpu().numpy() for name, curve in self._named().items()}
+        curves = {name: curve.cpu().double().numpy() for name, curve in self._named().items()}
         # SWAD has counts at the last evaluation only; its other rows are left out with its accuracies.
         tables = {name: curve.nan_to_num(0.0).long().cpu().numpy() for name, curve in self._tables().items()}
         steps, dataset = np.array(self.steps), self.stack.dataset

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from sandmask._devices import widest_float
 from sandmask.functional.ranks import Ranks
 
 BINS = 15  # of confidence (Guo et al., 2017)
@@ -17,23 +18,27 @@ _UNIT = 2**32  # in which confidences are counted
 Counts = Mapping[str, Tensor]  # [K, G, ...] each, by name
 
 
+def _wide(values: Tensor) -> Tensor:
+    return values.to(widest_float(values.device))
+
+
 def f1(counts: Counts) -> Tensor:
     """2 TP / (true + predicted), mean over the classes that are there or were predicted."""
     either = counts["true"] + counts["predicted"]
-    scores = 2 * counts["right"].double() / either.clamp(min=1)
+    scores = 2 * _wide(counts["right"]) / either.clamp(min=1)
     return scores.sum(-1) / (either > 0).sum(-1).clamp(min=1)
 
 
 def worst_group(counts: Counts) -> Tensor:
     """The lowest accuracy of a class that has examples."""
-    accuracy = counts["right"].double() / counts["true"].clamp(min=1)
+    accuracy = _wide(counts["right"]) / counts["true"].clamp(min=1)
     return torch.where(counts["true"] > 0, accuracy, 1.0).amin(-1)
 
 
 def ece(counts: Counts) -> Tensor:
     """The difference of confidence and accuracy in each bin, weighted by the bin's share of the examples."""
     examples = counts["true"].sum(-1).clamp(min=1)
-    return counts["surplus"].double().abs().sum(-1) / _UNIT / examples
+    return _wide(counts["surplus"]).abs().sum(-1) / _UNIT / examples
 
 
 def per_class(counts: Counts) -> Tensor:
@@ -82,7 +87,7 @@ class Counter:
         for name, counts in self._counts.items():
             if name == "surplus":
                 # The confidence of a run that has diverged is NaN; its record ends before this evaluation.
-                confidence = logits.float().softmax(-1).amax(-1).double().nan_to_num(1.0)
+                confidence = _wide(logits.float().softmax(-1).amax(-1)).nan_to_num(1.0)
                 places = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
                 amount = (confidence * _UNIT).round().long() - right * _UNIT
             elif name == "confusion":
@@ -93,10 +98,10 @@ class Counter:
             flat[runs] = flat[runs].scatter_add(1, groups * counts.shape[2] + places, amount)
 
     def values(self) -> dict[str, Tensor]:
-        """Each metric as [K, numbers] in float64: all "in" splits before all "out" splits.
+        """Each metric as [K, numbers]: all "in" splits before all "out" splits.
 
         Counts of all processes are added up, once.
         """
         counts = {name: self.ranks.sum(count) for name, count in self._counts.items()}
         values = {name: _COMPUTED[name][0](counts) for name in self.names}  # [K, G, ...]
-        return {name: torch.cat([of[:, 0::2], of[:, 1::2]], 1).flatten(1).double() for name, of in values.items()}
+        return {name: _wide(torch.cat([of[:, 0::2], of[:, 1::2]], 1).flatten(1)) for name, of in values.items()}

@@ -7,10 +7,12 @@ from itertools import combinations
 
 import pytest
 
+from sandmask.algorithms import ALGORITHMS
 from sandmask.datasets import DATASETS
 from sandmask.errors import SandmaskError
 from sandmask.hparams import seed_hash
 from sandmask.sweeps import SweepSpec, expand, group, run_seed
+from sandmask.sweeps._expand import normalized
 from sandmask.training import make_spec, stack_key
 
 Make = Callable[..., SweepSpec]
@@ -22,6 +24,13 @@ def test_every_combination_once() -> None:
     assert len(runs) == len({run.id for run in runs}) == 4 * 16 * 20 * 3  # the paper's Spirals table
     assert {run.test_envs for run in runs} == {(env,) for env in range(16)}
     assert Counter(run.algorithm for run in runs) == dict.fromkeys(sweep.algorithms, 16 * 60)
+
+
+def test_all_algorithms_are_those_that_are_registered() -> None:
+    every = normalized(SweepSpec(("Spirals",), ("all",)))
+    assert every.algorithms == tuple(entry.name for entry in ALGORITHMS.values())
+    assert len(every.algorithms) >= 50
+    assert normalized(every) == every  # the names are stored, so that a later version trains the same methods
 
 
 def test_a_run_is_what_make_spec_says(small_sweep: Make) -> None:

@@ -111,7 +111,7 @@ def sweep(
 
     :param folder: the sweep's folder.
     :param datasets: names of datasets, or folders of images: one, several with commas, or a list.
-    :param algorithms: names of algorithms.
+    :param algorithms: names of algorithms, or "all".
     :param test_envs: environments to hold out, one at a time, by name or number; by default those that tables report.
     :param n_hparams: hyperparameter draws, of which number 0 is the defaults; 20 by default.
     :param n_trials: repetitions; 3 by default.

@@ -35,7 +35,11 @@ def _given(
     ] = None,
     algorithms: Annotated[
         list[str] | None,
-        typer.Option(metavar="A,B", help="Algorithms, separated by commas.", autocompletion=_completion.algorithm),
+        typer.Option(
+            metavar="all|A,B",
+            help="Algorithms, separated by commas.",
+            autocompletion=_completion.algorithm,
+        ),
     ] = None,
     test_envs: Annotated[
         list[str] | None,

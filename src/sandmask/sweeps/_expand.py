@@ -50,11 +50,12 @@ def normalized(sweep: SweepSpec) -> SweepSpec:
     :param sweep: the sweep.
     """
     rules = tuple(RULES) if ALL in sweep.selection else sweep.selection
+    algorithms = tuple(ALGORITHMS) if ALL in sweep.algorithms else sweep.algorithms
     check_known("precision", sweep.precision, PRECISIONS)
     return replace(
         sweep,
         datasets=tuple(absolute(name) for name in sweep.datasets),
-        algorithms=tuple(ALGORITHMS[name].name for name in sweep.algorithms),
+        algorithms=tuple(ALGORITHMS[name].name for name in algorithms),
         selection=tuple(RULES[name].name for name in rules),
         averages=parse_averages(sweep.averages),
         metrics=parse_measures(sweep.metrics),

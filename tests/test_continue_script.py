@@ -1,4 +1,4 @@
-"""The script that trains a sweep of the paper piece by piece, each time from the archive alone."""
+"""The script that trains a sweep piece by piece, each time from the archive alone."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 from sandmask.records import read_runs
 
-SCRIPT = Path(__file__).parents[2] / "results" / "paper" / "continue.sh"
+SCRIPT = Path(__file__).parents[1] / "results" / "continue.sh"
 TINY = """
 datasets = ["DebugVector"]
 algorithms = ["ERM"]
@@ -29,9 +29,9 @@ def start(folder: Path, seconds: int, *options: str) -> subprocess.Popen[str]:
     shutil.copy(SCRIPT, folder)
     (folder / "tiny.toml").write_text(TINY)
     (folder / "copy").mkdir(exist_ok=True)
-    source = SCRIPT.parents[2] / "src"
+    source = SCRIPT.parents[1] / "src"
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(source), "COPY": str(folder / "copy")}
-    command = ["bash", SCRIPT.name, "tiny", str(seconds), "kept/tiny.records.parquet", "--device", "cpu"]
+    command = ["bash", SCRIPT.name, "tiny.toml", str(seconds), "kept/tiny.records.parquet", "--device", "cpu"]
     return subprocess.Popen(
         [*command, "--workers", "1", *options],
         cwd=folder,

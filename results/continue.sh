@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Trains missing runs of one of the paper's sweeps for a limited time, and keeps the records of all finished runs in one file.
-#   results/paper/continue.sh SWEEP SECONDS ARCHIVE [OPTIONS of sandmask sweep run]
-#   results/paper/continue.sh spirals 480 results/paper/spirals_variants.records.parquet \
+# Trains missing runs of a sweep for a limited time, and keeps the records of all finished runs in one file.
+#   results/continue.sh SWEEP.toml SECONDS ARCHIVE [OPTIONS of sandmask sweep run]
+#   results/continue.sh results/paper/spirals.toml 480 results/paper/spirals_variants.records.parquet \
 #     --algorithms ANDMask-rescaled,SANDMask-rescaled,SANDMask-released --device cuda --workers 8
-# SWEEP.toml beside this file describes the sweep. ARCHIVE is read at the start, if it exists, and written again every half minute, so that
+# SWEEP.toml describes the sweep. ARCHIVE is read at the start, if it exists, and written again every half minute, so that
 # little is lost if the machine goes away. COPY is a folder that receives it as well. PYTHON is the interpreter. Allow half a minute more than
 # SECONDS, to save checkpoints and records.
 set -euo pipefail
-sweep=$1 seconds=$2 archive=$3
+config=$1 seconds=$2 archive=$3
 shift 3
-python=${PYTHON:-python3} folder=runs/$sweep config=$(dirname "$0")/$sweep.toml every=${EVERY:-30}
-export PYTHONPATH="${PYTHONPATH:-$(dirname "$0")/../../src}"
+python=${PYTHON:-python3} folder=runs/$(basename "$config" .toml) every=${EVERY:-30}
+export PYTHONPATH="${PYTHONPATH:-$(dirname "$0")/../src}"
 
 keep() {
   "$python" -m sandmask paper compact "$folder/stacks" --archive "$archive" || return 0 # no run is finished yet

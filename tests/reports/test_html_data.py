@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sandmask.records import RunRecord
+from sandmask.records import RunRecord, average_metrics
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import Grid, build_report, render
 from sandmask.reports._formats import latex, markdown, text
@@ -64,6 +64,15 @@ def decoded_curves(page: str) -> list[dict[str, Any]]:
             result.append(run)
         assert at == len(changes)
     return result
+
+
+def test_an_average_is_a_method_but_no_further_run() -> None:
+    names = average_metrics("sma", 3)
+    runs = made_up_sweep(["ERM"], metrics=names, options={"averages": "sma"})
+    counts = json.loads(blobs(render_html(runs))["report"])["overview"]
+    (dataset,) = counts["datasets"].values()
+    assert counts["methods"] == dataset["methods"] == 2
+    assert counts["runs"] == dataset["runs"] == sum(counts["status"].values()) == build_report(runs).runs == len(runs)
 
 
 @pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.paper)])

@@ -20,6 +20,7 @@ from sandmask.records._averages import (
     averages_of,
     judged_by_first_stage,
     split_averages,
+    trained,
 )
 from sandmask.records._domainbed import Imported, read_domainbed
 from sandmask.records._frame import frame, load_records
@@ -61,5 +62,6 @@ __all__ = [
     "read_runs",
     "recorded_measures",
     "split_averages",
+    "trained",
     "write_archive",
 ]

@@ -55,6 +55,14 @@ def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
     yield from found.values()
 
 
+def trained(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """Return the runs of `split_averages` without their averages.
+
+    :param runs: records of runs and averages.
+    """
+    return [run for run in runs if "average" not in run.spec.options]
+
+
 def _merged(first: RunRecord, second: RunRecord) -> RunRecord:
     """One record of the two that there are of a run."""
     extents = [(len(run.steps), run.status != "running") for run in (first, second)]

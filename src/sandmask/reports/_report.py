@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sandmask._arguments import Names, PathLike, checked, names_in
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages
+from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages, trained
 from sandmask.records._types import dataset_order
 from sandmask.registry import closest
 from sandmask.reports._comparisons import beside_earlier, beside_published, compare
@@ -125,7 +125,7 @@ def build_report(
         raise SandmaskError(f"No run is of the baseline {baseline!r}. {closest(baseline, list(methods))}")
     shown = shown_measures(runs, metrics)
     reports = [_rule_report(rule, ordered, groups, expected, baseline, shown) for rule in chosen]
-    report = Report(len(runs), tuple(reports), given, settings)
+    report = Report(len(trained(runs)), tuple(reports), given, settings)
     if earlier is not None:
         known = [name for name in shown if name in reportable(earlier)]
         report = beside_earlier(report, build_report(earlier, rules, draws=draws, trials=trials, metrics=known))

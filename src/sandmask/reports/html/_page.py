@@ -19,7 +19,7 @@ from sandmask._files import replacing
 from sandmask._text import printable
 from sandmask._version import __version__
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord, judged_by_first_stage, split_averages
+from sandmask.records import RunRecord, judged_by_first_stage, split_averages, trained
 from sandmask.records._reader import refuse_record_name
 from sandmask.reports._comparisons import beside_published, has_published
 from sandmask.reports._data import Report
@@ -131,14 +131,17 @@ def _fill(title: str, blobs: dict[str, str]) -> str:
 
 
 def overview(runs: Sequence[RunRecord], methods: Sequence[str]) -> dict[str, Any]:
-    """Counts of all runs, and for each dataset the settings of its runs. `methods` has the method of each run."""
+    """Counts of trained runs, and for each dataset the settings of its runs. `methods` has the method of each run.
+
+    The average of a run is a method of its own, and no further run.
+    """
     of_dataset: defaultdict[str, list[tuple[RunRecord, str]]] = defaultdict(list)
     for run, method in zip(runs, methods, strict=True):
         of_dataset[run.spec.dataset].append((run, method))
     return {
-        "runs": len(runs),
+        "runs": len(trained(runs)),
         "methods": len(set(methods)),
-        "status": dict(Counter(run.status for run in runs)),
+        "status": dict(Counter(run.status for run in trained(runs))),
         "datasets": {name: _dataset(found) for name, found in of_dataset.items()},
     }
 
@@ -147,7 +150,7 @@ def _dataset(found: Sequence[tuple[RunRecord, str]]) -> dict[str, Any]:
     specs = [run.spec for run, _ in found]
     return {
         "environments": list(found[0][0].env_names),
-        "runs": len(found),
+        "runs": len(trained([run for run, _ in found])),
         "methods": len({method for _, method in found}),
         "trials": len({spec.trial_seed for spec in specs}),
         "draws": len({spec.hparams_seed for spec in specs}),

@@ -132,10 +132,11 @@ function missingSection() {
     empty("There is nothing to count: ", notes.length ? h("ul", null, notes) : "no runs."),
   );
   const datasets = selection.averages.columns;
-  const incomplete = selection.averages.rows.flatMap((row) => datasets.map((one) => row.cells[one])).filter((cell) =>
-    cell.runs < cell.expected_runs);
+  const lacks = (cell) => cell.runs < cell.expected_runs;
+  const incomplete = selection.averages.rows.flatMap((row) => datasets.map((one) => row.cells[one])).filter(lacks);
   const columns = [{ title: "Algorithm" }, ...datasets.map((title) => ({ title, numeric: true }))];
-  const rows = selection.averages.rows.map((row) => [
+  const waiting = selection.averages.rows.filter((row) => datasets.some((one) => lacks(row.cells[one])));
+  const rows = waiting.map((row) => [
     { text: row.method },
     ...datasets.map((one) => coverage(row.cells[one])),
   ]);
@@ -144,8 +145,10 @@ function missingSection() {
     ? `${plural(incomplete.length, "cell")} of this table ${incomplete.length === 1
       ? "waits" : "wait"} for runs; numbers made of fewer runs are marked wherever they appear.`
     : "Nothing is missing: every run that the tables expect is finished.";
+  const all = [...selection.notes, ...gaps];
   return section("What is missing", explanation, h("p", { class: incomplete.length ? "flag" : "fine" }, message),
-    dataTable({ name: "missing", title: "Finished runs", columns, rows, notes: [...selection.notes, ...gaps] }));
+    rows.length ? dataTable({ name: "missing", title: "Methods with missing runs", columns, rows, notes: all })
+      : noteList(all));
 }
 
 function coverage(cell) {

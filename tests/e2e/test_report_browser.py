@@ -233,7 +233,7 @@ def test_figures_download_as_pictures_and_numbers(visit: Open, view: str, count:
 
 def test_runs_can_be_found_and_opened_from_a_plot(visit: Open, runs: list[RunRecord]) -> None:
     page = visit("runs")
-    assert f"{len(runs)} runs" in page.inner_text("main")
+    assert f"{len(runs)} rows" in page.inner_text("main")
     page.get_by_label("Status").select_option("diverged")
     assert page.locator("tbody tr").count() == 1
     page.locator("tbody a").click()

@@ -15,8 +15,8 @@ const RUN_COLUMNS = [
 async function drawRuns(main) {
   const runs = await loadRuns();
   const explanation = say(
-    "Every run of these records; validation value and held-out accuracy (percent) are those of the checkpoint that",
-    `${rule()} would take. Open a run for its curves.`,
+    "Every run of these records, and every average of its weights. Validation and held-out accuracy, in percent, are",
+    `those of the checkpoint that ${rule()} selects. Open a run for its curves.`,
   );
   const place = h("div");
   const options = (name, values) => ["", ...values].map((value) => [value, value || "Any"]);
@@ -71,7 +71,7 @@ function runTable(runs) {
   ], { id: runs.id[place] }));
   const columns = RUN_COLUMNS.map((title, place) => ({ title, numeric: place > 2 && place !== 5 }));
   return dataTable({
-    name: "runs", title: `${plural(places.length, "run")}, ${rule()}`, columns, rows, limit: 100,
+    name: "runs", title: `${plural(places.length, "row")}, ${rule()}`, columns, rows, limit: 100,
     files: { table: (shown) => ({
       header: ["run", ...RUN_COLUMNS],
       rows: shown.map((row) => [row.id, ...row.map((cell) => cell.value ?? cell.text)]),

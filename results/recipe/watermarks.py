@@ -38,6 +38,7 @@ def load(domains: int, data_dir: Path | None = None) -> TensorDataset:
 
 
 def names(domains: int) -> tuple[str, ...]:
+    """The names of the domains: their numbers."""
     return tuple(str(domain) for domain in range(domains))
 
 

@@ -40,6 +40,8 @@ FORGETTING = {
     "AND-mask that forgets, without the memory of openings": ("ForgettingANDMask-at-once", 0.0),
     "AND-mask that forgets, at a constant rate": ("ForgettingANDMask-to-zero", 0.0),
 }
+WATERMARKED = ("ERM", "IRM", "VREx", "GroupDRO", "CORAL", "Fishr", "ANDMask", "SANDMask")
+SHORT = {"ANDMask": "AND-mask", "SANDMask": "SAND-mask"}
 IMAGES = {"ColoredMNIST": 3, "RotatedMNIST": 6, "PACS": 4}  # and how many environments each has
 
 
@@ -118,7 +120,31 @@ def images_table(rule: str) -> str:
     return "\n".join(lines)
 
 
+def watermarks_table(rule: str) -> str:
+    """Digits with watermarks, 16 training domains: the mean over trials of each held-out domain, and of all."""
+    runs = [run for run in read_runs(HERE / "watermarks.records.parquet") if run.spec.dataset == "Watermarks-16"]
+    lines = ["| | domain 0 | 1 | 2 | 3 | mean |", "|---|---|---|---|---|---|"]
+    for algorithm in WATERMARKED:
+        own = [run for run in runs if run.spec.algorithm == algorithm]
+        each = [f"{mean:.1f}" for mean in accuracies(own, rule, 4).mean(axis=0)]
+        lines.append(f"| {SHORT.get(algorithm, algorithm)} | {' | '.join([*each, cell(own, rule, 4)])} |")
+    return "\n".join(lines)
+
+
+def domains_table(rule: str) -> str:
+    """The masks on digits with watermarks, by the number of training domains: one trial, four held out."""
+    runs = [run for run in read_runs(HERE / "watermarks.records.parquet") if run.spec.trial_seed == 0]
+    sizes = sorted({int(run.spec.dataset.rpartition("-")[2]) for run in runs})
+    lines = [f"| training domains | {' | '.join(map(str, sizes))} |", "|---" * (len(sizes) + 1) + "|"]
+    for algorithm, title in SHORT.items():
+        own = [run for run in runs if run.spec.algorithm == algorithm]
+        cells = [cell([run for run in own if run.spec.dataset == f"Watermarks-{n}"], rule, 4) for n in sizes]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     for name in ("training-domain", "worst-training-domain", "oracle"):
         print(f"{name}\n\n{table(name)}\n\n{images_table(name)}\n")
+        print(f"{watermarks_table(name)}\n\n{domains_table(name)}\n")
     print(f"{changes_table()}\n\n{forgetting_table()}")

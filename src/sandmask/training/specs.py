@@ -247,7 +247,7 @@ def early_end_of(spec: RunSpec) -> str | None:
         return None
     values = " and ".join(f"{name} = {spec.hparams[name]:g}" for name in late)
     return (
-        f"{values} is not reached in {counted(spec.steps, 'step')}, so the run never leaves the first phase of "
+        f"{values} is not reached in {counted(spec.steps, 'step')}, so the run stays in the first phase of "
         f"{spec.algorithm}. Lower it with --hparam {late[0]}=N, or train longer with --steps."
     )
 

@@ -224,7 +224,7 @@ def leak_of(spec: RunSpec) -> str | None:
         return None
     return (
         "freeze_bn=0: batch-norm takes its statistics from all examples that pass the network together. Most methods "
-        "pass all environments at once, so that the environments see each other; masks pass each one by itself."
+        "pass all environments at once, so environments influence each other; masks pass each one by itself."
     )
 
 

@@ -4,9 +4,9 @@
     sandmask sweep run runs/opinions --datasets Opinions --algorithms ERM,ANDMask,VREx --test-envs phones \
         --n-hparams 4 --n-trials 1 --plugin examples/plugins/tiny_transformer.py
 
-An opinion is a sentence of twelve words. What it says is in "good" or "bad" and in a "not" before it; which brand it
-names goes with the opinion in three shops, and against it in the fourth. A tenth of the labels are wrong, so that 90%
-is the best that can be achieved without the brand.
+An opinion is a sentence of twelve words. The words "good" and "bad", and a "not" before them, give the label. The brand
+that is named agrees with the label in three shops and contradicts it in the fourth. A tenth of the labels are wrong, so
+90% is the best that can be achieved without the brand.
 
 The network is an ordinary `nn.Module`. It is checked when it is first used: that examples do not depend on each other,
 that it is not random, and whether runs of it can be stacked. This one can: a sweep trains its runs as one program.

@@ -32,6 +32,7 @@ The benchmark, as on the command line:
 - `train`, `sweep`, `plan_sweep`: train one run, train many, estimate the cost.
 - `report`, `load_records`: tables, and every evaluation as a pandas frame.
 - `predict`, `load_run`: use a trained model.
+- `soup`: combine the models of a sweep.
 """
 
 from importlib import import_module

@@ -187,7 +187,7 @@ def test_without_a_shared_start_there_are_ensembles_only(tmp_path: Path, capsys:
     assert "train the sweep with --shared-init" in capsys.readouterr().err
     assert len(list(split_averages(read_runs(tmp_path)))) == 3
     sandmask.sweep(tmp_path, n_hparams=3, **HERE)
-    assert f"the soups here are of earlier runs. Make them again: sandmask soup {tmp_path}" in capsys.readouterr().err
+    assert f"soups here lack the new runs. Make them again: sandmask soup {tmp_path}" in capsys.readouterr().err
 
 
 def test_what_cannot_be_combined_is_said_in_a_line(folder: Path, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_cannot_be_combined_is_said_in_a_line(folder: Path, tmp_path: Path)
 def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path) -> None:
     full = SweepSpec(("DebugVector",), ("ERM",), hparams={"full_data": 1})
     write_sweep(full, tmp_path / "sweep.toml")
-    with pytest.raises(SandmaskError, match="have full_data=1: they trained on the examples"):
+    with pytest.raises(SandmaskError, match="have full_data=1: they trained on the validation examples"):
         sandmask.soup(tmp_path)
     with pytest.raises(SandmaskError, match="runs with full_data=1 have none"):
         expand(replace(full, search="optuna"))

@@ -64,6 +64,7 @@ def test_the_lines_of_the_greeting_can_be_copied() -> None:
     assert lines
     for words in map(str.split, lines):
         names[words[1]].load().make_context(words[1], words[2:], resilient_parsing=False)
+    assert not any("--hparam " in line for line in lines)  # masks work with the defaults, and not with any tau
 
 
 def test_version() -> None:

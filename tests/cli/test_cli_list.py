@@ -106,7 +106,7 @@ def test_algorithms_of_a_plugin_are_listed_in_their_alphabetical_place(plugin: s
 def test_mistakes_are_one_line() -> None:
     result = runner.invoke(app, ["list", "algorithm"])
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: There are no 'algorithm' to list. Did you mean 'algorithms'?")
+    assert result.stderr.startswith("error: Cannot list 'algorithm'. Did you mean 'algorithms'?")
     result = runner.invoke(app, ["list", "algorithms", "--plugin", "nowhere.py"])
     assert result.exit_code == 2
     assert result.stderr.startswith("error: There is no plugin file nowhere.py.")

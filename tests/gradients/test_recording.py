@@ -282,7 +282,7 @@ def test_a_model_outside_of_the_block_is_an_error() -> None:
     model, x, y = make("mlp", sizes)
     with sandmask.record(model, sizes) as recording:
         pass
-    with pytest.raises(MaskError, match="cannot be watched"):
+    with pytest.raises(MaskError, match="cannot be tracked"):
         recording.backward(losses_of(model(x), y, sizes), ANDMask(1.0))
 
 

@@ -124,7 +124,10 @@ def attention(*, batch_first: bool, bias: bool = True) -> nn.Module:
             lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24), nn.Linear(24, 8)),
             "layer '1' is a BatchNorm1d.*GroupN",
         ),
-        (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24, track_running_stats=False), nn.Linear(24, 8)), "ties"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24, track_running_stats=False), nn.Linear(24, 8)),
+            "mixes the examples of every batch",
+        ),
         (lambda: attention(batch_first=False), "mixes the examples.*batch_first=True"),
         (lambda: Always(lambda layer, x: layer(x) - layer(x).mean(0)), "mixes the examples"),
         (lambda: Always(lambda layer, x: F.dropout(layer(x), 0.5)), "random in evaluation.*training=self.training"),

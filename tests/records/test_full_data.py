@@ -65,5 +65,5 @@ def test_a_full_run_keeps_its_sizes() -> None:
 
 
 def test_a_full_run_alone_is_refused() -> None:
-    with pytest.raises(SandmaskError, match="selected by the same run without it"):
+    with pytest.raises(SandmaskError, match="same run without full_data, which is not among these records"):
         list(judged_by_first_stage([record(True, 0, 1.0, 0.3)]))

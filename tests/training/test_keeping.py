@@ -115,7 +115,7 @@ def test_files_that_hold_no_models_say_what_to_do(
     RunFolder(tmp_path / "run").train(spec_of(), dataset, device)
     (tmp_path / "run" / "model.safetensors").rename(tmp_path / NAME)
     for read in (load_run, lambda path: list(kept_models(path))):
-        with pytest.raises(SandmaskError, match="holds other things than the models of a sweep"):
+        with pytest.raises(SandmaskError, match="is not a file of a sweep's models"):
             read(tmp_path / NAME)
 
 

@@ -23,9 +23,9 @@ ARGUMENTS: dict[str, Any] = {"steps": 7, "checkpoint_every": 3, "space": "paper"
 REFUSED = {
     "other seed": "Process 1 trains another run than process 0: they differ in seed.",
     "no such environment": "has no environment 'nowhere'",
-    "not divided": "IGA takes gradients inside of its objective, which processes cannot divide.",
+    "not divided": "IGA takes gradients inside its objective, so it cannot be divided over processes.",
     "different bits": "The processes of this run have different parameters after step 3.",
-    "compiled": "--compile is for one process.",
+    "compiled": "--compile works in one process only.",
     "sweep": "A sweep has workers of its own.",
 }
 # 15 environments over 2 or 4 processes: whole ones and shared ones. DebugVector has 2 to train on, fewer than 4.

@@ -225,6 +225,6 @@ def _refusal(name: str, reason: str, known: Sequence[AlgorithmEntry]) -> Sandmas
     lists = "; ".join(f"{_PLURAL[kind]}: {', '.join(e.name for e in entries)}" for kind, entries in of_kind.items())
     apart = " and ".join(entry.name for entry in of_kind["objective"] if not _is_by_environment(entry))
     return SandmaskError(
-        f"{name!r} cannot be composed: {reason} Compose one of each kind, or two of them ({apart} not with a rule). "
-        f"{lists[0].upper()}{lists[1:]}."
+        f"{name!r} cannot be composed: {reason} Name at most one method of each kind; {apart} do not compose with a "
+        f"rule. {lists[0].upper()}{lists[1:]}."
     )

@@ -106,8 +106,9 @@ def sweep(
         swept.frame()      # every evaluation of every run
         swept.report()     # tables
 
-    On a GPU, stacks of runs train in this process; on a CPU, in a process for each core. Those processes do not import
-    the calling program, so a script needs no `if __name__ == "__main__":`.
+    With one GPU, stacks of runs train in this process; with several, in a process for each; on a CPU, in a process for
+    each core, up to 8. These processes do not import the calling program, so a script needs no
+    `if __name__ == "__main__":`.
 
     :param folder: the sweep's folder.
     :param datasets: names of datasets, or folders of images: one, several with commas, or a list.
@@ -139,7 +140,7 @@ def sweep(
     :param pruner: pruner of Optuna, which stops unpromising runs: "median" (the default), "hyperband" or "none".
     :param config: TOML file with these arguments as keys; arguments take precedence over it.
     :param executor: where to train: "local", "ray" or "slurm".
-    :param workers: stacks that train at a time; one for each GPU or core if not given.
+    :param workers: stacks that train at a time; one for each GPU if not given or, on a CPU, for each core, up to 8.
     :param device: "cpu", "cuda", or several for local workers, "cuda:0,cuda:1"; all GPUs if not given.
     :param mps: start NVIDIA's Multi-Process Service where several local workers share a GPU and it is not running.
     :param gpus_per_worker: for Ray, where it may be a fraction, and Slurm.
@@ -241,7 +242,7 @@ def sweep(
             raise
     _say_failures(result)
     if result.done > before.done and (target.path / SHELF).is_dir():
-        tell(f"note: the soups here are of earlier runs. Make them again: sandmask soup {in_shell(Path(folder))}")
+        tell(f"note: soups here lack the new runs. Make them again: sandmask soup {in_shell(Path(folder))}")
     return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed, result.left)
 
 

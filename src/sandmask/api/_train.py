@@ -135,7 +135,7 @@ def train(
 
     In a script that torchrun started, the processes train the run together: all call this with the same arguments.
 
-        run = sandmask.train("Spirals", "ANDMask", 0, steps=300, hparams={"tau": 0.5})
+        run = sandmask.train("Spirals", "ANDMask", 0, steps=300, hparams={"tau": 0.95})
         run.accuracy              # by environment, after the last step
         run.frame()               # every evaluation
 

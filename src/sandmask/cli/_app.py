@@ -128,9 +128,9 @@ FIRST = (
     (
         "Train and compare",
         {
-            "sandmask train Spirals ANDMask --test-env 0 --hparam tau=0.5": "one run",
-            "sandmask sweep run --datasets Spirals --algorithms ERM,ANDMask --test-envs 0": "many",
-            "sandmask report runs --html report.html --open": "look",
+            "sandmask train Spirals ANDMask --test-env 5": "one run",
+            "sandmask sweep run --datasets Spirals --algorithms ERM,ANDMask --test-envs 5 --n-hparams 2": "12 runs",
+            "sandmask report runs --html report.html --open": "compare them",
         },
     ),
 )

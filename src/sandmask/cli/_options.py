@@ -44,7 +44,7 @@ HparamsSeedOption = Annotated[
     int, typer.Option(metavar="N", min=0, help="Number of the random draw; 0 means the defaults.")
 ]
 TrialSeedOption = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Number of the repetition. Sets draw and data splits.")
+    int, typer.Option(metavar="N", min=0, help="Number of the repetition, which decides the draw and the data splits.")
 ]
 SeedOption = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of weights, minibatches and other randomness.")]
 StepsOption = Annotated[

@@ -93,7 +93,7 @@ def _given(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With full_data=1 and lr_patience: folder of the sweep without full_data; repeat its learning rates.",
+            help="With full_data=1 and lr_patience: the sweep without full_data, whose learning rates are repeated.",
         ),
     ] = None,
     seed: Annotated[

@@ -30,7 +30,7 @@ def doctor(
     """Check the installation, devices, extras, executors, data, weights, disk and shell, and suggest fixes.
 
     Each line is ok, a note (nothing is broken) or a problem. The exit status is 1 if there is a problem. The command
-    downloads and changes nothing.
+    downloads nothing and changes nothing.
 
     [bold]Examples[/bold]
 

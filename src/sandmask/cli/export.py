@@ -27,7 +27,7 @@ def export(
     hub: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a folder in the layout of the Hugging Face Hub instead.")
     ] = None,
-    push: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload that folder to the Hub.")] = None,
+    push: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload such a folder to the Hub.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: make a new repository private.")] = False,
     run_id: _options.RunOption = None,
     average: _options.KindOption = None,

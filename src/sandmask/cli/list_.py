@@ -51,7 +51,8 @@ def list_(
         ),
     ],
     search: Annotated[
-        str | None, typer.Option(help="Only names that match, such as '*mask*'. Networks: all of timm.")
+        str | None,
+        typer.Option(help="Only names that match this pattern, such as '*mask*'. For networks, it also searches timm."),
     ] = None,
     json: _options.JsonOption = False,
     plugin: _options.PluginOption = None,
@@ -69,7 +70,7 @@ def list_(
     sandmask list algorithms --plugin my_method.py
     """
     if what not in CHOICES:
-        raise SandmaskError(f"There are no {what!r} to list. {closest(what, CHOICES)}")
+        raise SandmaskError(f"Cannot list {what!r}. {closest(what, CHOICES)}")
     load_plugins(plugin)
     columns = ("name", "default of") if what == NETWORKS else KINDS[what].columns
     rows = _networks(search) if what == NETWORKS else KINDS[what].rows(search or "*")

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Plan and train many runs, show their progress, and list kept models.", no_args_is_help=True)
 
 Workers = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Stacks that train at a time. (default: one per GPU or core)")
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Stacks that train at a time. (default: one per GPU; without a GPU, one per core, up to 8)",
+    ),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, or several for local workers: cuda:0,cuda:1. (default: all GPUs)")
+    str | None, typer.Option(help="cpu, cuda, or several for local workers: cuda:0,cuda:1. (default: all GPUs, or cpu)")
 ]
 MaxStack = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Largest number of runs in a stack. (default: as memory allows)")
@@ -157,8 +162,8 @@ def _print(swept: "Sweep", *, json: bool) -> None:
         typer.echo(f"Nothing to do: {planned}/{planned} runs done. Tables: sandmask report {in_shell(swept.folder)}")
     elif swept.full_data:
         typer.echo(
-            f"{done}/{planned} runs done. Runs with full_data=1 are selected by the same runs without "
-            "it. Tables: sandmask report FOLDER, where FOLDER holds both sweeps."
+            f"{done}/{planned} runs done. With full_data=1 they have no validation examples, so tables also need the "
+            "sweep without it. Tables: sandmask report FOLDER, where FOLDER holds both sweeps."
         )
     elif done:
         table = swept.table()

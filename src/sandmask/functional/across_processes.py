@@ -164,8 +164,8 @@ def divided(function: Callable[..., Any], *rows: Tensor | None, dim: int = 0) ->
         return function(*rows)
     if in_transform():
         raise SandmaskError(
-            "This method takes gradients by torch.func inside of its objective, which processes cannot divide. Run it "
-            "in one process, without torchrun."
+            "This method takes gradients inside its objective, so it cannot be divided over processes. Run it in one "
+            "process, without torchrun."
         )
     gradient.nested |= any(some is not None and some.requires_grad for some in rows)
     own = gradient.ranks.share(count)

@@ -85,7 +85,7 @@ class Tape(TorchFunctionMode):
         """
         found = self.differentiate(losses, [*leaves, *others])
         if any(grad is not None for grad in found[: len(leaves)]):
-            raise UnsupportedError("a parameter is used by a function that cannot be watched")
+            raise UnsupportedError("a parameter is used by a function that cannot be tracked")
 
     def differentiate(
         self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False

@@ -72,14 +72,14 @@ def _reason(module: nn.Module) -> tuple[str, str] | None:
         return None
     if not running:
         return (
-            "without running statistics it ties the examples of every batch together, even in evaluation",
+            "without running statistics, it mixes the examples of every batch, even in evaluation",
             "replace it by GroupNorm or LayerNorm",
         )
     if not module.training:
         return None
     if isinstance(module, nn.SyncBatchNorm):
         return "its statistics are shared by the batches of all processes, whatever their environments", _FREEZE
-    return "in training mode its statistics tie a batch's examples together, its running averages environments", _FREEZE
+    return "in training mode, its statistics mix a batch's examples, and its running averages all environments", _FREEZE
 
 
 def freeze_batchnorm(model: Model) -> Model:
@@ -137,8 +137,8 @@ def check_graph(loss: Tensor, model_key: Tensor) -> None:
     if leaks:
         warn_once(
             "training-batchnorm",
-            "A loss went through batch-norm in training mode: its statistics tie the examples of a batch "
-            "together (and, where environments share a forward pass, the environments), and its running "
+            "A loss went through batch-norm in training mode: its statistics mix the examples of a batch "
+            "(and, where environments share a forward pass, the environments), and its running "
             "averages mix all environments. Call `sandmask.freeze_batchnorm(model)`; "
             "`sandmask.find_leaks(model)` lists the layers.",
             stacklevel=9,  # the caller of `backward`

@@ -27,7 +27,7 @@ class ANDMask(_SignThreshold):
     environments to agree.
 
     With 3 environments A is 0, 1/3, 2/3 or 1, and only 1/3 or 1 where no gradient is zero: every tau in
-    (1/3, 1) is then the same mask.
+    (1/3, 1] then gives the same mask.
 
     Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021; section 3.1 of the
     SAND-mask paper.
@@ -67,7 +67,7 @@ class GeometricMean(_SignThreshold):
 
 
 class AgrSum(_SignThreshold):
-    """The sum of the environments' gradients where all of them have one sign, and 0 elsewhere.
+    """The sum of the environments' gradients where all of them have the same sign, and 0 elsewhere.
 
     It is E times the AND-mask with tau = 1: the sum, as in the paper, not the mean.
 

@@ -112,9 +112,9 @@ def _problems_of_part(name: str, part: nn.Module) -> Iterator[str]:
             yield f"its tensor {where!r} would stay on the CPU. Use register_buffer({attribute!r}, ...)"
     if isinstance(part, _BatchNorm) and _is_fresh(part):
         yield (
-            f"its layer {name!r} is a {type(part).__name__} without statistics. Batch statistics tie the examples "
-            "of different environments together, so only frozen ones are used here. Replace it by GroupNorm or "
-            "LayerNorm, or load trained statistics"
+            f"its layer {name!r} is a {type(part).__name__} without trained statistics. Statistics of a batch mix "
+            "its environments, so batch-norm is always frozen here. Replace it by GroupNorm or LayerNorm, or load "
+            "trained statistics"
         )
 
 
@@ -136,13 +136,13 @@ def _features(name: str, module: nn.Module, x: Tensor) -> Tensor:
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(x):
         found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise SandmaskError(
-            f"The network {name!r} should map inputs {_shape(x)} to features [N, F], one row an example, without a "
+            f"The network {name!r} should map inputs {_shape(x)} to features [N, F], one row per example, without a "
             f"classifier. For N = {len(x)} it gave {found}."
         )
     changed = [key for key, value in module.named_buffers() if not torch.equal(value, buffers[key])]
     if changed:
         raise SandmaskError(
-            f"The network {name!r} changes its buffer {changed[0]!r} when it computes, which would carry something "
+            f"The network {name!r} changes its buffer {changed[0]!r} in a forward pass, which would carry information "
             "from one environment to another. A network should be a function of its inputs and parameters."
         )
     return features
@@ -163,7 +163,7 @@ def _check_function(name: str, module: nn.Module, x: Tensor, features: Tensor) -
     others = torch.cat([x[:1], 1.0 - x[1:]])
     if not _is_close(module(others)[:1], features[:1]):
         raise SandmaskError(
-            f"The network {name!r} mixes the examples of a batch, so that environments would see each other. Look for "
+            f"The network {name!r} mixes the examples of a batch, so environments would influence each other. Look for "
             "a layer that works along the first dimension; attention, for example, needs batch_first=True."
         )
 

@@ -150,8 +150,9 @@ def _judged(run: RunRecord, firsts: dict[str, RunRecord]) -> RunRecord:
     first = firsts.get(first_stage(spec).id)
     if first is None:
         raise SandmaskError(
-            f"Run {spec.id} ({spec.algorithm} on {spec.dataset}) was trained with full_data=1, and is selected by the "
-            "same run without it, which is not among these records. Train that one, and report a folder with both."
+            f"Run {spec.id} ({spec.algorithm} on {spec.dataset}) was trained with full_data=1, so it has no "
+            "validation accuracies. Reports use those of the same run without full_data, which is not among these "
+            "records. Train that run, and report a folder with both."
         )
     _, own_rows, first_rows = np.intersect1d(run.steps, first.steps, return_indices=True)
     own, its = run.at(own_rows), first.at(first_rows)

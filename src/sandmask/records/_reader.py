@@ -46,7 +46,7 @@ def _files(path: str | os.PathLike[str]) -> list[Path]:
 def refuse_record_name(target: Path) -> None:
     """Raise an error if a file that is about to be written is named like one of records: it would replace that."""
     if target.name.endswith((".jsonl", ARCHIVE_SUFFIX)):
-        raise SandmaskError(f"{target} is named like a file of records, which this would replace. Name another file.")
+        raise SandmaskError(f"{target} is named like a file of records and could overwrite one. Choose another name.")
 
 
 def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tuple[RunRecord, Path]:

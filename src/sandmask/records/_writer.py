@@ -48,9 +48,9 @@ if hasattr(os, "register_at_fork"):
 class RecordWriter:
     """Appends runs and their evaluations to one file, a line each; several runs may take turns.
 
-    Opening an existing file continues it: a last line that a kill tore is cut off, and runs that it holds
-    can be continued. A second writer on the same file is an error. Every line written survives the death of
-    the process; those before a `commit` also survive a power cut.
+    Opening an existing file continues it: an incomplete last line is removed, and runs that it holds can be
+    continued. A second writer on the same file is an error. Every line written survives a crash of the process;
+    those before a `commit` also survive a power cut.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

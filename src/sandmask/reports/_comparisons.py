@@ -90,7 +90,7 @@ def beside_earlier(report: Report, earlier: Report) -> Report:
     if not any(rule.changes for rule in rules):
         raise SandmaskError(
             "The two sets of runs have no dataset, method and held-out environment in common, so there is nothing to "
-            "compare. A method is the same if its algorithm and settings are."
+            "compare. Methods are matched by algorithm and settings."
         )
     return replace(report, rules=tuple(rules))
 

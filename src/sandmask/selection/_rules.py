@@ -227,7 +227,7 @@ def has_common_signal(run: RunRecord) -> NDArray[np.bool_]:
 
 @selection_rule(
     "common-signal",
-    "highest held-out likelihood while the training environments' gradients have a common signal (ours)",
+    'highest likelihood of the "out" examples while the training environments\' gradients have a common signal (ours)',
     needs_metrics=(COHERENCE, LOSS),
 )
 def common_signal(run: RunRecord) -> Choice | None:

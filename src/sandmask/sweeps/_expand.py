@@ -82,7 +82,7 @@ def expand(sweep: SweepSpec) -> Expansion:
     if sweep.search == OPTUNA:
         _check_search(sweep)
         notes.append(
-            "Optuna chooses the hyperparameters while runs train; estimates are for random draws, none pruned."
+            "Optuna chooses the hyperparameters while runs train; estimates are for random draws without pruning."
         )
     if _needs_pairs(sweep):
         notes += [
@@ -115,7 +115,7 @@ def _notes_on_steps(runs: Iterable[RunSpec]) -> Iterator[str]:
                 steps = next(iter(each.values())).steps
                 yield (
                     f"{algorithm} on {dataset}: in {count} of {counted(len(each), 'draw')}, {name} is not reached in "
-                    f"{counted(steps, 'step')}, so these runs never leave the method's first phase. Lower it with "
+                    f"{counted(steps, 'step')}, so these runs stay in the method's first phase. Lower it with "
                     f"--hparam {name}=N, or train longer with --steps."
                 )
 
@@ -205,7 +205,7 @@ def _repeat_drops(runs: Iterable[RunSpec], folder: str) -> Iterator[RunSpec]:
                 "without full_data. Train it first."
             )
         if "lr_drops" not in first.metrics:
-            raise SandmaskError(f"The runs of {folder} do not search the learning rate. Leave out --first-stage.")
+            raise SandmaskError(f"The runs of {folder} were trained without lr_patience. Leave out --first-stage.")
         drops = first.steps[1:][np.diff(first.metrics["lr_drops"]) > 0].tolist()
         yield replace(spec, hparams={**spec.hparams, **dict(zip(LR_DROP_STEPS, drops, strict=False))})
 

@@ -3,7 +3,7 @@
 from sandmask.datasets import DATASETS, load_dataset
 from sandmask.training import RunFolder, make_spec
 
-spec = make_spec(DATASETS["Spirals"], "SANDMask", test_envs=[0], hparams={"tau": 0.5})
+spec = make_spec(DATASETS["Spirals"], "SANDMask", test_envs=[0], hparams={"tau": 0.95})
 record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torch.device("cpu"))
 """
 

@@ -186,7 +186,7 @@ def kept_models(folder: Path) -> Iterator[KeptModel]:
     for file in (file for file in files if not file.name.startswith(".")):
         metadata = load_metadata(file)
         if not {"runs", "steps"} <= metadata.keys():
-            raise DamagedFileError(f"{file} holds other things than the models of a sweep. Move it elsewhere.")
+            raise DamagedFileError(f"{file} is not a file of a sweep's models. Move it elsewhere.")
         try:
             specs = [RunSpec.from_json(spec) for spec in metadata["runs"]]
             yield from [

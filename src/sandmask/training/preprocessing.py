@@ -95,8 +95,8 @@ class Preprocessing:
                 return torch.tensor(array.astype(np.float32))  # a copy: the array may be read-only
         if not isinstance(array, Tensor) or not array.is_floating_point():
             raise SandmaskError(
-                f"This model takes {self.expected}. Found numbers of type {array.dtype}. Convert preprocessed inputs "
-                "to float32" + ("." if self.kind == "numbers" else ", and pixels from 0 to 255 to uint8.")
+                f"This model takes {self.expected}, not {array.dtype}. Convert preprocessed inputs to float32"
+                + ("." if self.kind == "numbers" else ", and pixels from 0 to 255 to uint8.")
             )
         return array.to(torch.float32)
 

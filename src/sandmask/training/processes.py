@@ -93,7 +93,7 @@ def own_device(size: int, text: str | None) -> torch.device:
     if size == 1 or text not in (None, "cuda") or not torch.cuda.is_available():
         device = choose_device(text)
         if size > 1 and device.type != "cpu":
-            raise SandmaskError(f"Several processes train on --device cpu, or on cuda, one GPU each. Found {text!r}.")
+            raise SandmaskError(f"Several processes need --device cpu, or cuda with a GPU for each. Found {text!r}.")
         return device
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= count:
@@ -121,13 +121,13 @@ def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled
         return
     if not algorithm.divides:
         raise SandmaskError(
-            f"{spec.algorithm} takes gradients inside of its objective, which processes cannot divide. {_APART}"
+            f"{spec.algorithm} takes gradients inside its objective, so it cannot be divided over processes. {_APART}"
         )
     if algorithm.network.norms:
         raise SandmaskError(f"With freeze_bn=0, batch-norm needs all examples in one process. {_APART}")
     if compiled or spec.precision == "fp16":
         option = "--compile" if compiled else "--precision fp16"
-        raise SandmaskError(f"{option} is for one process. Leave it out, or run without torchrun.")
+        raise SandmaskError(f"{option} works in one process only. Leave it out, or run without torchrun.")
 
 
 def check_equal(ranks: Ranks, state: State) -> None:

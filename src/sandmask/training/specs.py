@@ -224,7 +224,7 @@ def leak_of(spec: RunSpec) -> str | None:
         return None
     return (
         "freeze_bn=0: batch-norm takes its statistics from all examples that pass the network together. Most methods "
-        "pass all environments at once, so that the environments see each other; masks pass each one by itself."
+        "pass all environments at once, so environments influence each other; masks pass each one by itself."
     )
 
 
@@ -247,7 +247,7 @@ def early_end_of(spec: RunSpec) -> str | None:
         return None
     values = " and ".join(f"{name} = {spec.hparams[name]:g}" for name in late)
     return (
-        f"{values} is not reached in {counted(spec.steps, 'step')}, so the run never leaves the first phase of "
+        f"{values} is not reached in {counted(spec.steps, 'step')}, so the run stays in the first phase of "
         f"{spec.algorithm}. Lower it with --hparam {late[0]}=N, or train longer with --steps."
     )
 

@@ -280,7 +280,7 @@ class Stack:
 def _check(specs: Sequence[RunSpec], dataset: Dataset, metrics: Sequence[str], train_eval_limit: int | None) -> None:
     """Raise for runs that cannot train as one program on this dataset."""
     if len({stack_key(spec) for spec in specs}) != 1:
-        raise SandmaskError("These runs cannot train as one program: they differ in more than numbers.")
+        raise SandmaskError("These runs cannot train as one program: their `stack_key` should be the same.")
     check_environments(specs[0], dataset)
     check_measures(metrics, specs[0], dataset)
     check_train_eval_limit(train_eval_limit)

@@ -130,7 +130,7 @@ def _reconcile(part: Path, offset: int, origin: _Origin, response: http.client.H
         total = int(match[2]) if match and match[2] != "*" else None
         if not match or int(match[1]) != offset or (origin.total is not None and total != origin.total):
             discard(part)
-            raise _InterruptedError("the server's file has changed, or its answer does not fit")
+            raise _InterruptedError("the file on the server has changed, or the answer is not the requested part")
         start = offset
     else:
         total = int(length) if length else None
@@ -197,4 +197,4 @@ def fetch_from_drive(file_id: str, part: Path, progress: Progress) -> None:
     except (OSError, DownloadError) as error:
         raise MirrorError(" ".join(str(error).split())) from error
     if done is None or not part.is_file():
-        raise MirrorError("Google Drive did not hand out the file")
+        raise MirrorError("Google Drive did not provide the file")

@@ -26,7 +26,7 @@ MPS_SECONDS = 30.0  # that the daemon may take to answer
 
 
 class InlineExecutor(Executor):
-    """Runs a job when it is submitted, in this very thread. Ctrl-C reaches the job itself."""
+    """Runs a job when it is submitted, in the calling thread. Ctrl-C reaches the job itself."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run `fn` and return a finished future. An interrupt is raised and not stored in it."""

@@ -1,4 +1,4 @@
-"""On a Ray cluster: one that runs already, or one started here for the while."""
+"""On a Ray cluster: one that runs already, or one that is started here and stopped afterwards."""
 
 import os
 import signal

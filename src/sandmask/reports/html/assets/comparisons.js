@@ -16,7 +16,7 @@ function drawComparisons(main) {
       "Comparisons",
       explanation,
       empty(
-        "There is nothing to compare under this rule: it takes a baseline with runs and at least one other method. ",
+        "There is nothing to compare under this rule: a comparison needs runs of the baseline and of another method. ",
         h("code", null, "sandmask report DIR --html FILE --baseline NAME"),
         " chooses the baseline.",
       ),

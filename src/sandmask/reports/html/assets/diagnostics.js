@@ -75,7 +75,7 @@ function agreementFigure(label, steps, curves) {
   const title = "Agreement of the environments";
   const drawing = figure({
     name: `agreement-${label}`, title,
-    note: "How many elements have how much agreement in sign between environments: 0 is none, 1 is all the same sign.",
+    note: "Elements by the agreement of their signs over environments: at 0 the signs cancel out, at 1 all are the same.",
     draw: ({ width, colors }) => barChart({
       title, width, colors, xLabel: "agreement |mean of signs|", yLabel: "share of elements",
       bars: bins.map((bin) => ({ low: bin / 10, high: (bin + 1) / 10, value: share(layer(), bin, place) })),

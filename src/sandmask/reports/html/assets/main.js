@@ -82,7 +82,7 @@ async function start() {
   const stored = storedTheme();
   if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
   if (typeof DecompressionStream === "undefined")
-    throw new Error("this browser is too old: it takes Chrome 97, Firefox 113, Safari 16.4, or newer");
+    throw new Error("this browser is too old; the page needs Chrome 97, Firefox 113, Safari 16.4 or newer");
   await loadReport();
   readAddress();
   colophon();

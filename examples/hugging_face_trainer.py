@@ -8,7 +8,8 @@ with random weights, built from a config: nothing is downloaded.
 
 The generated "sentences" contain noisy words that predict the label in every domain, and a code word that predicts it
 perfectly, a different one in each domain. In the unseen domain the code words are random. The data is designed so that
-masks help; with 120 steps they help less (73% instead of 87%), because a mask does not say when to stop.
+masks help. The settings matter: with the Trainer's default optimizer, tau = 0.8 and no `rescale`, the masked model has 87%
+on the unseen domain after 60 steps, and 67% after 240.
 """
 
 import argparse
@@ -106,18 +107,19 @@ def train(mask: sandmask.Mask | None, steps: int, folder: str) -> nn.Module:
         output_dir=folder,
         max_steps=steps,
         per_device_train_batch_size=32 * DOMAINS,  # of all domains together
-        learning_rate=3e-3,
+        lr_scheduler_type="cosine",
         remove_unused_columns=False,  # else "domain" is one of them
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
         use_cpu=True,
     )
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=3e-4)  # not AdamW, the Trainer's default
     data: Dataset[dict[str, Tensor]] = ConcatDataset([Sentences(512, domain) for domain in range(DOMAINS)])
     if mask is None:
-        trainer = Trainer(model, arguments, train_dataset=data, data_collator=_without_domain)
+        trainer = Trainer(model, arguments, _without_domain, data, optimizers=(optimizer, None))
     else:
-        trainer = MaskedTrainer(model, arguments, train_dataset=data, mask=mask)
+        trainer = MaskedTrainer(model, arguments, train_dataset=data, optimizers=(optimizer, None), mask=mask)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return model
@@ -137,7 +139,7 @@ def main() -> None:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     seen, unseen = Sentences(512, domain=0), Sentences(4096, domain=99, code=False)
     print(f"{'':<16}{'a seen domain':>15}{'unseen domain':>15}")
-    for name, mask in {"plain gradient": None, "AND-mask": sandmask.ANDMask(tau=0.8)}.items():
+    for name, mask in {"plain gradient": None, "AND-mask": sandmask.ANDMask(tau=0.9, rescale="sparsity")}.items():
         with tempfile.TemporaryDirectory() as folder:
             model = train(mask, steps, folder)
         print(f"{name:<16}{accuracy(model, seen):>15.1%}{accuracy(model, unseen):>15.1%}")

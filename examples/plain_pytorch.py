@@ -35,7 +35,7 @@ def train(mask: sandmask.Mask | None, domains: list[tuple[Tensor, Tensor]], step
     """An ordinary training loop; `mask=None` is the usual gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(18, 32), nn.ReLU(), nn.Linear(32, 2))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=3e-4)  # not AdamW
     for _ in range(steps):
         optimizer.zero_grad()
         losses = [nn.functional.cross_entropy(model(x), y) for x, y in domains]
@@ -67,8 +67,8 @@ def main() -> None:
 
     masks = {
         "plain gradient": None,
-        "AND-mask": sandmask.ANDMask(tau=1.0),
-        "SAND-mask": sandmask.SANDMask(tau=0.6),
+        "AND-mask": sandmask.ANDMask(tau=0.9, rescale="sparsity"),
+        "SAND-mask": sandmask.SANDMask(tau=0.9, rescale="sparsity"),
     }
     models = {name: train(mask, domains, steps) for name, mask in masks.items()}
     print(f"\n{'':<16}{'seen domains':>14}{'unseen domain':>15}")

@@ -1,8 +1,11 @@
 """Draw the pictures of the page "Masks that work" from the records beside this file.
 
-python results/recipe/figures.py     draws recipe-maps.png, recipe-environments.png and recipe-mechanism.png
+python results/recipe/figures.py                draws recipe-maps.png, recipe-environments.png and recipe-mechanism.png
+python results/recipe/figures.py --digits DIR   draws recipe-watermarks.png; DIR/mnist/*.gz
 """
 
+import argparse
+import runpy
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -132,7 +135,29 @@ def draw_mechanism() -> None:
     figure.savefig(IMAGES / "recipe-mechanism.png", dpi=110)
 
 
+def draw_watermarks(data_dir: Path) -> None:
+    """Two digits of each label in three domains."""
+    dataset = runpy.run_path(str(HERE.parents[1] / "examples" / "plugins" / "watermarks.py"))["load"](17, data_dir)
+    figure, grid = plt.subplots(1, 3, figsize=(10, 1.9), layout="constrained")
+    for domain, axes in enumerate(grid):
+        first, end = dataset.bounds[domain], dataset.bounds[domain + 1]
+        of_label = [first + (dataset.labels[first:end] == label).nonzero()[:2, 0] for label in (0, 1)]
+        strip = np.concatenate([dataset.stored[i, 0] for indices in of_label for i in indices], axis=1)
+        axes.imshow(strip, cmap="gray")
+        axes.set_title(f"domain {domain}", fontsize=10)
+        axes.set_xticks([13.5, 41.5], ["5 to 9", "0 to 4"])
+        axes.tick_params(length=0)
+        axes.set_yticks([])
+    figure.savefig(IMAGES / "recipe-watermarks.png", dpi=110)
+
+
 if __name__ == "__main__":
-    draw_maps()
-    draw_environments()
-    draw_mechanism()
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--digits", type=Path)
+    digits = arguments.parse_args().digits
+    if digits is not None:
+        draw_watermarks(digits)
+    else:
+        draw_maps()
+        draw_environments()
+        draw_mechanism()

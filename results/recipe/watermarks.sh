@@ -7,7 +7,7 @@ data=$1 part=${2:-main} here=$(dirname "$0") python=${PYTHON:-python3}
 export OMP_NUM_THREADS=1
 
 sweep() { # FOLDER METHODS DATASETS OPTIONS...
-  "$python" -m sandmask sweep run "runs/watermarks/$1" --plugin "$here/watermarks.py" --data-dir "$data" --algorithms "$2" --datasets "$3" \
+  "$python" -m sandmask sweep run "runs/watermarks/$1" --plugin "$here/../../examples/plugins/watermarks.py" --data-dir "$data" --algorithms "$2" --datasets "$3" \
     --n-hparams 1 --space recipe --device cpu --workers 1 --no-calibrate --hparam batch_size=256 "${@:4}"
 }
 

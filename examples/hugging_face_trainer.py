@@ -8,8 +8,8 @@ with random weights, built from a config: nothing is downloaded.
 
 The generated "sentences" contain noisy words that predict the label in every domain, and a code word that predicts it
 perfectly, a different one in each domain. In the unseen domain the code words are random. The data is designed so that
-masks help. The settings matter: with the Trainer's default optimizer, tau = 0.8 and no `rescale`, the masked model has 87%
-on the unseen domain after 60 steps, and 67% after 240.
+masks help. The settings matter: with the Trainer's default optimizer, tau = 0.8 and no `rescale`, the masked model has
+87% on the unseen domain after 60 steps, and 67% after 240.
 """
 
 import argparse

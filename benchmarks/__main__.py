@@ -7,6 +7,7 @@ NAMES = (
     "shared_forward_cpu",
     "diagnostics_cost",
     "start_up",
+    "busy_cpu",
     "mask_step_gpu",
     "mask_bandwidth",
     "peak_memory",

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from sandmask import _version
-from sandmask.cli import _app
+from sandmask.cli import SPINS, _app, main
 from sandmask.cli._app import COMMANDS, Command
 from sandmask.errors import SandmaskError
 
@@ -70,6 +70,23 @@ def test_the_lines_of_the_greeting_can_be_copied() -> None:
 def test_version() -> None:
     result = runner.invoke(_app.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"sandmask {_version.__version__}\n")
+
+
+@pytest.mark.parametrize("own", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}], ids=str)
+def test_threads_wait_briefly_unless_the_user_says_otherwise(
+    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k not in ours} | own)
+    monkeypatch.setattr(sys, "argv", ["sandmask", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert {k: v for k, v in os.environ.items() if k in ours} == (own or {"GOMP_SPINCOUNT": SPINS})
+
+
+def test_torch_reads_the_setting_only_after_the_command_has_made_it() -> None:
+    code = "import sys, sandmask.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_help_lists_what_is_installed_and_nothing_else() -> None:

@@ -4,16 +4,30 @@ A subcommand is a line in `_app.COMMANDS` and a module with a typer function. On
 so that `sandmask --help` is fast.
 """
 
+import os
 import sys
 
 __all__ = ["main"]
 
+SPINS = "3000"
+
 
 def main() -> None:
     """The console script."""
+    _wait_briefly()
     try:
         from sandmask.cli._app import run
     except KeyboardInterrupt:  # while the app is imported; afterwards it handles interrupts itself
         sys.stderr.write("\ninterrupted\n")
         sys.exit(130)
     run()
+
+
+def _wait_briefly() -> None:
+    """Let threads of torch that wait for each other sleep sooner. libgomp reads this when torch is imported.
+
+    By default they wait in a loop of 300,000 rounds. While another program uses one of the cores, this loop takes most
+    of the time of a step (`benchmarks/busy_cpu.py`).
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = SPINS

@@ -2,7 +2,8 @@
 
 The label is whether the digit is below 5. Images have 14 x 14 pixels. The 4 x 4 pixels in a corner of an image are the
 watermark: a random pattern of its domain in images with label 0, and the inverse pattern in images with label 1.
-`Watermarks-N` has N + 1 domains, so that N remain to train on when one is held out.
+`Watermarks-N` has N + 1 domains, so that N remain to train on when one is held out. `Unmarked-16` is `Watermarks-16`
+without watermarks, which shows how well the shape alone predicts the label.
 """
 
 from functools import partial
@@ -20,8 +21,9 @@ SEED = 1
 SIDE = 4  # of a watermark
 
 
-def load(domains: int, data_dir: Path | None = None) -> TensorDataset:
-    """The digits, dealt to `domains` domains of equal size, each with a watermark of its own."""
+def load(name: str, side: int, data_dir: Path | None = None) -> TensorDataset:
+    """The digits, dealt to domains of equal size, each with a watermark of its own of `side` x `side` pixels."""
+    domains = len(names(name))
     digits, classes = load_digits(data_dir)
     draws = RandomState(SEED)
     order = torch.from_numpy(draws.permutation(len(digits)))
@@ -32,23 +34,24 @@ def load(domains: int, data_dir: Path | None = None) -> TensorDataset:
     for domain in range(domains):
         x, y = (values[domain * size : (domain + 1) * size].clone() for values in (images, labels))
         pattern = torch.from_numpy(draws.randint(0, 2, (SIDE, SIDE))).float()
-        x[:, 0, :SIDE, :SIDE] = torch.where(y[:, None, None] > 0, 1 - pattern, pattern)
+        x[:, 0, :side, :side] = torch.where(y[:, None, None] > 0, 1 - pattern, pattern)[:, :side, :side]
         parts.append((x, y))
-    return TensorDataset(f"Watermarks-{domains - 1}", names(domains), ("5 to 9", "0 to 4"), parts)
+    return TensorDataset(name, names(name), ("5 to 9", "0 to 4"), parts)
 
 
-def names(domains: int) -> tuple[str, ...]:
+def names(dataset: str) -> tuple[str, ...]:
     """The names of the domains: their numbers."""
-    return tuple(str(domain) for domain in range(domains))
+    return tuple(map(str, range(int(dataset.rpartition("-")[2]) + 1)))
 
 
-for trained_on in SIZES:
+DESCRIPTIONS = {f"Watermarks-{n}": f"MNIST digits with a different watermark in each of {n + 1} domains" for n in SIZES}
+for name, description in {**DESCRIPTIONS, "Unmarked-16": "The digits of Watermarks-16 without watermarks"}.items():
     DATASETS.register(
         DatasetEntry(
-            name=f"Watermarks-{trained_on}",
-            description=f"MNIST digits with a different watermark in each of {trained_on + 1} domains",
-            environments=names(trained_on + 1),
-            load=partial(load, trained_on + 1),
+            name=name,
+            description=description,
+            environments=names(name),
+            load=partial(load, name, SIDE if name in DESCRIPTIONS else 0),
             network="mlp",
             scope="tabular",
             steps=301,

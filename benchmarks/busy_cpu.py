@@ -1,22 +1,24 @@
-"""A step on all cores while another program uses one: threads wait as libgomp lets them, or as in the command line."""
+"""A step on all cores beside other programs: threads wait as libgomp lets them, or as in the command line."""
 
 import os
 import subprocess
 import sys
+import time
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks._measure import alternate, print_rows
+from benchmarks._measure import print_rows
 from benchmarks.mask_step_cpu import ENVS, mlp
 from sandmask.cli import SPINS
 
 WAITING = {"libgomp's default": None, "the command line's": SPINS}  # GOMP_SPINCOUNT
-REPEATS = 40
+SECONDS = 4.0
+OTHERS = 3
 
 
 def measure(batch_size: int) -> float:
-    """Milliseconds of a plain step of the Spirals MLP, in this process."""
+    """Mean milliseconds of a plain step of the Spirals MLP, in this process. A median would hide steps that stall."""
     model, x = mlp(), torch.randn(ENVS * batch_size, 18)
     y = torch.randint(0, 2, (len(x),))
     optimizer = torch.optim.Adam(model.parameters())
@@ -26,7 +28,13 @@ def measure(batch_size: int) -> float:
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return 1e3 * alternate({"step": step}, REPEATS)["step"]
+    for _ in range(3):  # to warm up
+        step()
+    start, steps = time.perf_counter(), 0
+    while time.perf_counter() - start < SECONDS:
+        step()
+        steps += 1
+    return 1e3 * (time.perf_counter() - start) / steps
 
 
 def milliseconds(batch_size: int, spins: str | None) -> float:
@@ -37,21 +45,28 @@ def milliseconds(batch_size: int, spins: str | None) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True, env=others | own).stdout)
 
 
+def beside(count: int, batch_size: int, spins: str | None) -> float:
+    """`milliseconds` while `count` other programs compute."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        return milliseconds(batch_size, spins)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def main() -> None:
     if len(sys.argv) == 2 and sys.argv[1].isdigit():
         print(measure(int(sys.argv[1])))
         return
-    rows: list[tuple[str, ...]] = [("batch per environment", "waiting", "alone, ms", "beside another program, ms")]
+    columns = [f"beside {count}, ms" if count else "alone, ms" for count in range(OTHERS + 1)]
+    rows: list[tuple[str, ...]] = [("batch per environment", "waiting", *columns)]
     for batch_size in (512, 64, 8):
         for name, spins in WAITING.items():
-            alone = milliseconds(batch_size, spins)
-            with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-                try:
-                    beside = milliseconds(batch_size, spins)
-                finally:
-                    other.kill()
-            rows.append((str(batch_size), name, f"{alone:.1f}", f"{beside:.1f}"))
-    print_rows("Spirals MLP, 16 environments: an ERM step while another program uses a core", rows)
+            times = [beside(count, batch_size, spins) for count in range(OTHERS + 1)]
+            rows.append((str(batch_size), name, *(f"{time:.1f}" for time in times)))
+    print_rows("Spirals MLP, 16 environments: an ERM step beside programs that each use a core", rows)
 
 
 if __name__ == "__main__":

@@ -73,15 +73,18 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize("own", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}], ids=str)
-def test_threads_wait_briefly_unless_the_user_says_otherwise(
-    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("load", [0.1, 2.0])
+def test_threads_wait_briefly_on_a_busy_machine_unless_the_user_says_otherwise(
+    load: float, own: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
-    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k not in ours} | own)
+    names = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k not in names} | own)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(sys, "argv", ["sandmask", "--version"])
     with pytest.raises(SystemExit):
         main()
-    assert {k: v for k, v in os.environ.items() if k in ours} == (own or {"GOMP_SPINCOUNT": SPINS})
+    ours = {"GOMP_SPINCOUNT": SPINS} if load > 1 and not own else {}
+    assert {k: v for k, v in os.environ.items() if k in names} == own | ours
 
 
 def test_torch_reads_the_setting_only_after_the_command_has_made_it() -> None:

@@ -26,7 +26,7 @@ REFUSED = {
     "not divided": "IGA takes gradients inside its objective, so it cannot be divided over processes.",
     "different bits": "The processes of this run have different parameters after step 3.",
     "compiled": "--compile works in one process only.",
-    "sweep": "A sweep has workers of its own.",
+    "sweep": "A sweep starts its own workers.",
 }
 # 15 environments over 2 or 4 processes: whole ones and shared ones. DebugVector has 2 to train on, fewer than 4.
 LONGER = "SANDMask"  # begun in one process, and then given more steps in several

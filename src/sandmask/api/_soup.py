@@ -68,8 +68,8 @@ def soup(
     swept = Sweep.read(folder, plugins)
     if swept.full_data:
         raise SandmaskError(
-            f"The runs in {folder} have full_data=1: they trained on the validation examples, which choose the members "
-            "of a soup. Combine the runs of the sweep without full_data."
+            f"The runs in {folder} have full_data=1 and trained on the validation examples, by which the members of a "
+            "soup are chosen. Combine the runs of the sweep without full_data."
         )
     chosen = SOUPS if kinds is None else parse_soups(names_in(kinds))
     found = _wanted(candidates(Path(folder), swept.records()), None if of is None else names_in(of))

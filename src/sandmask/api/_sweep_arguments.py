@@ -117,12 +117,12 @@ def choose_workers(
 ) -> Workers:
     """The workers that the arguments of a sweep describe; `options` are passed on to the executor."""
     if world_size() > 1:
-        raise SandmaskError("A sweep has workers of its own. Run it without torchrun: see --workers and --device.")
+        raise SandmaskError("A sweep starts its own workers. Run it without torchrun; see --workers and --device.")
     entry = EXECUTORS[executor]
     devices, count = device_list(device, options.workers, elsewhere=entry.elsewhere)
     parameters = slurm_parameters(slurm)
     if slurm and entry.name != "slurm":
-        raise SandmaskError("--slurm is for --executor slurm.")
+        raise SandmaskError("--slurm needs --executor slurm.")
     if sweep.search == OPTUNA and entry.remote:
         raise SandmaskError(
             f"--search optuna needs workers that see the sweep's folder, and those of {entry.name} may not. Use "

@@ -194,7 +194,7 @@ def load_run(
         raise SandmaskError(_why_no_model(path, average))
     info = _read_info(model)
     if average is not None and info.average != average:
-        held = "weights that are no average" if info.average is None else f"the average {info.average!r}"
+        held = "weights without averaging" if info.average is None else f"the average {info.average!r}"
         raise SandmaskError(f"{model} holds {held}, not {average!r}. Give the folder of the run: {model.parent}")
     if info.status != "done":
         raise SandmaskError(_diverged(path))

@@ -12,7 +12,7 @@ from sandmask._signals import sigterm_raises
 from sandmask._text import counted, in_shell, printable, tell
 from sandmask.api._images import allowances, check_sources
 from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
-from sandmask.api._soup import SHELF
+from sandmask.api._soup import FOLDER as SOUPS_FOLDER
 from sandmask.api._sweep_arguments import (
     SweepRequest,
     choose_workers,
@@ -241,16 +241,14 @@ def sweep(
             display.say(error.__notes__[-1])
             raise
     _say_failures(result)
-    if result.done > before.done and (target.path / SHELF).is_dir():
+    if result.done > before.done and (target.path / SOUPS_FOLDER).is_dir():
         tell(f"note: soups here lack the new runs. Make them again: sandmask soup {in_shell(Path(folder))}")
     return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed, result.left)
 
 
 def _notes_on_rules(spec: SweepSpec, *, diagnostics: bool) -> list[str]:
     needy = [name for name in spec.selection if RULES[name].needs_metrics]
-    if not needy or diagnostics:
-        return []
-    return [f"{', '.join(needy)} needs runs that were trained with --diagnostics."]
+    return [f"{', '.join(needy)} needs runs that were trained with --diagnostics."] if needy and not diagnostics else []
 
 
 def _say_failures(result: SweepResult) -> None:

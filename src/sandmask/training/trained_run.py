@@ -185,7 +185,7 @@ def load_run(
     :param run: id of the run, or the beginning of it, if the path is that of a sweep.
     :param average: averaged weights that the run kept: "sma", "ema" or "swad".
     """
-    where = choose_device(str(device))
+    where = choose_device(device)
     path = fetch(os.fspath(path)) if os.fspath(path).startswith(PREFIX) else Path(path)
     if _holds_many(path):
         return _load_kept(path, where, run, average)

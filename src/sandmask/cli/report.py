@@ -104,7 +104,7 @@ def report(
 
     Numbers are mean ± standard error over trials, in percent. Incomplete cells state how many runs exist, and
     partial averages state the number of columns. † marks cells with runs that diverged. --html writes a self-contained
-    page instead, with every selection rule unless you name some.
+    page instead, by default with every selection rule.
 
     [bold]Examples[/bold]
 

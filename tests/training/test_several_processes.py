@@ -16,7 +16,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.training import RunFolder
 from sandmask.training.checkpoint import load_checked
-from sandmask.training.processes import check_equal, joined
+from sandmask.training.processes import check_equal, process_group
 
 SMALL: dict[str, Any] = {"mlp_width": 16, "batch_size": 10}
 ARGUMENTS: dict[str, Any] = {"steps": 7, "checkpoint_every": 3, "space": "paper", "device": "cpu", "progress": False}
@@ -58,7 +58,7 @@ def message(call: Any, *args: Any, **options: Any) -> str:
 
 
 def compare(state: State) -> None:
-    with joined("cpu") as ranks:
+    with process_group("cpu") as ranks:
         check_equal(ranks, state)
 
 

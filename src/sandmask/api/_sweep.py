@@ -300,7 +300,7 @@ def plan_sweep(
     spec = requested_sweep(target, device, **request)
     expansion = expand(spec)
     runs = all_runs(target, spec, expansion)
-    stored = target.asked()
+    stored = target.read_spec()
     devices, count = device_list(device, workers)
     finished = target.finished() if target.path.exists() else set()
     options = JobOptions(

@@ -68,7 +68,7 @@ def requested_sweep(
     fields: dict[str, Any] = {
         name: names_in(value) if name in LISTS else value for name, value in given.items() if value is not None
     }
-    stored = folder.asked()
+    stored = folder.read_spec()
     if config is None and stored is not None:
         return normalized(replace(stored, **fields))
     fields = {**(read_sweep(Path(config)) if config is not None else {}), **fields}

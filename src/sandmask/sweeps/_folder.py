@@ -69,7 +69,7 @@ class SweepFolder:
         """The progress file of a stack."""
         return self.stacks / f"{stack}.progress.json"
 
-    def asked(self) -> SweepSpec | None:
+    def read_spec(self) -> SweepSpec | None:
         """The sweep in this folder; None if there is none."""
         if not self.request.exists():
             return None
@@ -98,7 +98,7 @@ class SweepFolder:
             ) from None
         self.stacks.mkdir(parents=True, exist_ok=True)
         with turn(self.stacks):  # two programs may extend the sweep at the same time
-            old = self.asked()
+            old = self.read_spec()
             if old is not None and (reasons := refused_changes(old, sweep)):
                 raise SandmaskError(
                     f"{self.path} holds another sweep: {'; '.join(reasons)}. Request at least the same runs "

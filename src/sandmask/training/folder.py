@@ -70,7 +70,9 @@ class RunFolder:
             one reads and writes the folder.
         """
         with ranks.together():
-            finished = ranks.first and self._is_finished(spec, dataset)
+            if ranks.first:
+                self._prepare(spec, dataset)
+            finished = ranks.first and self._is_complete(spec)
         if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
                 with ranks.together():
@@ -104,14 +106,13 @@ class RunFolder:
         record: RunRecord = ranks.of_first(self.record() if ranks.first else None)
         return record
 
-    def _is_finished(self, spec: RunSpec, dataset: Dataset) -> bool:
-        """Prepare the folder for a run; return whether it holds the finished run, with models that are not damaged."""
-        self._prepare(spec, dataset)
+    def _is_complete(self, spec: RunSpec) -> bool:
+        """Whether the folder holds the finished run. A damaged model is an error."""
         if not self.finished(spec):
             return False
         averages = filter(Path.exists, map(self.average_path, averages_of(spec.options)))
         for model in (self.path / MODEL, *averages):
-            load_checked(model)  # raises an error for a damaged file
+            load_checked(model)
         return True
 
     def _open(self, files: ExitStack, stack: Stack, loggers: Sequence[Logger]) -> "_Recorder":

@@ -41,7 +41,7 @@ from sandmask.sweeps import (
     sweep_status,
 )
 from sandmask.sweeps._spec import OPTUNA
-from sandmask.sweeps.executors import ExecutorOptions, shared_gpus
+from sandmask.sweeps.executors import shared_gpus
 from sandmask.training.loop import CHECKPOINT_SECONDS
 
 
@@ -181,12 +181,10 @@ def sweep(
         executor=executor,
         device=device,
         slurm=slurm,
-        options=ExecutorOptions(
-            workers=workers,
-            gpus_per_worker=gpus_per_worker,
-            cpus_per_worker=cpus_per_worker,
-            ray_address=ray_address,
-        ),
+        workers=workers,
+        gpus_per_worker=gpus_per_worker,
+        cpus_per_worker=cpus_per_worker,
+        ray_address=ray_address,
     )
     target.accept(spec)
     options = JobOptions(

@@ -1,14 +1,4 @@
-"""The folder of a sweep.
-
-sweep.toml                          the sweep spec
-stacks/<id>.records.parquet         the finished runs of a stack
-stacks/<id>.models.safetensors      the models of those runs, with `keep_models`
-stacks/<id>.checkpoint.safetensors  everything needed to resume the stack
-stacks/<id>.progress.json           its progress, and the best accuracies of its runs
-stacks/<id>.lock                    held while a process trains it
-work.json                           the work of missing runs, for the time left
-search.journal                      the studies of a search
-"""
+"""The folder of a sweep. "Files of a run" in docs/house.md lists all of its files."""
 
 import os
 from contextlib import suppress

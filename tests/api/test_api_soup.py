@@ -204,7 +204,7 @@ def test_what_cannot_be_combined_is_said_in_a_line(folder: Path, tmp_path: Path)
 def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path) -> None:
     full = SweepSpec(("DebugVector",), ("ERM",), hparams={"full_data": 1})
     write_sweep(full, tmp_path / "sweep.toml")
-    with pytest.raises(SandmaskError, match="have full_data=1: they trained on the validation examples"):
+    with pytest.raises(SandmaskError, match="have full_data=1 and trained on the validation examples"):
         sandmask.soup(tmp_path)
     with pytest.raises(SandmaskError, match="runs with full_data=1 have none"):
         expand(replace(full, search="optuna"))

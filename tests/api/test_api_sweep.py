@@ -161,7 +161,7 @@ def test_runs_that_cannot_be_trained_are_named(
         ({"test_envs": ["d"]}, "has no environment 'd'"),
         ({"n_trials": 0}, "n_trials should be at least 1"),
         ({"executor": "rey"}, "Did you mean 'ray'?"),
-        ({"slurm": {"partition": "x"}}, "is for --executor slurm"),
+        ({"slurm": {"partition": "x"}}, "needs --executor slurm"),
         ({"workers": 0}, "workers should be at least 1"),
         ({"device": ","}, "Device ',' cannot be used here"),
         ({"device": "cuda:0,cuda:1", "executor": "slurm"}, "Device 'cuda:0,cuda:1' cannot be used here"),

@@ -66,7 +66,7 @@ def test_a_report_can_go_to_a_file(store: Path) -> None:
     [
         (["--selection", "orakel"], "Did you mean 'oracle'"),
         (["--format", "html5"], "Unknown report format 'html5'"),
-        (["--format", "latex", "--json"], "--json and --format latex are two formats. Choose one."),
+        (["--format", "latex", "--json"], "Use --json or --format latex, not both."),
     ],
 )
 def test_mistakes_are_told(store: Path, arguments: list[str], message: str) -> None:
@@ -139,7 +139,7 @@ def test_importing_another_sweep_of_the_same_name_loses_nothing(tmp_path: Path) 
 def test_page_and_tables_do_not_share_a_file(store: Path) -> None:
     result = run(report, store, "--html", store / "x.html", "--output", store / "." / "x.html")
     assert isinstance(result.exception, SandmaskError)
-    assert "a file each" in str(result.exception)
+    assert "Name two different files" in str(result.exception)
     assert not (store / "x.html").exists()
 
 

@@ -146,7 +146,7 @@ def test_the_plan_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (("--datasets", "DebugVector", "--algorithms", "ERM", "--precision", "fp8"), "Unknown precision 'fp8'"),
         (("--datasets", "DebugVector", "--algorithms", "ERM", "--space", "papper"), "Did you mean 'paper'?"),
         (("--datasets", "DebugVector", "--algorithms", "ERM", "--executor", "rey"), "Did you mean 'ray'?"),
-        (("--datasets", "DebugVector", "--algorithms", "ERM", "--slurm", "partition=x"), "is for --executor slurm"),
+        (("--datasets", "DebugVector", "--algorithms", "ERM", "--slurm", "partition=x"), "needs --executor slurm"),
         (("--config", "nowhere.toml"), "There is no file nowhere.toml"),
     ],
 )

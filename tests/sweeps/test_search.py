@@ -24,7 +24,7 @@ from sandmask.sweeps import _optuna as optuna_module
 from sandmask.sweeps._expand import search_ranges
 from sandmask.sweeps._optuna import distribution
 from sandmask.sweeps._search import _contains
-from sandmask.sweeps.executors import ExecutorOptions, InlineExecutor
+from sandmask.sweeps.executors import InlineExecutor
 from sandmask.training import Progress, train_stack
 
 Make = Callable[..., SweepSpec]
@@ -207,9 +207,7 @@ def test_what_a_search_cannot_do_is_refused_before_anything_is_written(
     refused("bruteforce.*cannot search", sampler="BruteForceSampler")
     refused("nothing to search", hparams=dict.fromkeys(("lr", "weight_decay"), 1e-3))
     with pytest.raises(SandmaskError, match="--executor local or slurm"):
-        choose_workers(
-            folder, small_sweep(**SEARCH), executor="ray", device="cpu", slurm=(), options=ExecutorOptions(workers=1)
-        )
+        choose_workers(folder, small_sweep(**SEARCH), executor="ray", device="cpu", workers=1)
     monkeypatch.setattr(optuna_module, "find_spec", lambda _: None)
     refused(r"pip install 'sandmask\[optuna\]'")
     assert not folder.path.exists()

@@ -101,12 +101,12 @@ def test_every_damaged_byte_of_a_request_is_noticed_and_files_without_a_checksum
     ]:
         folder.request.write_bytes(damaged)
         try:
-            found = folder.asked()
+            found = folder.read_spec()
         except SandmaskError:
             continue
         assert found == sweep
     folder.request.write_bytes(content.partition(b"\n")[2].replace(b"n_trials = 1", b"n_trials = 2"))
-    edited = folder.asked()
+    edited = folder.read_spec()
     assert edited is not None
     assert edited.n_trials == 2
 
@@ -146,10 +146,10 @@ def test_a_request_that_lost_its_lines_is_named(folder: SweepFolder, small_sweep
     folder.accept(small_sweep())
     folder.request.write_text('datasets = ["DebugVector"]\n', encoding="utf-8")
     with pytest.raises(SandmaskError, match=r"sweep.toml has no algorithms"):
-        folder.asked()
+        folder.read_spec()
     folder.request.write_text("", encoding="utf-8")
     with pytest.raises(SandmaskError, match="has no datasets and no algorithms"):
         folder.accept(small_sweep())
     folder.request.write_bytes(bytes(100))  # as a power cut may leave it
     with pytest.raises(SandmaskError, match=r"is not valid TOML.* finished runs are kept"):
-        folder.asked()
+        folder.read_spec()

@@ -83,7 +83,7 @@ def test_more_of_the_same_extends_a_folder(folder: SweepFolder, small_sweep: Mak
     folder.accept(sweep)
     more = small_sweep(n_hparams=5, n_trials=2, algorithms=("IRM", "ERM", "SANDMask"), test_envs=("a", "b"))
     folder.accept(more)
-    assert folder.asked() == more
+    assert folder.read_spec() == more
     folder.accept(replace(more, test_envs=("all",), selection=("training-domain", "oracle", "leave-one-domain-out")))
 
 
@@ -106,7 +106,7 @@ def test_less_or_something_else_is_refused(
     with pytest.raises(SandmaskError, match="holds another sweep") as error:
         folder.accept(small_sweep(**changes))
     assert reason in str(error.value)
-    assert folder.asked() == sweep
+    assert folder.read_spec() == sweep
     assert refused_changes(sweep, sweep) == []
 
 
@@ -120,4 +120,4 @@ def test_a_sweep_of_a_plugins_names_asks_for_the_plugin(
 ) -> None:
     write_sweep(replace(small_sweep(), **unknown), folder.request)
     with pytest.raises(SandmaskError, match=r"sweep.toml: Unknown \w+ 'Mine'.* --plugin FILE"):
-        folder.asked()
+        folder.read_spec()

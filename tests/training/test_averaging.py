@@ -192,7 +192,7 @@ def test_a_model_file_says_which_average_it_holds(
     plain, sma = folder.path / "model.safetensors", folder.average_path("sma")
     assert load_run(plain).info.average is None
     assert load_run(sma).info.average == load_run(sma, average="sma").info.average == "sma"
-    with pytest.raises(SandmaskError, match=r"model.safetensors holds weights that are no average, not 'sma'.*/run$"):
+    with pytest.raises(SandmaskError, match=r"model.safetensors holds weights without averaging, not 'sma'.*/run$"):
         load_run(plain, average="sma")
     with pytest.raises(SandmaskError, match="holds the average 'sma', not 'swad'"):
         load_run(sma, average="swad")

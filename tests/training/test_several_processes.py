@@ -16,7 +16,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.training import RunFolder
 from sandmask.training.checkpoint import load_checked
-from sandmask.training.processes import check_equal, joined
+from sandmask.training.processes import check_equal, process_group
 
 SMALL: dict[str, Any] = {"mlp_width": 16, "batch_size": 10}
 ARGUMENTS: dict[str, Any] = {"steps": 7, "checkpoint_every": 3, "space": "paper", "device": "cpu", "progress": False}
@@ -26,7 +26,7 @@ REFUSED = {
     "not divided": "IGA takes gradients inside its objective, so it cannot be divided over processes.",
     "different bits": "The processes of this run have different parameters after step 3.",
     "compiled": "--compile works in one process only.",
-    "sweep": "A sweep has workers of its own.",
+    "sweep": "A sweep starts its own workers.",
 }
 # 15 environments over 2 or 4 processes: whole ones and shared ones. DebugVector has 2 to train on, fewer than 4.
 LONGER = "SANDMask"  # begun in one process, and then given more steps in several
@@ -58,7 +58,7 @@ def message(call: Any, *args: Any, **options: Any) -> str:
 
 
 def compare(state: State) -> None:
-    with joined("cpu") as ranks:
+    with process_group("cpu") as ranks:
         check_equal(ranks, state)
 
 

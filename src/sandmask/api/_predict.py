@@ -66,7 +66,7 @@ def predict(
     if top < 1:
         raise SandmaskError(f"top should be at least 1. Found {top}.")
     if not isinstance(run, TrainedRun):
-        run = load_run(run, choose_device(None if device is None else str(device)))
+        run = load_run(run, choose_device(device))
     found = predict_files(run, paths(files), top)
     if found.failures:
         raise SandmaskError(" ".join(found.failures))

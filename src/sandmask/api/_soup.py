@@ -22,7 +22,7 @@ from sandmask.training.model_file import save_model
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-SHELF = "soups"  # in the sweep's folder
+FOLDER = "soups"  # in the sweep's folder
 COLUMNS = (
     *("dataset", "algorithm", "average", "soup", "test_env", "trial_seed", "members", "candidates"),
     *("validation", "held_out", "folder"),
@@ -68,20 +68,19 @@ def soup(
     swept = Sweep.read(folder, plugins)
     if swept.full_data:
         raise SandmaskError(
-            f"The runs in {folder} have full_data=1: they trained on the validation examples, which choose the members "
-            "of a soup. Combine the runs of the sweep without full_data."
+            f"The runs in {folder} have full_data=1 and trained on the validation examples, by which the members of a "
+            "soup are chosen. Combine the runs of the sweep without full_data."
         )
     chosen = SOUPS if kinds is None else parse_soups(names_in(kinds))
     found = _wanted(candidates(Path(folder), swept.records()), None if of is None else names_in(of))
     if not found:
         raise SandmaskError(f"{folder} holds no models to combine. Train the sweep with --keep-models best, or last.")
     allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
-    place = None if data_dir is None else Path(data_dir)
-    sources, where = expand(swept.spec).sources, choose_device(None if device is None else str(device))
+    sources, where = expand(swept.spec).sources, choose_device(device)
 
     @lru_cache(maxsize=1)  # the cells of a dataset follow each other
     def load(name: str) -> Dataset:
-        return load_dataset(sources[name], place, **dict.fromkeys(allowed, True))
+        return load_dataset(sources[name], data_dir, **dict.fromkeys(allowed, True))
 
     rows: list[tuple[Any, ...]] = []
     notes: list[str] = []
@@ -93,7 +92,7 @@ def soup(
             notes.append(refused)
         for kind in possible:
             made = make_soup(cell, kind, load(cell.spec.dataset), where)
-            rows.append(_served(cell, made, Path(folder) / SHELF))
+            rows.append(_write(cell, made, Path(folder) / FOLDER))
     for note in dict.fromkeys(notes):
         tell(f"note: {note}.")
     return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))
@@ -117,12 +116,12 @@ def _possible(cell: Candidates, kinds: Sequence[str]) -> tuple[list[str], str]:
     return [kind for kind in kinds if kind not in refused], said
 
 
-def _served(cell: Candidates, made: Soup, shelf: Path) -> tuple[Any, ...]:
-    """Write a soup to a folder of its own, in the layout of a run, and return its row of the table."""
+def _write(cell: Candidates, made: Soup, parent: Path) -> tuple[Any, ...]:
+    """Write a soup to a folder of its own below `parent`, in the layout of a run. Return its row of the table."""
     record, spec = made.record, made.record.spec
     envs = "-".join(map(str, spec.test_envs))
     words = [Path(spec.dataset).name, spec.algorithm, *(spec.options.get(name) for name in ("average", "soup"))]
-    folder = shelf / "-".join([*filter(None, words), f"env{envs}", f"trial{spec.trial_seed}"])
+    folder = parent / "-".join([*filter(None, words), f"env{envs}", f"trial{spec.trial_seed}"])
     # The records are removed first and written last: if they are there, the soup is complete.
     (folder / RECORDS).unlink(missing_ok=True)
     (folder / MODEL).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from sandmask._signals import sigterm_raises
 from sandmask._text import counted, in_shell, printable, tell
 from sandmask.api._images import allowances, check_sources
 from sandmask.api._progress import ShowProgress, SweepDisplay, choose_screen, headline, say_on
-from sandmask.api._soup import SHELF
+from sandmask.api._soup import FOLDER as SOUPS_FOLDER
 from sandmask.api._sweep_arguments import (
     SweepRequest,
     choose_workers,
@@ -41,7 +41,7 @@ from sandmask.sweeps import (
     sweep_status,
 )
 from sandmask.sweeps._spec import OPTUNA
-from sandmask.sweeps.executors import ExecutorOptions, shared_gpus
+from sandmask.sweeps.executors import shared_gpus
 from sandmask.training.loop import CHECKPOINT_SECONDS
 
 
@@ -181,12 +181,10 @@ def sweep(
         executor=executor,
         device=device,
         slurm=slurm,
-        options=ExecutorOptions(
-            workers=workers,
-            gpus_per_worker=gpus_per_worker,
-            cpus_per_worker=cpus_per_worker,
-            ray_address=ray_address,
-        ),
+        workers=workers,
+        gpus_per_worker=gpus_per_worker,
+        cpus_per_worker=cpus_per_worker,
+        ray_address=ray_address,
     )
     target.accept(spec)
     options = JobOptions(
@@ -241,16 +239,14 @@ def sweep(
             display.say(error.__notes__[-1])
             raise
     _say_failures(result)
-    if result.done > before.done and (target.path / SHELF).is_dir():
+    if result.done > before.done and (target.path / SOUPS_FOLDER).is_dir():
         tell(f"note: soups here lack the new runs. Make them again: sandmask soup {in_shell(Path(folder))}")
     return Sweep(Path(folder), spec, runs(), result.done - before.done, result.failed, result.left)
 
 
 def _notes_on_rules(spec: SweepSpec, *, diagnostics: bool) -> list[str]:
     needy = [name for name in spec.selection if RULES[name].needs_metrics]
-    if not needy or diagnostics:
-        return []
-    return [f"{', '.join(needy)} needs runs that were trained with --diagnostics."]
+    return [f"{', '.join(needy)} needs runs that were trained with --diagnostics."] if needy and not diagnostics else []
 
 
 def _say_failures(result: SweepResult) -> None:
@@ -302,7 +298,7 @@ def plan_sweep(
     spec = requested_sweep(target, device, **request)
     expansion = expand(spec)
     runs = all_runs(target, spec, expansion)
-    stored = target.asked()
+    stored = target.read_spec()
     devices, count = device_list(device, workers)
     finished = target.finished() if target.path.exists() else set()
     options = JobOptions(

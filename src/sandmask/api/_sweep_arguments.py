@@ -68,7 +68,7 @@ def requested_sweep(
     fields: dict[str, Any] = {
         name: names_in(value) if name in LISTS else value for name, value in given.items() if value is not None
     }
-    stored = folder.asked()
+    stored = folder.read_spec()
     if config is None and stored is not None:
         return normalized(replace(stored, **fields))
     fields = {**(read_sweep(Path(config)) if config is not None else {}), **fields}
@@ -112,17 +112,20 @@ def choose_workers(
     *,
     executor: str,
     device: str | None,
-    slurm: Mapping[str, str | int] | Sequence[str],
-    options: ExecutorOptions,
+    slurm: Mapping[str, str | int] | Sequence[str] = (),
+    workers: int | None = None,
+    gpus_per_worker: float = 0.0,
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
 ) -> Workers:
-    """The workers that the arguments of a sweep describe; `options` are passed on to the executor."""
+    """The workers that the arguments of a sweep describe."""
     if world_size() > 1:
-        raise SandmaskError("A sweep has workers of its own. Run it without torchrun: see --workers and --device.")
+        raise SandmaskError("A sweep starts its own workers. Run it without torchrun; see --workers and --device.")
     entry = EXECUTORS[executor]
-    devices, count = device_list(device, options.workers, elsewhere=entry.elsewhere)
+    devices, count = device_list(device, workers, elsewhere=entry.elsewhere)
     parameters = slurm_parameters(slurm)
     if slurm and entry.name != "slurm":
-        raise SandmaskError("--slurm is for --executor slurm.")
+        raise SandmaskError("--slurm needs --executor slurm.")
     if sweep.search == OPTUNA and entry.remote:
         raise SandmaskError(
             f"--search optuna needs workers that see the sweep's folder, and those of {entry.name} may not. Use "
@@ -135,24 +138,26 @@ def choose_workers(
             f"{', '.join(own)}: registered by this program, which worker processes do not import. Training in this "
             "process. To use several, move the registration to a file and name it as a plugin."
         )
-    complete = replace(
-        options,
-        workers=count if local else options.workers,
+    options = ExecutorOptions(
+        workers=count if local else workers,
         devices=devices,
+        gpus_per_worker=gpus_per_worker,
+        cpus_per_worker=cpus_per_worker,
+        ray_address=ray_address,
         log_folder=str(folder.path / "slurm"),
         cluster=str(parameters.pop("cluster", "slurm")),
         slurm=parameters,
     )
     shared = devices[0] if local and len(devices) == 1 else device
-    asked = device_of_workers(executor, device, options.gpus_per_worker) or "cpu"
+    asked = device_of_workers(executor, device, gpus_per_worker) or "cpu"
     return Workers(
         devices,
         count,
         shared,
-        lambda: entry.build(complete),
+        lambda: entry.build(options),
         entry.remote,
         shares=local and workers_share(devices, count),
-        cores=int(parameters.get("cpus_per_task", options.cpus_per_worker)) if entry.elsewhere else None,
+        cores=int(parameters.get("cpus_per_task", cpus_per_worker)) if entry.elsewhere else None,
         elsewhere=torch.device(asked).type if entry.elsewhere else None,
         notes=tuple(notes),
     )

@@ -47,7 +47,7 @@ class Sweep:
         :param plugins: Python files that register its algorithms or datasets.
         """
         load_plugins(map(Path, plugins))
-        spec = SweepFolder(Path(folder)).asked()
+        spec = SweepFolder(Path(folder)).read_spec()
         if spec is None:
             raise SandmaskError(
                 f"{folder} holds no sweep. Start one with: sandmask sweep run {in_shell(folder)} --datasets ..."

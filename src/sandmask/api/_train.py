@@ -21,7 +21,7 @@ from sandmask.records import RunRecord, RunSpec, frame, parse_measures
 from sandmask.training import RunFolder, TrainedRun, load_run, make_spec
 from sandmask.training.folder import CHECKPOINT, RECORDS
 from sandmask.training.loop import CHECKPOINT_SECONDS
-from sandmask.training.processes import check_alike, joined, own_device
+from sandmask.training.processes import check_alike, own_device, process_group
 from sandmask.training.specs import check_environments, early_end_of, leak_of
 
 if TYPE_CHECKING:
@@ -176,14 +176,14 @@ def train(
     :return: the run, with its record.
     """
     wanted = None if device is None else str(device)
-    with sigterm_raises(), joined(wanted) as ranks:
+    with sigterm_raises(), process_group(wanted) as ranks:
         screen = choose_screen(progress if ranks.first else False)
         with ranks.together():
             load_plugins(paths(plugins))
             loggers = requested_loggers(log, tensorboard)
             entry = dataset_entry(os.fspath(dataset))
             allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
-            data = load_dataset(entry, None if data_dir is None else Path(data_dir), **dict.fromkeys(allowed, True))
+            data = load_dataset(entry, data_dir, **dict.fromkeys(allowed, True))
             test_envs = [test_env] if isinstance(test_env, str | int) else test_env
             spec = make_spec(
                 entry,

@@ -40,21 +40,19 @@ SpaceOption = Annotated[
         autocompletion=_completion.words("recipe", "paper", "domainbed"),
     ),
 ]
-HparamsSeedOption = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Number of the random draw; 0 means the defaults.")
-]
+HparamsSeedOption = Annotated[int, typer.Option(metavar="N", min=0, help="Hyperparameter draw; 0 is the defaults.")]
 TrialSeedOption = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Number of the repetition, which decides the draw and the data splits.")
+    int, typer.Option(metavar="N", min=0, help="Repetition; changes the draw and the data splits.")
 ]
 SeedOption = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of weights, minibatches and other randomness.")]
 StepsOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Training steps. Default: the dataset's protocol.")
+    int | None, typer.Option(metavar="N", min=1, help="Training steps. (default: that of the dataset)")
 ]
 CheckpointEveryOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Evaluate every N steps. Default: the dataset's protocol.")
+    int | None, typer.Option(metavar="N", min=1, help="Evaluate every N steps. (default: that of the dataset)")
 ]
 NetworkOption = Annotated[
-    str | None, typer.Option(help="mlp, mnist-convnet, your own or a timm name. Default: the dataset's.")
+    str | None, typer.Option(help="mlp, mnist-convnet, your own or a timm name. (default: that of the dataset)")
 ]
 WeightsOption = Annotated[
     str | None, typer.Option(metavar="FILE|none", help="Pretrained weights of a timm network, or none.")
@@ -111,7 +109,7 @@ FastOption = Annotated[bool, typer.Option(help="Use CUDA graphs on a GPU.")]
 CompileOption = Annotated[
     bool, typer.Option("--compile", help="Compile the network: slower start, faster steps. For timm networks.")
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: a GPU if present.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: a GPU if present)")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Folder of the datasets; see: sandmask data where")]
 SkipCorruptOption = Annotated[bool, typer.Option("--skip-corrupt", help="Skip images that cannot be read.")]
 MissingClassesOption = Annotated[
@@ -122,7 +120,7 @@ DiagnosticsOption = Annotated[
     bool,
     typer.Option(
         "--diagnostics",
-        help="Also record statistics of the mask and the agreement of held-out gradients. Results do not change.",
+        help="Also record statistics of the mask, and the agreement of gradients on validation examples.",
     ),
 ]
 LogOption = Annotated[

@@ -93,11 +93,11 @@ def _given(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With full_data=1 and lr_patience: the sweep without full_data, whose learning rates are repeated.",
+            help="With full_data=1 and lr_patience: the sweep without full_data, to repeat its learning-rate drops.",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Changes the seeds of all runs. (default: 0)")
+        int | None, typer.Option(metavar="N", min=0, help="Change the seeds of all runs. (default: 0)")
     ] = None,
     search: Annotated[
         str | None,

@@ -30,7 +30,7 @@ RULE = "training-domain"
 
 def demo(
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the records and the picture; runs/demo-DATE-TIME if not given.")
+        Path | None, typer.Option(help="Folder for the records and the picture. (default: runs/demo-DATE-TIME)")
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = STEPS,
 ) -> None:

@@ -18,11 +18,11 @@ def export(
     format_name: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="torch-export|onnx", help="Default: by the suffix of --output, else torch-export."
+            "--format", metavar="torch-export|onnx", help="(default: from the suffix of --output, else torch-export)"
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write. Default: RUN/model.pt2 or RUN/model.onnx")
+        Path | None, typer.Option(metavar="FILE", help="File to write. (default: RUN/model.pt2 or RUN/model.onnx)")
     ] = None,
     hub: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a folder in the layout of the Hugging Face Hub instead.")

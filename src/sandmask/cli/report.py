@@ -104,7 +104,7 @@ def report(
 
     Numbers are mean ± standard error over trials, in percent. Incomplete cells state how many runs exist, and
     partial averages state the number of columns. † marks cells with runs that diverged. --html writes a self-contained
-    page instead, with every selection rule unless you name some.
+    page instead, by default with every selection rule.
 
     [bold]Examples[/bold]
 
@@ -149,9 +149,9 @@ def report(
 def _checked_format(name: str | None, *, as_json: bool) -> str | None:
     """The requested format. An error is raised before a large sweep is read."""
     if as_json and name not in (None, "json"):
-        raise SandmaskError(f"--json and --format {name} are two formats. Choose one.")
+        raise SandmaskError(f"Use --json or --format {name}, not both.")
     if name is not None and name.lower() == "html":
-        raise SandmaskError("The page is not a --format: write it with --html FILE, such as --html report.html.")
+        raise SandmaskError("HTML is written with --html FILE, such as --html report.html, not with --format.")
     if as_json:
         return "json"
     return None if name is None else FORMATS[name].name
@@ -161,7 +161,7 @@ def _check_files(html: Path | None, tables: Path | None, *, open_browser: bool) 
     if open_browser and html in (None, STANDARD_OUTPUT):
         raise SandmaskError("--open shows the file that --html writes: add --html report.html.")
     if html is not None and tables is not None and html.resolve() == tables.resolve():
-        raise SandmaskError(f"The page and the tables both go to {html}. Give them a file each: --html and --output.")
+        raise SandmaskError(f"--html and --output both write {html}. Name two different files.")
     for target in filter(None, (html, tables)):
         refuse_record_name(target)
 

@@ -22,7 +22,7 @@ Workers = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Stacks that train at a time. (default: one per GPU; without a GPU, one per core, up to 8)",
+        help="Stacks that train at the same time. (default: one per GPU; without a GPU, one per core, up to 8)",
     ),
 ]
 Device = Annotated[

@@ -49,7 +49,7 @@ def train(
     metrics: _options.MetricsOption = None,
     train_eval_limit: _options.TrainEvalOption = None,
     shared_init: Annotated[
-        bool, typer.Option("--shared-init", help="Take the initial weights from the trial instead of the seed.")
+        bool, typer.Option("--shared-init", help="Use the same initial weights for all runs of a trial.")
     ] = False,
     compiled: _options.CompileOption = False,
     fast: _options.FastOption = True,
@@ -67,7 +67,7 @@ def train(
     diagnostics: _options.DiagnosticsOption = False,
     tensorboard: _options.TensorBoardOption = None,
     log: _options.LogOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME-ID")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. (default: runs/NAME-ID)")] = None,
     json: _options.JsonOption = False,
     plugins: _options.PluginOption = None,
 ) -> None:
@@ -80,8 +80,8 @@ def train(
     number, as by default on Spirals. Repeat the command with the same --out and a larger --steps. The result is the
     same as if the run had been started with that number of steps.
 
-    The exit status is 0 if the run is done, 3 if it diverged (its loss became NaN or infinite), 2 for a mistake in the
-    command, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit status is 0 if the run is done, 3 if it diverged (its loss became NaN or infinite), 2 for a usage
+    error, 130 after Ctrl-C and 143 after SIGTERM.
 
     To train one model in several processes or on several GPUs, use torchrun, as in the last example.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sandmask._arguments import PathLike
 from sandmask.datasets import debug, hugging_face, image_sets, manifest, mnist, spawrious, spirals, wilds
 from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry
 from sandmask.datasets._scan import plain
@@ -125,7 +126,7 @@ def _values(name: str, parameters: list[str], example: str) -> dict[str, str]:
     return values
 
 
-def load_dataset(source: str | Path | DatasetEntry, data_dir: str | Path | None = None, **options: Any) -> Dataset:
+def load_dataset(source: str | Path | DatasetEntry, data_dir: PathLike | None = None, **options: Any) -> Dataset:
     """Load a dataset by name, or a folder of images by path.
 
     :param source: name, path or entry.

@@ -76,11 +76,8 @@ class Differentiator(ABC):
         on its own examples only.
         """
 
-        def risk(params: Params, fields: EnvBatch) -> Tensor:
-            return risks(params, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
-
         # Transforms of `torch.func` can be differentiated, by `torch.func` and by autograd.
-        gradients, values = vmap(grad_and_value(risk), in_dims=(None, 0))(params, batch)
+        gradients, values = vmap(grad_and_value(_of_one_environment(risks)), in_dims=(None, 0))(params, batch)
         return gradients, values
 
 
@@ -102,7 +99,7 @@ class _InnerByAutograd(Differentiator):
             check_depends(values)
             return torch.autograd.grad(values.sum(), kept, create_graph=True, materialize_grads=True)
 
-        apply = on_all_runs if in_vmap() else _on_this_run
+        apply = on_all_runs if in_vmap() else lambda function, *tensors: function(*tensors)
         handles = dict(zip(names, apply(handles_of, *params.values()), strict=True))
         values = [risks(handles, batch.environment(e))[0] for e in range(batch.n_envs)]
         by_environment = [[_at_least_float32(piece) for piece in apply(gradients, value)] for value in values]
@@ -265,18 +262,13 @@ def _pulled(slope: Tensor, leaf: Tensor, value: Tensor) -> Tensor:
     return gradient
 
 
-def _on_this_run(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """`on_all_runs` outside of `vmap`, where there is one run."""
-    return function(*tensors)
-
-
 def _at_least_float32(value: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def _of_one_environment(losses: EnvironmentLosses) -> Callable[[Tensor, EnvBatch], Tensor]:
+def _of_one_environment(losses: EnvironmentLosses | Risks) -> Callable[[Any, EnvBatch], Tensor]:
     """The loss of a single environment, for `vmap` over environments."""
-    return lambda vector, fields: losses(vector, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
+    return lambda params, fields: losses(params, EnvBatch(*(field.unsqueeze(0) for field in fields)))[0]
 
 
 def _of_vector(moments: GradientMoments) -> TensorMoments:

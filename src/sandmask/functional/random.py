@@ -19,6 +19,7 @@ from sandmask._physical import has_kernels, in_vmap, on_all_runs
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _ROUND_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _ROUND_2 = -7723592293110705685  # 0x94D049BB133111EB
+_TRIALS = 12  # each is accepted with probability above 0.95, so that all fail with probability under 3e-16
 
 
 def _shift_right(x: Tensor, n: int) -> Tensor:
@@ -92,14 +93,11 @@ def permutation(key: Tensor, n: int) -> Tensor:
     return torch.argsort(uniform(key, n), stable=True)
 
 
-def _log_gamma_variate(key: Tensor, alpha: Tensor, shape: tuple[int, ...], rounds: int = 12) -> Tensor:
-    """Log of Gamma(alpha, 1) variates by Marsaglia and Tsang's method, with a fixed number of trials.
-
-    A trial is accepted with probability above 0.95, so that 12 rounds fail with probability under 3e-16.
-    """
+def _log_gamma_variate(key: Tensor, alpha: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Log of Gamma(alpha, 1) variates by Marsaglia and Tsang's method, with a fixed number of trials."""
     d = alpha + 1.0 - 1.0 / 3.0  # alpha + 1, then the boost below: valid for every alpha > 0
     c = 1.0 / torch.sqrt(9.0 * d)
-    trials = fold(key.unsqueeze(-1), torch.arange(2 * rounds, device=key.device))
+    trials = fold(key.unsqueeze(-1), torch.arange(2 * _TRIALS, device=key.device))
     x, u = normal(trials[..., ::2], *shape), uniform(trials[..., 1::2], *shape)
     v = (1.0 + c * x) ** 3
     log_v = torch.log(v.clamp_min(1e-30))
@@ -107,7 +105,7 @@ def _log_gamma_variate(key: Tensor, alpha: Tensor, shape: tuple[int, ...], round
     trial = -1 - len(shape)
     first = ok & (ok.cumsum(trial) == 1)
     value = torch.where(first, d * v, 0.0).sum(trial) + torch.where(ok.any(trial), 0.0, d)
-    boost = torch.log1p(-uniform(fold(key, 2 * rounds), *shape)) / alpha
+    boost = torch.log1p(-uniform(fold(key, 2 * _TRIALS), *shape)) / alpha
     return torch.log(value) + boost
 
 

@@ -2,13 +2,13 @@
 
 `sandmask.sweep` does all of it in one call. Its parts:
 
-from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, run_sweep
-from sandmask.sweeps.executors import InlineExecutor
+    from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, run_sweep
+    from sandmask.sweeps.executors import InlineExecutor
 
-sweep = SweepSpec(datasets=("Spirals",), algorithms=("ERM", "SANDMask"), n_hparams=4, n_trials=1)
-folder = SweepFolder(Path("runs/spirals"))
-folder.accept(sweep)
-run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), InlineExecutor, cap=lambda specs: 64)
+    sweep = SweepSpec(datasets=("Spirals",), algorithms=("ERM", "SANDMask"), n_hparams=4, n_trials=1)
+    folder = SweepFolder(Path("runs/spirals"))
+    folder.accept(sweep)
+    run_sweep(folder, expand(sweep), JobOptions(str(folder.path)), InlineExecutor, cap=lambda specs: 64)
 """
 
 from sandmask.sweeps._expand import Expansion, expand, normalized, run_seed

@@ -74,7 +74,7 @@ def expand(sweep: SweepSpec) -> Expansion:
     entries = {name: dataset_entry(name) for name in sweep.datasets}
     sources = {entry.name: name for name, entry in entries.items()}
     if len(sources) != len(entries):
-        raise SandmaskError("Two of the datasets are the same: they have one name and hold the same images.")
+        raise SandmaskError("A dataset is given twice: two have the same name and the same images.")
     _check_overrides(sweep, entries.values())
     sets = {entry.name: _held_out_sets(sweep, entry) for entry in entries.values()}
     _check_size(sweep, sum(map(len, sets.values())))

@@ -1,14 +1,4 @@
-"""The folder of a sweep.
-
-sweep.toml                          the sweep spec
-stacks/<id>.records.parquet         the finished runs of a stack
-stacks/<id>.models.safetensors      the models of those runs, with `keep_models`
-stacks/<id>.checkpoint.safetensors  everything needed to resume the stack
-stacks/<id>.progress.json           its progress, and the best accuracies of its runs
-stacks/<id>.lock                    held while a process trains it
-work.json                           the work of missing runs, for the time left
-search.journal                      the studies of a search
-"""
+"""The folder of a sweep. "Files of a run" in docs/house.md lists all of its files."""
 
 import os
 from contextlib import suppress
@@ -69,7 +59,7 @@ class SweepFolder:
         """The progress file of a stack."""
         return self.stacks / f"{stack}.progress.json"
 
-    def asked(self) -> SweepSpec | None:
+    def read_spec(self) -> SweepSpec | None:
         """The sweep in this folder; None if there is none."""
         if not self.request.exists():
             return None
@@ -98,7 +88,7 @@ class SweepFolder:
             ) from None
         self.stacks.mkdir(parents=True, exist_ok=True)
         with turn(self.stacks):  # two programs may extend the sweep at the same time
-            old = self.asked()
+            old = self.read_spec()
             if old is not None and (reasons := refused_changes(old, sweep)):
                 raise SandmaskError(
                     f"{self.path} holds another sweep: {'; '.join(reasons)}. Request at least the same runs "

@@ -149,7 +149,7 @@ class Estimator:
         return StackEstimate(
             stack=stack,
             seconds=None if rates is None else first.steps * rates.step_seconds + full,
-            memory_bytes=runs * self._run_bytes(first),
+            memory_bytes=runs * (work.numbers * self._number_bytes(first)),
             disk_bytes=ARCHIVE_BYTES + runs * (work.record_bytes + models * work.model_bytes),
             full_seconds=full,
         )
@@ -182,10 +182,6 @@ class Estimator:
             dataset, fast, weights = self.dataset(spec.dataset), self.options.fast, self.options.weights
             self._measured[kind] = calibrate(first, dataset, self.device, fast=fast, weights=weights)
         return self._measured.get(kind)
-
-    def _run_bytes(self, spec: RunSpec) -> float:
-        """The memory of one run."""
-        return self._work(spec).numbers * self._number_bytes(spec)
 
     def _number_bytes(self, spec: RunSpec) -> float:
         """Bytes of memory for each number that a step of such a run keeps."""

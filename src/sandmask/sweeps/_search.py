@@ -12,13 +12,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sandmask._files import files_below
 from sandmask.hparams import seed_hash
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.records._archive import ARCHIVE_SUFFIX
-from sandmask.selection import SEARCH, mean_over_environments, training_domain
+from sandmask.selection import SEARCH, mean_over_environments
 from sandmask.sweeps._expand import Expansion, search_ranges
 from sandmask.sweeps._folder import SweepFolder, stamp_of
 from sandmask.sweeps._locks import turn
@@ -26,6 +24,7 @@ from sandmask.sweeps._optuna import DamagedJournalError, make_pruner, make_sampl
 from sandmask.sweeps._spec import OPTUNA, SweepSpec
 from sandmask.training import Trainer
 from sandmask.training.evaluation import evaluation_steps
+from sandmask.training.keeping import training_mean
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -69,8 +68,7 @@ class _Result:
 def _result(run: RunRecord) -> _Result:
     values = mean_over_environments(run.accuracy_out[:, run.train_envs])
     curve = dict(zip(run.steps.tolist(), values.tolist(), strict=True))
-    choice = training_domain(run) if len(run.steps) else None
-    value = None if choice is None else choice.value[0]
+    value = float(values.max()) if len(values) else None
     return _Result(run.spec, run.status, value, {step: curve[step] for step in rungs(run.spec) if step in curve})
 
 
@@ -97,13 +95,13 @@ class Search:
     ) -> None:
         self.folder, self.sweep = folder, sweep
         self._storage = _open_or_replace(folder.journal, notice)
-        likes: defaultdict[str, list[RunSpec]] = defaultdict(list)
+        templates: defaultdict[str, list[RunSpec]] = defaultdict(list)
         for spec in expansion.runs:  # in the order of their numbers
-            likes[study_name(spec)].append(spec)
+            templates[study_name(spec)].append(spec)
         ranges = cache(lambda dataset, algorithm: search_ranges(sweep, expansion.sources[dataset], algorithm))
         self._studies = {
             name: _Study(self._storage, sweep, own, ranges(own[0].dataset, own[0].algorithm))
-            for name, own in likes.items()
+            for name, own in templates.items()
         }
 
     @property
@@ -126,7 +124,7 @@ class Search:
         found: list[RunSpec] = []
         for name, study in self._studies.items():
             proposed = study.proposed(study.trials() if name in known else [], results[name])
-            found += [proposed.get(number, like) for number, like in enumerate(study.likes)]
+            found += [proposed.get(number, like) for number, like in enumerate(study.templates)]
         return tuple(found)
 
     def propose(self, failed: Collection[str] = ()) -> list[RunSpec]:
@@ -174,12 +172,12 @@ class _Study:
         self,
         storage: "JournalStorage",
         sweep: SweepSpec,
-        likes: Sequence[RunSpec],
+        templates: Sequence[RunSpec],
         ranges: Mapping[str, "BaseDistribution"],
     ) -> None:
-        self._storage, self._sweep, self.likes, self._ranges = storage, sweep, likes, dict(ranges)
-        self.name = study_name(likes[0])
-        self.batch = -(-len(likes) // GENERATIONS)
+        self._storage, self._sweep, self.templates, self._ranges = storage, sweep, templates, dict(ranges)
+        self.name = study_name(templates[0])
+        self.batch = -(-len(templates) // GENERATIONS)
 
     def own(self, results: Iterable[_Result]) -> dict[int, _Result]:
         """The results that are of this study's runs, by number. The folder may have records of an earlier sweep."""
@@ -187,13 +185,13 @@ class _Study:
         return {
             number: result
             for number, result in sorted(found.items())
-            if number < len(self.likes) and self._filled(number, result.spec.hparams) == result.spec
+            if number < len(self.templates) and self._filled(number, result.spec.hparams) == result.spec
         }
 
     def _filled(self, number: int, values: Mapping[str, float]) -> RunSpec:
         """The run of a number with these values of what is searched."""
-        like = self.likes[number]
-        return replace(like, hparams={**like.hparams, **{k: v for k, v in values.items() if k in self._ranges}})
+        template = self.templates[number]
+        return replace(template, hparams={**template.hparams, **{k: v for k, v in values.items() if k in self._ranges}})
 
     def trials(self) -> list["FrozenTrial"]:
         """The study's trials in the journal."""
@@ -208,7 +206,7 @@ class _Study:
     def _study(self) -> "Study":
         from optuna import create_study, load_study
 
-        pruner = make_pruner(self._sweep.pruner, self.likes[0])
+        pruner = make_pruner(self._sweep.pruner, self.templates[0])
         if self.name in {study.study_name for study in self._storage.get_all_studies()}:
             return load_study(study_name=self.name, storage=self._storage, pruner=pruner)
         return create_study(study_name=self.name, storage=self._storage, pruner=pruner, direction="maximize")
@@ -226,7 +224,7 @@ class _Study:
         running = [trial.number for trial in trials if trial.state == TrialState.RUNNING]
         under_way = sum(specs[number].id not in failed for number in running)
         asked = sum(not _is_waiting(trial) for trial in trials)
-        for number in range(asked, min(len(self.likes), asked + self.batch - under_way)):
+        for number in range(asked, min(len(self.templates), asked + self.batch - under_way)):
             study.sampler = make_sampler(self._sweep.sampler, seed_hash(self.name, self._sweep.seed), number)
             study.ask(self._ranges)
 
@@ -257,7 +255,7 @@ class _Study:
 
     def _defaults(self) -> dict[str, float]:
         """The defaults, number 0 of random draws too, that are within the ranges."""
-        values = self.likes[0].hparams
+        values = self.templates[0].hparams
         return {name: values[name] for name, kind in self._ranges.items() if _contains(kind, values[name])}
 
 
@@ -311,7 +309,7 @@ class Pruning:
             if trial.state == TrialState.PRUNED:  # before the checkpoint that the stack resumed from, or in it
                 trainer.pruned_at.setdefault(k, step if trial.last_step is None else trial.last_step)
             elif at_rung and diverged_at[k] < 0 and not trial.state.is_finished():  # finished: its records were lost
-                value = float(mean_over_environments(np.delete(outside[k], spec.test_envs)[None])[0])
+                value = training_mean(outside[k], spec)
                 if self._is_hopeless(spec, trial, step, value):
                     trainer.pruned_at[k] = step
         trainer.stopping = at_rung and 2 * len(trainer.pruned_at) >= len(self.specs)

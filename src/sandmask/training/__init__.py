@@ -1,10 +1,12 @@
 """Training: from the spec of a run to its records and its model.
 
-from sandmask.datasets import DATASETS, load_dataset
-from sandmask.training import RunFolder, make_spec
+One run:
 
-spec = make_spec(DATASETS["Spirals"], "SANDMask", test_envs=[0], hparams={"tau": 0.95})
-record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torch.device("cpu"))
+    from sandmask.datasets import DATASETS, load_dataset
+    from sandmask.training import RunFolder, make_spec
+
+    spec = make_spec(DATASETS["Spirals"], "SANDMask", test_envs=[0], hparams={"tau": 0.95})
+    record = RunFolder(Path("runs/first")).train(spec, load_dataset("Spirals"), torch.device("cpu"))
 """
 
 from sandmask.training.averaging import parse_averages

@@ -98,7 +98,7 @@ class Evaluator:
         }
         self._sizes = np.array([[len(members) for members in evaluated[_kind(spec)]] for spec in specs])
         self._sizes_on_device = torch.from_numpy(self._sizes).to(device)
-        self._validation_weights = torch.from_numpy(self._weights_of_losses(specs)).to(device, widest_float(device))
+        self._validation_weights = torch.from_numpy(self._weights_of_losses(specs)).to(device, self._wide)
         # [N, trials, G], 1 where an example is in a group: sums over groups are one product of matrices.
         belongs = torch.zeros(len(dataset.labels), len(trials), self.shape[1])
         for trial, of_trial in enumerate(groups):

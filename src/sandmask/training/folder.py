@@ -70,7 +70,9 @@ class RunFolder:
             one reads and writes the folder.
         """
         with ranks.together():
-            finished = ranks.first and self._is_finished(spec, dataset)
+            if ranks.first:
+                self._prepare(spec, dataset)
+            finished = ranks.first and self._is_complete(spec)
         if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
                 with ranks.together():
@@ -86,47 +88,46 @@ class RunFolder:
                         train_eval_limit=train_eval_limit,
                         ranks=ranks,
                     )
-                    lines = self._open(files, stack, loggers) if ranks.first else None
+                    recorder = self._open(files, stack, loggers) if ranks.first else None
                 trainer = Trainer(
                     stack,
                     self.path / CHECKPOINT,
                     on_progress,
                     checkpoint_seconds=checkpoint_seconds,
                     fast=fast,
-                    on_evaluation=None if lines is None else lines.add,
+                    on_evaluation=None if recorder is None else recorder.add,
                     evaluating=evaluating,
                 )
-                if lines is None:
+                if recorder is None:
                     trainer.run()
                 else:
-                    lines.catch_up(trainer)
-                    self._complete(trainer, lines, keep_checkpoint=keep_checkpoint)
+                    recorder.catch_up(trainer)
+                    self._complete(trainer, recorder, keep_checkpoint=keep_checkpoint)
         record: RunRecord = ranks.of_first(self.record() if ranks.first else None)
         return record
 
-    def _is_finished(self, spec: RunSpec, dataset: Dataset) -> bool:
-        """Prepare the folder for a run; return whether it holds the finished run, with models that are not damaged."""
-        self._prepare(spec, dataset)
+    def _is_complete(self, spec: RunSpec) -> bool:
+        """Whether the folder holds the finished run. A damaged model is an error."""
         if not self.finished(spec):
             return False
         averages = filter(Path.exists, map(self.average_path, averages_of(spec.options)))
         for model in (self.path / MODEL, *averages):
-            load_checked(model)  # raises an error for a damaged file
+            load_checked(model)
         return True
 
-    def _open(self, files: ExitStack, stack: Stack, loggers: Sequence[Logger]) -> "_Lines":
+    def _open(self, files: ExitStack, stack: Stack, loggers: Sequence[Logger]) -> "_Recorder":
         """The files that a run writes as it trains, and its loggers."""
         log = files.enter_context(RunLog(loggers, stack.specs[0], stack.dataset.environments)) if loggers else None
-        return _Lines(files.enter_context(RecordWriter(self.path / RECORDS)), stack, log)
+        return _Recorder(files.enter_context(RecordWriter(self.path / RECORDS)), stack, log)
 
-    def _complete(self, trainer: Trainer, lines: "_Lines", *, keep_checkpoint: bool) -> None:
+    def _complete(self, trainer: Trainer, recorder: "_Recorder", *, keep_checkpoint: bool) -> None:
         """Train to the end and write the model."""
         stack = trainer.stack
         state, averages = without_averages(trainer.run())
         try:
             if keep_checkpoint:
                 trainer.save()
-            status = lines.end(trainer)
+            status = recorder.end(trainer)
             states = [(name, averaged_state(state, average)) for name, average in averages.items()]
             # The file that marks the run as finished is written last.
             for name, stacked in [*states, (None, state)]:
@@ -138,8 +139,8 @@ class RunFolder:
             raise
         if not keep_checkpoint:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
-        if lines.log is not None:
-            lines.log.finish(status, [self.path / RECORDS, self.path / MODEL])
+        if recorder.log is not None:
+            recorder.log.finish(status, [self.path / RECORDS, self.path / MODEL])
 
     def average_path(self, average: str) -> Path:
         """The file of the model with averaged weights, such as model-sma.safetensors."""
@@ -220,8 +221,8 @@ def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-class _Lines:
-    """A run's lines in its record file, written as it trains, and its points in the log if there is one."""
+class _Recorder:
+    """Writes the evaluations of a run to its record file while it trains, and to its loggers if there are any."""
 
     def __init__(self, writer: RecordWriter, stack: Stack, log: RunLog | None) -> None:
         self.writer = writer

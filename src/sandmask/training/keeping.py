@@ -92,7 +92,8 @@ class Keeper:
             accuracy = (
                 outside if kind == WEIGHTS else metrics[average_metric(kind)][:, n_envs : 2 * n_envs].cpu().numpy()
             )
-            values = torch.tensor([self._value(k, accuracy[k]) for k in range(len(accuracy))], dtype=torch.float64)
+            means = map(training_mean, accuracy, self.stack.specs)
+            values = torch.tensor(list(means), dtype=torch.float64)
             better = (values > self.values[kind]) & (torch.tensor(diverged_at) < 0)
             if not better.any():
                 continue
@@ -101,11 +102,6 @@ class Keeper:
             now = _used(plain if kind == WEIGHTS else averaged_state(plain, averages[kind]))
             mask = better.to(self.stack.device)
             self.states[kind] = pytree.tree_map(lambda new, old: where(mask, new, old), now, self.states[kind])  # noqa: B023
-
-    def _value(self, run: int, accuracy: NDArray[np.float64]) -> float:
-        held_out = self.stack.specs[run].test_envs
-        training = [env for env in range(len(accuracy)) if env not in held_out]
-        return float(mean_over_environments(accuracy[None, training])[0])
 
     def final(self, state: State, diverged_at: Sequence[int]) -> tuple[dict[str, State], dict[str, list[int]]]:
         """The states to keep and their steps, for each kind of weights, after the last step."""
@@ -119,6 +115,11 @@ class Keeper:
             if kind not in states:
                 states[kind], steps[kind] = _used(now), last_steps
         return states, steps
+
+
+def training_mean(accuracy: NDArray[np.float64], spec: RunSpec) -> float:
+    """The mean of accuracies [environments] over the training environments of a run, as selection rules take it."""
+    return float(mean_over_environments(np.delete(accuracy, spec.test_envs)[None])[0])
 
 
 def _used(state: State) -> State:

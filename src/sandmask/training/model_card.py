@@ -12,7 +12,7 @@ from sandmask._text import counted, printable
 from sandmask.records import RunRecord, averaged_spec, split_averages
 from sandmask.records._averages import FULL_DATA
 from sandmask.reports import Cell, build_report, run_command
-from sandmask.selection import method_names
+from sandmask.selection import method_names, training_domain
 
 if TYPE_CHECKING:
     from sandmask.training.trained_run import TrainedRun
@@ -102,8 +102,8 @@ class ModelCard:
 
     def _selection(self, record: RunRecord, at: int) -> str:
         step = f"The model is the one after step {record.steps[at]} of {self.spec.steps - 1}"
-        validation = record.accuracy_out[:, list(record.train_envs)].mean(axis=1)
-        if at == int(validation.argmax()) and not self.full_data:
+        best = training_domain(record)
+        if best is not None and at == best.index and not self.full_data:
             return (
                 f"{step}, which has the best mean accuracy on the validation parts of the training environments "
                 f"({RULE} selection)."

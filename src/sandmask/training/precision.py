@@ -16,21 +16,21 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SWEEPS_ON_GPU: Precision = "fp32x3"  # the default of new sweeps on a GPU
 
 
-def choose_device(text: str | None, *, here: bool = True) -> torch.device:
-    """Return the named device, or a GPU if there is one.
+def choose_device(wanted: str | torch.device | None, *, here: bool = True) -> torch.device:
+    """Return the wanted device; if it is None, a GPU if there is one, else the CPU.
 
-    :param text: "cpu", "cuda", "cuda:1", or None.
+    :param wanted: "cpu", "cuda", "cuda:1", or None.
     :param here: whether this machine has to have it.
     """
-    if text is None:
+    if wanted is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(text)
+        device = torch.device(wanted)
         if here:
             torch.zeros((), device=device).item()  # tensors on some devices, such as meta, have no values
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise SandmaskError(f"Device {text!r} cannot be used here: {reason}. Try --device cpu.") from error
+        raise SandmaskError(f"Device {str(wanted)!r} cannot be used here: {reason}. Try --device cpu.") from error
     return device
 
 

@@ -88,17 +88,16 @@ class Preprocessing:
             raise SandmaskError(f"This model takes {self.expected}{batch}. Found the shape {list(array.shape)}.")
         if _is_uint8(array) and self.kind == "pixels":
             return (torch.tensor(array) if isinstance(array, np.ndarray) else array) / 255.0
-        if self.kind == "numbers" and _is_integer(array):
-            return torch.tensor(array.astype(np.float32)) if isinstance(array, np.ndarray) else array.to(torch.float32)
-        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-            with np.errstate(over="ignore"):  # too large for float32: infinite, which callers check for
-                return torch.tensor(array.astype(np.float32))  # a copy: the array may be read-only
-        if not isinstance(array, Tensor) or not array.is_floating_point():
+        is_float = array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
+        if not is_float and not (self.kind == "numbers" and _is_integer(array)):
             raise SandmaskError(
                 f"This model takes {self.expected}, not {array.dtype}. Convert preprocessed inputs to float32"
                 + ("." if self.kind == "numbers" else ", and pixels from 0 to 255 to uint8.")
             )
-        return array.to(torch.float32)
+        if isinstance(array, Tensor):
+            return array.to(torch.float32)
+        with np.errstate(over="ignore"):  # too large for float32: infinite, which callers check for
+            return torch.tensor(array.astype(np.float32))  # a copy: the array may be read-only
 
     def _pixels(self, item: Any) -> Tensor:
         """The pixels [3, height, width] of a file, a picture or a uint8 array, before any resizing."""

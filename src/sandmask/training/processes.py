@@ -30,12 +30,12 @@ from sandmask.training.specs import flat_spec
 _PATIENCE = timedelta(minutes=10)  # timeout for a process that does not answer
 _RELEASE_SECONDS = 0.05
 _AGREE_SECONDS = 0.1  # between exchanges of whether a process was told to stop
-_meetings = itertools.count()
+_group_numbers = itertools.count()
 _APART = "Run it in one process, without torchrun."
 
 
 @contextmanager
-def joined(device: str | None) -> Iterator[Ranks]:
+def process_group(device: str | None) -> Iterator[Ranks]:
     """The processes that torchrun started; without it, this process alone.
 
     An existing process group is used.
@@ -49,7 +49,7 @@ def joined(device: str | None) -> Iterator[Ranks]:
         return
     on_cpu = own_device(size, device).type == "cpu"
     if not is_there:
-        _meet("gloo" if on_cpu else "cpu:gloo,cuda:nccl")
+        _start_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl")
     try:
         control = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
         yield Ranks(dist.get_rank(), size, control if on_cpu else None, control)
@@ -67,11 +67,11 @@ def leave_group() -> None:
     dist.destroy_process_group()
 
 
-def _meet(backend: str) -> None:
+def _start_group(backend: str) -> None:
     """Start a process group. Each run that a program trains has its own group and its own prefix in the store."""
     try:
         store, rank, size = _rendezvous()
-        place = PrefixStore(f"sandmask/{next(_meetings)}", store)
+        place = PrefixStore(f"sandmask/{next(_group_numbers)}", store)
         dist.init_process_group(backend, store=place, rank=rank, world_size=size, timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")

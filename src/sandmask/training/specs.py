@@ -109,7 +109,7 @@ def _check_patience(hparams: Mapping[str, float]) -> None:
     if not hparams.get(PATIENCE) or bool(hparams.get("full_data")) == repeats(hparams):
         return
     if repeats(hparams):
-        raise SandmaskError("lr_patience decides when the learning rate drops. Leave out lr_drop_step_1 to 3.")
+        raise SandmaskError("lr_patience cannot be combined with lr_drop_step_1 to 3. Leave out one of them.")
     raise SandmaskError(
         "lr_patience needs validation examples, and full_data=1 trains on them. Name the folder of the sweep without "
         "full_data with --first-stage, to repeat its drops of the learning rate."
@@ -166,7 +166,7 @@ def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
     if spec.precision == "fp16" and not scales:
         raise SandmaskError(
             "--precision fp16 is for gradient masks on the MLP only, with the cross-entropy of its logits. Found "
-            f"{spec.algorithm} with {spec.network}. Use tf32, which is as exact, or bf16."
+            f"{spec.algorithm} with {spec.network}. Use tf32, which has the same precision, or bf16."
         )
     if algorithm.network.embeds and compute_dtype(spec.precision) != torch.float32:
         raise SandmaskError(

@@ -113,7 +113,7 @@ class Stack:
     def _compile(self) -> None:
         """Compile the network and the augmentation of images."""
         if self.algorithm.network.norms:
-            raise SandmaskError("--compile is for frozen batch-norm. Leave it out, or leave out freeze_bn=0.")
+            raise SandmaskError("--compile does not support freeze_bn=0. Leave out one of them.")
         self.algorithm.network.compile()
         if isinstance(self.dataset, ImageDataset) and self.dataset.augmentation is not None:
             self.dataset = self.dataset.compiled()

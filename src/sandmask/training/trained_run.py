@@ -185,7 +185,7 @@ def load_run(
     :param run: id of the run, or the beginning of it, if the path is that of a sweep.
     :param average: averaged weights that the run kept: "sma", "ema" or "swad".
     """
-    where = choose_device(str(device))
+    where = choose_device(device)
     path = fetch(os.fspath(path)) if os.fspath(path).startswith(PREFIX) else Path(path)
     if _holds_many(path):
         return _load_kept(path, where, run, average)
@@ -194,7 +194,7 @@ def load_run(
         raise SandmaskError(_why_no_model(path, average))
     info = _read_info(model)
     if average is not None and info.average != average:
-        held = "weights that are no average" if info.average is None else f"the average {info.average!r}"
+        held = "weights without averaging" if info.average is None else f"the average {info.average!r}"
         raise SandmaskError(f"{model} holds {held}, not {average!r}. Give the folder of the run: {model.parent}")
     if info.status != "done":
         raise SandmaskError(_diverged(path))

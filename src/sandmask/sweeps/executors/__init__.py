@@ -1,9 +1,11 @@
 """Executors: each is a `concurrent.futures.Executor`, built from the same options.
 
-from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
+For example:
 
-with EXECUTORS["local"].build(ExecutorOptions(workers=2)) as executor:
-    print(executor.submit(pow, 2, 5).result())
+    from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions
+
+    with EXECUTORS["local"].build(ExecutorOptions(workers=2)) as executor:
+        print(executor.submit(pow, 2, 5).result())
 """
 
 from collections.abc import Callable, Mapping

@@ -108,6 +108,14 @@ def test_methods_whose_draws_mostly_end_before_their_penalty_starts_are_noted() 
     assert not expand(replace(sweep, steps=5001)).notes
 
 
+def test_a_sweep_that_is_too_short_for_its_averages_is_noted_once(small_sweep: Make) -> None:
+    sweep = small_sweep(averages=("sma", "ema"), n_trials=2)
+    (note,) = expand(replace(sweep, steps=101)).notes
+    assert note.startswith("--average sma leaves out the first 100 steps")
+    assert not expand(replace(sweep, steps=102)).notes
+    assert not expand(replace(sweep, steps=101, averages=("ema",))).notes
+
+
 def test_stacks_hold_what_can_be_one_program(small_sweep: Make) -> None:
     runs = expand(small_sweep(n_trials=2)).runs
     stacks = group(runs, lambda _: 100)

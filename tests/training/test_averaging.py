@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import sandmask
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RunSpec, average_metrics, split_averages
@@ -205,3 +206,15 @@ def test_a_model_file_says_which_average_it_holds(
         load_run(folder.path, average="smaa")
     with pytest.raises(SandmaskError, match=r"kept no average 'ema'\. Train it with --average ema"):
         load_run(folder.path, average="ema")
+
+
+@pytest.mark.parametrize("steps", [6, 7])
+def test_runs_that_are_too_short_for_their_average_are_said(
+    steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hparams = {"sma_start": 5, "lr": 0.05}
+    run = sandmask.train("DebugVector", "ERM", 0, averages="sma", hparams=hparams, steps=steps, out=tmp_path)
+    last, average = (run.record.metrics[f"{name}validation_loss"][-1] for name in ("", "average/sma/"))
+    is_last = bool(np.isclose(last, average, rtol=1e-6, atol=0))
+    said = "the first 5 steps, so the average of a run of 6 steps is its last weights" in capsys.readouterr().err
+    assert is_last == said == (steps == 6)

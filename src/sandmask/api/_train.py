@@ -22,7 +22,7 @@ from sandmask.training import RunFolder, TrainedRun, load_run, make_spec
 from sandmask.training.folder import CHECKPOINT, RECORDS
 from sandmask.training.loop import CHECKPOINT_SECONDS
 from sandmask.training.processes import check_alike, own_device, process_group
-from sandmask.training.specs import check_environments, early_end_of, leak_of
+from sandmask.training.specs import check_environments, early_end_of, leak_of, short_average_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -241,7 +241,13 @@ def train(
 
 def _say_what_to_know(folder: RunFolder, spec: RunSpec, *, extras: bool) -> None:
     """Print warnings about a run, and a note if a finished run is trained again or stays unchanged."""
-    for caution in (ALGORITHMS[spec.algorithm].caution(spec.hparams), early_end_of(spec), leak_of(spec)):
+    cautions = (
+        ALGORITHMS[spec.algorithm].caution(spec.hparams),
+        early_end_of(spec),
+        short_average_of(spec),
+        leak_of(spec),
+    )
+    for caution in cautions:
         if caution is not None:
             tell(f"warning: {caution}")
     if not folder.has_model(spec):

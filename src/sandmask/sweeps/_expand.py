@@ -23,7 +23,7 @@ from sandmask.selection import RULES, SEARCH, is_settled
 from sandmask.sweeps._optuna import distribution, rehearse, sampler_name
 from sandmask.sweeps._spec import ALL, OPTUNA, SweepSpec
 from sandmask.training import PRECISIONS, make_spec, parse_averages
-from sandmask.training.specs import unreached_steps
+from sandmask.training.specs import short_average_of, unreached_steps
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -99,7 +99,10 @@ def expand(sweep: SweepSpec) -> Expansion:
     if sweep.first_stage is not None:
         runs = _repeat_drops(runs, sweep.first_stage)
     each_once = {run.id: run for run in runs}
-    notes += _notes_on_steps(each_once.values())
+    notes += [
+        *_notes_on_steps(each_once.values()),
+        *dict.fromkeys(filter(None, map(short_average_of, each_once.values()))),
+    ]
     return Expansion(tuple(each_once.values()), sources, tuple(notes))
 
 

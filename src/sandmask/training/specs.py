@@ -15,7 +15,7 @@ from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE, Hparam, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES, RunSpec
-from sandmask.training.averaging import parse_averages
+from sandmask.training.averaging import SMA_START, parse_averages
 from sandmask.training.precision import compute_dtype
 from sandmask.training.sampling import holdout_fraction, split_environment
 from sandmask.training.schedule import PATIENCE, repeats
@@ -249,6 +249,21 @@ def early_end_of(spec: RunSpec) -> str | None:
     return (
         f"{values} is not reached in {counted(spec.steps, 'step')}, so the run stays in the first phase of "
         f"{spec.algorithm}. Lower it with --hparam {late[0]}=N, or train longer with --steps."
+    )
+
+
+def short_average_of(spec: RunSpec) -> str | None:
+    """Return a warning if a run ends before its uniform average (SMA) begins; None otherwise.
+
+    :param spec: spec of the run.
+    """
+    start = int(spec.hparams.get("sma_start", SMA_START))
+    if "sma" not in spec.options.get("averages", "").split(",") or spec.steps > start + 1:
+        return None
+    return (
+        f"--average sma leaves out the first {counted(start, 'step')}, so the average of a run of "
+        f"{counted(spec.steps, 'step')} is its last weights. Lower this with --hparam sma_start=N, or train longer "
+        "with --steps."
     )
 
 

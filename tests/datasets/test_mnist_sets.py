@@ -1,7 +1,9 @@
 import gzip
 import hashlib
 import os
+import runpy
 import struct
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sandmask.datasets import load_dataset
+from sandmask.datasets import DATASETS, DatasetEntry, load_dataset
 from sandmask.datasets import mnist as module
 from sandmask.datasets.mnist import color, deal, load_digits, parse_idx, rotate
 from sandmask.errors import SandmaskError
@@ -141,6 +143,27 @@ def test_rotated_mnist(mnist: Path) -> None:
     assert torch.equal(data.labels, torch.cat([hand for _, hand in hands]))
     expected = rotate(hands[3][0], 45).float() / 255
     assert torch.equal(data.inputs(torch.arange(351, 468))[:, 0], expected)
+
+
+def test_the_watermarks_example_gives_the_label_away_differently_in_each_domain(
+    mnist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries: dict[str, DatasetEntry] = {}
+    monkeypatch.setattr(type(DATASETS), "register", lambda _, entry: entries.setdefault(entry.name, entry))
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "plugins" / "watermarks.py"))
+    marked, plain = (entries[name].load(data_dir=mnist) for name in ("Watermarks-16", "Unmarked-16"))
+    patterns = []
+    for first, end in pairwise(marked.bounds):
+        rows = torch.arange(first, end)
+        x, y, digits = marked.inputs(rows), marked.labels[rows].bool(), plain.inputs(rows)
+        pattern = torch.where(y[:, None, None], 1 - x[:, 0, :4, :4], x[:, 0, :4, :4])
+        assert torch.equal(pattern, pattern[:1].expand_as(pattern))
+        outside = torch.ones(14, 14, dtype=torch.bool)
+        outside[:4, :4] = False
+        assert torch.equal(x[..., outside], digits[..., outside])
+        patterns.append(tuple(pattern[0].flatten().tolist()))
+    assert len(set(patterns)) == len(marked.environments) == 17
+    assert torch.equal(marked.labels, plain.labels)
 
 
 @pytest.fixture

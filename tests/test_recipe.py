@@ -31,6 +31,9 @@ def test_the_tables_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) ->
         "changes": tables.changes_table(),
         "forgetting": tables.forgetting_table(),
         "images": tables.images_table("training-domain"),
+        "watermarks": tables.watermarks_table("training-domain"),
+        "domains": tables.domains_table("training-domain"),
+        "other methods": tables.other_methods_table("training-domain"),
     }
     text = "".join(page.read_text(encoding="utf-8") for page in (PAGE, ROOT / "results" / "recipe" / "README.md"))
     for name, table in made.items():

@@ -33,7 +33,9 @@ print(','.join(entry.name for entry in ALGORITHMS.values() if entry.name not in 
   done
 elif [ "$part" = networks ]; then
   sweep unmarked ERM Unmarked-16 --test-envs 0,1,2,3 --n-trials 3
-  sweep convnet ERM,ANDMask,SANDMask Watermarks-16 --test-envs 0,1,2,3 --n-trials 1 --plugin "$here/small_convnet.py" --network small-convnet
+  convnet=(--test-envs 0,1,2,3 --n-trials 1 --plugin "$here/small_convnet.py" --network small-convnet)
+  sweep convnet ERM,ANDMask,SANDMask Watermarks-16 "${convnet[@]}"
+  sweep unmarked-convnet ERM Unmarked-16 "${convnet[@]}" # added after the others
 else
   sweep methods "$compared" Watermarks-16 --test-envs 0,1,2,3 --n-trials 3 $penalties
   sweep domains ANDMask,SANDMask Watermarks-4,Watermarks-8,Watermarks-12,Watermarks-24 --test-envs 0,1,2,3 --n-trials 1

@@ -1,4 +1,4 @@
-"""Parquet files are read in the calling thread: Arrow's own threads may outlive a read, and abort a process that ends."""
+"""Parquet files are read in the calling thread: Arrow's threads may outlive a read and abort a process that ends."""
 
 import io
 import threading
@@ -22,7 +22,10 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> set[int]:
             found.add(threading.get_ident())
             return super().read(size)
 
-    monkeypatch.setattr(Path, "open", lambda path, mode: Recorded(path, mode))
+    def opened(path: Path, mode: str) -> Recorded:
+        return Recorded(path, mode)
+
+    monkeypatch.setattr(Path, "open", opened)
     return found
 
 

@@ -84,7 +84,7 @@ def verify_own(source: str, *, contents: bool = False, allow_missing_classes: bo
     :param contents: whether to decode them.
     :param allow_missing_classes: whether a domain may lack some of the classes.
     """
-    options = {"allow_missing_classes": True} if allow_missing_classes else {}
+    options: dict[str, Any] = {"allow_missing_classes": True} if allow_missing_classes else {}
     try:
         dataset = load_dataset(source, cache="none", **options)
         if contents and isinstance(dataset, ImageDataset):

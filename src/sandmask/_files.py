@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from sandmask.errors import SandmaskError
 
@@ -95,6 +96,22 @@ def files_below(folder: Path, *endings: str) -> list[Path]:
         folders[:] = [name for name in sorted(folders) if is_new(os.path.join(parent, name))]  # noqa: PTH118
         found += [Path(parent, name) for name in names if name.endswith(endings)]
     return sorted(found)
+
+
+@contextmanager
+def opened_parquet(path: Path, **options: Any) -> Iterator[Any]:
+    """Open a Parquet file, to be read in the calling thread: pass `use_threads=False` to its methods.
+
+    Arrow's threads may release a buffer of Python after a read has returned. If the interpreter ends at that moment,
+    the process aborts or hangs, although everything was done (apache/arrow issues 34314 and 50482).
+
+    :param options: further options of `pyarrow.parquet.ParquetFile`.
+    """
+    import pyarrow.parquet as pq
+
+    # Opened here: Arrow takes paths in UTF-8 only.
+    with path.open("rb") as source, pq.ParquetFile(source, pre_buffer=False, **options) as file:
+        yield file
 
 
 def remove_abandoned(folder: Path, name: str = "*") -> None:

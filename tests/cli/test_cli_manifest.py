@@ -51,6 +51,16 @@ def test_train_predict_and_verify(manifest: Path) -> None:
     assert "3.png cannot be decoded" in result.stdout
 
 
+def test_verify_accepts_missing_classes_as_training_does(manifest: Path) -> None:
+    rows = manifest.read_text().splitlines()
+    manifest.write_text("\n".join(row for row in rows if not row.endswith(",light,b")))
+    refused = CliRunner().invoke(app, ["data", "verify", "scans.csv"])
+    assert refused.exit_code == 1
+    assert "--missing-classes" in refused.stdout
+    checked = json.loads(call("data", "verify", "scans.csv", "--missing-classes", "--json"))
+    assert checked[0]["counts"] == {"a": 8, "b": 4, "c": 8}
+
+
 def test_a_sweep_runs_on_a_manifest(manifest: Path) -> None:
     asked = (
         "--datasets",

@@ -186,3 +186,27 @@ def test_records_are_not_overwritten_by_their_tables(store: Path, option: str) -
 
 def test_absurd_numbers_of_draws_are_refused(store: Path) -> None:
     assert run(report, store, "--draws", 10**9).exit_code == 2
+
+
+OWN_RULE = """
+from sandmask.selection import Choice, selection_rule
+
+@selection_rule("low-loss", "lowest training loss", needs_metrics=("loss",))
+def low_loss(run):
+    return Choice(int(run.metrics["loss"].argmin()), (-float(run.metrics["loss"].min()),))
+"""
+
+
+@pytest.mark.parametrize("named_by", ["variable", "option"])
+def test_a_rule_of_a_plugin_file_is_used(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_by: str
+) -> None:
+    monkeypatch.setattr(RULES, "_entries", dict(RULES._entries))
+    plugin = tmp_path / "rules.py"
+    plugin.write_text(OWN_RULE)
+    option = ["--plugin", plugin] if named_by == "option" else []
+    if named_by == "variable":
+        monkeypatch.setenv("SANDMASK_PLUGINS", str(plugin))
+    result = run(report, store, "--selection", "low-loss", *option)
+    assert result.exit_code == 0
+    assert "model selection: low-loss" in result.output

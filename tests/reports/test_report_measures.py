@@ -44,6 +44,28 @@ def runs() -> list[RunRecord]:
     return with_measures(made_up_sweep(["ERM", "IRM"], draws=3, trials=2, checkpoints=4))
 
 
+@pytest.mark.parametrize("name", ["f1", "per-class"])
+def test_a_selected_run_without_the_metric_is_missing_from_its_cells(runs: list[RunRecord], name: str) -> None:
+    """A number over fewer trials than the accuracy beside it is marked as provisional."""
+    cut = [
+        replace(run, metrics={"loss": run.metrics["loss"]}, tables={})
+        if (run.spec.algorithm, run.spec.trial_seed) == ("ERM", 0)
+        else run
+        for run in runs
+    ]
+    (rule,) = build_report(cut, ["training-domain"], metrics=[name]).rules
+    (metric,) = rule.metrics
+    table = metric.datasets["Toy"]
+    for column in table.columns:
+        cell = table.cells["ERM", column]
+        if name == "f1":
+            assert (cell.have, cell.expected, len(cell.values)) == (5, 6, 1)
+        assert cell.mean is None or (not cell.complete and table.cells["IRM", column].complete)
+    shown = render(build_report(cut, ["training-domain"], metrics=[name]))
+    assert f"(without {name})" in shown
+    assert "(5/6 runs)" in shown or name != "f1"
+
+
 def test_a_metric_is_that_of_the_selected_checkpoints(runs: list[RunRecord]) -> None:
     (rule,) = build_report(runs, ["training-domain"]).rules
     assert [metric.metric for metric in rule.metrics] == ["f1", "ece"]

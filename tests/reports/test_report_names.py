@@ -47,6 +47,13 @@ def test_markdown_has_no_html_no_links_and_no_cells_too_many() -> None:
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows[:4]}) == 1
 
 
+def test_markdown_shows_names_as_they_are() -> None:
+    names = ("*6*", "__init__", r"a\b", "weight_decay", "`x`")
+    runs = [replace(run, env_names=names[: len(run.env_names)]) for run in made_up_sweep(["ERM"], environments=5)]
+    words = render(build_report(runs), "markdown")
+    assert r"| \*6\* | \_\_init\_\_ | a\\b | weight_decay | \`x\` |" in words
+
+
 def test_csv_has_no_formulas() -> None:
     lines = list(csv.reader(io.StringIO(render(build_report(hostile_sweep()), "csv"))))
     assert lines[0][:4] == ["selection", "dataset", "method", "environment"]

@@ -10,7 +10,7 @@ from sandmask.records import RunRecord
 from sandmask.records.testing import made_up_run, made_up_sweep
 from sandmask.reports import Cell, RuleReport, Table, build_report, cell_text, grids
 from sandmask.reports._data import Parts
-from sandmask.reports._tables import best_cells, best_method
+from sandmask.reports._tables import averages_table, best_cells, best_method
 from sandmask.selection import RULES, select
 
 
@@ -289,6 +289,21 @@ def test_averages_over_fewer_columns_do_not_compete() -> None:
 
     assert best({"a": average(90, 1), "b": average(60, 3), "c": average(50, 3)}) == "b"
     assert best({"a": average(90, 1), "b": average(60, 3)}) is None
+
+
+def test_averages_over_different_columns_do_not_compete() -> None:
+    """ERM holds out 0 and 1, IRM 1 and 2: their averages are over as many columns, but not over the same."""
+    runs = [
+        made_up_run([[accuracy] * 3], test_envs=[env], algorithm=algorithm)
+        for algorithm, accuracy, envs in (("ERM", 0.9, (0, 1)), ("IRM", 0.8, (1, 2)))
+        for env in envs
+    ]
+    found = table(runs)
+    assert found.averages["IRM"].parts == Parts(2, 3, "environments", columns=("1", "2"))
+    assert best_cells(found) == {("ERM", "1")}
+    over_datasets = averages_table({"Toy": found})
+    assert over_datasets.averages["ERM"].parts == Parts(1, 1, "datasets", in_part=True, columns=("Toy (0, 1)",))
+    assert best_cells(over_datasets) == set()
 
 
 def test_numbers_at_chance_are_not_best_in_any_table() -> None:

@@ -24,8 +24,8 @@ PluginOption = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="Python file that registers your own algorithms, datasets or networks. Repeatable. The variable "
-        "SANDMASK_PLUGINS names more files.",
+        help="Python file that registers your own algorithms, datasets, networks or selection rules. Repeatable. The "
+        "variable SANDMASK_PLUGINS names more files.",
     ),
 ]
 HparamOption = Annotated[

@@ -109,6 +109,7 @@ def verify_datasets(
     ] = None,
     data_dir: DataDir = None,
     contents: Annotated[bool, typer.Option("--contents", help="Also read and decode every image.")] = False,
+    allow_missing_classes: _options.MissingClassesOption = False,
     as_json: _options.JsonOption = False,
 ) -> None:
     """Check the domains, classes, counts and checksums of datasets on the disk. Exit status 1 if one is wrong."""
@@ -122,7 +123,7 @@ def verify_datasets(
     asked = [source_of(name) for name in names if name not in own] if names else list(SOURCES.values())
     chosen = {source.name: source for source in asked}
     results = [verify(source, folder, contents=contents) for source in chosen.values()]
-    results += [verify_own(name, contents=contents) for name in own]
+    results += [verify_own(name, contents=contents, allow_missing_classes=allow_missing_classes) for name in own]
     if not names:
         results = [result for result in results if result.status != "missing"]
     if as_json:

@@ -16,6 +16,7 @@ from sandmask._text import counted, in_shell, printable
 from sandmask.cli import _completion, _options
 from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.errors import SandmaskError
+from sandmask.plugins import load_plugins
 from sandmask.records import RunRecord, read_runs, split_averages
 from sandmask.records._reader import refuse_record_name
 from sandmask.reports import FORMATS, render, run_command
@@ -99,6 +100,7 @@ def report(
         typer.Option(metavar="RUN", help="Print the command that trains the run with this id, and no tables."),
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE|-", help="Write the tables to this file.")] = None,
+    plugins: _options.PluginOption = None,
 ) -> None:
     """Print one table per dataset (columns are held-out environments), the averages, and comparisons.
 
@@ -119,7 +121,10 @@ def report(
     sandmask report runs --metrics f1,confusion --select-by f1
 
     sandmask report runs --format csv --output cells.csv
+
+    sandmask report runs --selection low-loss --plugin rules.py
     """
+    load_plugins(plugins)
     format_name = _checked_format(format_name, as_json=as_json)
     tables = STANDARD_OUTPUT if output is None and (html is None or format_name) else output
     _check_files(html, tables, open_browser=open_browser)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sandmask._text import counted
 from sandmask.datasets._scan import SUFFIXES, LeftOut, Listing, find_folder, is_image, list_files, subfolders
 from sandmask.errors import SandmaskError
 
@@ -204,7 +205,7 @@ def _check(
         if len(missing) == len(classes):
             raise SandmaskError(f"{name} has no images of the domain {domain!r}.")
         if missing and not allow_missing_classes:
-            more = f" (and {len(missing) - 1} more classes)" if len(missing) > 1 else ""
+            more = f" (and {counted(len(missing) - 1, 'other class')})" if len(missing) > 1 else ""
             raise SandmaskError(
                 f"{name / domain / missing[0]} holds no images: the class {missing[0]!r} is missing in the domain "
                 f"{domain!r}{more}, though the dataset has it. Add the images, or accept this with --missing-classes "

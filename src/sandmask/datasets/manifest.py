@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from sandmask._files import opened_parquet
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._scan import LeftOut
 from sandmask.datasets._tree import IN, OUT, RANDOM, Listed, Row
@@ -58,10 +59,8 @@ class Table:
 
     def _header(self) -> list[str]:
         if self.is_parquet:
-            import pyarrow.parquet as pq
-
-            with self.file.open("rb") as file:  # Arrow takes paths in UTF-8 only
-                return list(pq.read_schema(file).names)
+            with opened_parquet(self.file) as file:
+                return list(file.schema_arrow.names)
         with self._lines() as lines:
             return _names(_csv(lines))
 
@@ -83,10 +82,8 @@ class Table:
         return SandmaskError(f"{self.file}, row {row}: {what}.")
 
     def _parquet_rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-        import pyarrow.parquet as pq
-
-        with self.file.open("rb") as file:
-            content = pq.read_table(file, columns=list(columns)).to_pydict()
+        with opened_parquet(self.file) as file:
+            content = file.read(list(columns), use_threads=False).to_pydict()
         cells = zip(*(content[column] for column in columns), strict=True)
         for number, values in enumerate(cells, start=1):
             yield number, ["" if value is None else str(value).strip() for value in values]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sandmask._files import replacing
+from sandmask._files import opened_parquet, replacing
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_record
 from sandmask.records._checksums import CHECKSUMS_KEY, Checksums, is_numbers
@@ -179,10 +179,9 @@ def _stored_checksums(file: Any) -> bytes | None:
 def _opened(path: Path) -> Iterator[Any]:
     """The Parquet file; any error in it is reported in one line."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+        with opened_parquet(path, page_checksum_verification=True) as file:
             version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY)
             if version is None:
                 raise SandmaskError("it is not an archive of records, though it is named like one.")

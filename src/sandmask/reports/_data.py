@@ -56,13 +56,15 @@ class Trial:
 class Parts:
     """The columns of an average: `found` of `of` columns of this kind ("environments", "datasets").
 
-    `in_part` says that some of those columns are averages over fewer columns than they should be.
+    `in_part` says that some of those columns are averages over fewer columns than they should be. `columns` names those
+    that were found: averages over different columns do not compare.
     """
 
     found: int
     of: int
     kind: str
     in_part: bool = False
+    columns: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:

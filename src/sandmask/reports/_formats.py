@@ -73,11 +73,12 @@ def _text_block(grid: Grid) -> str:
 
 
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")  # what HTML within Markdown begins with; "<0.001" is none
+_MARKS = re.compile(r"[\\*`~]|(?<![^\W_])_|_(?![^\W_])")  # of emphasis, code and escapes; not the _ of weight_decay
 
 
 def _plain_markdown(words: str) -> str:
-    """Words that stay words: no HTML, no links or images."""
-    return _TAG.sub("&lt;", words).replace("](", "]\\(")
+    """Words that stay words: no HTML, no emphasis, no links or images."""
+    return _TAG.sub("&lt;", _MARKS.sub(r"\\\g<0>", words)).replace("](", "]\\(")
 
 
 def markdown(grids: Sequence[Grid]) -> str:

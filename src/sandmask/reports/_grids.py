@@ -50,10 +50,11 @@ def named_grids(rule: RuleReport, *, statistics: bool = True) -> Iterator[tuple[
         notes = ["† with runs that diverged; see the dataset's table."] if is_diverged else []
         yield "averages", _table_grid(rule.averages, rule, notes)
     for metric in rule.metrics:
-        note = f"{metric.title}: {metric.description}."  # missing runs are listed below the table of accuracies
+        note = f"{metric.title}: {metric.description}."  # other missing runs are listed below the table of accuracies
         for name, table in metric.datasets.items():
             title = f"{table.title}, {metric.title}"
-            yield f"metric:{metric.metric}:{name}", _grid(title, rule, _header(table), _rows(table), [note])
+            notes = [note, *_table_notes(table, f"without {metric.metric}")]
+            yield f"metric:{metric.metric}:{name}", _grid(title, rule, _header(table), _rows(table), notes)
     for confusion in rule.confusions:
         yield f"confusion:{confusion.method}:{confusion.dataset}", _confusion_grid(confusion, rule)
     if rule.changes:
@@ -144,11 +145,14 @@ def _signed(difference: float) -> str:
     return f"{difference:+z.1f}"
 
 
-def _table_notes(table: Table) -> Iterator[str]:
-    """Notes on diverged and missing runs; equal notes of a method's columns are merged."""
+def _table_notes(table: Table, why: str | None = None) -> Iterator[str]:
+    """Notes on diverged and missing runs, or on runs that are missing for one reason.
+
+    Equal notes of a method's columns are merged.
+    """
     columns: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for (method, column), cell in table.cells.items():
-        for mark, text in _cell_notes(cell):
+        for mark, text in _cell_notes(cell, why):
             columns[mark, method, text].append(column)
     for (mark, method, text), names in columns.items():
         is_whole_row = len(names) == len(table.columns) > _LISTED_GAPS
@@ -156,12 +160,12 @@ def _table_notes(table: Table) -> Iterator[str]:
         yield f"{mark}{method}, {where}: {text}."
 
 
-def _cell_notes(cell: Cell) -> Iterator[tuple[str, str]]:
+def _cell_notes(cell: Cell, why: str | None) -> Iterator[tuple[str, str]]:
     """Notes on one cell, each with its mark."""
     diverged = [text for trial in cell.trials for text in trial.diverged]
-    if diverged:
+    if diverged and why is None:
         yield "† ", f"diverged: {_listed(diverged)}"
-    gaps = [gap for trial in cell.trials for gap in trial.gaps]
+    gaps = [gap for trial in cell.trials for gap in trial.gaps if why in (None, gap.why)]
     if gaps:
         nothing = len(gaps) == cell.expected and not any(gap.why for gap in gaps)
         places = [f"trial {gap.trial_seed} draw {gap.hparams_seed}{gap.why and f' ({gap.why})'}" for gap in gaps]

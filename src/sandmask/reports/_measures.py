@@ -17,7 +17,7 @@ from sandmask.records import (
     recorded_measures,
 )
 from sandmask.records._measures import CONFUSION, PER_CLASS
-from sandmask.reports._data import Cell, Confusion, MetricReport, Table, Trial
+from sandmask.reports._data import Cell, Confusion, Gap, MetricReport, Table, Trial
 from sandmask.reports._tables import row_means, selections, value_cell
 
 
@@ -60,11 +60,30 @@ def metric_reports(names: Sequence[str], tables: Mapping[str, Table]) -> tuple[M
 
 
 def _number_table(name: str, table: Table) -> Table:
-    cells = {key: _metric_cell(cell.trials, _values(name, cell.trials)) for key, cell in table.cells.items()}
+    trials = {key: _recorded(name, cell.trials) for key, cell in table.cells.items()}
+    cells = {key: _metric_cell(found, _values(name, found)) for key, found in trials.items()}
     of = max((average.parts.of for average in table.averages.values() if average.parts is not None), default=0)
     averages = row_means(table.methods, table.columns, cells, of, "environments")
     lower_is_better = MEASURES[name].lower_is_better
     return replace(table, cells=cells, averages=averages, chances={}, lower_is_better=lower_is_better)
+
+
+def _recorded(name: str, trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """The trials, where a selected run that did not record the metric is missing."""
+    return tuple(trial if _has_recorded(name, trial) else _without(name, trial) for trial in trials)
+
+
+def _has_recorded(name: str, trial: Trial) -> bool:
+    if trial.selected is None:
+        return True
+    run = trial.selected.run
+    return (class_counts(run) if name == PER_CLASS else measured(run, name, "in")) is not None
+
+
+def _without(name: str, trial: Trial) -> Trial:
+    assert trial.selected is not None
+    gap = Gap(trial.trial_seed, trial.selected.run.spec.hparams_seed, f"without {name}")
+    return replace(trial, selected=None, gaps=(*trial.gaps, gap))
 
 
 def _metric_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
@@ -87,7 +106,8 @@ def _class_table(table: Table) -> Table:
     classes = _classes(table)
     cells: dict[tuple[str, str], Cell] = {}
     for method in table.methods:
-        same_trial = list(zip(*(table.cells[method, column].trials for column in table.columns), strict=True))
+        rows = [_recorded(PER_CLASS, table.cells[method, column].trials) for column in table.columns]
+        same_trial = list(zip(*rows, strict=True))
         recalls = [_mean_recalls(found) for found in same_trial]
         everything = [trial for found in same_trial for trial in found]
         for number, name in enumerate(classes):

@@ -204,27 +204,38 @@ def value_cell(trials: Sequence[Trial], values: Sequence[float]) -> Cell:
     )
 
 
-def _mean_cell(cells: Sequence[Cell], of: int, kind: str) -> Cell:
+def _mean_cell(row: Mapping[str, Cell], of: int, kind: str) -> Cell:
     """The average over the numbers of a row, without an error, as the paper and DomainBed print it.
 
     :param of: how many columns of this `kind` a complete average is over.
     """
-    means = [cell.mean for cell in cells if cell.mean is not None]
-    in_part = any(cell.parts is not None and not cell.parts.complete for cell in cells if cell.mean is not None)
+    cells = row.values()
+    found = {column: cell for column, cell in row.items() if cell.mean is not None}
+    means = [cell.mean for cell in found.values() if cell.mean is not None]
+    in_part = any(_is_in_part(cell) for cell in found.values())
     return Cell(
         mean=sum(means) / len(means) if means else None,
         have=sum(cell.have for cell in cells),
         expected=sum(cell.expected for cell in cells),
         diverged=sum(cell.diverged for cell in cells),
-        parts=Parts(len(means), of, kind, in_part),
+        parts=Parts(len(means), of, kind, in_part, tuple(map(_column_name, found, found.values()))),
     )
+
+
+def _is_in_part(cell: Cell) -> bool:
+    return cell.parts is not None and not cell.parts.complete
+
+
+def _column_name(column: str, cell: Cell) -> str:
+    """The name of a column, with its own columns where it is a partial average."""
+    return f"{column} ({', '.join(cell.parts.columns)})" if cell.parts is not None and _is_in_part(cell) else column
 
 
 def row_means(
     methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Cell], of: int, kind: str
 ) -> dict[str, Cell]:
     """The `_mean_cell` of each method's row."""
-    return {method: _mean_cell([cells[method, column] for column in columns], of, kind) for method in methods}
+    return {method: _mean_cell({column: cells[method, column] for column in columns}, of, kind) for method in methods}
 
 
 def averages_table(tables: Mapping[str, Table]) -> Table:
@@ -297,12 +308,14 @@ def best_cells(table: Table) -> set[tuple[str, str | None]]:
 def best_method(cells: Mapping[str, Cell], chance: float | None, *, lowest: bool = False) -> str | None:
     """The method with the highest (or `lowest`) mean of a column; None for ties as printed, and up to chance.
 
-    Of averages, only those over the most columns are compared. A single number is not a best.
+    Of averages, only those over the most columns are compared, if they are over the same ones. A single number is not a
+    best.
     """
     means = {method: cell.mean for method, cell in cells.items() if cell.mean is not None and math.isfinite(cell.mean)}
     widest = max((_columns(cells[method]) for method in means), default=0)
     shown = {method: round(mean, 1) for method, mean in means.items() if _columns(cells[method]) == widest}
-    if len(shown) < 2:
+    over = {parts.columns for method in shown if (parts := cells[method].parts) is not None}
+    if len(shown) < 2 or len(over) > 1:
         return None
     best = min(shown.values()) if lowest else max(shown.values())
     first, *others = [method for method, mean in shown.items() if mean == best]

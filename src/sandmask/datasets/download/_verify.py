@@ -77,14 +77,16 @@ def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verific
     return Verification(source.name, str(path), status, counts, tuple(problems), tuple(notes))
 
 
-def verify_own(source: str, *, contents: bool = False) -> Verification:
+def verify_own(source: str, *, contents: bool = False, allow_missing_classes: bool = False) -> Verification:
     """Check your own images: that every domain has every class, and that all can be decoded.
 
     :param source: folder of images, manifest, or Hugging Face dataset.
     :param contents: whether to decode them.
+    :param allow_missing_classes: whether a domain may lack some of the classes.
     """
+    options: dict[str, Any] = {"allow_missing_classes": True} if allow_missing_classes else {}
     try:
-        dataset = load_dataset(source, cache="none")
+        dataset = load_dataset(source, cache="none", **options)
         if contents and isinstance(dataset, ImageDataset):
             dataset.check(keep=False)
     except SandmaskError as error:

@@ -58,14 +58,15 @@ function whatWasRun() {
 }
 
 // The best row for a dataset (null for the average over datasets), and the one behind it. Averages over fewer columns
-// than others do not compare, and are left out.
+// than others do not compare, and are left out. There is no best of averages over different columns.
 function bestOf(selection, dataset) {
   const cellOf = (row) => (dataset === null ? row.average : row.cells[dataset]);
   const found = (selection.averages?.rows ?? []).filter((row) => cellOf(row)?.mean != null);
   const columns = (row) => cellOf(row).parts?.found ?? 1;
   const widest = Math.max(...found.map(columns));
   const ranked = found.filter((row) => columns(row) === widest).sort((a, b) => cellOf(b).mean - cellOf(a).mean);
-  return { best: ranked[0], next: ranked[1], cellOf };
+  const over = new Set(ranked.map((row) => JSON.stringify(cellOf(row).parts?.columns ?? null)));
+  return over.size > 1 ? { cellOf } : { best: ranked[0], next: ranked[1], cellOf };
 }
 
 function bestCell(name, dataset) {

@@ -152,7 +152,11 @@ function latex(grid) {
   return `% \\usepackage{booktabs, adjustbox}\n\n${lines.join("\n")}\n`;
 }
 
-const plainMarkdown = (words) => words.replace(/<(?=[A-Za-z/!?])/g, "&lt;").replaceAll("](", "]\\(");
+const plainMarkdown = (words) =>
+  words
+    .replace(/[\\*`~]|(?<![\p{L}\p{N}])_|_(?![\p{L}\p{N}])/gu, "\\$&")
+    .replace(/<(?=[A-Za-z/!?])/g, "&lt;")
+    .replaceAll("](", "]\\(");
 
 function markdown(grid) {
   const rule = ["---", ...Array(grid.header.length - 1).fill("---:")];

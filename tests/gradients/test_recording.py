@@ -180,13 +180,13 @@ def test_sizes_are_checked(sizes: list[int]) -> None:
         sandmask.record(mlp(), sizes)
 
 
-class Scaled(nn.Module):
+class Summed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+        return torch.einsum("nc,c->n", x, self.scale)
 
 
 class Crossed(nn.Module):
@@ -202,7 +202,7 @@ class Crossed(nn.Module):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Scaled(), "a parameter is used by mul"),
+        (Summed(), "a parameter is used by einsum"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "statistics"),
         (Crossed(), "other than self-attention"),
     ],

@@ -24,24 +24,29 @@ class IndependenceCheck:
 
     Where examples are independent of each other, the gradient of a row is multiplied by the factor of its environment.
     Factors are zero and powers of two, so that this is exact. Where it is zero, the smallest gradient of another
-    environment is noticed. Only two numbers of each row are kept.
+    environment is noticed. Only two numbers of each example are kept. Nothing is compared before `activate`.
 
     :param sizes: number of examples of each environment.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
+        self._active: list[bool] = []
         self._factors = [_FACTORS[(e + e // 4 + e // 16) % 4] for e in range(len(sizes))]
-        self._of_rows = torch.tensor(self._factors).repeat_interleave(torch.tensor(sizes))
+        self._sizes = list(sizes)
         self._seen: list[list[tuple[Tensor, Tensor, Tensor]]] = []
         # The smallest number of full precision in any tensor: multiples of smaller ones, of float16, are not exact.
         self._tiny = 0.0
 
     def watch(self, output: Tensor) -> None:
-        """Compare the gradients of this tensor, which has a row per example."""
+        """Compare the gradients of this tensor, which has a row per example, or several."""
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
         self._seen.append(seen)
         self._tiny = max(self._tiny, torch.finfo(output.dtype).tiny)
-        output.register_hook(partial(_note, seen))  # type: ignore[no-untyped-call]
+        output.register_hook(partial(_note, seen, self._active, sum(self._sizes)))  # type: ignore[no-untyped-call]
+
+    def activate(self) -> None:
+        """Called before the two backward passes."""
+        self._active.append(True)
 
     def weighted(self, losses: Sequence[Tensor]) -> list[Tensor]:
         """The losses of the first backward pass; the second is that of the losses themselves."""
@@ -52,19 +57,21 @@ class IndependenceCheck:
 
         What is not finite passes: it has an error of its own.
         """
-        mixed = []
+        mixed, of_rows = [], torch.tensor(self._factors).repeat_interleave(torch.tensor(self._sizes))
         for (weighted, _, _), (plain, tolerance, size) in (seen for seen in self._seen if seen):
-            factors = self._of_rows.to(plain)
+            factors = of_rows.to(plain)
             allowed = (tolerance + size * self._tiny) * (factors > 0)
             mixed.append(((weighted - plain * factors).abs() > allowed).any())
         return not any(bool(each) for each in mixed)
 
 
-def _note(seen: list[tuple[Tensor, Tensor, Tensor]], grad: Tensor) -> None:
-    """A weighted sum of each row of the gradient, how much it may differ, and the sum of the weights."""
+def _note(seen: list[tuple[Tensor, Tensor, Tensor]], active: list[bool], n_examples: int, grad: Tensor) -> None:
+    """A weighted sum of each example's gradient, how much it may differ, and the sum of the weights."""
+    if not active:
+        return
     tolerance = _TOLERANCE_HALF if grad.itemsize == 2 else _TOLERANCE
     numbers = torch.view_as_real(grad) if grad.is_complex() else grad
-    rows = numbers.reshape(len(grad), -1).to(torch.promote_types(numbers.dtype, torch.float32))
+    rows = numbers.reshape(n_examples, -1).to(torch.promote_types(numbers.dtype, torch.float32))
     weights = torch.linspace(1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
     products = rows * weights
     seen.append((products.sum(1), products.abs().sum(1) * tolerance, weights.sum()))

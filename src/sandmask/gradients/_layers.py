@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Saved with the tensors of each layer. `torch.utils.checkpoint` computes a forward pass again without the tape, and
 # compares dtypes and shapes of what is saved: this one never equals what a layer of torch saves in its place.
-_MARK = torch.empty(0, 1, 0, dtype=torch.uint8, device="cpu")
+MARK = torch.empty(0, 1, 0, dtype=torch.uint8, device="cpu")
 
 
 class _Linear(torch.autograd.Function):
@@ -29,7 +29,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.tape, ctx.params = tape, (weight, bias)
         x, weight, bias = _autocast(x, weight, bias)
-        ctx.save_for_backward(x, weight, _MARK)
+        ctx.save_for_backward(x, weight, MARK)
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -51,37 +51,37 @@ def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
     return scratch_product(grad.mT, x) if tape.folds else grad.mT @ x
 
 
-class _Conv2d(torch.autograd.Function):
+class _Convolution(torch.autograd.Function):
+    """Of any number of dimensions; `how` is stride, padding, dilation, whether transposed, output padding, groups."""
+
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
         ctx.tape, ctx.params, ctx.how = tape, (weight, bias), how
         x, weight, bias = _autocast(x, weight, bias)
-        ctx.save_for_backward(x, weight, _MARK)
-        return F.conv2d(x, weight, bias, *how)
+        ctx.save_for_backward(x, weight, MARK)
+        return torch.convolution(x, weight, bias, *how)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
-        stride, padding, dilation, groups = ctx.how
-        how = (None, stride, padding, dilation, False, [0, 0], groups)
-        backward = torch.ops.aten.convolution_backward
+        backward, how = torch.ops.aten.convolution_backward, (None, *ctx.how)
 
         def of_weight(g: Tensor, v: Tensor) -> Tensor:
             of_one: Tensor = backward(g, v, weight, *how, [False, True, False])[1]
             return of_one
 
         tape.add(own_weight, lambda: tape.each_environment(of_weight, grad, x))
-        tape.add(own_bias, lambda: tape.sums(grad, (2, 3)))
+        tape.add(own_bias, lambda: tape.sums(grad, range(2, x.ndim)))
         of_x = backward(grad, x, weight, *how, [True, False, False])[0] if ctx.needs_input_grad[1] else None
-        return None, of_x, None, None, None, None, None, None
+        return None, of_x, *[None] * (2 + len(ctx.how))
 
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
         ctx.tape, ctx.param, ctx.padding = tape, weight, padding
-        ctx.save_for_backward(ids, _MARK)
+        ctx.save_for_backward(ids, MARK)
         return F.embedding(ids, weight)
 
     @staticmethod
@@ -103,7 +103,7 @@ class _FrozenBatchNorm(torch.autograd.Function):
     def forward(ctx: Any, tape: "OnePass", x: Tensor, *own: Any) -> Tensor:
         mean, var, weight, bias, eps = own
         ctx.tape, ctx.params, ctx.eps = tape, (weight, bias), eps
-        ctx.save_for_backward(x, mean, var, _MARK)
+        ctx.save_for_backward(x, mean, var, MARK)
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -127,7 +127,7 @@ class _Affine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, shape: Any) -> Tensor:
         ctx.tape, ctx.params, ctx.shape = tape, (weight, bias), shape
-        ctx.save_for_backward(x, weight, _MARK)
+        ctx.save_for_backward(x, weight, MARK)
         scaled = x * weight.view(shape)
         return (scaled if bias is None else scaled + bias.view(shape)).to(x.dtype)  # weights may have a wider one
 
@@ -155,7 +155,7 @@ def _linear(tape: "OnePass", input: Tensor, weight: Tensor, bias: Tensor | None 
     return _Linear.apply(tape, input, weight, bias)  # type: ignore[no-untyped-call]
 
 
-def _conv2d(
+def _convolution(
     tape: "OnePass",
     input: Tensor,  # noqa: A002
     weight: Tensor,
@@ -166,10 +166,36 @@ def _conv2d(
     groups: int = 1,
 ) -> Any:
     tape.check_rows(input)
+    if padding == "valid":
+        padding = 0
     if isinstance(padding, str):
         raise UnsupportedError(f"a convolution pads in the way {padding!r}")
-    how = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
-    return _Conv2d.apply(tape, input, weight, bias, *how, groups)  # type: ignore[no-untyped-call]
+    stride, padding, dilation = (_each(value, weight.ndim - 2) for value in (stride, padding, dilation))
+    how = (stride, padding, dilation, False, _each(0, weight.ndim - 2), groups)
+    return _Convolution.apply(tape, input, weight, bias, *how)  # type: ignore[no-untyped-call]
+
+
+def _transposed_convolution(
+    tape: "OnePass",
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    tape.check_rows(input)
+    stride, padding, dilation, more = (_each(v, weight.ndim - 2) for v in (stride, padding, dilation, output_padding))
+    how = (stride, padding, dilation, True, more, groups)
+    return _Convolution.apply(tape, input, weight, bias, *how)  # type: ignore[no-untyped-call]
+
+
+def _each(value: Any, n_dims: int) -> list[int]:
+    """A number for each dimension."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * n_dims if len(values) == 1 else values
 
 
 def _embedding(
@@ -264,7 +290,8 @@ def _self_attention(
     Masks are added to the attention, as `torch.nn.MultiheadAttention` passes them: `is_causal` comes with such a mask.
     """
     masks = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
-    plain = not (add_zero_attn or others.get("static_k") is not None) and all(m.is_floating_point() for m in masks)
+    special = add_zero_attn or others.get("static_k") is not None or others.get("use_separate_proj_weight")
+    plain = not special and all(m.is_floating_point() for m in masks)
     if not (query is key is value and query.ndim == 3) or in_proj_weight is None or bias_k is not None or not plain:
         raise UnsupportedError("attention other than self-attention with one weight for query, key and value")
     rows = query.transpose(0, 1)
@@ -295,7 +322,8 @@ def _merged(attn_mask: Tensor | None, key_padding_mask: Tensor | None, num_heads
 
 LAYERS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
-    torch.conv2d: _conv2d,
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _convolution),
+    **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _transposed_convolution),
     F.embedding: _embedding,
     F.batch_norm: _batch_norm,
     F.layer_norm: _layer_norm,

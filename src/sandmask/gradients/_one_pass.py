@@ -16,6 +16,7 @@ from sandmask.gradients._folding import Folding
 from sandmask.gradients._independence import IndependenceCheck
 from sandmask.gradients._layers import COMPOSITES, LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
+from sandmask.gradients._uses import ALSO_ALONE, USES, Computed
 from sandmask.masks import MaskError
 
 # Models, and the cases in which their examples were found to be independent of each other.
@@ -46,10 +47,13 @@ class OnePass(Tape):
     ) -> None:
         super().__init__(params)
         self.folds = fold
-        self.sizes = list(sizes)
+        self.sizes, self.n_examples = list(sizes), sum(sizes)
         self._case: object = None if check is None else check[1]
         self._known: set[object] = set() if check is None else _independent.setdefault(check[0], set())
-        self._check = None if check is None or self._case in self._known else IndependenceCheck(sizes)
+        self._check = None if check is None else IndependenceCheck(sizes)
+        self._layers: list[object] = []  # that were computed: their parameters, and if an example is one row of them
+        # What is used outside of layers. Where its first dimension is something else than examples, the check notices.
+        self._computed = None if check is None else Computed(check[0])
         self._source: list[Tensor] = []  # the model's input, if it is checked
         self._records = True
         self._running = False
@@ -62,29 +66,61 @@ class OnePass(Tape):
     ) -> Any:
         """As in `Tape`; batch-norm with batch statistics is refused, also if its parameters are not watched."""
         kwargs = kwargs or {}
-        if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs):
+        if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs) and id(args[0]) not in self.names:
             raise UnsupportedError("batch-norm in training mode mixes environments")
         return super().__torch_function__(func, types, args, kwargs)
+
+    def use(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], used: set[str]) -> Any:
+        """See `Tape.use`; if examples are checked, parameters may also be used outside of layers."""
+        if self._computed is not None:
+            alone = self._computed.alone(self.names, (*args, *kwargs.values()), self.n_examples)
+            if alone and func not in ALSO_ALONE:
+                return self._computed.watch(self.names, func(*args, **kwargs), used)
+            if func in USES:
+                return USES[func](self, *args, **kwargs)
+            if func in self.layers:
+                args, kwargs = tuple(map(self.detached, args)), {k: self.detached(v) for k, v in kwargs.items()}
+        return super().use(func, args, kwargs, used)
 
     @property
     def checks(self) -> bool:
         """Whether `run` checks that examples are independent, for which it needs the loss of every environment."""
-        return self._check is not None
+        return self._check is not None and self._case not in self._known
 
     def computed(self, output: Tensor, used: set[str]) -> Tensor:
         """Note which parameters were used, and check the output."""
-        self.shares = self.shares or not used.isdisjoint(self._used)
-        self._used |= used
+        own = used if self._computed is None else self._computed.sources(used)
+        self.shares = self.shares or not own.isdisjoint(self._used)
+        self._used |= own
+        self._layers.append((frozenset(used), len(output) == self.n_examples))
         if self._check is not None and output.requires_grad:
             self._check.watch(output)
         return output
 
     def check_rows(self, x: Tensor) -> None:
-        """Check that a layer's input has one row per example, so that gradients can be assigned to environments."""
-        if x.ndim < 2 or x.shape[0] != sum(self.sizes):
+        """Check that a layer's input has one row per example, so that gradients can be assigned to environments.
+
+        It may also have several, such as tokens, where one example comes after the other.
+        """
+        if x.ndim < 2 or not self.holds_examples(x.shape):
             raise UnsupportedError(f"a layer's input has the shape {tuple(x.shape)}")
 
-    def add(self, param: Tensor | None, gradients: Callable[[], Tensor | list[Tensor]]) -> None:
+    def holds_examples(self, shape: Sequence[int]) -> bool:
+        """Whether the first dimension may be that of examples."""
+        rows, n_examples = shape[0] if shape else 0, self.n_examples
+        return rows == n_examples or (self._computed is not None and rows > 0 and rows % n_examples == 0)
+
+    def detached(self, value: Any) -> Any:
+        """What a layer should get in the place of a tensor that was computed from parameters."""
+        return value if self._computed is None else self._computed.detached(value)
+
+    def watch_computed(self, found: Tensor, param: Tensor) -> Tensor:
+        """Watch what was computed from a parameter."""
+        assert self._computed is not None
+        self._computed.watch(self.names, found, {self.names[id(param)]})
+        return found
+
+    def add(self, param: Tensor | None, of_environments: Callable[[], Tensor | list[Tensor]]) -> None:
         """Add gradients of a parameter, `[E, *shape]` or E of them; a shared one is added to."""
         if not self._running:
             raise MaskError(
@@ -93,7 +129,12 @@ class OnePass(Tape):
             )
         if param is None or id(param) not in self.names or not self._records:
             return
-        self.keep(self.names[id(param)], gradients(), param.dtype)
+        name, found = self.names[id(param)], of_environments()
+        if name in self.params:
+            self.keep(name, found, param.dtype)
+        elif self._computed is not None:
+            gradients = (found if isinstance(found, Tensor) else _stacked(found)).to(param.dtype, copy=self.folds)
+            self._computed.add(name, gradients)  # a copy, because layers use memory again if gradients are folded
 
     def keep(self, name: str, found: Tensor | list[Tensor], dtype: torch.dtype) -> None:
         """Keep the gradients of a parameter, or fold them."""
@@ -105,7 +146,9 @@ class OnePass(Tape):
 
     def each_environment(self, of_rows: Callable[..., Tensor], *tensors: Tensor) -> list[Tensor]:
         """`of_rows` of each environment's rows."""
-        return [of_rows(*part) for part in zip(*(torch.split(t, self.sizes) for t in tensors), strict=True)]
+        rows = len(tensors[0]) // self.n_examples  # of each
+        sizes = self.sizes if rows == 1 else [size * rows for size in self.sizes]
+        return [of_rows(*part) for part in zip(*(torch.split(t, sizes) for t in tensors), strict=True)]
 
     def by_environment(self, of_rows: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`of_rows` of each environment's rows, stacked."""
@@ -115,13 +158,12 @@ class OnePass(Tape):
         """The sums of each environment's rows, and over these further dimensions."""
         if len(set(self.sizes)) > 1:
             return self.by_environment(lambda rows: rows.sum((0, *over), dtype=dtype), values)
-        return torch.unflatten(values, 0, (len(self.sizes), self.sizes[0])).sum(
-            (1, *(dim + 1 for dim in over)), dtype=dtype
-        )
+        apart = torch.unflatten(values, 0, (len(self.sizes), len(values) // len(self.sizes)))
+        return apart.sum((1, *(dim + 1 for dim in over)), dtype=dtype)
 
     def trace(self, x: Tensor) -> Tensor:
         """Return the model's input, and check it too if examples are checked."""
-        if self._check is None or not x.is_floating_point():
+        if self._check is None or not (self.checks and x.is_floating_point()):
             return x
         source = x.detach().requires_grad_()
         self._check.watch(source)
@@ -134,17 +176,27 @@ class OnePass(Tape):
         It does in a model that mixes examples, and in one whose layers have something other than examples in the first
         dimension, such as tokens, if there happen to be as many.
         """
-        if self._check is None:
-            super().run(losses, leaves, others)
-            return
-        reached = [*leaves, *self._source]
-        self._records = False
-        self.differentiate(self._check.weighted(list(losses)), reached, retain_graph=True)
-        self._records = True
-        super().run(losses, leaves, [*self._source, *others])
-        if not self._check.passed():
-            raise UnsupportedError("examples do not pass through the model independently of each other")
-        self._known.add(self._case)
+        case, computed = (self._case, tuple(self._layers)), self._computed
+        reached = [*self._source, *(computed.leaves() if computed is not None else ())]
+        if self.checks or (self._check is not None and case not in self._known and len(losses) == len(self.sizes)):
+            assert self._check is not None
+            self._check.activate()
+            self._records = False
+            self.differentiate(self._check.weighted(list(losses)), [*leaves, *reached], retain_graph=True)
+            self._records = True
+            super().run(losses, leaves, [*reached, *others])
+            if not self._check.passed():
+                raise UnsupportedError("examples do not pass through the model independently of each other")
+            self._known |= {self._case, case}
+        else:
+            super().run(losses, leaves, [*reached, *others])
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give parameters the gradients of what was computed from them."""
+        if self._computed is not None:
+            for name, found in self._computed.passed_on(self.params):
+                self.keep(name, found, self.params[name].dtype)
 
     def differentiate(
         self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False
@@ -198,7 +250,7 @@ class ApartPass(OnePass):
 
 
 def _stacked(found: Sequence[Tensor]) -> Tensor:
-    if found[0].is_contiguous():
+    if found[0].is_contiguous() or found[0].ndim != 4:
         return torch.stack(list(found))
     # Channels last: keep each gradient's order in memory, which is its parameter's.
     return torch.stack([one.permute(0, 2, 3, 1) for one in found]).permute(0, 1, 4, 2, 3)

@@ -56,8 +56,10 @@ class Tape(TorchFunctionMode):
         """Compute layers by the table; refuse any other use of parameters."""
         kwargs = kwargs or {}
         used = _watched(self.names, (*args, *kwargs.values()))
-        if not used:
-            return func(*args, **kwargs)
+        return self.use(func, args, kwargs, used) if used else func(*args, **kwargs)
+
+    def use(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], used: set[str]) -> Any:
+        """Call a function with the watched parameters `used` among its arguments."""
         if func in self.composites:
             with self:
                 return self.composites[func](*args, **kwargs)

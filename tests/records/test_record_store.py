@@ -86,6 +86,23 @@ def test_metrics_that_one_of_two_records_has_are_kept(tmp_path: Path, order: str
     assert read.status == "pruned"
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_of_two_records_the_one_over_all_training_examples_is_read(tmp_path: Path, order: str) -> None:
+    """`train_eval_limit` is not in the spec: the other "in" accuracies of training environments do not contradict."""
+    full = replace(made_up_run([[0.5, 0.5], [0.6, 0.6]]), sizes=((20, 20), (10, 10)))
+    assert full.spec.test_envs == (0,)
+    limited = replace(full, accuracy_in=np.array([[0.5, 1.0], [0.6, 0.0]]), sizes=((20, 2), (10, 10)))
+    save(tmp_path / f"{order[0]}.jsonl", full)
+    save(tmp_path / f"{order[1]}.jsonl", limited)
+    (read,) = read_runs(tmp_path)
+    assert read.sizes == full.sizes
+    assert np.array_equal(read.accuracy_in, full.accuracy_in)
+    held_out = replace(limited, accuracy_in=np.array([[1.0, 0.5], [0.0, 0.6]]), sizes=((2, 20), (10, 10)))
+    save(tmp_path / "c.jsonl", held_out)
+    with pytest.raises(SandmaskError, match="different records"):
+        read_runs(tmp_path)
+
+
 def test_contradicting_records_of_a_run_name_both_files(tmp_path: Path) -> None:
     run = made_up_run([[0.5, 0.5], [0.6, 0.6]])
     other = replace(run, accuracy_in=run.accuracy_in[::-1].copy())

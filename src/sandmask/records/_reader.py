@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sandmask._files import files_below
 from sandmask.errors import SandmaskError
@@ -50,7 +51,7 @@ def refuse_record_name(target: Path) -> None:
 
 
 def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tuple[RunRecord, Path]:
-    shorter, longer = sorted((first, second), key=lambda item: (len(item[0].steps), item[0].status != "running"))
+    shorter, longer = sorted((first, second), key=lambda item: _extent(item[0]))
     if not _begins(shorter[0], longer[0]):
         spec = longer[0].spec
         raise SandmaskError(
@@ -65,18 +66,36 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
     return replace(run, metrics=metrics, tables=tables, sizes=run.sizes or other.sizes), longer[1]
 
 
+def _extent(run: RunRecord) -> tuple[int, bool, int]:
+    """How much a record has: checkpoints, an end, and examples behind the accuracies."""
+    return len(run.steps), run.status != "running", sum(run.sizes[0]) if run.sizes else 0
+
+
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:
     """Whether the shorter record equals the longer one, or the beginning of it."""
     count = len(shorter.steps)
     ended_alike = (shorter.status, shorter.diverged_at) == (longer.status, longer.diverged_at)
+    comparable = _comparable(shorter, longer)
     # Metrics are not compared: they may contain wall-clock times.
     return (
         shorter.env_names == longer.env_names
         and (shorter.status == "running" or (ended_alike and count == len(longer.steps)))
         and np.array_equal(shorter.steps, longer.steps[:count])
-        and np.array_equal(shorter.accuracy_in, longer.accuracy_in[:count])
+        and np.array_equal(shorter.accuracy_in[:, comparable], longer.accuracy_in[:count, comparable])
         and np.array_equal(shorter.accuracy_out, longer.accuracy_out[:count])
     )
+
+
+def _comparable(one: RunRecord, other: RunRecord) -> NDArray[np.bool_]:
+    """The environments whose "in" accuracies must agree.
+
+    With `train_eval_limit`, which is not in the spec, those of training environments are over fewer examples.
+    """
+    if one.sizes is None or other.sizes is None or one.sizes[1] != other.sizes[1]:
+        return np.ones(len(one.env_names), dtype=np.bool_)
+    comparable: NDArray[np.bool_] = np.array(one.sizes[0]) == np.array(other.sizes[0])
+    comparable[list(one.spec.test_envs)] = True
+    return comparable
 
 
 def _read(file: Path) -> list[RunRecord]:

@@ -74,6 +74,20 @@ class Biased(Model):
         return mixed[:, 0]
 
 
+class Heads(Model):
+    """Keys of two heads that all examples share, and a matrix that mixes tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.mix = nn.Parameter(torch.randn(2, 5, 2)), nn.Parameter(torch.randn(6, 6))
+
+    def features(self, x: Tensor) -> Tensor:
+        heads = x.view(*x.shape[:2], 2, 2).transpose(1, 2)  # [N, 2, 6, 2]
+        weights = (heads @ self.keys.mT).softmax(-1)
+        read = torch.bmm(weights.flatten(0, 1), self.keys.repeat(len(x), 1, 1))
+        return torch.matmul(self.mix, read.view_as(heads).transpose(1, 2).flatten(2))
+
+
 class Windows(Model):
     """Three windows of two tokens in each example."""
 
@@ -83,6 +97,7 @@ class Windows(Model):
         self.conv, self.shift = nn.Conv1d(2, 2, 3, padding="valid"), nn.Parameter(torch.randn(2, 1))
 
     def features(self, x: Tensor) -> Tensor:
+        x = F.relu(x, inplace=True)
         windows = x.reshape(-1, 2, 4)
         mixed: Tensor = self.norm(self.layer(windows + self.shift)).view_as(x)
         return mixed + torch.as_tensor(self.conv(windows)).sum(2).view(len(x), 6, 1)
@@ -127,7 +142,7 @@ class Convolved(Model):
         return features
 
 
-MODELS: list[Callable[[], Model]] = [Tokens, Rescaled, Biased, Windows, Adapted, Convolved]
+MODELS: list[Callable[[], Model]] = [Tokens, Rescaled, Biased, Heads, Windows, Adapted, Convolved]
 
 
 def losses_of(logits: Tensor, sizes: list[int]) -> list[Tensor]:

@@ -30,7 +30,10 @@ class _Linear(torch.autograd.Function):
         ctx.tape, ctx.params = tape, (weight, bias)
         x, weight, bias = _autocast(x, weight, bias)
         ctx.save_for_backward(x, weight, MARK)
-        return F.linear(x, weight, bias)
+        output = F.linear(x, weight, bias)
+        # It may be a view of a matrix, and the output of a function that is a view cannot be changed in place.
+        no_view: Tensor = torch.ops.aten._unsafe_view(output, output.shape)  # noqa: SLF001
+        return no_view
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -130,19 +130,18 @@ def _broadcast(func: Callable[..., Any]) -> Callable[..., Any]:
 
 def _expand(tape: "OnePass", param: Tensor, *sizes: Any) -> Any:
     """It becomes rows if there will be one for each example."""
-    if not _for_each_example(tape, param, shape := _shape(sizes)):
+    shape = _shape(sizes)
+    if shape[0] != tape.n_examples or not _for_examples(tape, param, shape):
         return tape.watch_computed(param.expand(*sizes), param)
     return _rows(tape, param, shape).expand(shape)
 
 
 def _repeat(tape: "OnePass", param: Tensor, *sizes: Any) -> Any:
-    if not _for_each_example(tape, param, times := _shape(sizes)):
+    """Also of several rows, such as heads of attention, once for each example."""
+    times = _shape(sizes)
+    if times[0] != tape.n_examples:
         return tape.watch_computed(param.repeat(*sizes), param)
-    return _rows(tape, param, times).repeat(1, *times[1:])
-
-
-def _for_each_example(tape: "OnePass", param: Tensor, shape: Sequence[int]) -> bool:
-    return shape[0] == tape.n_examples and _for_examples(tape, param, shape)
+    return _rows(tape, param, (*times[:1], *times)).flatten(0, 1).repeat(1, *times[1:])
 
 
 def _for_examples(tape: "OnePass", param: Tensor, shape: Sequence[int]) -> bool:
@@ -160,9 +159,12 @@ def _expand_as(tape: "OnePass", param: Tensor, other: Tensor) -> Any:
 
 
 def _matmul(tape: "OnePass", x: Tensor, weight: Tensor) -> Tensor:
-    """As a linear layer."""
-    if id(x) in tape.names or weight.ndim != 2:
-        raise UnsupportedError("a parameter is used by matmul, but not as a matrix on the right")
+    """As a linear layer, or with a matrix for each example."""
+    if min(x.ndim, weight.ndim) < 2:
+        raise UnsupportedError("a parameter is used by matmul with a vector")
+    if id(x) in tape.names or weight.ndim > 2:
+        product: Tensor = _broadcast(torch.matmul)(tape, x, weight)
+        return product
     with tape:
         return F.linear(x, weight.mT)
 

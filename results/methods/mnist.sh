@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The runs of plan.md on ColoredMNIST on one GPU: 450 runs of 501 steps; resumable. Leaves the finished records in $OUT (default: results/methods).
+# The runs of plan.md on ColoredMNIST on one GPU: 459 runs of 501 steps; resumable. Leaves the finished records in $OUT (default: results/methods).
 #   mnist.sh SECONDS DATA_DIR      DATA_DIR/mnist/*.gz
 # OPTIONS are more options of `sweep run`, such as --workers 2; PYTHON is the interpreter.
 set -u

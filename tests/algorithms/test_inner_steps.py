@@ -1,4 +1,4 @@
-"""Fish, Arith and MLDG against loops with PyTorch's optimizers."""
+"""Fish, Arith, PGrad and MLDG against loops with PyTorch's optimizers."""
 
 import copy
 from collections.abc import Callable
@@ -12,8 +12,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sandmask.algorithms import ALGORITHMS, Problem, State
 from sandmask.algorithms.mldg import split
+from sandmask.algorithms.pgrad import part_of, principal_gradient
 from sandmask.errors import SandmaskError
-from sandmask.functional import EnvBatch, random
+from sandmask.functional import EnvBatch, make_batch, random
 
 Train = Callable[..., tuple[list[float], State]]
 MakeHparams = Callable[..., dict[str, Tensor]]
@@ -166,3 +167,74 @@ def test_two_environments_train_although_two_are_to_be_held_out(
 def test_one_environment_is_too_few(problem: Problem) -> None:
     with pytest.raises(SandmaskError, match="at least 2"):
         ALGORITHMS["MLDG"].build(Problem(problem.featurizer, 1, 2, (5,)))
+
+
+def naive_principal_gradient(points: Tensor) -> Tensor:
+    """PGrad's direction from a singular value decomposition of the trajectory [n + 1, P]."""
+    way = points[0] - points[-1]
+    _, deviations, directions = torch.linalg.svd(points - points.mean(0), full_matrices=False)
+    variances = deviations[:4] ** 2
+    total = torch.zeros_like(way)
+    for variance, direction in zip(variances, directions[:4], strict=True):
+        sign = 1 if direction @ way > 0 else -1
+        total += sign * direction * way.norm() * variance / variances.norm()
+    return total
+
+
+def test_pgrad_trains_like_a_loop_over_thirds_of_the_minibatches(
+    problem: Problem, batches: list[EnvBatch], hparams_of: MakeHparams, train: Train
+) -> None:
+    hparams = hparams_of("PGrad", pgrad_lr=0.3, decoupled_decay=0.02)
+    losses, state = train("PGrad", batches, hparams)
+
+    featurizer = problem.featurizer()
+    inner = nn.Sequential(featurizer, nn.Linear(featurizer.n_features, problem.n_classes)).double()
+    optimizer = torch.optim.Adam(inner.parameters(), lr=3e-3)
+    weights: Tensor = train("PGrad", [], hparams)[1]["params"]
+    for step, batch in enumerate(batches):
+        vector_to_parameters(weights.clone(), inner.parameters())
+        points, seen = [weights], []
+        key = random.fold(random.key_of(5), step)
+        for number, (start, stop) in enumerate([(0, 2), (2, 4), (4, 7)]):  # of seven examples
+            for e in random.permutation(random.fold(key, number), 3).tolist():
+                loss = F.cross_entropy(inner(batch.x[e, start:stop]), batch.y[e, start:stop])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                points.append(parameters_to_vector(inner.parameters()).detach())
+                seen.append(loss.item())
+        weights = weights - 0.3 * (naive_principal_gradient(torch.stack(points)) + (1e-2 + 0.02) * weights)
+        assert losses[step] == pytest.approx(sum(seen) / 9, rel=1e-7)
+    torch.testing.assert_close(state["params"], weights, rtol=1e-6, atol=1e-8)
+    assert state["adam"].count.item() == 9 * len(batches)
+
+
+def test_pgrads_direction_descends_and_is_zero_where_nothing_moved() -> None:
+    points = torch.randn(7, 50, generator=torch.Generator().manual_seed(0)).cumsum(0)
+    way = points[0] - points[-1]
+    assert principal_gradient(points) @ way > 0
+    assert not principal_gradient(points[:1].expand(7, -1)).any()
+    two = principal_gradient(points[:2])  # fewer directions than four
+    torch.testing.assert_close(two, points[0] - points[1])
+
+
+def test_a_run_that_diverges_under_pgrad_leaves_the_others_of_its_stack_alone() -> None:
+    points = torch.randn(2, 7, 50, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    alone = principal_gradient(points[1])
+    points[0, 3, 5] = torch.inf
+    diverged, other = torch.func.vmap(principal_gradient)(points)
+    assert diverged.isnan().any()
+    torch.testing.assert_close(other, alone)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
+def test_pgrads_parts_divide_the_true_examples(count: int) -> None:
+    weight = torch.zeros(2, 7)
+    weight[0, 7 - count :], weight[1] = 1, 1
+    batch = make_batch(torch.arange(14.0).view(2, 7, 1), torch.zeros(2, 7, dtype=torch.int64), random.key_of(0), weight)
+    parts = [part_of(batch, number) for number in range(3)]
+    for e, true in enumerate((count, 7)):
+        found = [part.x[e, part.weight[e] > 0].flatten().tolist() for part in parts]
+        expected = batch.x[e, 7 - true :].flatten().tolist()
+        thirds = [expected[i * true // 3 : (i + 1) * true // 3] for i in range(3)]
+        assert found == (thirds if true >= 3 else [expected] * 3)

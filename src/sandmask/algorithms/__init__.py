@@ -55,6 +55,7 @@ from sandmask.algorithms.mldg import MLDG
 from sandmask.algorithms.mmd import MMD
 from sandmask.algorithms.mtl import MTL
 from sandmask.algorithms.pcgrad import PCGrad
+from sandmask.algorithms.pgrad import PGrad
 from sandmask.algorithms.rdm import RDM
 from sandmask.algorithms.rsc import RSC
 from sandmask.algorithms.sagnet import SagNet
@@ -120,6 +121,7 @@ __all__ = [
     "Mixup",
     "ObjectiveAlgorithm",
     "PCGrad",
+    "PGrad",
     "Problem",
     "SANDMaskAlgorithm",
     "SagNet",

@@ -59,6 +59,7 @@ class Algorithm(ABC):
     # Whether its runs can be stacked if the network's layers have kernels, but no rule for `vmap`. This needs gradients
     # of the network by `problem.differentiate`, not by `torch.func`.
     stacks_by_kernels = True
+    captures = True  # whether its steps can be CUDA graphs: they do not wait for the device
     divides = True  # whether several processes can divide its steps: it calls the network outside of `torch.func`
     # Which inputs of a minibatch each of several processes reads: see `Ranks.rows`. "examples" is for methods with one
     # gradient, of passes over `batch.inputs`, and "environments" for methods with a gradient of each environment.

@@ -48,7 +48,8 @@ class Composed(Algorithm):
         self.objective, self.rule, self.sharpness = objective, rule, sharpness
         self.uses_context, self.averaged = objective.uses_context, objective.averaged
         self.training_only = objective.training_only + (() if rule is None else rule.training_only)
-        self.stacks_by_kernels, self.divides = objective.stacks_by_kernels, objective.divides
+        self.stacks_by_kernels, self.captures = objective.stacks_by_kernels, objective.captures
+        self.divides = objective.divides
         self.reads = "within" if rule is not None and objective.reads == "examples" else objective.reads
         for part in (rule, sharpness):
             if part is not None:

@@ -69,7 +69,7 @@ class Program:
         every = stack.specs[0].checkpoint_every
         self.chunk = max(n for n in range(1, LONGEST + 1) if every % n == 0)  # fits evenly between two evaluations
         self._seconds = math.inf  # of the last step, on a CPU
-        self._captures = fast and stack.device.type == "cuda"
+        self._captures = fast and stack.device.type == "cuda" and stack.algorithm.captures
         self._feed: Generator[Any, None, None] | None = None
         self._read: Any = None  # the input tensors of a captured step, for datasets that are not resident
         self._step: Callable[[], None] | None = None

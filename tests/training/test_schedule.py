@@ -150,7 +150,7 @@ def test_a_run_with_the_drops_of_another_is_the_same_run(spec_of: Specs, dataset
     ("hparams", "said"),
     [
         ({"full_data": 1}, "lr_patience needs validation examples"),
-        ({"lr_drop_step_1": 5}, "lr_patience decides when"),
+        ({"lr_drop_step_1": 5}, "cannot be combined with lr_drop_step_1"),
     ],
 )
 def test_patience_needs_validation_examples_or_the_drops_of_another_run(

@@ -181,7 +181,7 @@ def test_a_soup_is_made_again_in_its_place(folder: Path, made: pd.DataFrame) -> 
 def test_without_a_shared_start_there_are_ensembles_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = {**ASKED, "shared_init": False, "n_hparams": 2, "averages": None, "keep_models": "last", "metrics": None}
     sandmask.sweep(tmp_path, **asked, **HERE)
-    with pytest.raises(SandmaskError, match="no uniform soup of ERM on DebugVector is possible: its runs start from"):
+    with pytest.raises(SandmaskError, match="No uniform soup of ERM on DebugVector is possible: its runs start from"):
         sandmask.soup(tmp_path, "uniform", device="cpu")
     assert sandmask.soup(tmp_path, device="cpu")["soup"].tolist() == ["ensemble"]
     assert "train the sweep with --shared-init" in capsys.readouterr().err

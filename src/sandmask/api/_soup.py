@@ -13,7 +13,8 @@ from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import RecordWriter, RunRecord
-from sandmask.sweeps import ENSEMBLE, SOUPS, Candidates, Soup, candidates, expand, make_soup, parse_soups, why_no_mean
+from sandmask.selection import spoken_soup
+from sandmask.sweeps import SOUPS, Candidates, Soup, candidates, expand, make_soup, parse_soups, why_not
 from sandmask.sweeps._soup import validation_of
 from sandmask.training import WEIGHTS, choose_device, parse_averages
 from sandmask.training.folder import MODEL, RECORDS
@@ -47,13 +48,17 @@ def soup(
     The results are records in the folder's `soups`, which reports show as methods of their own, such as
     `ERM + greedy soup`. Rerun it after the sweep was extended.
 
+    "t3a" combines nothing: the best model's classifier adapts to unlabelled examples of the domain that it is
+    evaluated on (T3A, Iwasawa and Matsuo, 2021). Its results are not comparable with those of other methods, which
+    do not see these examples.
+
         sandmask.sweep("runs/pacs", "PACS", "ERM", keep_models="best", shared_init=True, averages="sma")
         sandmask.soup("runs/pacs")
         print(sandmask.report("runs/pacs"))
 
     :param folder: the sweep's folder.
     :param kinds: "uniform" (mean of all weights), "greedy" (mean of those that help on validation data) and "ensemble"
-        (mean of the logits); all if not given.
+        (mean of the logits), all three if not given; "t3a".
     :param of: what to combine: "weights", and averages that the sweep kept, such as "sma"; everything if not given.
     :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
     :param data_dir: folder of the datasets.
@@ -86,15 +91,15 @@ def soup(
     notes: list[str] = []
     for cell in found:
         possible, refused = _possible(cell, chosen)
-        if refused and kinds is not None:
-            raise SandmaskError(f"{refused}.")
-        if refused:
-            notes.append(refused)
+        notes += refused
         for kind in possible:
             made = make_soup(cell, kind, load(cell.spec.dataset), where)
             rows.append(_write(cell, made, Path(folder) / FOLDER))
-    for note in dict.fromkeys(notes):
-        tell(f"note: {note}.")
+    notes = list(dict.fromkeys(notes))
+    if not rows:
+        raise SandmaskError(" ".join(notes))
+    for note in notes:
+        tell(f"note: {note}")
     return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))
 
 
@@ -107,13 +112,16 @@ def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candi
     return [cell for cell in found if cell.members[0].model.kind in kinds]
 
 
-def _possible(cell: Candidates, kinds: Sequence[str]) -> tuple[list[str], str]:
-    """The kinds of soups that are possible for a cell, and why others are not; "" if all are."""
-    reason = why_no_mean(cell)
-    refused = [kind for kind in kinds if reason is not None and kind != ENSEMBLE]
-    where = f"{cell.spec.algorithm} on {cell.spec.dataset}"
-    said = f"no {' or '.join(refused)} soup of {where} is possible: {reason}" if refused else ""
-    return [kind for kind in kinds if kind not in refused], said
+def _possible(cell: Candidates, kinds: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The kinds of soups that are possible for a cell, and notes on the others."""
+    reasons = {kind: why_not(cell, kind) for kind in kinds}
+    of = f"of {cell.spec.algorithm} on {cell.spec.dataset}"
+    notes = [
+        f"No {' or '.join(spoken_soup(kind) for kind in kinds if reasons[kind] == reason)} {of} is possible: {reason}."
+        for reason in dict.fromkeys(reasons.values())
+        if reason is not None
+    ]
+    return [kind for kind in kinds if reasons[kind] is None], notes
 
 
 def _write(cell: Candidates, made: Soup, parent: Path) -> tuple[Any, ...]:

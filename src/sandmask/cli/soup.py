@@ -9,6 +9,7 @@ from sandmask._text import counted, in_shell
 from sandmask.cli import _completion, _options
 from sandmask.cli._console import plain_rows, print_json, print_table
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder
+from sandmask.selection import spoken_soup
 
 
 def soup(
@@ -19,8 +20,8 @@ def soup(
             "--kind",
             metavar="A,B",
             help="uniform (mean of the weights of all runs), greedy (mean of runs that help on validation data), "
-            "ensemble (mean of logits). (default: all)",
-            autocompletion=_completion.words("uniform", "greedy", "ensemble"),
+            "ensemble (mean of logits), t3a (the best model, adapted to test examples). (default: all but t3a)",
+            autocompletion=_completion.words("uniform", "greedy", "ensemble", "t3a"),
         ),
     ] = None,
     of: Annotated[
@@ -44,6 +45,9 @@ def soup(
     are chosen on the validation data of the training environments. The results are in DIR/soups, and sandmask report
     shows them as separate methods, such as ERM + greedy soup.
 
+    With --kind t3a, nothing is combined: the classifier of the best model adapts to the unlabelled examples that it is
+    evaluated on (T3A). Other methods do not see these examples.
+
     [bold]Examples[/bold]
 
     sandmask sweep run runs/pacs --datasets PACS --algorithms ERM --keep-models best --shared-init
@@ -51,6 +55,8 @@ def soup(
     sandmask soup runs/pacs
 
     sandmask soup runs/pacs --kind ensemble --of sma
+
+    sandmask soup runs/pacs --kind t3a
     """
     found = sandmask.soup(**_options.arguments(locals()))
     if json:
@@ -59,7 +65,7 @@ def soup(
     rows = [
         (
             row["dataset"],
-            " + ".join(filter(None, (row["algorithm"], (row["average"] or "").upper(), row["soup"]))),
+            " + ".join(filter(None, (row["algorithm"], (row["average"] or "").upper(), spoken_soup(row["soup"])))),
             row["test_env"],
             str(row["trial_seed"]),
             f"{row['members']} of {row['candidates']}",

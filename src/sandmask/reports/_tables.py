@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from sandmask.selection import (
     is_soup,
     select,
     siblings,
+    spoken_soup,
 )
 
 # The order of methods in DomainBed's tables, which papers follow; the masks come last there.
@@ -172,9 +173,16 @@ def dataset_table(rule: SelectionRule, groups: Groups, dataset: str, expected: E
         columns=tuple(columns),
         cells=cells,
         averages=row_means(methods, columns, cells, len(columns) + len(absent), "environments"),
-        notes=(f"No run holds out {', '.join(absent)} alone.",) if absent else (),
+        notes=tuple(_notes(methods, absent)),
         chances={} if expected.chance is None else dict.fromkeys(columns, expected.chance),
     )
+
+
+def _notes(methods: Sequence[str], absent: Sequence[str]) -> Iterator[str]:
+    if absent:
+        yield f"No run holds out {', '.join(absent)} alone."
+    if any(spoken_soup("t3a") in method.split(" + ") for method in methods):
+        yield "T3A adapts the model to unlabelled examples of the held-out environment."
 
 
 def _tried(trials: Sequence[Trial]) -> bool:

@@ -23,6 +23,7 @@ from sandmask.selection._groups import (
     select,
     settings_of,
     siblings,
+    spoken_soup,
 )
 from sandmask.selection._rules import (
     ACCURACY,
@@ -70,6 +71,7 @@ __all__ = [
     "settings_of",
     "siblings",
     "signal_threshold",
+    "spoken_soup",
     "training_domain",
     "worst_training_domain",
 ]

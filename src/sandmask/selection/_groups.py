@@ -24,12 +24,20 @@ class GroupKey:
     trial_seed: int
 
 
+def spoken_soup(kind: str) -> str:
+    """Return how a kind of soup is called in a method's name.
+
+    :param kind: "uniform", "greedy", "ensemble" or "t3a".
+    """
+    return {"ensemble": "ensemble", "t3a": "T3A"}.get(kind, f"{kind} soup")
+
+
 _FIELDS = ("space", "network", "weights", "precision", "steps", "checkpoint_every")
 _OPTIMIZER = frozenset(hparam.name for hparam in OPTIONAL) - frozenset(LR_DROP_STEPS)  # those differ by environment
 # Options that follow the algorithm in a method's name: "ERM + SMA". All others are in brackets.
 _SPOKEN: dict[str, Callable[[str], str]] = {
     "average": str.upper,
-    "soup": lambda kind: kind if kind == "ensemble" else f"{kind} soup",
+    "soup": spoken_soup,
     "schedule": "{} schedule".format,
     "decay": "{} decay".format,
 }
@@ -118,12 +126,12 @@ def _name(spec: RunSpec, settings: Iterable[str], hparams: Iterable[str], search
 
 
 def is_soup(method: str) -> bool:
-    """Return whether a method combines many runs, such as `ERM + greedy soup` or `ERM + SMA + ensemble`.
+    """Return whether a method is made of kept models, as `ERM + greedy soup`, `ERM + ensemble` and `ERM + T3A` are.
 
     :param method: name of a method in a table.
     """
     spoken = method.split(_BRACKET, maxsplit=1)[0].split(_PLUS)[1:]
-    return any(word == "ensemble" or word.endswith(" soup") for word in spoken)
+    return any(word in ("ensemble", "T3A") or word.endswith(" soup") for word in spoken)
 
 
 def is_searched(method: str) -> bool:

@@ -3,7 +3,8 @@
 A **soup** is the mean of the weights of runs that started from the same weights (Wortsman et al., 2022; DiWA, Rame et
 al., 2022). The uniform soup takes every run. The greedy one adds runs in the order of their validation accuracy, and
 keeps those with which the validation accuracy of the mean does not fall. An **ensemble** is the mean of the runs'
-logits; of averaged weights, it is an ensemble of averages (EoA, Arpit et al., 2022).
+logits; of averaged weights, it is an ensemble of averages (EoA, Arpit et al., 2022). T3A is the best model alone, with
+a classifier that adapts to the test examples: see `_t3a`.
 
 Members are chosen on the "out" splits of the training environments. The held-out environment is only reported.
 """
@@ -21,18 +22,22 @@ from torch import Tensor
 from sandmask._devices import widest_float
 from sandmask.algorithms import Algorithm, State
 from sandmask.datasets import Dataset
+from sandmask.functional.ranks import Ranks
 from sandmask.hparams import seed_hash
 from sandmask.records import RunRecord, RunSpec, averaged_spec, recorded_measures, split_averages
 from sandmask.registry import check_known
 from sandmask.selection import mean_over_environments
+from sandmask.sweeps._t3a import SUPPORTS, Classified
 from sandmask.training import KeptModel, Stack, StackModels, kept_models
+from sandmask.training.evaluation import Evaluator, Tally
 from sandmask.training.history import History
 from sandmask.training.model_file import build_algorithm
 from sandmask.training.precision import temporary_precision
 from sandmask.training.specs import INIT, SHAPE_HPARAMS, SHARED
 
-UNIFORM, GREEDY, ENSEMBLE = "uniform", "greedy", "ensemble"
+UNIFORM, GREEDY, ENSEMBLE, T3A = "uniform", "greedy", "ensemble", "t3a"
 SOUPS = (UNIFORM, GREEDY, ENSEMBLE)
+KINDS = (*SOUPS, T3A)  # T3A sees test examples, and is made on request only
 
 Model = tuple[Algorithm, State]
 
@@ -60,14 +65,14 @@ class Candidates:
 
 
 def parse_soups(names: Iterable[str]) -> tuple[str, ...]:
-    """Check names of kinds of soups and return them in the order of `SOUPS`.
+    """Check names of kinds of soups and return them in the order of `KINDS`.
 
-    :param names: "uniform", "greedy", "ensemble".
+    :param names: "uniform", "greedy", "ensemble", "t3a".
     """
     asked = list(names)
     for name in asked:
-        check_known("kind of soup", name, SOUPS)
-    return tuple(name for name in SOUPS if name in asked)
+        check_known("kind of soup", name, KINDS)
+    return tuple(name for name in KINDS if name in asked)
 
 
 def candidates(folder: Path, runs: Iterable[RunRecord]) -> list[Candidates]:
@@ -104,11 +109,19 @@ def validation_of(record: RunRecord, step: int) -> float:
     return float(mean_over_environments(record.accuracy_out[:, record.train_envs])[row])
 
 
-def why_no_mean(cell: Candidates) -> str | None:
-    """Return the reason why the weights of a cell's models have no meaningful mean; None if they have one.
+def why_not(cell: Candidates, kind: str) -> str | None:
+    """Return the reason why a cell can have no soup of a kind; None if it can.
 
     :param cell: the models.
+    :param kind: "uniform", "greedy", "ensemble" or "t3a".
     """
+    if kind == T3A:
+        return _why_no_t3a(cell.members[0])
+    return None if kind == ENSEMBLE else _why_no_mean(cell)
+
+
+def _why_no_mean(cell: Candidates) -> str | None:
+    """The reason why the weights of a cell's models have no meaningful mean."""
     specs = [member.model.spec for member in cell.members]
     if any(spec.options.get(INIT) != SHARED for spec in specs):
         return "its runs start from different weights; train the sweep with --shared-init"
@@ -117,6 +130,14 @@ def why_no_mean(cell: Candidates) -> str | None:
         if len(values) > 1 and name != "batch_size":
             return f"its draws differ in {name}; fix it with --hparam {name}=..."
     return None
+
+
+def _why_no_t3a(member: Member) -> str | None:
+    """The reason why T3A cannot adapt a model."""
+    info = _file_of(member).info(member.model)
+    algorithm = build_algorithm(info.spec, info, weights="none", dropout=False)
+    linear = algorithm.is_network and not algorithm.network.nonlinear
+    return None if linear else "its predictions are not those of a linear classifier"
 
 
 @dataclass(frozen=True)
@@ -133,22 +154,24 @@ def make_soup(cell: Candidates, kind: str, dataset: Dataset, device: torch.devic
     """Combine the models of a cell.
 
     :param cell: the models.
-    :param kind: "uniform", "greedy" or "ensemble".
+    :param kind: "uniform", "greedy", "ensemble" or "t3a".
     :param dataset: the dataset.
     :param device: where to evaluate.
     """
+    cell = Candidates(cell.members[:1]) if kind == T3A else cell
     spec = _soup_spec(cell, kind)
     metrics = [name for name in cell.members[0].metrics if all(name in one.metrics for one in cell.members)]
     with temporary_precision(spec.precision):
         stack = Stack([spec], dataset, device, weights="none", metrics=metrics)
         chosen, state = list(cell.members), None
-        if kind == ENSEMBLE:
-            models = [_model(member, device) for member in chosen]
+        if kind == T3A:
+            record = _adapted(stack, _model(chosen[0], device))
+        elif kind == ENSEMBLE:
+            record = _evaluated(stack, [_model(member, device) for member in chosen])
         else:
             chosen = _greedy(stack, chosen) if kind == GREEDY else chosen
             state = _mean(stack, chosen)
-            models = [(stack.algorithm, state)]
-        record = _evaluated(stack, models)
+            record = _evaluated(stack, [(stack.algorithm, state)])
     members = tuple(member.model for member in chosen)
     final = replace(
         spec,
@@ -221,8 +244,26 @@ def _evaluated(stack: Stack, models: Sequence[Model]) -> RunRecord:
         x = x[0] if in_context else x  # there is one run
         return torch.stack([algorithm.predict(state, x) for algorithm, state in models]).mean(0, keepdim=True)
 
-    tally = (evaluator.in_context if in_context else evaluator.alone)(predict, {})
+    return _record(stack, (evaluator.in_context if in_context else evaluator.alone)(predict, {}))
+
+
+def _adapted(stack: Stack, model: Model) -> RunRecord:
+    """Evaluate T3A of a model, with the number of supports with the best validation accuracy; of ties, the first."""
+    classified = Classified(*model, stack.dataset, stack.specs[0])
+    tried = [_of_logits(stack, classified.adapted(supports)) for supports in SUPPORTS]
+    return max(tried, key=lambda record: validation_of(record, int(record.steps[0])))
+
+
+def _of_logits(stack: Stack, logits: Dataset) -> RunRecord:
+    """Evaluate logits, which are the inputs of a dataset."""
+    metrics, size = stack.evaluator.metrics, len(logits.labels)
+    evaluator = Evaluator(logits, stack.specs, stack.device, lambda _: size, metrics, Ranks())
+    return _record(stack, evaluator.alone(lambda _, rows: rows.unsqueeze(0), {}))
+
+
+def _record(stack: Stack, tally: Tally) -> RunRecord:
+    """A record with one evaluation, at the last step."""
     history, step = History(stack), stack.specs[0].steps - 1
-    now = {"validation_loss": evaluator.validation_loss(tally), **tally.measured}
+    now = {"validation_loss": stack.evaluator.validation_loss(tally), **tally.measured}
     history.write(step, tally.right, {}, now)
     return history.records(step + 1, torch.full((1,), -1), {})[0].at(slice(-1, None))

@@ -257,8 +257,9 @@ def _why_no_model(path: Path, average: str | None) -> str:
         return f"{path} holds records of {len(runs)} runs and no model. Train the one that you want by itself."
     if runs[0].status == "diverged":
         return _diverged(path)
-    if runs[0].spec.options.get("soup") == "ensemble":
-        return f"{path} is an ensemble, of which only the record is kept. Load a member, or a uniform or greedy soup."
+    if (kind := runs[0].spec.options.get("soup")) in ("ensemble", "t3a"):
+        what = "an ensemble" if kind == "ensemble" else "a model adapted by T3A"
+        return f"{path} is {what}, of which only the record is kept. Load a member, or a uniform or greedy soup."
     if runs[0].status == "done":
         return f"{path} has no {MODEL}, although its run is finished. Rerun the same command to make it again."
     done = int(runs[0].steps[-1]) + 1 if len(runs[0].steps) else 0

@@ -1,0 +1,123 @@
+"""T3A against loops over examples and supports."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sandmask
+from sandmask.api import Sweep
+from sandmask.datasets import load_dataset
+from sandmask.errors import SandmaskError
+from sandmask.records import measured
+from sandmask.selection import is_soup
+from sandmask.sweeps._t3a import SUPPORTS, t3a
+from sandmask.training import RunFolder, load_run, split_environment
+
+HERE = {"device": "cpu", "workers": 1, "calibrate": False, "progress": False}
+SIZE = {"mlp_width": 8, "mlp_depth": 3, "batch_size": 8}
+
+
+def slow_t3a(features: Tensor, classifier: nn.Linear, count: int, arriving: int = 32) -> list[int]:
+    """The predictions of T3A, by lists of (entropy, features) for each class."""
+
+    def entropy(x: Tensor) -> float:
+        shares = classifier(x).softmax(-1)
+        return float(-(shares * shares.log()).sum())
+
+    supports: list[list[tuple[float, Tensor]]] = [[] for _ in range(classifier.out_features)]
+    for row in classifier.weight:
+        supports[int(classifier(row).argmax())].append((entropy(row), row))
+    predictions = []
+    for start in range(0, len(features), arriving):
+        batch = features[start : start + arriving]
+        for z in batch:
+            supports[int(classifier(z).argmax())].append((entropy(z), z))
+        if count:
+            supports = [sorted(some, key=lambda pair: pair[0])[:count] for some in supports]
+        prototypes = []
+        for some in supports:
+            total = sum((x / x.norm() for _, x in some), torch.zeros(features.shape[1], dtype=features.dtype))
+            prototypes.append(total / max(float(total.norm()), 1e-12))
+        predictions += [max(range(len(prototypes)), key=lambda c: float(z @ prototypes[c])) for z in batch]
+    return predictions
+
+
+@pytest.mark.parametrize("count", SUPPORTS)
+def test_t3a_predicts_as_a_loop_over_supports_does(count: int) -> None:
+    torch.manual_seed(0)
+    classifier = nn.Linear(6, 4).double()
+    features = torch.randn(300, 6, dtype=torch.float64) + 1.0
+    with torch.no_grad():
+        found = t3a(features, classifier(features), classifier.weight, classifier(classifier.weight), count)
+        expected = slow_t3a(features, classifier, count)
+        plain = classifier(features).argmax(1).tolist()
+    assert found.argmax(1).tolist() == expected
+    assert expected != plain
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("t3a") / "sweep"
+    asked = {"test_envs": ["b"], "n_hparams": 3, "n_trials": 1, "steps": 20, "checkpoint_every": 10}
+    more = {"keep_models": "best", "metrics": "f1", "averages": "sma"}
+    sandmask.sweep(place, "DebugVector", "ERM", hparams=SIZE, **asked, **more, **HERE)  # type: ignore[arg-type]
+    return place
+
+
+def test_the_best_model_adapts_to_each_split_with_the_supports_that_suit_validation(folder: Path) -> None:
+    made = sandmask.soup(folder, "t3a", device="cpu")
+    assert made["average"].isin([None, "sma"]).all()
+    assert (made["members"] == 1).all()
+    assert (made["candidates"] == 3).all()
+    row = made[made["average"].isna()].iloc[0]
+    record = RunFolder(Path(row["folder"])).record()
+    kept = Sweep.read(folder).models()
+    best = kept[kept["average"].isna()].sort_values("validation", ascending=False, kind="stable")["run"].iloc[0]
+    module = load_run(folder, run=best).module()
+    classifier = next(layer for name, layer in module.named_modules() if name.endswith("classifier"))
+    assert isinstance(classifier, nn.Linear)
+    features: list[Tensor] = []
+    classifier.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+
+    data, generator = load_dataset("DebugVector"), torch.Generator().manual_seed(0)
+    splits = [
+        [(members := split_environment(data, env, 0)[split])[torch.randperm(len(members), generator=generator)]
+         for split in range(2)]
+        for env in range(3)
+    ]  # fmt: skip
+    accuracies = {}
+    with torch.no_grad():
+        for count in SUPPORTS:
+            found = torch.zeros(2, 3, dtype=torch.float64)
+            for env in range(3):
+                for split in range(2):
+                    features.clear()
+                    module(data.inputs(splits[env][split]))
+                    answers = torch.tensor(slow_t3a(features[0], classifier, count))
+                    found[split, env] = (answers == data.labels[splits[env][split]]).double().mean()
+            accuracies[count] = found
+    chosen = max(SUPPORTS, key=lambda count: float(accuracies[count][1, [0, 2]].mean()))
+    torch.testing.assert_close(torch.tensor(record.accuracy_in[0]), accuracies[chosen][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(record.accuracy_out[0]), accuracies[chosen][1], rtol=0, atol=1e-6)
+    assert row["validation"] == pytest.approx(float(accuracies[chosen][1, [0, 2]].mean()))
+    assert measured(record, "f1", "in") is not None
+
+
+def test_reports_show_t3a_beside_the_method_and_do_not_rank_it(folder: Path) -> None:
+    sandmask.soup(folder, "t3a", device="cpu")
+    report = sandmask.report(folder, ["training-domain"])
+    table = report.rules[0].datasets["DebugVector"]
+    assert set(table.methods) == {"ERM", "ERM + SMA", "ERM + T3A", "ERM + SMA + T3A"}
+    assert "T3A adapts the model to unlabelled examples of the held-out environment." in table.notes
+    assert is_soup("ERM + SMA + T3A")
+    with pytest.raises(SandmaskError, match="adapted by T3A, of which only the record is kept"):
+        load_run(next((folder / "soups").glob("*t3a*")))
+
+
+def test_t3a_needs_a_linear_classifier(tmp_path: Path) -> None:
+    asked = {"test_envs": ["b"], "n_hparams": 1, "n_trials": 1, "steps": 3, "keep_models": "last", **HERE}
+    sandmask.sweep(tmp_path, "DebugVector", ["ARM"], hparams=SIZE, **asked)  # type: ignore[arg-type]
+    with pytest.raises(SandmaskError, match="No T3A of ARM on DebugVector is possible: its predictions"):
+        sandmask.soup(tmp_path, "t3a", device="cpu")

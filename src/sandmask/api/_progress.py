@@ -5,10 +5,10 @@ import io
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,6 +20,7 @@ from rich.progress import (
     Task,
     TextColumn,
     TimeRemainingColumn,
+    track,
 )
 from rich.table import Column, Table
 from rich.text import Text
@@ -31,6 +32,7 @@ from sandmask.sweeps import SweepStatus
 from sandmask.training import Accuracies
 from sandmask.training import Progress as Report
 
+T = TypeVar("T")
 # True shows progress in a terminal or a notebook; "lines" also prints lines elsewhere.
 ShowProgress = bool | Literal["lines"]
 Screen = Literal["terminal", "notebook", "lines", "none"]
@@ -76,6 +78,19 @@ class NotebookText:
 LINE_SECONDS = 10.0  # between lines of a log
 NOTEBOOK_SECONDS = 0.25  # between updates of a notebook
 EVALUATION_SECONDS = 1.0  # after which the progress of an evaluation is shown
+
+
+def one_by_one(items: Sequence[T], name: str, screen: Screen) -> Iterator[T]:
+    """Go through items and show how many are done."""
+    if screen == "terminal":
+        yield from track(items, name, console=Console(stderr=True), transient=True)
+        return
+    last_line = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() - last_line >= LINE_SECONDS:
+            say_on(screen, f"{done}/{len(items)} {name}")
+            last_line = time.monotonic()
+        yield item
 
 
 class _Status(ProgressColumn):

@@ -9,6 +9,7 @@ from sandmask._arguments import Names, PathLike, checked, names_in
 from sandmask._files import replacing
 from sandmask._text import tell
 from sandmask.api._images import allowances
+from sandmask.api._progress import ShowProgress, choose_screen, one_by_one
 from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
@@ -41,6 +42,7 @@ def soup(
     skip_corrupt: bool = False,
     allow_missing_classes: bool = False,
     plugins: Sequence[PathLike] = (),
+    progress: ShowProgress = True,
 ) -> "pd.DataFrame":
     """Combine the kept models of a sweep: those of all draws, for each method, held-out environment and trial.
 
@@ -65,11 +67,13 @@ def soup(
     :param skip_corrupt: skip images that cannot be read.
     :param allow_missing_classes: allow image domains that lack some of the classes.
     :param plugins: Python files that register algorithms or datasets.
+    :param progress: show progress in a terminal or a notebook. "lines" also prints a line every ten seconds elsewhere.
     :return: a row for each soup, with the number of members, the validation accuracy that they were chosen by, and the
         accuracy on the held-out environment.
     """
     import pandas as pd
 
+    screen = choose_screen(progress)
     swept = Sweep.read(folder, plugins)
     if swept.full_data:
         raise SandmaskError(
@@ -87,19 +91,17 @@ def soup(
     def load(name: str) -> Dataset:
         return load_dataset(sources[name], data_dir, **dict.fromkeys(allowed, True))
 
-    rows: list[tuple[Any, ...]] = []
-    notes: list[str] = []
-    for cell in found:
-        possible, refused = _possible(cell, chosen)
-        notes += refused
-        for kind in possible:
-            made = make_soup(cell, kind, load(cell.spec.dataset), where)
-            rows.append(_write(cell, made, Path(folder) / FOLDER))
-    notes = list(dict.fromkeys(notes))
-    if not rows:
+    possible = [(cell, *_possible(cell, chosen)) for cell in found]
+    soups = [(cell, kind) for cell, kinds, _ in possible for kind in kinds]
+    notes = list(dict.fromkeys(note for *_, refused in possible for note in refused))
+    if not soups:
         raise SandmaskError(" ".join(notes))
     for note in notes:
         tell(f"note: {note}")
+    rows = []
+    for cell, kind in one_by_one(soups, "soups", screen):
+        made = make_soup(cell, kind, load(cell.spec.dataset), where)
+        rows.append(_write(cell, made, Path(folder) / FOLDER))
     return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))
 
 

@@ -58,7 +58,7 @@ def soup(
 
     sandmask soup runs/pacs --kind t3a
     """
-    found = sandmask.soup(**_options.arguments(locals()))
+    found = sandmask.soup(**_options.arguments(locals()), progress=False if json else "lines")
     if json:
         print_json(plain_rows(found))
         return

@@ -208,9 +208,11 @@ def test_tables_of_a_sweep_stay(tmp_path: Path) -> None:
             n_trials=2,
             steps=12,
             checkpoint_every=5,
+            hparams={"mlp_width": 8, "mlp_depth": 3, "batch_size": 8},
             train_eval_limit=limit,
             device="cpu",
             workers=1,
+            calibrate=False,
             progress=False,
         )
         sizes.append({run.sizes[0] for run in swept.records() if run.sizes and run.spec.test_envs == (0,)})

@@ -120,6 +120,9 @@ def test_a_files_name_decides_its_format_and_may_not_contradict_it(vectors: Path
         "b.onnx is named like the format onnx, not torch-export. Name it *.pt2, or use --format onnx." in result.stderr
     )
     assert not (tmp_path / "b.onnx").exists()
+    result = export(vectors, "--private", "--output", tmp_path / "b.pt2")
+    assert (result.exit_code, "--private is for --push" in result.stderr) == (2, True)
+    assert not (tmp_path / "b.pt2").exists()
 
 
 def test_by_default_it_is_torch_export_beside_the_model(vectors: Path) -> None:

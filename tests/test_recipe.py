@@ -61,7 +61,7 @@ def test_an_archive_keeps_the_runs_that_it_has(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(sys, "argv", ["archive.py", str(folder), str(file)])
         runpy.run_path(str(ROOT / "results" / "methods" / "archive.py"), run_name="__main__")
 
-    with pytest.raises(SystemExit, match="No run in .* is finished"):
+    with pytest.raises(SystemExit, match=r"No run in .* is finished"):
         archive(tmp_path)
     assert not file.exists()
     for algorithm in ("ERM", "IRM"):

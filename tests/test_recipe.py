@@ -1,6 +1,8 @@
 """The page "Masks that work": its tables are those of the records, and the recipe trains out of the box."""
 
 import importlib.util
+import runpy
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +10,8 @@ import pytest
 
 from sandmask.algorithms import ALGORITHMS
 from sandmask.hparams import DEFAULT_SPACE, resolve, space_for
+from sandmask.records import read_runs, write_archive
+from sandmask.records.testing import made_up_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "masks-that-work.md"
@@ -47,6 +51,24 @@ def test_the_tables_of_all_methods_are_those_of_the_records() -> None:
     rows = tables.table(ROOT / "results" / "recipe" / "pacs.records.parquet", "PACS").splitlines()
     assert rows[0].startswith("| method | mean | A | C | mean, worst domain |")
     assert {row.split(" | ")[0] for row in rows[2:]} == {"| ERM", "| ERM + SMA", "| ERM + EMA", "| ERM + SWAD"}
+
+
+def test_an_archive_keeps_the_runs_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kept" / "all.records.parquet"
+    file.parent.mkdir()
+
+    def archive(folder: Path) -> None:
+        monkeypatch.setattr(sys, "argv", ["archive.py", str(folder), str(file)])
+        runpy.run_path(str(ROOT / "results" / "methods" / "archive.py"), run_name="__main__")
+
+    with pytest.raises(SystemExit, match=r"No run in .* is finished"):
+        archive(tmp_path)
+    assert not file.exists()
+    for algorithm in ("ERM", "IRM"):
+        (tmp_path / algorithm).mkdir()
+        write_archive(made_up_sweep([algorithm]), tmp_path / algorithm / "a.records.parquet")
+        archive(tmp_path / algorithm)
+    assert {run.spec.algorithm for run in read_runs(file)} == {"ERM", "IRM"}
 
 
 def test_no_mask_trains_nothing_by_default() -> None:

@@ -6,7 +6,6 @@ Python numbers, which records can hold; generators become lists.
 
 import functools
 import inspect
-import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,7 +76,7 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool | str | bytes) or math.isnan(value):
+    if isinstance(value, bool | str | bytes) or not value >= 0:
         raise TypeError
     return float(value)
 
@@ -142,7 +141,7 @@ _FLAGS = """
 _TEXTS = "algorithm space network precision keep_models search sampler pruner executor ray_address baseline select_by"
 _KINDS: dict[str, tuple[Check, str]] = {
     "a whole number": (_whole, _COUNTS),
-    "a number": (_number, "checkpoint_seconds gpus_per_worker time_limit"),
+    "a number, 0 or more": (_number, "checkpoint_seconds gpus_per_worker time_limit"),
     "a text": (_text, _TEXTS),
     "a name or a path": (_path, "dataset"),
     "a path": (_path, "folder out data_dir config tensorboard weights first_stage against"),

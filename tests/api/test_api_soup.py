@@ -197,8 +197,11 @@ def test_what_cannot_be_combined_is_said_in_a_line(folder: Path, tmp_path: Path)
         sandmask.soup(folder, "gready")
     with pytest.raises(SandmaskError, match="Unknown average 'weight'"):
         sandmask.soup(folder, of="weight")
-    with pytest.raises(SandmaskError, match="holds no models to combine"):
+    with pytest.raises(SandmaskError, match=r"The sweep kept no ema\. Choose from: weights, sma"):
         sandmask.soup(folder, of="ema")
+    write_sweep(SweepSpec(("DebugVector",), ("ERM",)), tmp_path / "sweep.toml")
+    with pytest.raises(SandmaskError, match="holds no models to combine"):
+        sandmask.soup(tmp_path)
 
 
 def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path) -> None:

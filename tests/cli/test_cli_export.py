@@ -2,6 +2,9 @@
 
 import json
 import os
+import resource
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +123,9 @@ def test_a_files_name_decides_its_format_and_may_not_contradict_it(vectors: Path
         "b.onnx is named like the format onnx, not torch-export. Name it *.pt2, or use --format onnx." in result.stderr
     )
     assert not (tmp_path / "b.onnx").exists()
+    result = export(vectors, "--private", "--output", tmp_path / "b.pt2")
+    assert (result.exit_code, "--private is for --push" in result.stderr) == (2, True)
+    assert not (tmp_path / "b.pt2").exists()
 
 
 def test_by_default_it_is_torch_export_beside_the_model(vectors: Path) -> None:
@@ -202,3 +208,18 @@ def test_a_folder_that_takes_no_files_is_named_before_anything_is_exported(vecto
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: /proc/{name} cannot be written: ")
     assert "PyTorch" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_a_full_disk_is_named_and_leaves_nothing(vectors: Path, tmp_path: Path, name: str) -> None:
+    program = f"from sandmask.training import *; export_run(load_run({str(vectors)!r}), output={name!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert done.stderr.rstrip().endswith(f"SandmaskError: {name} cannot be written: File too large.")
+    assert list(tmp_path.iterdir()) == []

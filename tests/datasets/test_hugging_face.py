@@ -74,6 +74,8 @@ def test_columns_and_splits(make_folder: MakeFolder, tmp_path: Path, monkeypatch
     rows = rows_of(make_folder()).rename_columns({"label": "diagnosis", "domain": "site"})
     hub.DatasetDict(train=rows.select(range(6)), test=rows.select(range(6, 12))).save_to_disk(tmp_path / "saved")
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(SandmaskError, match="hf: lacks a name"):
+        load("hf:")
     with pytest.raises(SandmaskError, match=r"several splits: train, test. Choose with hf:saved:split=train"):
         load("hf:saved")
     with pytest.raises(SandmaskError, match=r"no column 'label'. Its columns: image, diagnosis, site\..*:label=COLUMN"):

@@ -142,6 +142,15 @@ def test_the_selection_rule_changes_every_number(visit: Open, runs: list[RunReco
     assert "Compared with ERM, model selection: oracle" in page.inner_text("main")
 
 
+def test_a_method_without_runs_on_a_dataset_is_missing(visit: Open, tmp_path: Path) -> None:
+    runs = [*made_up_sweep(["IRM"], dataset="Zoo"), *made_up_sweep(["ERM", "IRM"])]
+    page = visit(target=write_html(runs, tmp_path / "some.html").as_uri())
+    missing = page.locator("section").last.inner_text()
+    assert "some methods have none on some datasets" in missing
+    assert "Zoo: no runs of ERM." in missing
+    assert first_column(page) == ["Toy", "Zoo"]  # in the order of the tables
+
+
 @pytest.mark.paper
 def test_the_papers_numbers_are_a_switch(visit: Open, runs: list[RunRecord]) -> None:
     page = visit("tables?dataset=PACS")
@@ -159,6 +168,7 @@ def test_intervals_are_a_switch_where_there_are_enough_trials(visit: Open, tmp_p
     assert visit("tables?dataset=PACS").get_by_label("95% intervals").count() == 0  # three trials
     runs = made_up_sweep(["ERM", "IRM"], trials=6)
     page = visit("tables?dataset=Toy", target=write_html(runs, tmp_path / "six.html", ["training-domain"]).as_uri())
+    assert page.get_by_label(re.compile("The paper.s numbers")).count() == 0  # it has none of this dataset
     page.get_by_label("95% intervals").check()
     low, high = build_report(runs).rules[0].datasets["Toy"].cells["ERM", "0"].interval or (0, 0)
     assert f"{low:.1f} to {high:.1f}" in page.locator("tbody tr").first.locator("td").first.inner_text()

@@ -119,8 +119,16 @@ def test_a_port_that_cannot_be_is_named() -> None:
         RayExecutor("127.0.0.1:99999")
 
 
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_workers_that_the_machine_cannot_hold_are_refused() -> None:
+    with pytest.raises(SandmaskError, match=r"needs 1000 GPUs, and Ray finds \d+ here. Lower --gpus-per-worker"):
+        RayExecutor(gpus=1000)
+    assert not ray.is_initialized()
+
+
 def test_ray_does_not_take_over_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
     before = signal.getsignal(signal.SIGTERM)
     RayExecutor()
     found = signal.signal(signal.SIGTERM, before)

@@ -18,6 +18,7 @@ def test_the_frame_has_a_row_for_each_run_step_and_environment(tmp_path: Path) -
     runs = made_up_sweep(["ERM", "IRM"], pairs=True, draws=2, trials=1)
     runs.append(made_up_run([[0.25, 0.5]], dataset="Two", env_names=["left", "right"], hparams={"tau": 0.5}))
     runs.append(replace(made_up_run([[0.5, 0.5]], seed=9), metrics={"penalty": np.array([3.0])}))
+    runs[0] = replace(runs[0], spec=replace(runs[0].spec, network="resnet18", weights="a.pth", precision="bf16"))
     write_archive(runs, tmp_path / "x.records.parquet")
     expected = [
         {
@@ -29,6 +30,9 @@ def test_the_frame_has_a_row_for_each_run_step_and_environment(tmp_path: Path) -
             "hparams_seed": run.spec.hparams_seed,
             "seed": run.spec.seed,
             "space": run.spec.space,
+            "network": run.spec.network,
+            "weights": run.spec.weights,
+            "precision": run.spec.precision,
             "options": "",
             "step": step,
             "env": env,
@@ -48,7 +52,8 @@ def test_the_frame_has_a_row_for_each_run_step_and_environment(tmp_path: Path) -
     ]
     read = load_records(tmp_path)
     words = [name for name, kind in read.dtypes.items() if isinstance(kind, pd.CategoricalDtype)]
-    assert words == ["run", "dataset", "algorithm", "test_envs", "space", "options", "env_name", "status"]
+    settings = ["space", "network", "weights", "precision", "options"]
+    assert words == ["run", "dataset", "algorithm", "test_envs", *settings, "env_name", "status"]
     assert isinstance(read["hparams.tau"].dtype, pd.SparseDtype)  # most rows have none
     plain = read.astype({**dict.fromkeys(words, "object"), "hparams.tau": "float64"})
     twin = pd.DataFrame(expected).astype(dict.fromkeys(words, "object"))

@@ -141,7 +141,11 @@ def test_rules_can_select_by_a_metric(runs: list[RunRecord], metric: str) -> Non
     assert by_metric(RULES["oracle"], "accuracy") is RULES["oracle"]
     plain = made_up_sweep(["ERM"])
     assert rule.choose(plain[0], ()) is None
-    assert f"train with --metrics {metric}" in render(build_report(plain, [rule.name]))
+    said = f"no run recorded {metric}, which this rule needs: train with --metrics {metric}"
+    assert said in " ".join(render(build_report(plain, [rule.name])).split())
+    assert f"trial 0 draw 0 (without {metric});" in " ".join(
+        render(build_report([*runs, *made_up_sweep(["CORAL"])], [rule.name])).split()
+    )
 
 
 def test_what_cannot_be_selected_by_or_shown_is_said() -> None:

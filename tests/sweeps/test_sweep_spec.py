@@ -121,3 +121,8 @@ def test_a_sweep_of_a_plugins_names_asks_for_the_plugin(
     write_sweep(replace(small_sweep(), **unknown), folder.request)
     with pytest.raises(SandmaskError, match=r"sweep.toml: Unknown \w+ 'Mine'.* --plugin FILE"):
         folder.read_spec()
+
+
+def test_a_folder_in_place_of_a_sweep_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SandmaskError, match="cannot be read: Is a directory"):
+        read_sweep(tmp_path)

@@ -154,6 +154,13 @@ def test_a_damaged_model_of_an_average_is_named(
         RunFolder(tmp_path).train(spec, dataset, device)
 
 
+def test_a_sweeps_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
+    (tmp_path / "sweep.toml").touch()
+    with pytest.raises(SandmaskError, match="is the folder of a sweep"):
+        RunFolder(tmp_path).train(spec_of(), dataset, device)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
 def test_another_runs_folder_is_refused(tmp_path: Path, dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
     RunFolder(tmp_path).train(spec_of(), dataset, device)
     for _ in range(2):

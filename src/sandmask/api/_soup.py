@@ -81,9 +81,10 @@ def soup(
             "soup are chosen. Combine the runs of the sweep without full_data."
         )
     chosen = SOUPS if kinds is None else parse_soups(names_in(kinds))
-    found = _wanted(candidates(Path(folder), swept.records()), None if of is None else names_in(of))
-    if not found:
+    kept = candidates(Path(folder), swept.records())
+    if not kept:
         raise SandmaskError(f"{folder} holds no models to combine. Train the sweep with --keep-models best, or last.")
+    found = _wanted(kept, None if of is None else names_in(of))
     allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
     sources, where = expand(swept.spec).sources, choose_device(device)
 
@@ -111,7 +112,11 @@ def _wanted(found: Sequence[Candidates], of: Sequence[str] | None) -> list[Candi
         return list(found)
     averages = parse_averages([name for name in of if name != WEIGHTS])
     kinds = (*averages, WEIGHTS) if WEIGHTS in of else averages
-    return [cell for cell in found if cell.members[0].model.kind in kinds]
+    wanted = [cell for cell in found if cell.members[0].model.kind in kinds]
+    if not wanted:
+        there = ", ".join(dict.fromkeys(cell.members[0].model.kind for cell in found))
+        raise SandmaskError(f"The sweep kept no {' or '.join(kinds)}. Choose from: {there}.")
+    return wanted
 
 
 def _possible(cell: Candidates, kinds: Sequence[str]) -> tuple[list[str], list[str]]:

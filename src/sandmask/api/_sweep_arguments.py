@@ -126,6 +126,13 @@ def choose_workers(
     parameters = slurm_parameters(slurm)
     if slurm and entry.name != "slurm":
         raise SandmaskError("--slurm needs --executor slurm.")
+    if ray_address is not None and entry.name != "ray":
+        raise SandmaskError("--ray-address needs --executor ray.")
+    if entry.name == "local" and (gpus_per_worker > 0 or cpus_per_worker > 1):
+        raise SandmaskError(
+            "--gpus-per-worker and --cpus-per-worker are for --executor ray and slurm. Choose the devices of local "
+            "workers with --device, such as cuda:0,cuda:1, and their number with --workers."
+        )
     if sweep.search == OPTUNA and entry.remote:
         raise SandmaskError(
             f"--search optuna needs workers that see the sweep's folder, and those of {entry.name} may not. Use "

@@ -55,6 +55,8 @@ def export(
 
     if output == STANDARD_OUTPUT:
         raise SandmaskError("A model cannot be written to standard output. Name a file: --output model.pt2")
+    if private and push is None:
+        raise SandmaskError("--private is for --push OWNER/NAME, which uploads the model.")
     load_plugins(plugin)
     trained = load_run(run, run=run_id, average=average)
     if hub is not None or push is not None:

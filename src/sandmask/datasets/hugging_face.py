@@ -50,6 +50,8 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
     if find_spec("datasets") is None:
         raise SandmaskError(f"{source} needs the package `datasets`: install sandmask[huggingface].")
     name = source.removeprefix(PREFIX)
+    if not name:
+        raise SandmaskError(f"{PREFIX} lacks a name. Name a dataset of the Hub, a folder or a file: {PREFIX}OWNER/NAME")
     rows = _load(name, options.get("split"), options.get("config"))
     if not len(rows):
         raise SandmaskError(f"{source} has no rows.")

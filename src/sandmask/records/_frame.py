@@ -26,10 +26,11 @@ _INT32 = np.iinfo(np.int32)
 def load_records(path: str | os.PathLike[str], *, hparams: bool = True) -> "pd.DataFrame":
     """Read everything below a folder as a pandas frame: one row for each (run, step, environment).
 
-    Columns: run, dataset, algorithm, test_envs (as text: "0" or "0,2"), trial_seed, hparams_seed, seed, space, options
-    (as text: "average=sma"), step, env, env_name, is_test, in_accuracy, out_accuracy, metrics of environments where
-    they were recorded (in_f1, out_f1, ...), status, the other metrics, and the hyperparameters as `hparams.NAME`.
-    Averages of a run's weights have rows of their own, with an option such as "average=sma".
+    Columns: run, dataset, algorithm, test_envs (as text: "0" or "0,2"), trial_seed, hparams_seed, seed, space, network,
+    weights, precision, options (as text: "average=sma"), step, env, env_name, is_test, in_accuracy, out_accuracy,
+    metrics of environments where they were recorded (in_f1, out_f1, ...), status, the other metrics, and the
+    hyperparameters as `hparams.NAME`. Averages of a run's weights have rows of their own, with an option such as
+    "average=sma".
 
     To keep large sweeps small, words are categories, integers have 32 bits where those suffice, and hyperparameters
     that most rows lack are sparse columns; `frame.sparse.to_dense()` converts them.
@@ -64,7 +65,8 @@ def _columns(runs: Sequence[RunRecord], hparams: bool) -> Iterator[tuple[str, _C
     yield "test_envs", _words([",".join(map(str, spec.test_envs)) for spec in specs], rows)
     for name in ("trial_seed", "hparams_seed", "seed"):
         yield name, np.repeat(_integers([getattr(spec, name) for spec in specs]), rows)
-    yield "space", _words([spec.space for spec in specs], rows)
+    for name in ("space", "network", "weights", "precision"):
+        yield name, _words([getattr(spec, name) for spec in specs], rows)
     options = (", ".join(f"{name}={word_of(spec.options[name])}" for name in sorted(spec.options)) for spec in specs)
     yield "options", _words(list(options), rows)
     yield "step", np.repeat(_integers(_join((run.steps for run in runs), np.int64)), widths)

@@ -145,8 +145,7 @@ def _rule_report(
         if rule.needs_pairs and not any(len(run.spec.test_envs) == 2 for run in found):
             notes.append(f"{dataset}: no run holds out two environments, which this rule needs.")
         elif all(rule.lacks(run) for run in found):
-            needed = " and ".join(rule.needs_metrics)
-            notes.append(f"{dataset}: no run recorded {needed}, which this rule needs: {rule.remedy}.")
+            notes.append(f"{dataset}: no run recorded {rule.needed}, which this rule needs: {rule.remedy}.")
         else:
             tables[dataset] = dataset_table(rule, groups, dataset, expected[dataset])
     return RuleReport(

@@ -137,7 +137,7 @@ def _why_missing(rule: SelectionRule, drawn: Sequence[RunRecord], runs: Sequence
         return unfinished[0]
     run = drawn[-1]
     if rule.lacks(run):
-        return f"without {' and '.join(rule.needs_metrics)}"
+        return f"without {rule.needed}"
     if not rule.needs_pairs:
         return None
     pairs = siblings(run, runs)

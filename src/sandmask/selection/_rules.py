@@ -68,6 +68,11 @@ class SelectionRule:
     needs_metrics: tuple[str, ...] = ()
     remedy: str = "train with --diagnostics"
 
+    @property
+    def needed(self) -> str:
+        """The metrics that the rule needs, as users name them: "f1" for "f1/out/0"."""
+        return " and ".join(dict.fromkeys(name.partition("/")[0] for name in self.needs_metrics))
+
     def lacks(self, run: RunRecord) -> bool:
         """Whether a run did not record the metrics that the rule needs."""
         return not run.metrics.keys() >= set(self.needs_metrics)

@@ -165,6 +165,8 @@ def read_sweep(path: Path, *, verify: bool = False) -> dict[str, Any]:
         data = tomllib.loads(text)
     except FileNotFoundError as error:
         raise SandmaskError(f"There is no file {path}.") from error
+    except OSError as error:
+        raise SandmaskError(f"{path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SandmaskError(f"{path} is not valid TOML: {error}.{remedy}") from error
     except RecursionError as error:

@@ -4,6 +4,7 @@ An exported model maps preprocessed examples `[N, *input_shape]` (any N) to logi
 the class names, the preprocessing and the run's spec, as JSON.
 """
 
+import io
 import json
 import os
 import warnings
@@ -128,7 +129,9 @@ def _dynamic() -> tuple[dict[int, Any]]:
 
 def _write_torch(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:
     program = torch.export.export(module, (example,), dynamic_shapes=_dynamic(), strict=False)
-    torch.export.save(program, path, extra_files={f"{METADATA}.json": metadata})
+    content = io.BytesIO()  # on a full disk, PyTorch would abort the process
+    torch.export.save(program, content, extra_files={f"{METADATA}.json": metadata})
+    path.write_bytes(content.getbuffer())
 
 
 def _write_onnx(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:

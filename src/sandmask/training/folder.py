@@ -170,7 +170,9 @@ class RunFolder:
         return runs[0]
 
     def _prepare(self, spec: RunSpec, dataset: Dataset) -> None:
-        """Refuse a folder of another run. If the same run with fewer steps is in it, extend its checkpoint."""
+        """Refuse the folder of a sweep or another run. If it holds this run with fewer steps, extend its checkpoint."""
+        if (self.path / "sweep.toml").exists():
+            raise SandmaskError(f"{self.path} is the folder of a sweep. Choose another folder with --out.")
         runs = self._runs()
         found = [run.spec for run in runs]
         if (self.path / MODEL).exists():

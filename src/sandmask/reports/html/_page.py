@@ -21,6 +21,7 @@ from sandmask._version import __version__
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, split_averages, trained
 from sandmask.records._reader import refuse_record_name
+from sandmask.records._types import dataset_order
 from sandmask.reports._comparisons import beside_published, has_published
 from sandmask.reports._data import Report
 from sandmask.reports._for_programs import json_content
@@ -142,7 +143,7 @@ def overview(runs: Sequence[RunRecord], methods: Sequence[str]) -> dict[str, Any
         "runs": len(trained(runs)),
         "methods": len(set(methods)),
         "status": dict(Counter(run.status for run in trained(runs))),
-        "datasets": {name: _dataset(found) for name, found in of_dataset.items()},
+        "datasets": {name: _dataset(of_dataset[name]) for name in dataset_order(list(of_dataset))},
     }
 
 

@@ -33,6 +33,8 @@ class RayExecutor(Executor):
         self._started = not ray.is_initialized()
         if self._started:
             self._connect(address, None if workers is None else max(1, int(workers * cpus)))
+        if self._started and address is None:
+            self._check_machine(gpus, cpus)
         options = {"num_gpus": gpus, "num_cpus": cpus, "max_retries": RETRIES}
         self._task = self._ray.remote(**options)(_call)
         self._pending: dict[Future[Any], Any] = {}
@@ -48,6 +50,17 @@ class RayExecutor(Executor):
                 f"Ray cannot be reached or started (address {address!r}): {str(error).rstrip('.')}. "
                 "Start a cluster with `ray start --head`, or omit --ray-address to start one here."
             ) from error
+
+    def _check_machine(self, gpus: float, cpus: float) -> None:
+        """Refuse workers that do not fit on this machine. Ray would wait, without a word, for others to join."""
+        there = self._ray.cluster_resources()
+        for option, kind, needed in (("gpus", "GPU", gpus), ("cpus", "CPU", cpus)):
+            if needed > there.get(kind, 0):
+                self._ray.shutdown()
+                raise SandmaskError(
+                    f"Each worker needs {needed:g} {kind}s, and Ray finds {there.get(kind, 0):g} here. Lower "
+                    f"--{option}-per-worker, or name a cluster with --ray-address."
+                )
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue `fn` on the cluster."""

@@ -173,7 +173,8 @@ class SlurmExecutor(Executor):
             if any(word in said for word in _LATER) and not any(word in said for word in _NEVER):
                 raise _NotNowError(said) from error
             raise SandmaskError(
-                f"Slurm refuses the job: {said}. Correct --slurm, --gpus-per-worker or --cpus-per-worker."
+                f"Slurm refuses the job: {said}. Correct --slurm, --gpus-per-worker or --cpus-per-worker, or check the "
+                "cluster: sinfo"
             ) from error
 
     def _settle(self, each: _Submitted) -> None:

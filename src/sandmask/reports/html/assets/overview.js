@@ -141,13 +141,22 @@ function missingSection() {
     { text: row.method },
     ...datasets.map((one) => coverage(row.cells[one])),
   ]);
+  const absent = datasets.map((one) => [
+    one,
+    selection.averages.rows.filter((row) => !row.cells[one].expected_runs).map((row) => row.method),
+  ]).filter(([, methods]) => methods.length);
   const gaps = datasets.flatMap((one) => data.words[name][`dataset:${one}`].notes.map((note) => `${one}: ${note}`));
   const message = incomplete.length
     ? `${plural(incomplete.length, "cell")} of this table ${incomplete.length === 1
       ? "waits" : "wait"} for runs; numbers made of fewer runs are marked wherever they appear.`
-    : "Nothing is missing: every run that the tables expect is finished.";
-  const all = [...selection.notes, ...gaps];
-  return section("What is missing", explanation, h("p", { class: incomplete.length ? "flag" : "fine" }, message),
+    : absent.length ? "Nothing is missing where a method has runs, but some methods have none on some datasets."
+      : "Nothing is missing: every run that the tables expect is finished.";
+  const all = [
+    ...selection.notes,
+    ...gaps,
+    ...absent.map(([one, methods]) => `${one}: no runs of ${listed(methods)}.`),
+  ];
+  return section("What is missing", explanation, h("p", { class: rows.length || absent.length ? "flag" : "fine" }, message),
     rows.length ? dataTable({ name: "missing", title: "Methods with missing runs", columns, rows, notes: all })
       : noteList(all));
 }

@@ -34,15 +34,17 @@ function drawTables(main) {
           && selectControl("Metric", metrics.map((name) => [name, metricTitle(selection, name)]),
             choice("metric", metrics), set("metric")),
         searchControl("Methods", param("q"), "mask, erm", set("q")),
-        switchControl("The paper’s numbers", withPaper(), set("paper")),
+        hasPaper(selection) && switchControl("The paper’s numbers", withPaper(), set("paper")),
         hasIntervals(selection) && switchControl("95% intervals", withIntervals(), set("ci"))),
       place));
   redraw();
 }
 
-// Whether any cell has an interval: with the usual three trials none has.
-const hasIntervals = (selection) => Object.values(selection.datasets).some((table) =>
-  table.rows.some((row) => Object.values(row.cells).some((cell) => cell.interval)));
+const someCell = (selection, has) => [...Object.values(selection.datasets), selection.averages].some((table) =>
+  table.rows.some((row) => Object.values(row.cells).some(has)));
+const hasPaper = (selection) => someCell(selection, (cell) => cell.paper);
+// With the usual three trials none has an interval.
+const hasIntervals = (selection) => someCell(selection, (cell) => cell.interval);
 
 const metricTitle = (selection, name) => selection.metrics?.[name]?.title ?? name[0].toUpperCase() + name.slice(1);
 

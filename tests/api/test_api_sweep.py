@@ -153,6 +153,11 @@ def test_runs_that_cannot_be_trained_are_named(
     assert "Not trained: 4 runs" in swept._repr_html_()
 
 
+def test_several_devices_are_dealt_to_workers(tmp_path: Path) -> None:
+    swept = sandmask.sweep(tmp_path, **ASKED, device="cpu,cpu", calibrate=False)
+    assert (swept.trained, swept.failed) == (4, {})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
@@ -133,7 +134,15 @@ def test_a_long_evaluation_shows_how_far_it_is(
         (("DebugVector", "ERM", "--test-env", "a", "--hparam", "lrr=1"), "Did you mean 'lr'?"),
         (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp8"), "Unknown precision 'fp8'"),
         (("DebugVector", "ERM", "--test-env", "a", "--device", "tpu9"), "Device 'tpu9' cannot be used here"),
-        (("DebugVector", "ERM", "--test-env", "a", "--device", "meta"), "Device 'meta' cannot be used here"),
+        (
+            ("DebugVector", "ERM", "--test-env", "a", "--device", "meta"),
+            "Device 'meta' cannot be used here: Tensor.item() cannot be called on meta tensors. Try --device cpu.",
+        ),
+        pytest.param(
+            ("DebugVector", "ERM", "--test-env", "a", "--device", "mps"),
+            "with arguments from the 'MPS' backend. Try --device cpu.",
+            marks=pytest.mark.skipif(torch.backends.mps.is_available(), reason="has an Apple GPU"),
+        ),
         (
             ("DebugVector", "ERM", "--test-env", "a", "--steps", str(2**63)),
             "steps should be at least 1 and less than 2^63",

@@ -15,6 +15,7 @@ from sandmask.datasets.sources import SOURCES
 from sandmask.functional.random import key_of
 from sandmask.records._types import HELD_OUT
 from sandmask.registry import Registry
+from sandmask.reports._tables import _reported
 
 GENERATED = ("Spirals", "Debug28", "DebugVector")
 # Those in folders; tests/datasets/test_listed_sets.py has the others.
@@ -130,6 +131,9 @@ def test_dataset(name: str, load: Callable[[str], Dataset], tmp_path: Path) -> N
 
 def test_tables_know_the_environments_that_datasets_hold_out() -> None:
     """They are written down a second time, because `sandmask report` does without torch."""
+    for entry in (*DATASETS.values(), dataset_entry("Spirals:environments=4")):
+        numbers = range(len(entry.environments)) if entry.report_envs is None else entry.report_envs
+        assert _reported(entry.name, entry.environments) == tuple(entry.environments[number] for number in numbers)
     entries = [entry for entry in DATASETS.values() if entry.name in HELD_OUT]
     assert [entry.name for entry in entries] == list(HELD_OUT)
     for entry in entries:

@@ -155,12 +155,12 @@ def choose_workers(
         cluster=str(parameters.pop("cluster", "slurm")),
         slurm=parameters,
     )
-    shared = devices[0] if local and len(devices) == 1 else device
+    dealt = None if len(devices) > 1 else devices[0]  # local workers are dealt several devices in turn
     asked = device_of_workers(executor, device, gpus_per_worker) or "cpu"
     return Workers(
         devices,
         count,
-        shared,
+        dealt if local else device,
         lambda: entry.build(options),
         entry.remote,
         shares=local and workers_share(devices, count),

@@ -29,7 +29,7 @@ def choose_device(wanted: str | torch.device | None, *, here: bool = True) -> to
         if here:
             torch.zeros((), device=device).item()  # tensors on some devices, such as meta, have no values
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = str(error).splitlines()[0].partition(". ")[0].rstrip(".")  # PyTorch goes on for several lines
         raise SandmaskError(f"Device {str(wanted)!r} cannot be used here: {reason}. Try --device cpu.") from error
     return device
 

@@ -39,9 +39,9 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
-        tape.add(own_weight, lambda: _weight_products(tape, grad, x))
+        tape.add(own_weight, lambda: _weight_products(tape, grad, x.conj()))
         tape.add(own_bias, lambda: tape.sums(grad, range(1, grad.ndim - 1)))
-        return None, grad @ weight if ctx.needs_input_grad[1] else None, None, None
+        return None, grad @ weight.conj() if ctx.needs_input_grad[1] else None, None, None
 
 
 def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
@@ -169,11 +169,14 @@ def _convolution(
     groups: int = 1,
 ) -> Any:
     tape.check_rows(input)
-    if padding == "valid":
-        padding = 0
-    if isinstance(padding, str):
-        raise UnsupportedError(f"a convolution pads in the way {padding!r}")
-    stride, padding, dilation = (_each(value, weight.ndim - 2) for value in (stride, padding, dilation))
+    if input.is_complex():
+        raise UnsupportedError("a convolution is complex")
+    stride, dilation = _each(stride, weight.ndim - 2), _each(dilation, weight.ndim - 2)
+    if padding == "same":
+        both = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
+        more = [p for each in reversed(both) for p in (0, each % 2)]  # at the end, where it cannot be even
+        input, padding = F.pad(input, more), [each // 2 for each in both]  # noqa: A001
+    padding = _each(0 if padding == "valid" else padding, weight.ndim - 2)
     how = (stride, padding, dilation, False, _each(0, weight.ndim - 2), groups)
     return _Convolution.apply(tape, input, weight, bias, *how)  # type: ignore[no-untyped-call]
 
@@ -267,6 +270,22 @@ def _group_norm(
     return _Affine.apply(tape, normalized, weight, bias, shape)  # type: ignore[no-untyped-call]
 
 
+def _instance_norm(
+    tape: "OnePass",
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,  # noqa: ARG001 - there are both or none
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,  # noqa: ARG001 - of running statistics
+    eps: float = 1e-5,
+) -> Any:
+    if running_mean is not None or not use_input_stats:
+        raise UnsupportedError("instance-norm has running statistics")
+    return _group_norm(tape, input, input.shape[1], weight, bias, eps)
+
+
 def _self_attention(
     query: Tensor,
     key: Tensor,
@@ -331,5 +350,6 @@ LAYERS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.layer_norm: _layer_norm,
     F.group_norm: _group_norm,
+    F.instance_norm: _instance_norm,
 }
 COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {F.multi_head_attention_forward: _self_attention}

@@ -186,8 +186,23 @@ class Unusual(Model):
         return features
 
 
+class Crossed(Model):
+    """Queries that all examples share, and keys and values of other features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.wide = nn.Parameter(torch.randn(1, 5, 4)), nn.Linear(4, 6)
+        self.pool = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.read = nn.MultiheadAttention(4, 2, bias=False, kdim=6, batch_first=True)
+
+    def features(self, x: Tensor) -> Tensor:
+        pooled = self.pool(self.queries.expand(len(x), -1, -1), x, x)[0]
+        read: Tensor = self.read(x, self.wide(pooled), pooled, need_weights=False)[0]
+        return read
+
+
 MODELS: list[Callable[[], Model]] = [
-    *(Tokens, Rescaled, Biased, Heads, Windows, Adapted, Convolved, Filled, Quantized, Unusual)
+    *(Tokens, Rescaled, Biased, Heads, Windows, Adapted, Convolved, Filled, Quantized, Unusual, Crossed)
 ]
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask.gradients._attention import COMPOSITES
 from sandmask.gradients._folding import Folding
 from sandmask.gradients._independence import IndependenceCheck
-from sandmask.gradients._layers import COMPOSITES, LAYERS
+from sandmask.gradients._layers import LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
 from sandmask.gradients._uses import Computed, tensors_of
 from sandmask.gradients._validator import nodes

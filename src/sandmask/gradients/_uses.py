@@ -43,11 +43,15 @@ class Computed:
         used like a parameter for all examples, it is one.
         """
         values = (*args, *kwargs.values())
+        x = next(tensors_of(values))
+        of_examples = func in tape.layers and tape.holds_examples(x.shape)
+        if of_examples and x.requires_grad and id(x) not in tape.names:  # as of most layers
+            return NotImplemented
         if func not in _ALSO_ALONE and self._alone(tape, values, strictly=True):
             return self._compute(tape, func, args, kwargs, used)
-        alone = self._alone(tape, values, strictly=False)
-        if func in tape.layers and tape.holds_examples(next(tensors_of(values)).shape):
+        if of_examples:
             return NotImplemented
+        alone = self._alone(tape, values, strictly=False)
         if func in _USES and not (func in _POSITIONAL and kwargs):
             try:
                 return _USES[func](tape, *args, **kwargs)

@@ -94,3 +94,24 @@ def test_rows_that_depend_on_data_are_checked_every_time(build: Callable[[], Pac
         x[example, length:] = 10
     with pytest.raises(MaskError, match="independently"):
         step(model, x, torch.sum)
+
+
+class Sorted(nn.Module):
+    """A layer on examples in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return torch.zeros(6, 1).index_copy(0, order, self.layer(x[order]))
+
+
+def test_an_order_that_depends_on_data_is_checked_every_time() -> None:
+    """At first it is that of the examples."""
+    model, x = Sorted(), torch.arange(24.0).view(6, 4)
+    for _ in range(2):
+        step(model, x, torch.sum)
+    with pytest.raises(MaskError, match="independently"):
+        step(model, -x, torch.sum)

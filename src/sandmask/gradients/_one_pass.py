@@ -27,9 +27,10 @@ from sandmask.masks import MaskError
 _independent: WeakKeyDictionary[nn.Module, dict[object, set[int]]] = WeakKeyDictionary()
 _INPUT = -1  # the model's input, among layers
 
-# What has a shape or a value that depends on data. A layer's rows may then be an example's in one pass, and not in the
-# next, though there are as many.
+# What has a shape, an order or a value that depends on data. A layer's rows may then be an example's in one pass, and
+# not in the next, though there are as many.
 _SHAPES_OF_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_pack_padded_sequence"}
+_ORDERS_OF_DATA = {"sort", "argsort", "topk", "randperm"}
 _NUMBERS_OF_DATA = {"tolist", "item", "numpy", "__array__", "__int__", "__index__"}
 
 
@@ -301,7 +302,7 @@ def _looks_at_the_batch(_: Tensor, running_mean: Tensor | None, *__: Any, traini
 
 
 def _depends_on_data(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a function's result has a shape that depends on data, or is a number of them."""
+    """Whether a function's result has a shape or an order that depends on data, or is a number of them."""
     name = getattr(func, "__name__", "")
     if name == "__getitem__":
         places = args[1] if isinstance(args[1], tuple) else args[1:]
@@ -310,4 +311,4 @@ def _depends_on_data(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         return bool(masks) or any(isinstance(end, Tensor) for end in ends)
     if name in ("where", "repeat_interleave"):
         return (name == "where") == (len(args) == 1) and isinstance(args[-1], Tensor)
-    return name in _SHAPES_OF_DATA or name in _NUMBERS_OF_DATA
+    return name in _SHAPES_OF_DATA or name in _ORDERS_OF_DATA or name in _NUMBERS_OF_DATA

@@ -189,13 +189,13 @@ class Summed(nn.Module):
         return torch.einsum("nc,c->n", x, self.scale)
 
 
-class Crossed(nn.Module):
+class WithZeros(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 1, add_zero_attn=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.attention(x[:, None], x[:, None] + 1, x[:, None])[0]
+        mixed: Tensor = self.attention(x[None], x[None], x[None])[0]
         return mixed
 
 
@@ -204,7 +204,7 @@ class Crossed(nn.Module):
     [
         (Summed(), "a parameter is used by einsum"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "statistics"),
-        (Crossed(), "other than self-attention"),
+        (WithZeros(), "other keys and values"),
     ],
 )
 def test_models_that_cannot_be_recorded_are_refused(model: nn.Module, reason: str) -> None:

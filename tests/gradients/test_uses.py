@@ -1,12 +1,13 @@
 """Parameters that are used outside of layers are recorded as a loop over environments sees them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import sandmask
 from sandmask.gradients import environment_gradients
@@ -142,7 +143,67 @@ class Convolved(Model):
         return features
 
 
-MODELS: list[Callable[[], Model]] = [Tokens, Rescaled, Biased, Heads, Windows, Adapted, Convolved]
+class Filled(Model):
+    """Powers, thresholds, what fills masks, and a weight that rows are written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power, self.fill, self.slope = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(())), nn.PReLU(6)
+        self.low, self.rows = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.randn(2, 4))
+
+    def features(self, x: Tensor) -> Tensor:
+        table = torch.zeros(4, 4, dtype=x.dtype)
+        table[1:3] = self.rows
+        x = self.slope(x).masked_fill(x > self.low + torch.eye(4)[0], self.fill)
+        return F.linear((1 + x**2) ** self.power, table, self.rows[0])
+
+
+class Quantized(Model):
+    """Straight-through gradients, a weight of norm one, and a weight that a network computes from constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.hyper = spectral_norm(nn.Linear(4, 4)).eval(), nn.Linear(3, 16)
+
+    def features(self, x: Tensor) -> Tensor:
+        weight = self.first.weight + (self.first.weight.sign() - self.first.weight).detach()
+        x = F.linear(self.layer(x), weight, self.first.bias)
+        return F.linear(x, self.hyper(torch.ones(1, 3, dtype=x.dtype)).view(4, 4))
+
+
+class Unusual(Model):
+    """Complex weights, instance-norm, and convolutions whose output is as large as their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complex, self.norm = nn.Parameter(torch.randn(4, 4, 2)), nn.InstanceNorm1d(6, affine=True)
+        self.even = nn.Conv1d(6, 6, 2, padding="same")
+        self.odd = nn.Conv2d(1, 1, (3, 4), padding="same", dilation=(1, 3))
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.norm(F.linear(torch.complex(x, x.cos()), torch.view_as_complex(self.complex)).abs())
+        features: Tensor = self.odd(self.even(x)[:, None])[:, 0]
+        return features
+
+
+class Crossed(Model):
+    """Queries that all examples share, and keys and values of other features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.wide = nn.Parameter(torch.randn(1, 5, 4)), nn.Linear(4, 6)
+        self.pool = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.read = nn.MultiheadAttention(4, 2, bias=False, kdim=6, batch_first=True)
+
+    def features(self, x: Tensor) -> Tensor:
+        pooled = self.pool(self.queries.expand(len(x), -1, -1), x, x)[0]
+        read: Tensor = self.read(x, self.wide(pooled), pooled, need_weights=False)[0]
+        return read
+
+
+MODELS: list[Callable[[], Model]] = [
+    *(Tokens, Rescaled, Biased, Heads, Windows, Adapted, Convolved, Filled, Quantized, Unusual, Crossed)
+]
 
 
 def losses_of(logits: Tensor, sizes: list[int]) -> list[Tensor]:
@@ -158,6 +219,7 @@ def recorded(model: nn.Module, x: Tensor, sizes: list[int], mask: Mask) -> dict[
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("mask", [ANDMask(0.4), SANDMask(0.1), GeometricMean(0.6)], ids=repr)
 @pytest.mark.parametrize("build", MODELS)
@@ -171,6 +233,7 @@ def test_gradients_are_those_of_separate_losses(build: Callable[[], Model], mask
         torch.testing.assert_close(recorded(model, x, sizes, mask), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @pytest.mark.parametrize("build", MODELS)
 def test_one_pass_gives_all_environments(build: Callable[[], Model]) -> None:
     torch.manual_seed(0)
@@ -198,9 +261,48 @@ class Positions(Model):
         return placed
 
 
+class ChangedLater(Adapted):
+    """What is computed from parameters is changed after its use."""
+
+    def features(self, x: Tensor) -> Tensor:
+        weight = self.last * 2
+        x = x + weight[None]
+        weight *= self.down[0]
+        return x + weight
+
+
+class Binary(Model):
+    """A weight that is computed by a function of its own."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.linear(x, Signs.apply(self.first.weight), self.first.bias)  # type: ignore[no-untyped-call]
+
+
+class Signs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return weight.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return grad
+
+
+class OneBias(Adapted):
+    def features(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.first.weight, self.last[:1])
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
-    [(OfTime, "independently"), (lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU()), "used by prelu")],
+    [
+        (OfTime, "independently"),
+        (lambda: nn.GRU(4, 4), "used by gru"),
+        (ChangedLater, "changed in place"),
+        (Binary, "cannot be tracked"),
+        (OneBias, r"shape \(1,\) is broadcast"),
+    ],
 )
 def test_what_is_not_known_is_refused(build: Callable[[], nn.Module], reason: str) -> None:
     with pytest.raises(MaskError, match=rf"cannot be recorded: .*{reason}.*separate forward passes"):

@@ -26,6 +26,9 @@ class IndependenceCheck:
     Factors are zero and powers of two, so that this is exact. Where it is zero, the smallest gradient of another
     environment is noticed. Only two numbers of each example are kept. Nothing is compared before `activate`.
 
+    A tensor whose gradient is zero, as behind a factor that starts at zero, or not finite, as after an overflow, tells
+    nothing: `told` leaves it out.
+
     :param sizes: number of examples of each environment.
     """
 
@@ -33,16 +36,19 @@ class IndependenceCheck:
         self._active: list[bool] = []
         self._factors = [_FACTORS[(e + e // 4 + e // 16) % 4] for e in range(len(sizes))]
         self._sizes = list(sizes)
-        self._seen: list[list[tuple[Tensor, Tensor, Tensor]]] = []
+        self._seen: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
         # The smallest number of full precision in any tensor: multiples of smaller ones, of float16, are not exact.
         self._tiny = 0.0
 
-    def watch(self, output: Tensor) -> None:
+    def watch(self, output: Tensor, number: int) -> None:
         """Compare the gradients of this tensor, which has a row per example, or several."""
-        seen: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._seen.append(seen)
+        seen = self._seen[number] = []
         self._tiny = max(self._tiny, torch.finfo(output.dtype).tiny)
         output.register_hook(partial(_note, seen, self._active, sum(self._sizes)))  # type: ignore[no-untyped-call]
+
+    def watched(self) -> set[int]:
+        """The numbers of the tensors."""
+        return set(self._seen)
 
     def activate(self) -> None:
         """Called before the two backward passes."""
@@ -58,11 +64,16 @@ class IndependenceCheck:
         What is not finite passes: it has an error of its own.
         """
         mixed, of_rows = [], torch.tensor(self._factors).repeat_interleave(torch.tensor(self._sizes))
-        for (weighted, _, _), (plain, tolerance, size) in (seen for seen in self._seen if seen):
+        for (weighted, _, _), (plain, tolerance, size) in (seen for seen in self._seen.values() if seen):
             factors = of_rows.to(plain)
             allowed = (tolerance + size * self._tiny) * (factors > 0)
             mixed.append(((weighted - plain * factors).abs() > allowed).any())
         return not any(bool(each) for each in mixed)
+
+    def told(self) -> set[int]:
+        """The numbers of the tensors whose gradients were compared. Called after both passes."""
+        sizes = {number: seen[-1][1].sum() for number, seen in self._seen.items() if seen}
+        return {number for number, size in sizes.items() if bool(size.isfinite() & (size > 0))}
 
 
 def _note(seen: list[tuple[Tensor, Tensor, Tensor]], active: list[bool], n_examples: int, grad: Tensor) -> None:

@@ -1,10 +1,9 @@
 """Layers that keep the gradients of their weights apart by environment, instead of those of torch.
 
 Each is an `autograd.Function` whose backward pass returns the gradient with respect to the input, and gives those of
-the weights to the tape. Self-attention, which `torch.nn.functional` has as one function, is made of such layers.
+the weights to the tape.
 """
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +38,9 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
         tape, (own_weight, own_bias) = ctx.tape, ctx.params
-        tape.add(own_weight, lambda: _weight_products(tape, grad, x))
+        tape.add(own_weight, lambda: _weight_products(tape, grad, x.conj()))
         tape.add(own_bias, lambda: tape.sums(grad, range(1, grad.ndim - 1)))
-        return None, grad @ weight if ctx.needs_input_grad[1] else None, None, None
+        return None, grad @ weight.conj() if ctx.needs_input_grad[1] else None, None, None
 
 
 def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
@@ -169,11 +168,14 @@ def _convolution(
     groups: int = 1,
 ) -> Any:
     tape.check_rows(input)
-    if padding == "valid":
-        padding = 0
-    if isinstance(padding, str):
-        raise UnsupportedError(f"a convolution pads in the way {padding!r}")
-    stride, padding, dilation = (_each(value, weight.ndim - 2) for value in (stride, padding, dilation))
+    if input.is_complex():
+        raise UnsupportedError("a convolution is complex")
+    stride, dilation = _each(stride, weight.ndim - 2), _each(dilation, weight.ndim - 2)
+    if padding == "same":
+        both = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
+        more = [p for each in reversed(both) for p in (0, each % 2)]  # at the end, where it cannot be even
+        input, padding = F.pad(input, more), [each // 2 for each in both]  # noqa: A001
+    padding = _each(0 if padding == "valid" else padding, weight.ndim - 2)
     how = (stride, padding, dilation, False, _each(0, weight.ndim - 2), groups)
     return _Convolution.apply(tape, input, weight, bias, *how)  # type: ignore[no-untyped-call]
 
@@ -267,60 +269,20 @@ def _group_norm(
     return _Affine.apply(tape, normalized, weight, bias, shape)  # type: ignore[no-untyped-call]
 
 
-def _self_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _embed_dim: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,  # noqa: ARG001 - there are both or none
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    average_attn_weights: bool = True,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """`multi_head_attention_forward` of inputs [length, N, width], where query, key and value are one tensor.
-
-    Masks are added to the attention, as `torch.nn.MultiheadAttention` passes them: `is_causal` comes with such a mask.
-    """
-    masks = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
-    special = add_zero_attn or others.get("static_k") is not None or others.get("use_separate_proj_weight")
-    plain = not special and all(m.is_floating_point() for m in masks)
-    if not (query is key is value and query.ndim == 3) or in_proj_weight is None or bias_k is not None or not plain:
-        raise UnsupportedError("attention other than self-attention with one weight for query, key and value")
-    rows = query.transpose(0, 1)
-    packed = F.linear(rows, in_proj_weight, in_proj_bias)
-    q, k, v = torch.unflatten(packed, -1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
-    mask = _merged(attn_mask, key_padding_mask, num_heads)
-    dropout = dropout_p if training else 0.0
-    weights = None
-    if need_weights:
-        logits = q @ k.mT / math.sqrt(q.shape[-1])
-        weights = F.dropout((logits if mask is None else logits + mask).softmax(-1), dropout)
-        mixed = weights @ v
-        weights = weights.mean(1) if average_attn_weights else weights
-    else:
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)
-    return F.linear(mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias).transpose(0, 1), weights
-
-
-def _merged(attn_mask: Tensor | None, key_padding_mask: Tensor | None, num_heads: int) -> Tensor | None:
-    """One mask for attention [N, heads, length, length]; one of three dimensions is [N * heads, length, length]."""
-    if attn_mask is not None and attn_mask.ndim == 3:
-        attn_mask = torch.unflatten(attn_mask, 0, (-1, num_heads))
-    if key_padding_mask is None:
-        return attn_mask
-    padding = key_padding_mask[:, None, None]
-    return padding if attn_mask is None else attn_mask + padding
+def _instance_norm(
+    tape: "OnePass",
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,  # noqa: ARG001 - there are both or none
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,  # noqa: ARG001 - of running statistics
+    eps: float = 1e-5,
+) -> Any:
+    if running_mean is not None or not use_input_stats:
+        raise UnsupportedError("instance-norm has running statistics")
+    return _group_norm(tape, input, input.shape[1], weight, bias, eps)
 
 
 LAYERS: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -331,5 +293,5 @@ LAYERS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.layer_norm: _layer_norm,
     F.group_norm: _group_norm,
+    F.instance_norm: _instance_norm,
 }
-COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {F.multi_head_attention_forward: _self_attention}

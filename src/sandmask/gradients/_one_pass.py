@@ -3,6 +3,7 @@
 A parameter that is used in any other way raises `UnsupportedError`, and the caller takes the environments one by one.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,15 +13,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sandmask.gradients._attention import COMPOSITES
 from sandmask.gradients._folding import Folding
 from sandmask.gradients._independence import IndependenceCheck
-from sandmask.gradients._layers import COMPOSITES, LAYERS
+from sandmask.gradients._layers import LAYERS
 from sandmask.gradients._tape import Tape, UnsupportedError
-from sandmask.gradients._uses import ALSO_ALONE, USES, Computed
+from sandmask.gradients._uses import Computed, tensors_of
+from sandmask.gradients._validator import nodes
 from sandmask.masks import MaskError
 
-# Models, and the cases in which their examples were found to be independent of each other.
-_independent: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
+# Models, and the cases in which their examples were found to be independent of each other, with the layers of which
+# this is not known yet: no gradient arrived there.
+_independent: WeakKeyDictionary[nn.Module, dict[object, set[int]]] = WeakKeyDictionary()
+_INPUT = -1  # the model's input, among layers
+
+# What has a shape, an order or a value that depends on data. A layer's rows may then be an example's in one pass, and
+# not in the next, though there are as many.
+_SHAPES_OF_DATA = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_pack_padded_sequence"}
+_ORDERS_OF_DATA = {"sort", "argsort", "topk", "randperm"}
+_NUMBERS_OF_DATA = {"tolist", "item", "numpy", "__array__", "__int__", "__index__"}
 
 
 class OnePass(Tape):
@@ -49,8 +60,9 @@ class OnePass(Tape):
         self.folds = fold
         self.sizes, self.n_examples = list(sizes), sum(sizes)
         self._case: object = None if check is None else check[1]
-        self._known: set[object] = set() if check is None else _independent.setdefault(check[0], set())
+        self._known: dict[object, set[int]] = {} if check is None else _independent.setdefault(check[0], {})
         self._check = None if check is None else IndependenceCheck(sizes)
+        self._of_data = False  # whether something depends on data: then every pass is checked
         self._layers: list[object] = []  # that were computed: their parameters, and if an example is one row of them
         # What is used outside of layers. Where its first dimension is something else than examples, the check notices.
         self._computed = None if check is None else Computed(check[0])
@@ -68,33 +80,46 @@ class OnePass(Tape):
         kwargs = kwargs or {}
         if func is F.batch_norm and _looks_at_the_batch(*args, **kwargs) and id(args[0]) not in self.names:
             raise UnsupportedError("batch-norm in training mode mixes environments")
+        self._of_data = self._of_data or _depends_on_data(func, args)
         return super().__torch_function__(func, types, args, kwargs)
 
     def use(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], used: set[str]) -> Any:
         """See `Tape.use`; if examples are checked, parameters may also be used outside of layers."""
-        if self._computed is not None:
-            alone = self._computed.alone(self.names, (*args, *kwargs.values()), self.n_examples)
-            if alone and func not in ALSO_ALONE:
-                return self._computed.watch(self.names, func(*args, **kwargs), used)
-            if func in USES:
-                return USES[func](self, *args, **kwargs)
-            if func in self.layers:
-                args, kwargs = tuple(map(self.detached, args)), {k: self.detached(v) for k, v in kwargs.items()}
+        if self._computed is not None and func not in self.composites:
+            found = self._computed.use(self, func, args, kwargs, used)
+            if found is not NotImplemented:
+                return found
+            args, kwargs = tuple(map(self.detached, args)), {k: self.detached(v) for k, v in kwargs.items()}
+        if func in self.layers:
+            x, *own = tensors_of((*args, *kwargs.values()))
+            if id(x) in self.names or any(each.requires_grad and id(each) not in self.names for each in own):
+                raise UnsupportedError("a layer has a parameter as its input, or a weight that cannot be tracked")
         return super().use(func, args, kwargs, used)
 
     @property
     def checks(self) -> bool:
-        """Whether `run` checks that examples are independent, for which it needs the loss of every environment."""
-        return self._check is not None and self._case not in self._known
+        """Whether `run` may check that examples are independent, for which it needs the loss of every environment."""
+        if self._check is None:
+            return False
+        return bool(self._unknown()) if self._layers else self._case not in self._known
+
+    def _key(self) -> object:
+        return self._case, tuple(self._layers)
+
+    def _unknown(self) -> set[int]:
+        """The layers of which it is not known whether their rows are those of examples."""
+        watched = set() if self._check is None else self._check.watched()
+        return watched if self._of_data else self._known.get(self._key(), watched)
 
     def computed(self, output: Tensor, used: set[str]) -> Tensor:
         """Note which parameters were used, and check the output."""
         own = used if self._computed is None else self._computed.sources(used)
         self.shares = self.shares or not own.isdisjoint(self._used)
         self._used |= own
+        if self._check is not None and output.grad_fn is not None:
+            output.grad_fn.number = len(self._layers)  # type: ignore[attr-defined]
+            self._check.watch(output, len(self._layers))
         self._layers.append((frozenset(used), len(output) == self.n_examples))
-        if self._check is not None and output.requires_grad:
-            self._check.watch(output)
         return output
 
     def check_rows(self, x: Tensor) -> None:
@@ -130,6 +155,8 @@ class OnePass(Tape):
         if param is None or id(param) not in self.names or not self._records:
             return
         name, found = self.names[id(param)], of_environments()
+        if found[0].shape != param.shape:
+            raise UnsupportedError(f"a parameter of shape {tuple(param.shape)} is broadcast by a layer")
         if name in self.params:
             self.keep(name, found, param.dtype)
         elif self._computed is not None:
@@ -166,7 +193,7 @@ class OnePass(Tape):
         if self._check is None or not (self.checks and x.is_floating_point()):
             return x
         source = x.detach().requires_grad_()
-        self._check.watch(source)
+        self._check.watch(source, _INPUT)
         self._source.append(source)
         return source.clone()  # which the model may change in place
 
@@ -176,35 +203,48 @@ class OnePass(Tape):
         It does in a model that mixes examples, and in one whose layers have something other than examples in the first
         dimension, such as tokens, if there happen to be as many.
         """
-        case, computed = (self._case, tuple(self._layers)), self._computed
-        reached = [*self._source, *(computed.leaves() if computed is not None else ())]
-        if self.checks or (self._check is not None and case not in self._known and len(losses) == len(self.sizes)):
+        inside = [] if self._computed is None else self._computed.leaves()
+        leaves, others = [*leaves, *inside], [*self._source, *others]
+        unknown, key = self._unknown(), self._key()
+        if unknown and (self._of_data or key not in self._known or self._reached(losses, unknown)):
             assert self._check is not None
             self._check.activate()
             self._records = False
-            self.differentiate(self._check.weighted(list(losses)), [*leaves, *reached], retain_graph=True)
+            self.differentiate(self._check.weighted(list(losses)), [*leaves, *others], retain_graph=True)
             self._records = True
-            super().run(losses, leaves, [*reached, *others])
+            super().run(losses, leaves, others)
             if not self._check.passed():
                 raise UnsupportedError("examples do not pass through the model independently of each other")
-            self._known |= {self._case, case}
+            self._known[key] = unknown - self._check.told()
+            if _INPUT not in self._known[key]:
+                self._known[self._case] = set()
         else:
-            super().run(losses, leaves, [*reached, *others])
+            super().run(losses, leaves, others)
         self._pass_on()
+
+    def _reached(self, losses: Iterable[Tensor], layers: set[int]) -> bool:
+        """Whether losses depend on one of these layers."""
+        own = (node for node in nodes(*losses, most=sys.maxsize) if getattr(node, "tape", None) is self)
+        return _INPUT in layers or any(node.number in layers for node in own)  # type: ignore[attr-defined]
 
     def _pass_on(self) -> None:
         """Give parameters the gradients of what was computed from them."""
         if self._computed is not None:
-            for name, found in self._computed.passed_on(self.params):
+            for name, found in self._computed.passed_on(self):
                 self.keep(name, found, self.params[name].dtype)
 
     def differentiate(
-        self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False
+        self,
+        losses: Sequence[Tensor] | Tensor,
+        inputs: Sequence[Tensor],
+        gradients: Sequence[Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
     ) -> tuple[Tensor | None, ...]:
         """See `Tape.differentiate`; layers refuse to be differentiated in any other way."""
         self._running = True
         try:
-            return super().differentiate(losses, inputs, retain_graph=retain_graph)
+            return super().differentiate(losses, inputs, gradients, retain_graph=retain_graph)
         finally:
             self._running = False
 
@@ -259,3 +299,16 @@ def _stacked(found: Sequence[Tensor]) -> Tensor:
 def _looks_at_the_batch(_: Tensor, running_mean: Tensor | None, *__: Any, training: bool = False, **___: Any) -> bool:
     """Whether a call of `batch_norm` computes its statistics from the batch."""
     return training or running_mean is None
+
+
+def _depends_on_data(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function's result has a shape or an order that depends on data, or is a number of them."""
+    name = getattr(func, "__name__", "")
+    if name == "__getitem__":
+        places = args[1] if isinstance(args[1], tuple) else args[1:]
+        ends = [end for each in places if isinstance(each, slice) for end in (each.start, each.stop)]
+        masks = [each for each in places if isinstance(each, Tensor) and each.dtype == torch.bool]
+        return bool(masks) or any(isinstance(end, Tensor) for end in ends)
+    if name in ("where", "repeat_interleave"):
+        return (name == "where") == (len(args) == 1) and isinstance(args[-1], Tensor)
+    return name in _SHAPES_OF_DATA or name in _ORDERS_OF_DATA or name in _NUMBERS_OF_DATA

@@ -28,7 +28,7 @@ def record(model: nn.Module, sizes: Sequence[int]) -> "Recording":
     """Record one forward pass of `model` over the examples of all environments.
 
     In `sandmask.backward`, losses that share a forward pass need one backward pass each. A recorded forward pass needs
-    one for all of them: linear, convolution, embedding, normalization and self-attention layers compute the gradients
+    one for all of them: linear, convolution, embedding, normalization and attention layers compute the gradients
     of their weights by environment. The results are equal up to rounding.
 
     Call the model once inside the `with` block, on the concatenated examples of the environments. Examples must not

@@ -90,11 +90,16 @@ class Tape(TorchFunctionMode):
             raise UnsupportedError("a parameter is used by a function that cannot be tracked")
 
     def differentiate(
-        self, losses: Sequence[Tensor] | Tensor, inputs: Sequence[Tensor], *, retain_graph: bool = False
+        self,
+        losses: Sequence[Tensor] | Tensor,
+        inputs: Sequence[Tensor],
+        gradients: Sequence[Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
     ) -> tuple[Tensor | None, ...]:
         """`torch.autograd.grad`, with None for what is not reached."""
         try:
-            return torch.autograd.grad(losses, inputs, allow_unused=True, retain_graph=retain_graph)
+            return torch.autograd.grad(losses, inputs, gradients, allow_unused=True, retain_graph=retain_graph)
         except RuntimeError as error:
             if isinstance(error, CheckpointError) or "use_reentrant=True" in str(error):
                 raise UnsupportedError("a layer is inside of `torch.utils.checkpoint`") from error

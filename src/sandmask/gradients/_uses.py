@@ -5,7 +5,7 @@ like a parameter; its gradients are passed on to the parameters at the end. A pa
 or multiplied with them, becomes a tensor with a row for each example.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,33 +30,71 @@ class Computed:
         self._tensors: dict[str, Tensor] = {}
         # Layers get these in their place: else the backward pass would go on to the parameters.
         self._detached: dict[int, Tensor] = {}
+        self._versions: dict[int, int] = {}  # when they were used
         self._gradients: dict[str, Tensor] = {}
         self._sources: dict[str, set[str]] = {}
 
-    def alone(self, names: Mapping[int, str], values: Iterable[Any], examples: int) -> bool:
-        """Whether arguments hold no tensors but watched ones, constants, and indices that are not one per example."""
+    def use(
+        self, tape: "OnePass", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], used: set[str]
+    ) -> Any:
+        """Call a function that is not a layer with the watched tensors `used`; NotImplemented if it is none of these.
 
-        def index(tensor: Tensor) -> bool:
-            return not (tensor.is_floating_point() or tensor.is_complex() or tensor.shape[:1] == (examples,))
+        What needs no gradient may be part of such a computation, unless it has a row for each example. Where it is
+        used like a parameter for all examples, it is one.
+        """
+        values = (*args, *kwargs.values())
+        x = next(tensors_of(values))
+        of_examples = func in tape.layers and tape.holds_examples(x.shape)
+        if of_examples and x.requires_grad and id(x) not in tape.names:  # as of most layers
+            return NotImplemented
+        if func not in _ALSO_ALONE and self._alone(tape, values, strictly=True):
+            return self._compute(tape, func, args, kwargs, used)
+        if of_examples:
+            return NotImplemented
+        alone = self._alone(tape, values, strictly=False)
+        if func in _USES and not (func in _POSITIONAL and kwargs):
+            try:
+                return _USES[func](tape, *args, **kwargs)
+            except UnsupportedError:
+                if not alone:
+                    raise
+        return self._compute(tape, func, args, kwargs, used) if alone else NotImplemented
 
-        return all(
-            id(tensor) in names or (not tensor.requires_grad and (id(tensor) in self._constants or index(tensor)))
-            for tensor in _tensors(values)
-        )
+    def _alone(self, tape: "OnePass", values: Iterable[Any], *, strictly: bool) -> bool:
+        """Whether arguments hold no tensors but watched ones and constants, strictly: the model's own, and indices."""
 
-    def watch(self, names: dict[int, str], found: Any, used: set[str]) -> Any:
-        """Give names to the tensors that were computed from those in `used`; return what was found."""
-        for tensor in _tensors([found]):
+        def constant(tensor: Tensor) -> bool:
+            if tensor.requires_grad or id(tensor) in self._constants:
+                return not tensor.requires_grad
+            number = tensor.is_floating_point() or tensor.is_complex()
+            return tensor.shape[:1] != (tape.n_examples,) and not (strictly and number)
+
+        return all(id(tensor) in tape.names or constant(tensor) for tensor in tensors_of(values))
+
+    def _compute(
+        self, tape: "OnePass", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], used: set[str]
+    ) -> Any:
+        found = func(*args, **kwargs)
+        self.watch(tape.names, [found, *args], used)  # an argument, if the function wrote to it
+        return found
+
+    def watch(self, names: dict[int, str], found: Any, used: set[str]) -> None:
+        """Give names to the tensors that were computed from those in `used`."""
+        for tensor in tensors_of([found]):
             if tensor.requires_grad and id(tensor) not in names:
                 name = f"computed {len(self._tensors)}"
                 self._tensors[name], self._detached[id(tensor)] = tensor, tensor.detach().requires_grad_()
                 names[id(tensor)] = names[id(self._detached[id(tensor)])] = name
                 self._sources[name] = self.sources(used)
-        return found
 
     def detached(self, value: Any) -> Any:
         """What a layer should get in the place of an argument."""
-        return self._detached.get(id(value), value)
+        found = self._detached.get(id(value))
+        if found is None:
+            return value
+        if self._versions.setdefault(id(value), value._version) != value._version:  # noqa: SLF001
+            raise UnsupportedError(_CHANGED)
+        return found
 
     def leaves(self) -> list[Tensor]:
         """What a backward pass has to reach."""
@@ -71,27 +109,32 @@ class Computed:
         sum_so_far = self._gradients.get(name)
         self._gradients[name] = gradients if sum_so_far is None else sum_so_far + gradients
 
-    def passed_on(self, params: Mapping[str, Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
+    def passed_on(self, tape: "OnePass") -> Iterator[tuple[str, list[Tensor]]]:
         """Name of a parameter -> the gradients of each environment."""
         if not self._gradients:
             return
-        outputs, leaves = [self._tensors[name] for name in self._gradients], list(params.values())
+        outputs, leaves = [self._tensors[name] for name in self._gradients], list(tape.params.values())
+        if any(self._versions[id(tensor)] != tensor._version for tensor in outputs):  # noqa: SLF001
+            raise UnsupportedError(_CHANGED)
         each = [
-            torch.autograd.grad(outputs, leaves, of_one, retain_graph=True, allow_unused=True)
+            tape.differentiate(outputs, leaves, of_one, retain_graph=True)
             for of_one in zip(*self._gradients.values(), strict=True)
         ]
-        for name, found in zip(params, zip(*each, strict=True), strict=True):
+        for name, found in zip(tape.params, zip(*each, strict=True), strict=True):
             if found[0] is not None:
                 yield name, list(found)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+_CHANGED = "what was computed from a parameter is changed in place after its use"
+
+
+def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors in nested arguments or results."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (tuple, list, dict)):
-            yield from _tensors(value.values() if isinstance(value, dict) else value)
+            yield from tensors_of(value.values() if isinstance(value, dict) else value)
 
 
 class _Rows(torch.autograd.Function):
@@ -118,29 +161,36 @@ def _rows(tape: "OnePass", param: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _broadcast(func: Callable[..., Any]) -> Callable[..., Any]:
-    """An elementwise function, with rows in the place of parameters."""
+    """A function that broadcasts its arguments, with rows in the place of parameters."""
 
     def of_rows(tape: "OnePass", *args: Any, **kwargs: Any) -> Any:
-        others = (x.shape for x in args if isinstance(x, Tensor) and id(x) not in tape.names)
-        shape = max(others, key=len, default=torch.Size())
-        return func(*[_rows(tape, x, shape) if id(x) in tape.names else x for x in args], **kwargs)
+        others = [x for x in tensors_of((*args, *kwargs.values())) if id(x) not in tape.names]
+        shape = max((x.shape for x in others), key=lambda shape: (len(shape), shape[:1]), default=torch.Size())
+
+        def of(x: Any) -> Any:
+            if id(x) not in tape.names:
+                return x
+            # A number has no say in the dtype of the result.
+            return _rows(tape, x, shape) if x.ndim > 0 else _rows(tape, x, shape).to(torch.result_type(x, others[0]))
+
+        return func(*map(of, args), **{name: of(x) for name, x in kwargs.items()})
 
     return of_rows
 
 
-def _expand(tape: "OnePass", param: Tensor, *sizes: Any) -> Any:
+def _expand(tape: "OnePass", param: Tensor, *sizes: Any, **named: Any) -> Any:
     """It becomes rows if there will be one for each example."""
-    shape = _shape(sizes)
+    shape = _shape(*sizes, *named.values())
     if shape[0] != tape.n_examples or not _for_examples(tape, param, shape):
-        return tape.watch_computed(param.expand(*sizes), param)
+        return tape.watch_computed(param.expand(shape), param)
     return _rows(tape, param, shape).expand(shape)
 
 
-def _repeat(tape: "OnePass", param: Tensor, *sizes: Any) -> Any:
+def _repeat(tape: "OnePass", param: Tensor, *sizes: Any, **named: Any) -> Any:
     """Also of several rows, such as heads of attention, once for each example."""
-    times = _shape(sizes)
+    times = _shape(*sizes, *named.values())
     if times[0] != tape.n_examples:
-        return tape.watch_computed(param.repeat(*sizes), param)
+        return tape.watch_computed(param.repeat(times), param)
     return _rows(tape, param, (*times[:1], *times)).flatten(0, 1).repeat(1, *times[1:])
 
 
@@ -150,7 +200,7 @@ def _for_examples(tape: "OnePass", param: Tensor, shape: Sequence[int]) -> bool:
     return one_row and tape.holds_examples(shape)
 
 
-def _shape(sizes: Any) -> list[int]:
+def _shape(*sizes: Any) -> list[int]:
     return list(sizes[0] if isinstance(sizes[0], (tuple, list)) else sizes)
 
 
@@ -160,8 +210,8 @@ def _expand_as(tape: "OnePass", param: Tensor, other: Tensor) -> Any:
 
 def _matmul(tape: "OnePass", x: Tensor, weight: Tensor) -> Tensor:
     """As a linear layer, or with a matrix for each example."""
-    if min(x.ndim, weight.ndim) < 2:
-        raise UnsupportedError("a parameter is used by matmul with a vector")
+    if min(x.ndim, weight.ndim) < 2 or (id(x) in tape.names and weight.ndim < 3):
+        raise UnsupportedError("a parameter is used by matmul with a vector, or multiplied with a matrix")
     if id(x) in tape.names or weight.ndim > 2:
         product: Tensor = _broadcast(torch.matmul)(tape, x, weight)
         return product
@@ -169,27 +219,21 @@ def _matmul(tape: "OnePass", x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight.mT)
 
 
-def _addmm(tape: "OnePass", bias: Tensor, x: Tensor, weight: Tensor, **scales: Any) -> Tensor:
-    if id(x) in tape.names or bias.ndim != 1 or scales:
+def _addmm(tape: "OnePass", bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    if id(x) in tape.names or bias.ndim != 1:
         raise UnsupportedError("a parameter is used by addmm, but not as a linear layer does")
     with tape:
         return F.linear(x, weight.mT, bias)
 
 
-def _attention(
-    tape: "OnePass",
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
-    """With a bias that is a parameter, as those of relative positions are."""
-    if attn_mask is None or not {id(query), id(key), id(value)}.isdisjoint(tape.names):
-        raise UnsupportedError("a parameter is used by scaled_dot_product_attention, but not as a bias")
-    bias = _rows(tape, attn_mask, (*query.shape[:-1], key.shape[-2]))
-    return F.scaled_dot_product_attention(query, key, value, bias, *args, **kwargs)
+def _masked_fill(tape: "OnePass", x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    with tape:
+        return torch.where(mask, value, x).to(x.dtype)
+
+
+def _prelu(tape: "OnePass", x: Tensor, weight: Tensor) -> Tensor:
+    with tape:
+        return torch.where(x > 0, x, x * weight.view(-1, *[1] * (x.ndim - 2)))
 
 
 def _rms_norm(
@@ -203,20 +247,32 @@ def _rms_norm(
         return F.rms_norm(input, normalized_shape, None, eps) * weight
 
 
-_ELEMENTWISE = ("add", "sub", "mul", "div", "true_divide", "addcmul", "where", "masked_fill")
-_IN_TENSOR = (*_ELEMENTWISE, "add_", "sub_", "mul_", "div_", "__rsub__", "__rdiv__")
+_ARITHMETIC = ("add", "sub", "mul", "div", "true_divide", "pow", "addcmul", "lerp", "where", "maximum", "minimum")
+_ELEMENTWISE = (*_ARITHMETIC, "lt", "le", "gt", "ge", "eq", "ne")
+_IN_TENSOR = ("add_", "sub_", "mul_", "div_", "__rsub__", "__rdiv__", "__pow__", "__rpow__")
 
 # For functions that are not layers: the same computation by layers, or by rows. Called with the tape too.
-USES: dict[Callable[..., Any], Callable[..., Any]] = {
-    **{getattr(torch, name): _broadcast(getattr(torch, name)) for name in _ELEMENTWISE},
-    **{getattr(Tensor, name): _broadcast(getattr(Tensor, name)) for name in _IN_TENSOR},
+_BROADCAST: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: _broadcast(function)
+    for function in (
+        *(getattr(torch, name) for name in _ELEMENTWISE),
+        *(getattr(Tensor, name) for name in (*_ELEMENTWISE, *_IN_TENSOR)),
+        F.scaled_dot_product_attention,
+    )
+}
+_POSITIONAL: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm), _matmul),
     **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+    **dict.fromkeys((torch.masked_fill, Tensor.masked_fill), _masked_fill),
+    torch.prelu: _prelu,
+}
+_USES: dict[Callable[..., Any], Callable[..., Any]] = {
+    **_BROADCAST,
+    **_POSITIONAL,
     Tensor.expand: _expand,
     Tensor.expand_as: _expand_as,
     Tensor.repeat: _repeat,
-    F.scaled_dot_product_attention: _attention,
     F.rms_norm: _rms_norm,
 }
-ALSO_ALONE = (Tensor.expand, Tensor.repeat)
-"""Those in `USES` that have rows for examples as their result, though called with parameters alone."""
+# Those in `_USES` that have rows for examples as their result, though called with parameters alone.
+_ALSO_ALONE = (Tensor.expand, Tensor.repeat)

@@ -111,7 +111,6 @@ def _stay_frozen(module: nn.Module, mode: bool = True) -> nn.Module:  # noqa: AR
     return module
 
 
-_MOST_NODES = 20_000
 REENTRANT = (
     "A loss went through `torch.utils.checkpoint` with use_reentrant=True, which hides the parameters inside: they "
     "would get no gradient. Pass use_reentrant=False (in Hugging Face models, "
@@ -145,11 +144,11 @@ def check_graph(loss: Tensor, model_key: Tensor) -> None:
         )
 
 
-def nodes(loss: Tensor) -> Iterator[Node]:
-    """The graph of `loss`, or its first 20,000 nodes."""
+def nodes(*losses: Tensor, most: int = 20_000) -> Iterator[Node]:
+    """The graph of losses, or its first nodes."""
     seen: set[Node] = set()
-    stack = [loss.grad_fn]
-    while stack and len(seen) < _MOST_NODES:
+    stack = [loss.grad_fn for loss in losses]
+    while stack and len(seen) < most:
         node = stack.pop()
         if node is None or node in seen:
             continue

@@ -13,8 +13,7 @@ sweep() { # FOLDER METHODS OPTIONS...
     --hparam batch_size=32 --hparam mlp_width=128 "${@:3}"
 }
 # Steps at which a method changes: 0.3 of the defaults for 1,001 steps.
-own="--hparam irm_penalty_anneal_iters=30 --hparam vrex_penalty_anneal_iters=30 --hparam ib_penalty_anneal_iters=30
-  --hparam eqrm_burnin_iters=150 --hparam rdm_penalty_anneal_iters=90 --hparam linear_steps=30 --hparam iters=12"
+irm="--hparam irm_penalty_anneal_iters=30" vrex="--hparam vrex_penalty_anneal_iters=30" fishr="--hparam penalty_anneal_iters=90"
 
 case $what in
   all)
@@ -23,14 +22,22 @@ case $what in
 from sandmask.algorithms import ALGORITHMS
 apart = ['Fishr', *'$slow'.split()]
 print(','.join(entry.name for entry in ALGORITHMS.values() if entry.name not in apart))")
-    sweep Fishr Fishr --n-hparams 1 --hparam penalty_anneal_iters=90
-    sweep fast "$fast" --n-hparams 1 $own
-    for method in $slow; do sweep "$method" "$method" --n-hparams 1 $own; done
+    sweep Fishr Fishr --n-hparams 1 $fishr
+    sweep fast "$fast" --n-hparams 1 $irm $vrex --hparam ib_penalty_anneal_iters=30 --hparam eqrm_burnin_iters=150 --hparam linear_steps=30
+    for method in $slow; do
+      case $method in
+        RDM) own="--hparam rdm_penalty_anneal_iters=90" ;;
+        TRM) own="--hparam iters=12" ;;
+        *) own="" ;;
+      esac
+      sweep "$method" "$method" --n-hparams 1 $own
+    done
     ;;
   draws)
     for method in ERM ANDMask SANDMask CORAL GroupDRO Mixup SAGM; do sweep "draws-$method" "$method" --n-hparams 8; done
-    for method in IRM VREx; do sweep "draws-$method" "$method" --n-hparams 8 $own; done
-    sweep draws-Fishr Fishr --n-hparams 8 --hparam penalty_anneal_iters=90
+    sweep draws-IRM IRM --n-hparams 8 $irm
+    sweep draws-VREx VREx --n-hparams 8 $vrex
+    sweep draws-Fishr Fishr --n-hparams 8 $fishr
     ;;
   *) echo "unknown: $what; say all or draws" >&2; exit 2 ;;
 esac

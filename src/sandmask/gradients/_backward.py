@@ -227,7 +227,13 @@ def _inspect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
         )
 
 
+# Decoupled weight decay is known by a flag in the groups (of torch, timm or pytorch-optimizer) or by part of a class's
+# name. `Optimizer2State` is the base of bitsandbytes' Adam, whose weight decay is that of AdamW.
+_FLAGS = ("decoupled_weight_decay", "decoupled_decay", "decoupled", "weight_decouple")
+_CLASSES = ("AdamW", "Muon", "Adafactor", "Lion", "RAdamScheduleFree", "Optimizer2State")
+
+
 def _decays_decoupled(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """torch's AdamW has a flag in its groups; in other libraries, the name of the class is checked."""
-    decoupled = group.get("decoupled_weight_decay", False) or "AdamW" in type(optimizer).__name__
-    return bool(decoupled) and float(group.get("weight_decay", 0.0)) != 0.0
+    flagged = any(group.get(flag, False) for flag in _FLAGS)
+    named = any(part in kind.__name__ for kind in type(optimizer).__mro__ for part in _CLASSES)
+    return (flagged or named) and float(group.get("weight_decay", 0.0)) != 0.0

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from sandmask.gradients._backward import masked_backward
 from sandmask.gradients._checks import trainable, why_apart
-from sandmask.gradients._losses import EnvironmentGradients, scalar_loss
+from sandmask.gradients._losses import EnvironmentGradients, explained, scalar_loss
 from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._processes import Processes
 from sandmask.gradients._report import MaskReport
@@ -158,6 +158,10 @@ class Recording:
             tape.run([scaling.scale_loss(loss) for loss in checked], list(self._params.values()))
         except UnsupportedError as error:
             raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
+        except RuntimeError as error:
+            if (explanation := explained(error)) is None:
+                raise
+            raise explanation from error
         return tape
 
 

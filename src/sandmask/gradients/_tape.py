@@ -82,12 +82,13 @@ class Tape(TorchFunctionMode):
     def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
         """The backward pass, also to `others`. Nothing may arrive at `leaves`: parameters, or what they are views of.
 
-        Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
-        `autograd.Function`.
+        Something does where a parameter was used out of sight of this mode: in a scripted module, in a custom
+        `autograd.Function`, or in a penalty that is part of a loss.
         """
         found = self.differentiate(losses, [*leaves, *others])
         if any(grad is not None for grad in found[: len(leaves)]):
-            raise UnsupportedError("a parameter is used by a function that cannot be tracked")
+            where = "by a function that cannot be tracked, or outside of the forward pass"
+            raise UnsupportedError(f"a parameter is used {where}")
 
     def differentiate(
         self,

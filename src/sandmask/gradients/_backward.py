@@ -81,7 +81,7 @@ def backward(
         the environment where only the loss is, as that of an empty batch. It costs one synchronization with the
         device. It has no effect with a scaler, which checks this itself.
     :param on_report: called with the report once `.grad` is written, such as a `sandmask.diagnostics.MaskLogger`.
-    :return: a report of what the mask did; it costs nothing unless it is read.
+    :return: a report of what the mask did; until it is read, it costs no time and keeps the moments.
 
     >>> import torch, sandmask
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)

@@ -123,7 +123,7 @@ def set_gradients(
     :param processes: "merge" or "alone", as in `sandmask.backward`: required if `torch.distributed` is initialized
         with several processes, unless the moments went through `sandmask.distributed.merge_moments`.
     :param group: process group; the default one if not given.
-    :return: a report of what the mask did; it costs nothing unless it is read.
+    :return: a report of what the mask did; until it is read, it costs no time and keeps the moments.
 
     >>> import torch, sandmask
     >>> model = torch.nn.Linear(2, 1)

@@ -66,6 +66,16 @@ def test_graphs_are_kept_for_another_call_if_asked_for(expected: list[Tensor]) -
         sandmask.backward(losses, model[0].parameters(), MASK)
 
 
+def test_heads_of_single_environments_may_have_ordinary_gradients() -> None:
+    body, heads = nn.Linear(5, 7), nn.ModuleList(nn.Linear(7, 1) for _ in X)
+    losses = [head(body(x)).square().mean() for head, x in zip(heads, X, strict=True)]
+    expected = [*torch.autograd.grad(sum(losses), [*heads.parameters()], retain_graph=True)]
+    sandmask.backward(losses, body.parameters(), MASK, retain_graph=True)
+    assert gradients(heads) == [None] * 6
+    torch.autograd.backward(losses, inputs=[*heads.parameters()])
+    torch.testing.assert_close(gradients(heads), expected)
+
+
 @pytest.mark.parametrize("form", [list, torch.stack, iter])
 def test_it_may_be_called_without_gradients(form: Any, expected: list[Tensor]) -> None:
     model = make_model()

@@ -176,8 +176,9 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
         param = named[name]
         if param.grad is None:
             # Fused optimizers expect gradients in the memory layout of their parameters.
-            same = grad.dtype == param.dtype and grad.stride() == param.stride()
-            param.grad = grad if same else torch.empty_like(param).copy_(grad)
+            dtype = getattr(param, "grad_dtype", None) or param.dtype  # which older versions of torch do not have
+            same = grad.dtype == dtype and grad.stride() == param.stride()
+            param.grad = grad if same else torch.empty_like(param, dtype=dtype).copy_(grad)
         else:
             param.grad.add_(grad)
     for param in (named[name] for name in masked):

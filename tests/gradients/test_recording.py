@@ -229,6 +229,18 @@ def test_a_forward_pass_that_is_given_up_is_freed(mistake: str) -> None:
     assert kept[0]() is None
 
 
+@pytest.mark.parametrize("mask", [ANDMask(1.0), GeometricMean(0.5)], ids=repr)
+def test_outputs_keep_no_gradients(mask: Mask) -> None:
+    """They keep the tape."""
+    model, x, y = make("mlp", [4, 4])
+    with sandmask.record(model, [4, 4]) as recording:
+        logits = model(x)
+    tape: Any = recording._tape
+    recording.backward(losses_of(logits, y, [4, 4]), mask)
+    assert tape.used() == {}
+    assert "folding" not in vars(tape)
+
+
 def test_mistakes_are_named() -> None:
     sizes = [4, 4, 4]
     model, x, y = make("mlp", sizes)

@@ -257,6 +257,11 @@ class OnePass(Tape):
         """Name -> `[E, *shape]`, of those parameters that were used."""
         return {name: found.detach() for name, found in self._gradients.items()}
 
+    def forget(self) -> None:
+        """Drop all gradients and moments: the outputs of the forward pass keep the tape alive."""
+        self._gradients, self._computed = {}, None
+        vars(self).pop("folding", None)
+
     def gradients(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`; zeros for parameters that were not used."""
         found = self.used()

@@ -167,16 +167,19 @@ class Recording:
 
 def _unscaled(tape: OnePass, named: Mapping[str, Tensor], scaling: Scaling) -> dict[str, Tensor | None]:
     used = tape.used()
+    tape.forget()
     return dict(zip(named, scaling.unscale([used.get(name) for name in named]), strict=True))
 
 
 def _folded(
     tape: OnePass, named: Mapping[str, Tensor], losses: Sequence[Tensor] | Tensor, *, check_finite: bool
 ) -> GradientMoments:
-    found = tape.folding.moments
+    folding = tape.folding
+    found = folding.moments
+    tape.forget()
     if not found:
         raise MaskError("No loss depends on a recorded layer. Was the model called inside of the `with` block?")
-    if check_finite and not tape.folding.all_finite():
+    if check_finite and not folding.all_finite():
         for name, moments in found.items():
             if not bool(moments.mean.isfinite().all()):
                 bad = [e for e, loss in enumerate(losses) if not bool(loss.isfinite())]

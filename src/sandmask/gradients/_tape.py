@@ -75,6 +75,10 @@ class Tape(TorchFunctionMode):
         """Called with the output of each layer and the parameters that it used; returns the output."""
         return output
 
+    def untracked(self) -> str:
+        """Why gradients arrived at parameters themselves."""
+        return "a parameter is used by a function that cannot be tracked, or outside of the forward pass"
+
     def refusal(self, func: Callable[..., Any]) -> UnsupportedError:
         """The error for a parameter that a function other than a layer was given."""
         return UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
@@ -87,8 +91,7 @@ class Tape(TorchFunctionMode):
         """
         found = self.differentiate(losses, [*leaves, *others])
         if any(grad is not None for grad in found[: len(leaves)]):
-            where = "by a function that cannot be tracked, or outside of the forward pass"
-            raise UnsupportedError(f"a parameter is used {where}")
+            raise UnsupportedError(self.untracked())
 
     def differentiate(
         self,

@@ -1,4 +1,4 @@
-"""From losses, or a model and batches, to gradients per environment and to masked gradients."""
+"""Compute gradients per environment, and masked gradients, from losses or from a model and batches."""
 
 from sandmask.gradients._backward import backward
 from sandmask.gradients._environments import environment_gradients, environment_moments, set_gradients

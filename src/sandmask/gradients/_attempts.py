@@ -1,4 +1,4 @@
-"""Try a way to take gradients: undo what a failed try did to buffers, and do not repeat it in the next step."""
+"""Try a way to compute gradients. A failed attempt leaves buffers unchanged and is not repeated in the next step."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,20 +11,20 @@ from sandmask.gradients._tape import UnsupportedError
 
 Found = TypeVar("Found")
 
-# A model that raises these may work in a loop: `vmap` has no branches on values, and lacks rules for some functions. If
-# not, the loop raises the clearer error.
+# Errors after which a loop over environments may still work: `vmap` does not support branches on values, and lacks
+# rules for some functions. If the loop fails too, its error is clearer.
 REFUSED = (UnsupportedError, RuntimeError)
 
-# Of models: the ways that failed, with the reason, and those that left all buffers as they were.
+# For each model: the ways that failed, with the reason, and the ways that left all buffers unchanged.
 _refused: WeakKeyDictionary[nn.Module, dict[object, str]] = WeakKeyDictionary()
 _steady: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
 
 
 class Attempts:
-    """The ways to take a model's gradients that are tried one after the other.
+    """Tries several ways to compute the gradients of a model, one after the other.
 
     :param model: the model.
-    :param case: what decides whether a way works, such as the shapes of inputs.
+    :param case: conditions on which the success of a way depends, such as the shapes of inputs.
     """
 
     def __init__(self, model: nn.Module, case: tuple[object, ...]) -> None:
@@ -34,9 +34,9 @@ class Attempts:
         self._pending: dict[object, str] = {}
 
     def attempt(self, way: str, call: Callable[[], Found]) -> Found:
-        """Return `call()`. If it fails, or failed in this case before, raise one of `REFUSED`, with unchanged buffers.
+        """Return `call()`. Raise one of `REFUSED`, with unchanged buffers, if it fails or failed in this case before.
 
-        A call that changes buffers fails too: a loop changes them once for each environment.
+        A call that changes buffers also fails, because a loop changes buffers once for each environment.
         """
         if self.worked(way):
             return call()
@@ -62,7 +62,7 @@ class Attempts:
         return (way, *self._case) in self._steady
 
     def settle(self) -> None:
-        """Remember the ways that failed, once another one did not: then inputs and loss are as they should be."""
+        """Remember the ways that failed. Called once another way succeeds, so the inputs and the loss are valid."""
         self._refused.update(self._pending)
         self._pending.clear()
 
@@ -73,25 +73,25 @@ class _Buffers:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._before: dict[str, tuple[nn.Module, str, Tensor, int, Tensor]] = {}
-        for path, module in model.named_modules():
+        for prefix, module in model.named_modules():
             for name, buffer in module._buffers.items():  # noqa: SLF001 - `named_buffers` does not tell the module
                 if buffer is not None and not buffer.is_inference():
-                    place = f"{path}.{name}" if path else name
-                    self._before[place] = module, name, buffer, buffer._version, buffer.clone()  # noqa: SLF001
+                    path = f"{prefix}.{name}" if prefix else name
+                    self._before[path] = module, name, buffer, buffer._version, buffer.clone()  # noqa: SLF001
 
     def changed(self) -> list[str]:
         """The names of buffers that were replaced or written to."""
         return [
-            place
-            for place, (module, name, buffer, version, _) in self._before.items()
+            path
+            for path, (module, name, buffer, version, _) in self._before.items()
             if dict(module._buffers.items()).get(name) is not buffer or buffer._version != version  # noqa: SLF001
         ]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Undo all changes."""
-        for place in self.changed():
-            module, name, buffer, version, copy = self._before[place]
+        for path in self.changed():
+            module, name, buffer, version, copy = self._before[path]
             module._buffers[name] = buffer  # noqa: SLF001
             if buffer._version != version:  # noqa: SLF001
                 buffer.copy_(copy)

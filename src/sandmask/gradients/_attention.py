@@ -1,4 +1,4 @@
-"""Attention, which `torch.nn.functional` has as one function, made of layers that a tape knows."""
+"""`multi_head_attention_forward` of `torch.nn.functional`, composed of layers that a tape supports."""
 
 import math
 from collections.abc import Callable
@@ -34,12 +34,13 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:
     """`multi_head_attention_forward` of inputs [length, N, width].
 
-    Masks are added to the attention, as `torch.nn.MultiheadAttention` passes them: `is_causal` comes with such a mask.
+    Masks are added to the attention scores. `is_causal` can be ignored, because `torch.nn.MultiheadAttention` also
+    passes the mask.
     """
     masks = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
     special = add_zero_attn or bias_k is not None or others.get("static_k") is not None
     if special or query.ndim != 3 or not all(m.is_floating_point() for m in masks):
-        raise UnsupportedError("attention has other keys and values than its inputs, or masks that are not added")
+        raise UnsupportedError("attention is unbatched, adds keys to its inputs, or has masks that are not additive")
     inputs = [x.transpose(0, 1) for x in (query, key, value)]
     separate = others.get("use_separate_proj_weight", False)
     if query is key is value and in_proj_weight is not None and not separate:
@@ -66,7 +67,7 @@ def _attention(
 
 
 def _merged(attn_mask: Tensor | None, key_padding_mask: Tensor | None, num_heads: int) -> Tensor | None:
-    """One mask for attention [N, heads, length, length]; one of three dimensions is [N * heads, length, length]."""
+    """Both masks as one, [N, heads, length, length]. A mask with three dimensions is [N * heads, length, length]."""
     if attn_mask is not None and attn_mask.ndim == 3:
         attn_mask = torch.unflatten(attn_mask, 0, (-1, num_heads))
     if key_padding_mask is None:

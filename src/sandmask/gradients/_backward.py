@@ -1,4 +1,4 @@
-"""`sandmask.backward`: replaces `loss.backward()`, for one loss per environment and a mask."""
+"""`sandmask.backward`: replaces `loss.backward()`, with one loss per environment and a mask."""
 
 import math
 import threading
@@ -40,17 +40,18 @@ def backward(
 ) -> MaskReport:
     """Fill `.grad` of the parameters with the masked mean gradient of the environments' losses.
 
-    It replaces `loss.backward()`. Like it, it adds to an existing `.grad` and leaves that of an unused parameter
-    unchanged. A parameter that only some environments use has a zero gradient in the others. Parameters may be
-    shared, frozen, of several dtypes and on several devices. `.grad` is written only if there was no error.
+    It replaces `loss.backward()`. Like `loss.backward()`, it adds to an existing `.grad`, and it does not change the
+    `.grad` of an unused parameter. If only some environments use a parameter, its gradient is zero in the others.
+    Parameters may be shared, frozen, of several dtypes and on several devices. If there is an error, no `.grad`
+    is written.
 
     Memory: with a list or a tensor, the graphs of all losses exist at once. With a generator,
     `(loss_of(batch) for batch in batches)`, one graph exists at a time, and the gradients need the same few buffers
     for any number of environments.
 
-    Gradient accumulation: an environment may be an iterable of losses of its micro-batches, whose gradients
-    are summed as by `Tensor.backward` (so divide each loss by their number). Accumulating over several calls
-    would mask each micro-batch by itself, which is noisier.
+    Gradient accumulation: instead of a loss, an environment may have an iterable of losses, one per micro-batch.
+    Their gradients are summed, so divide each loss by the number of micro-batches. Do not accumulate over several
+    calls: each micro-batch would be masked by itself, which is noisier.
 
     Mixed precision: pass the `torch.amp.GradScaler`. Losses are scaled, gradients are unscaled before
     the mask, and the result is scaled again, so that `scaler.unscale_`, `scaler.step` and `scaler.update`
@@ -58,7 +59,7 @@ def backward(
     that step.
 
     Several processes: `processes` is required if `torch.distributed` is initialized with more than one process,
-    with or without `DistributedDataParallel`, which does not average masked gradients. In a single process it has
+    even with `DistributedDataParallel`, which does not average masked gradients. In a single process, it has
     no effect.
 
     Environments must not influence each other in the forward pass. The usual cause is a batch-norm layer in
@@ -69,19 +70,19 @@ def backward(
     :param params: parameters, or `model.named_parameters()`, whose names then appear in errors and in the
         report.
     :param mask: for example `SANDMask(tau=0.8)`.
-    :param processes: "merge" if every process has environments of its own: the mask compares those of all
+    :param processes: "merge" if every process has its own environments: the mask compares the environments of all
         processes. "average" if every process has a part of each environment's data: the gradient of environment
-        e is averaged over processes first, and the mask compares the averages. Both fill the same `.grad` in
-        every process; all of them must call this. "alone" uses the losses of this process only.
+        e is first averaged over processes, and the mask compares the averages. Both fill the same `.grad` in
+        every process, and all processes must call this function. "alone" uses only the losses of this process.
     :param group: the process group; the default one if not given.
     :param scaler: `torch.amp.GradScaler` of mixed-precision training.
     :param retain_graph: keep the losses' graphs for another backward pass, such as one with another mask for other
         parameters.
-    :param check_finite: raise a `MaskError` that names environment and parameter where a gradient is inf or NaN, or
-        the environment where only the loss is, as that of an empty batch. It costs one synchronization with the
-        device. It has no effect with a scaler, which checks this itself.
+    :param check_finite: raise a `MaskError` that names the environment and the parameter if a gradient is inf or NaN,
+        or the environment if only its loss is, as for an empty batch. The check costs one synchronization with the
+        device. It has no effect with a scaler, which checks gradients itself.
     :param on_report: called with the report once `.grad` is written, such as a `sandmask.diagnostics.MaskLogger`.
-    :return: a report of what the mask did; until it is read, it costs no time and keeps the moments.
+    :return: a report on the mask. It is computed when it is first read, and holds the moments until then.
 
     >>> import torch, sandmask
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
@@ -106,7 +107,7 @@ def masked_backward(
     group: dist.ProcessGroup | None,
     on_report: Callable[[MaskReport], object] | None,
 ) -> MaskReport:
-    """Fill `.grad`, with `collect` to fold the losses' gradients into moments."""
+    """Fill `.grad`; `collect` folds the gradients of the losses into moments."""
     how = resolve_processes(processes, group)
     if how == "alone":
         named = checked_parameters(params, mask)
@@ -156,7 +157,7 @@ def collect_moments(
 
 
 def _note_loss(check: FiniteCheck, environment: int, loss: Tensor, *, at_once: bool) -> None:
-    """Check a loss when the moments are read, or `at_once` where other processes have to be told."""
+    """Check a loss when the moments are read, or `at_once` if other processes have to be told about an error."""
     if not at_once:
         check.record_loss(environment, loss)
     elif not math.isfinite(value := float(loss.detach())):
@@ -169,14 +170,14 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
     masked = {name: grad for name, grad in mask.from_moments(moments).items() if grad is not None}
     if not masked:
         raise MaskError(
-            "No loss depends on any of the tensors in `params`. Are they those of the model that made the losses?"
+            "No loss depends on any of the tensors in `params`. Pass the parameters of the model that made the losses."
         )
     scaled = scaling.rescale(list(masked.values()), moments.sums.mean)
     for name, grad in zip(masked, scaled, strict=True):
         param = named[name]
         if param.grad is None:
             # Fused optimizers expect gradients in the memory layout of their parameters.
-            dtype = getattr(param, "grad_dtype", None) or param.dtype  # which older versions of torch do not have
+            dtype = getattr(param, "grad_dtype", None) or param.dtype  # older versions of torch have no `grad_dtype`
             same = grad.dtype == dtype and grad.stride() == param.stride()
             param.grad = grad if same else torch.empty_like(param, dtype=dtype).copy_(grad)
         else:
@@ -189,7 +190,7 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
     return MaskReport(mask, moments)
 
 
-# First parameters of models, held weakly: those whose optimizer has not stepped yet, and all that were ever watched.
+# The first parameters of models, held weakly: in `_pending` until their optimizer steps, in `_watched` forever.
 _pending = WeakIdKeyDictionary()
 _watched = WeakIdKeyDictionary()
 _lock = threading.Lock()
@@ -199,8 +200,8 @@ _hooks: list[RemovableHandle] = []
 def watch_optimizer(model_key: Tensor) -> None:
     """Check the first optimizer that steps with this parameter, which identifies its model.
 
-    Parameters do not refer to their optimizer, so a hook sees the steps of all optimizers. The hook is not removed,
-    since another thread may be running it, but returns at once if no model is pending.
+    Parameters do not refer to their optimizer, so a hook sees the steps of all optimizers. The hook is never removed,
+    because another thread may be running it, but it returns immediately if no model is pending.
     """
     if model_key in _watched:
         return
@@ -220,16 +221,16 @@ def _inspect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     if found and any(_decays_decoupled(optimizer, group) for group in optimizer.param_groups):
         warn_once(
             "decoupled-weight-decay",
-            f"Masked gradients are applied by {type(optimizer).__name__} with decoupled weight decay. Weights whose "
-            "gradient is masked then hardly shrink, and what was learned from a single environment stays. Use "
-            "`torch.optim.Adam(..., weight_decay=...)`, whose weight decay is part of the gradient, or set "
+            f"{type(optimizer).__name__} applies masked gradients with decoupled weight decay. Masked weights then "
+            "hardly shrink, so the model keeps what it learned from a single environment. Use "
+            "`torch.optim.Adam(..., weight_decay=...)`, which adds weight decay to the gradient, or set "
             "`weight_decay=0`.",
             stacklevel=4,  # the caller of `optimizer.step`
         )
 
 
-# Decoupled weight decay is known by a flag in the groups (of torch, timm or pytorch-optimizer) or by part of a class's
-# name. `Optimizer2State` is the base of bitsandbytes' Adam, whose weight decay is that of AdamW.
+# Decoupled weight decay is recognized by a flag in the parameter groups (torch, timm and pytorch-optimizer) or by part
+# of a class name. `Optimizer2State` is the base class of bitsandbytes' Adam, which decays weights like AdamW.
 _FLAGS = ("decoupled_weight_decay", "decoupled_decay", "decoupled", "weight_decouple")
 _CLASSES = ("AdamW", "Muon", "Adafactor", "Lion", "RAdamScheduleFree", "Optimizer2State")
 

@@ -1,4 +1,4 @@
-"""Check arguments: parameters, masks, models and batches; and whether environments may share a pass."""
+"""Check arguments (parameters, masks, models and batches), and whether environments may share a pass."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
@@ -13,16 +13,17 @@ Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 Batches = list[tuple[Tensor, Tensor]]
 Method = Literal["auto", "loop", "batched"]
 
-# "auto" keeps all gradients at once up to this many elements in all (E x P); a loop keeps one environment's at a time.
+# "auto" computes all gradients at once if they have at most this many elements (E x P). Otherwise, it uses a loop,
+# which keeps the gradients of one environment at a time.
 AT_ONCE_LIMIT = 128 * 1024 * 1024
 
 
 def checked_parameters(params: Params, mask: object) -> dict[str, Tensor]:
-    """Check parameters and mask. Return the parameters that require gradients by name, shared ones once.
+    """Check parameters and mask. Return the parameters that require gradients by name; a shared parameter occurs once.
 
     A parameter without a name is named by its number and shape.
     """
-    if not isinstance(mask, Mask):  # common mistakes are its class, and arguments in another order
+    if not isinstance(mask, Mask):  # common mistakes: the class instead of an instance, and a wrong order of arguments
         found = f"the class {mask.__name__}: call it" if isinstance(mask, type) else type(mask).__name__
         raise MaskError(f"Parameter `mask` should be a mask, such as `SANDMask(tau=0.8)`. Found {found}.")
     if isinstance(params, nn.Module):
@@ -38,7 +39,7 @@ def checked_parameters(params: Params, mask: object) -> dict[str, Tensor]:
         if not param.is_leaf:
             raise MaskError(
                 f"Every tensor in `params` should be a leaf, whose `.grad` can be filled. "
-                f"Found {name}, which is computed from others."
+                f"Found {name}, which is computed from other tensors."
             )
         check_whole(name, param)
         seen.add(id(param))
@@ -46,7 +47,7 @@ def checked_parameters(params: Params, mask: object) -> dict[str, Tensor]:
     if not named:
         raise MaskError(
             "Parameter `params` should hold at least one tensor that requires a gradient. Found none. "
-            "Was a generator such as `model.parameters()` used up by an earlier call?"
+            "If it is a generator, such as `model.parameters()`, create a new one for each call."
         )
     return named
 
@@ -58,7 +59,7 @@ def check_whole(name: str, param: Tensor) -> None:
     elif getattr(param, "_fsdp_flattened", False):
         what = "managed by FullyShardedDataParallel"
     elif type(param) is nn.Parameter and param.numel() > 0 and param.untyped_storage().nbytes() == 0:
-        what = "managed by `fully_shard`, which freed it after the backward pass"
+        what = "managed by `fully_shard`, which frees it after the backward pass"
     else:
         return
     raise MaskError(
@@ -79,7 +80,7 @@ def _named(item: object, number: int) -> tuple[str, Tensor]:
 
 
 def _unused(name: str, taken: dict[str, Tensor]) -> str:
-    """Two models may use the same names."""
+    """A name that is not taken yet, because two models may use the same names."""
     if name not in taken:
         return name
     return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)
@@ -96,17 +97,19 @@ def check_request(model: nn.Module, method: str, chunk_size: int | None) -> None
 
 
 def check_batches(batches: Iterable[tuple[Tensor, Tensor]], *, per_sample: bool) -> Batches:
-    """One batch per environment; with `per_sample`, one of a single example each."""
+    """The batches, one per environment. With `per_sample`, every example is a batch of its own."""
     found = list(batches)
     if not found:
         raise MaskError("Parameter `batches` should hold a batch (x, y) for each environment. Found none.")
     for e, batch in enumerate(found):
         if not isinstance(batch, tuple | list) or [isinstance(part, Tensor) for part in batch] != [True, True]:
-            raise MaskError(f"Parameter `batches` should hold pairs (x, y) of tensors. That of environment {e} is not.")
+            raise MaskError(
+                f"Parameter `batches` should hold pairs (x, y) of tensors. The batch of environment {e} is not."
+            )
         x, y = batch
         if x.ndim == 0 or y.ndim == 0 or x.shape[0] != y.shape[0] or y.shape[0] == 0:
             raise MaskError(
-                "Parameter `batches` should hold as many inputs as targets, at least one. "
+                "Parameter `batches` should hold equally many inputs and targets, at least one each. "
                 f"Environment {e} has inputs of shape {tuple(x.shape)} and targets of shape {tuple(y.shape)}."
             )
     if per_sample:
@@ -115,15 +118,15 @@ def check_batches(batches: Iterable[tuple[Tensor, Tensor]], *, per_sample: bool)
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that gradients are taken of."""
+    """The parameters that require gradients."""
     params: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, param in params.items():
         if is_lazy(param):
-            raise MaskError(f"`{name}` has no shape yet, because its module is lazy. Call the model once before.")
+            raise MaskError(f"`{name}` has no shape yet, because its module is lazy. Call the model once before this.")
         if param.is_complex():
             raise MaskError(
-                f"`{name}` should be of a real floating-point dtype. Found {param.dtype}. Make its real and imaginary "
-                "parts a real parameter, and use `torch.view_as_complex` of it."
+                f"`{name}` should be of a real floating-point dtype. Found {param.dtype}. Store its real and imaginary "
+                "parts in a real parameter, and apply `torch.view_as_complex` to it."
             )
         check_whole(name, param)
     if not params:
@@ -143,7 +146,7 @@ def choose_method(method: Method, model: nn.Module, params: Mapping[str, Tensor]
 
 
 def why_apart(model: nn.Module, params: Mapping[str, Tensor]) -> str | None:
-    """The reason why every environment needs its own pass, if there is one."""
+    """The reason why every environment needs its own pass; None if environments may share a pass."""
     for name, module in model.named_modules():
         if isinstance(module, _NormBase) and module.training and module.running_mean is not None:
             return f"`{name}` updates its running statistics with every batch"

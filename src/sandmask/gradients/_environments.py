@@ -1,4 +1,4 @@
-"""Per-environment gradients of a model: one environment after the other, or many at once. The numbers are the same."""
+"""Gradients of a model for each environment, computed one by one or together. The results are the same."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -53,9 +53,9 @@ def environment_gradients(
     :param model: model that treats the first dimension of its input as examples.
     :param loss_fn: function of the model's output and the targets that returns a scalar.
     :param batches: one pair (x, y) per environment; batches may differ in size.
-    :param method: "loop" takes one environment after the other, which needs the least memory; "batched" takes all
-        in one pass over their concatenated batches (with `torch.func.vmap` for models that use parameters outside
-        of the usual layers); "auto" chooses.
+    :param method: "loop" processes one environment after the other, which needs the least memory. "batched" processes
+        all environments in one pass over their concatenated batches (with `torch.func.vmap` for models that use
+        parameters outside of the usual layers). "auto" chooses.
     :param per_sample: treat every example as an environment, as in ILC.
     :return: the gradients by parameter name, `[E, *shape]`, in the order of `batches`.
     """
@@ -80,8 +80,8 @@ def environment_moments(
     """Compute the moments over environments of the gradients of `loss_fn(model(x), y)`.
 
     Pass the result to `mask.from_moments`, or to `sandmask.set_gradients` to fill `.grad`. With `method="loop"`,
-    memory does not grow with the number of environments; "auto" uses it if all gradients together would have more than
-    128 million elements.
+    memory does not grow with the number of environments. "auto" uses a loop if all gradients together would have more
+    than 128 million elements.
 
     :param model: model that treats the first dimension of its input as examples.
     :param loss_fn: function of the model's output and the targets that returns a scalar.
@@ -90,8 +90,8 @@ def environment_moments(
     :param per_sample: treat every example as an environment, as in ILC.
     :param chunk_size: number of environments that "batched" processes at once with `vmap`; all if not given.
     :param log_magnitude: also sum log(|g| + 1e-10), which `GeometricMean` needs.
-    :param check_finite: raise a `MaskError` that names the parameter and the environment of a gradient that is inf
-        or NaN.
+    :param check_finite: raise a `MaskError` if a gradient is inf or NaN. It names the parameter and the environment.
+    :return: the moments.
     """
     passes = _Passes(model, loss_fn, batches, method, per_sample=per_sample, chunk_size=chunk_size)
     folded = None if log_magnitude else passes.folded(check_finite=check_finite)
@@ -99,7 +99,7 @@ def environment_moments(
         return folded
     moments = GradientMoments(log_magnitude=log_magnitude, check_finite=check_finite)
     for envs, grads in passes.pieces():
-        if envs == [moments.count]:  # one after the other, as in a loop
+        if envs == [moments.count]:  # a loop takes one environment after the other
             moments.update({name: of_one[0] for name, of_one in grads.items()})
         else:
             moments.update_many(grads, environments=envs)
@@ -123,7 +123,7 @@ def set_gradients(
     :param processes: "merge" or "alone", as in `sandmask.backward`: required if `torch.distributed` is initialized
         with several processes, unless the moments went through `sandmask.distributed.merge_moments`.
     :param group: process group; the default one if not given.
-    :return: a report of what the mask did; until it is read, it costs no time and keeps the moments.
+    :return: a report on the mask. It is computed when it is first read, and holds the moments until then.
 
     >>> import torch, sandmask
     >>> model = torch.nn.Linear(2, 1)
@@ -136,8 +136,8 @@ def set_gradients(
     named = checked_parameters(named_params, mask)
     if missing := [name for name in moments.names if name not in named]:
         raise MaskError(
-            f"Parameter `named_params` should name the tensors of the moments. {missing[0]!r} is not among them: "
-            "give `model.named_parameters()` of the same model."
+            f"Parameter `named_params` should contain all tensors of the moments. {missing[0]!r} is missing: "
+            "pass `model.named_parameters()` of the same model."
         )
     how = "alone" if moments.merged else resolve_processes(processes, group)
     if how == "average":
@@ -151,7 +151,7 @@ def set_gradients(
 
 
 class _Passes:
-    """The ways to take the gradients of a model, with a batch of every environment."""
+    """The ways to compute the gradients of a model from a batch of every environment."""
 
     def __init__(
         self,
@@ -197,8 +197,9 @@ class _Passes:
         return chain([first], pieces)
 
     def folded(self, *, check_finite: bool) -> GradientMoments | None:
-        """Moments that were folded layer by layer in one pass, on a CPU; None where that cannot be, or where a gradient
-        is not finite: then the other ways have an error to name.
+        """Moments that are folded layer by layer in one pass on a CPU.
+
+        None if this is not possible, or if a gradient is not finite: the other ways then raise an error that names it.
         """
         if not self.in_one_pass or any(param.device.type != "cpu" for param in self.params.values()):
             return None
@@ -223,20 +224,20 @@ class _Passes:
         case = (*sizes, *alike, self.model.training)
         tape = OnePass(self.params, sizes, fold=fold, check=(self.model, case))
         x = tape.trace(torch.cat([x for x, _ in self.batches]))
-        # Batches may have other sizes in every step, for which gradients are checked, but not outputs.
+        # If batches have new sizes in a later step, only gradients are checked, and not outputs.
         new = tape.checks and not self.attempts.worked(_FOLDED if fold else _STACKED)
         state = random_state(x.device) if new else None
         with tape:
             output = self.model(x)
         if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != sum(sizes):
             raise UnsupportedError("the model's output is not one tensor with a row per example")
-        if state is not None and torch.equal(state, random_state(x.device)):  # else outputs are random
+        if state is not None and torch.equal(state, random_state(x.device)):  # otherwise, outputs are random
             check_outputs(self.model, [x for x, _ in self.batches], torch.split(output, sizes))
         tape.run(self._losses(tape, output), list(self.params.values()))
         return tape
 
     def _losses(self, tape: OnePass, output: Tensor) -> list[Tensor]:
-        """The loss of each environment, or one number with the gradient of their sum."""
+        """The loss of each environment, or one number that has the gradient of the sum of the losses."""
         targets = [y for _, y in self.batches]
         y = None if tape.checks else joined_targets(self.loss_fn, output, targets)
         if y is not None:
@@ -261,7 +262,7 @@ class _Passes:
 
         def loss(values: NamedGradients, x: Tensor, y: Tensor) -> Tensor:
             replaced = {place: values[name] for place, name in places.items()}
-            # What finds the model's own parameters (in a list, or from the loss) does not see those in their places.
+            # Code that finds the model's own parameters (in a list, or from the loss) does not see the substitutes.
             with NoParameters(self.params):
                 return scalar_loss(self.loss_fn(functional_call(self.model, replaced, (x,), tie_weights=False), y), 0)
 
@@ -278,10 +279,10 @@ class _Passes:
 
 
 def _places(model: nn.Module, params: Mapping[str, Tensor]) -> dict[str, str]:
-    """Every place in a model that holds one of the parameters -> the parameter's name.
+    """All attributes of a model that hold one of the parameters, by path -> the parameter's name.
 
-    `functional_call` finds the places of tied weights itself, but that of a module with two names twice, and then the
-    module keeps the tensors that it was called with (pytorch/pytorch#164759).
+    `functional_call` finds tied weights itself. But it finds a module with two names twice, and then the module keeps
+    the tensors that it was called with (pytorch/pytorch#164759).
     """
     names = {id(param): name for name, param in params.items()}
     return {

@@ -1,4 +1,4 @@
-"""Moments of a model's gradients, one parameter after the other, while a CPU still has the gradients in its cache."""
+"""Fold a model's gradients into moments, one parameter after the other, while they are still in the CPU's cache."""
 
 import math
 from collections.abc import Mapping
@@ -12,14 +12,15 @@ from sandmask.masks import TensorMoments, fold_runs, gradient_moments
 from sandmask.masks._finite import all_finite
 from sandmask.masks._two_pass import PIECE, accumulation_dtype, works_in_place
 
-# Elements of gradients that are small, and of all small ones together. For these, calls take longer than arithmetic.
+# The largest number of elements of a small gradient, and of all small gradients together. For small gradients, calls
+# take longer than arithmetic.
 _SMALL, _SMALL_TOGETHER = 2**17, 2**20
 
 
 class Folding:
-    """The moments of all parameters, next to each other in memory, so that a mask reads them as one tensor.
+    """The moments of all parameters in contiguous memory, so that a mask reads them as one tensor.
 
-    Small gradients come last. They are copied next to each other, and folded together at the end.
+    Small gradients come last. They are copied into one buffer and folded together at the end.
 
     :param params: parameters by name.
     :param n_envs: number of environments.
@@ -36,12 +37,12 @@ class Folding:
             if n_envs * sizes[name] > _SMALL or n_envs * (total - begin) > _SMALL_TOGETHER:
                 self._first_small = begin + sizes[name]
             begin += sizes[name]
-        n_small = math.ceil((total - self._first_small) / PIECE) * PIECE  # whole pieces, which threads divide
+        n_small = math.ceil((total - self._first_small) / PIECE) * PIECE  # threads divide whole pieces
         dtype = accumulation_dtype(next(iter(params.values())).dtype)
         self._small = torch.zeros(n_envs, n_small, dtype=dtype)
         self._moments = torch.empty(3, self._first_small + n_small, dtype=dtype)
         self._shapes: dict[str, torch.Size] = {}  # of the parameters in `_moments`
-        self._apart: dict[str, TensorMoments] = {}  # of those that cannot be there
+        self._apart: dict[str, TensorMoments] = {}  # of parameters that do not fit into `_moments`
 
     def add(self, name: str, gradients: Tensor) -> None:
         """Fold the gradients `[E, *shape]` of a parameter."""
@@ -60,7 +61,7 @@ class Folding:
 
     @cached_property
     def moments(self) -> dict[str, TensorMoments]:
-        """The moments of the parameters that have gradients, by name, once all gradients were added."""
+        """The moments by name, of the parameters that have gradients. Read it after all gradients are added."""
         fold_runs(self._small[None], self._moments[:, None, self._first_small :])
         found = {
             name: TensorMoments(self._n_envs, *self._moments[:, self._places[name]].view(3, *shape))
@@ -69,7 +70,7 @@ class Folding:
         return {**found, **self._apart}
 
     def all_finite(self) -> bool:
-        """Whether all means are finite: one sum tells, unless it overflows."""
+        """Whether all means are finite. One sum is enough to tell, unless it overflows."""
         means = [moments.mean for moments in self.moments.values()]
         one_buffer = len(self._shapes) == self._n_params
         return (one_buffer and math.isfinite(self._moments[1].sum())) or all(all_finite(means))

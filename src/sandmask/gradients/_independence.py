@@ -1,4 +1,4 @@
-"""Check that examples pass through a model independently of each other: their gradients, and their outputs."""
+"""Check that the gradients and outputs of an example do not depend on other examples."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,26 +8,28 @@ from torch import Tensor, nn
 
 from sandmask.gradients._tape import UnsupportedError
 
-# How much an output may differ if a batch has more examples, relative to the largest: other kernels may compute it.
+# How much an output may differ, relative to the largest output, if a batch has more examples: torch may choose other
+# kernels.
 _OUTPUT_TOLERANCE = 1e-2
 _OUTPUT_TOLERANCE_HALF = 1e-1
 
-# How much a gradient may change if the losses of other environments change, relative to its size. Kernels that add up
-# in any order change it by rounding errors.
+# How much a gradient may change, relative to its size, if the losses of other environments change. Kernels without a
+# fixed order of summation change it by rounding errors.
 _TOLERANCE = 1e-4
 _TOLERANCE_HALF = 2e-2
 _FACTORS = (0.0, 1.0, 0.5, 0.25)
 
 
 class IndependenceCheck:
-    """Compares two backward passes: one of the losses, and one of the losses times a different factor each.
+    """Compares two backward passes: one of the losses, and one of the losses multiplied by different factors.
 
-    Where examples are independent of each other, the gradient of a row is multiplied by the factor of its environment.
-    Factors are zero and powers of two, so that this is exact. Where it is zero, the smallest gradient of another
-    environment is noticed. Only two numbers of each example are kept. Nothing is compared before `activate`.
+    If examples are independent of each other, the gradient of a row is multiplied by the factor of its environment.
+    Factors are zero or powers of two, so that the multiplication is exact. In environments with the factor zero, even
+    the smallest gradient from another environment is detected. Only two numbers of each example are kept. Nothing is
+    compared before `activate`.
 
-    A tensor whose gradient is zero, as behind a factor that starts at zero, or not finite, as after an overflow, tells
-    nothing: `told` leaves it out.
+    A gradient that is zero (as behind a factor that starts at zero) or not finite (as after an overflow) gives no
+    information, so `told` leaves its tensor out.
 
     :param sizes: number of examples of each environment.
     """
@@ -37,11 +39,11 @@ class IndependenceCheck:
         self._factors = [_FACTORS[(e + e // 4 + e // 16) % 4] for e in range(len(sizes))]
         self._sizes = list(sizes)
         self._seen: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
-        # The smallest number of full precision in any tensor: multiples of smaller ones, of float16, are not exact.
+        # The smallest normal number of any tensor's dtype: multiples of smaller float16 numbers are not exact.
         self._tiny = 0.0
 
     def watch(self, output: Tensor, number: int) -> None:
-        """Compare the gradients of this tensor, which has a row per example, or several."""
+        """Compare the gradients of this tensor, which has one or more rows per example."""
         seen = self._seen[number] = []
         self._tiny = max(self._tiny, torch.finfo(output.dtype).tiny)
         output.register_hook(partial(_note, seen, self._active, sum(self._sizes)))  # type: ignore[no-untyped-call]
@@ -61,7 +63,7 @@ class IndependenceCheck:
     def passed(self) -> bool:
         """Whether no row's gradient depends on the loss of another environment. Called after both passes.
 
-        What is not finite passes: it has an error of its own.
+        Gradients that are not finite pass, because another check raises an error for them.
         """
         mixed, of_rows = [], torch.tensor(self._factors).repeat_interleave(torch.tensor(self._sizes))
         for (weighted, _, _), (plain, tolerance, size) in (seen for seen in self._seen.values() if seen):
@@ -77,7 +79,7 @@ class IndependenceCheck:
 
 
 def _note(seen: list[tuple[Tensor, Tensor, Tensor]], active: list[bool], n_examples: int, grad: Tensor) -> None:
-    """A weighted sum of each example's gradient, how much it may differ, and the sum of the weights."""
+    """Note a weighted sum of each example's gradient, its tolerance, and the sum of the weights."""
     if not active:
         return
     tolerance = _TOLERANCE_HALF if grad.itemsize == 2 else _TOLERANCE
@@ -89,7 +91,7 @@ def _note(seen: list[tuple[Tensor, Tensor, Tensor]], active: list[bool], n_examp
 
 
 def random_state(device: torch.device) -> Tensor:
-    """The state of the device's random numbers: the same after a forward pass that draws none."""
+    """The state of the device's random number generator. A forward pass without random numbers does not change it."""
     if device.type == "cpu":
         return torch.get_rng_state()
     if device.type == "mps":
@@ -99,12 +101,12 @@ def random_state(device: torch.device) -> Tensor:
 
 
 def check_outputs(model: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-    """Raise if an environment alone has other outputs than together with the others.
+    """Raise if the outputs of an environment change when it is passed through the model alone.
 
-    Values may depend on other examples where gradients do not: a detached mean of the batch, a branch on a value.
+    Outputs may depend on other examples even if gradients do not: a detached mean of the batch, a branch on a value.
     """
     for x, rows in zip(inputs, outputs, strict=True):
-        alone = model(x.clone()).detach()  # which the model may change in place
+        alone = model(x.clone()).detach()  # a clone, because the model may change its input in place
         half = rows.itemsize == 2 or torch.is_autocast_enabled(x.device.type)
         tolerance = rows.abs().amax() * (_OUTPUT_TOLERANCE_HALF if half else _OUTPUT_TOLERANCE)
         if alone.shape != rows.shape or bool(((alone - rows).abs() > tolerance).any()):

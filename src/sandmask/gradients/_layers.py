@@ -1,7 +1,7 @@
-"""Layers that keep the gradients of their weights apart by environment, instead of those of torch.
+"""Replacements for torch's layers that keep the gradients of their weights apart by environment.
 
-Each is an `autograd.Function` whose backward pass returns the gradient with respect to the input, and gives those of
-the weights to the tape.
+Each layer is an `autograd.Function`. Its backward pass returns the gradient with respect to the input, and gives the
+gradients of the weights to the tape.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from sandmask.gradients._one_pass import OnePass
 
 
-# Saved with the tensors of each layer. `torch.utils.checkpoint` computes a forward pass again without the tape, and
-# compares dtypes and shapes of what is saved: this one never equals what a layer of torch saves in its place.
+# Saved with the tensors of each layer. `torch.utils.checkpoint` repeats a forward pass without the tape, and compares
+# the dtypes and shapes of saved tensors: a layer of torch never saves a tensor like this one.
 MARK = torch.empty(0, 1, 0, dtype=torch.uint8, device="cpu")
 
 
@@ -30,7 +30,7 @@ class _Linear(torch.autograd.Function):
         x, weight, bias = _autocast(x, weight, bias)
         ctx.save_for_backward(x, weight, MARK)
         output = F.linear(x, weight, bias)
-        # It may be a view of a matrix, and the output of a function that is a view cannot be changed in place.
+        # The output may be a view of a matrix, and a view that a function returns cannot be changed in place.
         no_view: Tensor = torch.ops.aten._unsafe_view(output, output.shape)  # noqa: SLF001
         return no_view
 
@@ -44,17 +44,17 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_products(tape: "OnePass", grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x of each environment: one batched product where all have the same number of rows."""
+    """grad^T x of each environment, as one batched product if all have the same number of rows."""
     if len(set(tape.sizes)) > 1:
         return tape.by_environment(lambda g, v: g.flatten(0, -2).T @ v.flatten(0, -2), grad, x)
     n_envs = len(tape.sizes)
     grad, x = (t.reshape(n_envs, t.shape[:-1].numel() // n_envs, t.shape[-1]) for t in (grad, x))
-    # Where moments are taken of it at once, it is then forgotten.
+    # If gradients are folded, the product is needed only until then, so its memory is used again.
     return scratch_product(grad.mT, x) if tape.folds else grad.mT @ x
 
 
 class _Convolution(torch.autograd.Function):
-    """Of any number of dimensions; `how` is stride, padding, dilation, whether transposed, output padding, groups."""
+    """A convolution of any dimension. `how` is stride, padding, dilation, transposed, output padding and groups."""
 
     @staticmethod
     def forward(ctx: Any, tape: "OnePass", x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
@@ -131,7 +131,7 @@ class _Affine(torch.autograd.Function):
         ctx.tape, ctx.params, ctx.shape = tape, (weight, bias), shape
         ctx.save_for_backward(x, weight, MARK)
         scaled = x * weight.view(shape)
-        return (scaled if bias is None else scaled + bias.view(shape)).to(x.dtype)  # weights may have a wider one
+        return (scaled if bias is None else scaled + bias.view(shape)).to(x.dtype)  # weights may have a wider dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -144,7 +144,7 @@ class _Affine(torch.autograd.Function):
 
 
 def _autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
-    """Cast the tensors as autocast does, which has no effect inside of an `autograd.Function`."""
+    """Cast the tensors as autocast would, because autocast has no effect inside of an `autograd.Function`."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return x, *weights
@@ -173,7 +173,7 @@ def _convolution(
     stride, dilation = _each(stride, weight.ndim - 2), _each(dilation, weight.ndim - 2)
     if padding == "same":
         both = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
-        more = [p for each in reversed(both) for p in (0, each % 2)]  # at the end, where it cannot be even
+        more = [p for each in reversed(both) for p in (0, each % 2)]  # odd padding has one more at the end
         input, padding = F.pad(input, more), [each // 2 for each in both]  # noqa: A001
     padding = _each(0 if padding == "valid" else padding, weight.ndim - 2)
     how = (stride, padding, dilation, False, _each(0, weight.ndim - 2), groups)

@@ -13,7 +13,8 @@ EnvironmentLoss = Tensor | Iterable[Tensor]
 Losses = Tensor | Iterable[EnvironmentLoss]
 EnvironmentGradients = list[Tensor | None]
 
-# Loss functions that are a mean over examples. Held here, so that one that replaces them in torch is not among them.
+# Loss functions that are a mean over examples. They are listed here so that a function that replaces one of them in
+# torch is not recognized.
 _MEANS = (F.cross_entropy, F.mse_loss, F.binary_cross_entropy_with_logits)
 
 
@@ -24,10 +25,10 @@ def gradients_by_environment(
     retain_graph: bool = False,
     prepare: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> Iterator[EnvironmentGradients]:
-    """Yield every environment's gradients, `None` where a parameter is unused.
+    """Yield every environment's gradients, with `None` for unused parameters.
 
-    Losses in a list, a tensor or any other collection may share a graph, which is kept until the last one. Those of a
-    generator are taken one at a time, and the graph of each is freed before the next is computed.
+    Losses in a list, a tensor or any other collection may share a graph, which is kept until the last loss. The losses
+    of a generator are processed one at a time, and the graph of each loss is freed before the next loss is computed.
 
     :param prepare: applied to each loss before it is differentiated.
     """
@@ -40,7 +41,7 @@ def gradients_by_environment(
         for loss, keep in _micro_batches(of_environment, environment, retain=retain):
             gradients = _differentiate(prepare(loss), params, retain_graph=keep)
             total = list(gradients) if total is None else _add(total, gradients, owned)
-            # Else a name here would keep this loss alive while the next one is computed.
+            # Otherwise, a variable here would keep this loss alive while the next one is computed.
             del loss, gradients
         if total is None:
             raise MaskError(f"Environment {environment} should have at least one loss. Found an empty iterable.")
@@ -66,7 +67,7 @@ def _one_by_one(losses: Losses) -> Iterable[EnvironmentLoss]:
 
 
 def _differentiate(loss: Tensor, params: Sequence[Tensor], *, retain_graph: bool) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad`, with errors about graphs that name the parameters of `backward`."""
+    """`torch.autograd.grad`. Errors about graphs refer to the parameters of `backward`."""
     try:
         return torch.autograd.grad(loss, params, retain_graph=retain_graph, allow_unused=True)
     except RuntimeError as error:
@@ -76,7 +77,7 @@ def _differentiate(loss: Tensor, params: Sequence[Tensor], *, retain_graph: bool
 
 
 def explained(error: RuntimeError) -> MaskError | None:
-    """An error of a backward pass with the parameters of `backward` and what to do, if it is a known one."""
+    """The error to raise for a known error of a backward pass: what to do, with the parameters of `backward`."""
     message = str(error)
     if "a second time" in message:
         return MaskError(
@@ -91,14 +92,14 @@ def explained(error: RuntimeError) -> MaskError | None:
         )
     if "fabric.backward" in message:
         return MaskError(
-            "With mixed precision, outputs of a model that Lightning Fabric set up accept only `fabric.backward`. Call "
-            "`model.module(x)` inside of `with fabric.autocast():`."
+            "With mixed precision, outputs of a model from Lightning Fabric's `setup` accept only `fabric.backward`. "
+            "Call `model.module(x)` inside of `with fabric.autocast():`."
         )
     return MaskError(REENTRANT) if "use_reentrant=True" in message else None
 
 
 def _micro_batches(losses: EnvironmentLoss, environment: int, *, retain: bool) -> Iterator[tuple[Tensor, bool]]:
-    """The losses of one environment, each with whether its graph is still needed afterwards."""
+    """Yield the losses of one environment, each with a flag: whether its graph is still needed afterwards."""
     if isinstance(losses, Tensor) or not isinstance(losses, Iterable):
         yield scalar_loss(losses, environment), retain
         return
@@ -108,7 +109,7 @@ def _micro_batches(losses: EnvironmentLoss, environment: int, *, retain: bool) -
 
 
 def scalar_loss(loss: object, environment: int) -> Tensor:
-    """The loss without dimensions, if it is one that a gradient can be taken of."""
+    """The loss as a 0-dimensional tensor. Raise an error if it cannot be differentiated."""
     where = f"The loss of environment {environment}"
     if not isinstance(loss, Tensor):
         raise MaskError(f"{where} should be a tensor. Found {type(loss).__name__}.")
@@ -117,7 +118,7 @@ def scalar_loss(loss: object, environment: int) -> Tensor:
     if not loss.requires_grad:
         raise MaskError(
             f"{where} should depend on a parameter. Found a tensor that requires no gradient. "
-            "Was it detached, or computed under `torch.no_grad`?"
+            "Do not detach it, and do not compute it under `torch.no_grad`."
         )
     return loss if loss.ndim == 0 else loss.reshape(())
 
@@ -125,9 +126,9 @@ def scalar_loss(loss: object, environment: int) -> Tensor:
 def joined_targets(loss_fn: object, output: Tensor, targets: Sequence[Tensor]) -> Tensor | None:
     """The targets of all environments, if the loss of all examples is known to be the mean of the environments' losses.
 
-    It is for functions that are a mean over examples, if all environments have equally many. `cross_entropy` excludes
-    examples whose target is `ignore_index`, which is negative. On a GPU, looking for one would wait for the device, so
-    losses are joined on a CPU only.
+    This is so if the loss function is a mean over examples and all environments have the same number of examples.
+    `cross_entropy` excludes examples whose target is `ignore_index`, which is negative. On a GPU, a search for such
+    targets would wait for the device, so losses are joined only on a CPU.
 
     :param output: the model's output for the examples of all environments.
     :param targets: the targets of each environment.
@@ -141,17 +142,17 @@ def joined_targets(loss_fn: object, output: Tensor, targets: Sequence[Tensor]) -
 
 
 def _add(total: EnvironmentGradients, gradients: Sequence[Tensor | None], owned: set[int]) -> EnvironmentGradients:
-    """The sum of gradients, in place only for sums that were made here, whose places are in `owned`.
+    """Add gradients to a total. Only sums that this function made are changed in place; `owned` has their indices.
 
     Gradients from autograd may share memory: two parameters that are added have the same gradient tensor.
     """
     summed: EnvironmentGradients = []
-    for place, (sum_so_far, gradient) in enumerate(zip(total, gradients, strict=True)):
+    for index, (sum_so_far, gradient) in enumerate(zip(total, gradients, strict=True)):
         if sum_so_far is None or gradient is None:
             summed.append(gradient if sum_so_far is None else sum_so_far)
-        elif place in owned:
+        elif index in owned:
             summed.append(sum_so_far.add_(gradient))
         else:
             summed.append(sum_so_far + gradient)
-            owned.add(place)
+            owned.add(index)
     return summed

@@ -1,4 +1,4 @@
-"""Several processes: agree on mode, mask and model, then merge moments or average each environment's gradients."""
+"""Several processes: check that mode, mask and model agree, then merge moments or average gradients."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,8 @@ About = tuple[torch.Size, torch.dtype, torch.dtype]  # a tensor: its shape, and 
 
 _BUCKET = 2**24  # elements that are added up at a time
 
-# Replicas on different hardware may differ by rounding; two random initializations differ by far more than this.
+# The tolerance for replicas on different hardware, which may differ by rounding. Two random initializations differ by
+# far more.
 _TOLERANCE = 1e-3
 
 _CHOICES = (
@@ -38,8 +39,8 @@ _CHOICES = (
 def resolve_processes(processes: Processes | None, group: dist.ProcessGroup | None) -> Processes:
     """Check the argument `processes`; "alone" in a single process.
 
-    Whether a parameter belongs to a `DistributedDataParallel` module cannot be seen from it, nor from a loss, and only
-    the user knows whether the processes hold different environments or parts of the same ones.
+    Only the user knows whether the processes hold different environments or parts of the same environments. Neither a
+    parameter nor a loss shows whether it belongs to a `DistributedDataParallel` module.
     """
     if processes is not None and processes not in get_args(Processes):
         raise MaskError(
@@ -77,7 +78,7 @@ class Message:
 
 
 def exchange(message: Message, group: dist.ProcessGroup | None) -> list[Any]:
-    """The contents of all processes' messages; raises, in every process, what is wrong in any of them."""
+    """Return the contents of all processes' messages. An error in one process is raised in all of them."""
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, message, group=group)
     messages: list[Message] = gathered
@@ -99,7 +100,7 @@ def exchange(message: Message, group: dist.ProcessGroup | None) -> list[Any]:
 
 @contextmanager
 def telling(message: Message, group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Tell the other processes, which wait in `exchange`, of an error in here: it is raised in all of them."""
+    """Report an error in this block to the other processes, which wait in `exchange`. It is raised in all of them."""
     try:
         yield
     except Exception as error:
@@ -126,15 +127,16 @@ def _check_same_model(first: Mapping[str, float] | None, other: Mapping[str, flo
         return
     if list(first) != list(other):
         raise MaskError(
-            "Every process should have gradients of the same tensors. Found different names, or the same in another "
-            f"order, in processes 0 and {rank} of the group."
+            "Every process should have gradients of the same tensors, in the same order. Found different names or "
+            f"orders in processes 0 and {rank} of the group."
         )
     for name, norm in first.items():
         if not math.isclose(norm, other[name], rel_tol=_TOLERANCE, abs_tol=1e-8) and not math.isnan(norm):
             raise MaskError(
-                f"Every process should have the same model. Found another value of `{name}` in process {rank} of the "
-                "group than in process 0. Seed the processes alike, or wrap the model in `DistributedDataParallel`, "
-                'which copies it to all of them. For models that are independent, pass processes="alone".'
+                f"Every process should have the same model. Found different values of `{name}` in processes 0 and "
+                f"{rank} of the group. Use the same seed in all processes, or wrap the model in "
+                "`DistributedDataParallel`, which copies it to all of them. For independent models, pass "
+                'processes="alone".'
             )
 
 
@@ -146,7 +148,7 @@ def moments_of_processes(
     processes: Processes,
     group: dist.ProcessGroup | None,
 ) -> tuple[dict[str, Tensor], GradientMoments]:
-    """The parameters by name, and the moments of the environments of all processes, the same in each of them."""
+    """Return the parameters by name and the moments of all processes' environments, equal in all processes."""
     with telling(Message(processes), group):
         named = checked_parameters(params, mask)
         message = message_of(processes, mask, named)
@@ -172,9 +174,9 @@ class _Share:
 def merge(
     moments: GradientMoments, group: dist.ProcessGroup | None, message: Message, named: Mapping[str, Tensor]
 ) -> GradientMoments:
-    """Merge the moments of all processes, in place in each; all processes must call it.
+    """Merge the moments of all processes. Each process changes its moments in place; all processes must call this.
 
-    :param named: the parameters by name, whose devices are used for moments that this process lacks.
+    :param named: the parameters by name. Their devices are used for moments that this process lacks.
     """
     with telling(message, group):
         moments.check_finite()
@@ -198,7 +200,7 @@ def merge(
 
 
 def flat(tensors: list[Tensor]) -> Tensor:
-    """The tensors as one vector, on the device of the first."""
+    """Join tensors to one vector, on the device of the first tensor."""
     return torch.cat([tensor.reshape(-1).to(tensors[0].device) for tensor in tensors])
 
 
@@ -215,10 +217,10 @@ def _exchange_shares(moments: GradientMoments, group: dist.ProcessGroup | None, 
 
 
 def reduce_sums(sums: Sums, count: int, total: int, add_up: Callable[[Tensor], object]) -> None:
-    """Merge the moments of `count` environments with those of other processes, `total` in all, in place.
+    """Merge the moments of `count` environments with the moments of other processes, in place.
 
-    Signs and means are added up first, then deviations from the new mean. `add_up` adds up a tensor over processes, in
-    place.
+    `total` is the number of environments of all processes. Signs and means are added up first, then deviations from
+    the new mean. `add_up` adds up a tensor over processes, in place.
     """
     parts = [sums.sign_sum, sums.mean] if sums.log_sum is None else [sums.sign_sum, sums.mean, sums.log_sum]
     vectors = [flat(tensors) for tensors in parts]
@@ -233,7 +235,7 @@ def reduce_sums(sums: Sums, count: int, total: int, add_up: Callable[[Tensor], o
         m2 = m2 + (half_mean - reduced[1]).square() * (4 * count)
     add_up(m2)
 
-    # Weights such as 3/7 add up to 1 only up to rounding, so the mean of the largest numbers may become inf.
+    # Weights such as 3/7 add up to 1 only up to rounding, so the mean of very large numbers may become inf.
     largest = torch.finfo(half_mean.dtype).max
     reduced[1] = (reduced[1] * 2).clamp(-largest, largest) + reduced[1] * 0  # keeps inf and NaN
     for tensors, values in zip([*parts, sums.m2], [*reduced, m2], strict=True):
@@ -259,12 +261,12 @@ def averaged(
 ) -> Iterator[EnvironmentGradients]:
     """Yield the mean over processes of each environment's gradients; environments are matched by their order.
 
-    The processes exchange a message before every environment, so that a mistake in one of them is raised in all.
-    A gradient that is `None` in some processes counts as zero there, as it does in `DistributedDataParallel`.
+    The processes exchange a message before every environment, so that an error in one process is raised in all.
+    A gradient that is `None` in some processes counts as zero there, as in `DistributedDataParallel`.
     """
     layout = Layout("mapping", tuple(named))
     while True:
-        gradients: EnvironmentGradients | None = None  # frees those of the environment before
+        gradients: EnvironmentGradients | None = None  # frees the gradients of the previous environment
         with telling(message, group):
             gradients = next(environments, None)
             for i, grad in enumerate(gradients or []):
@@ -272,7 +274,7 @@ def averaged(
                     check_kind(layout, i, grad)
         used = None if gradients is None else [grad is not None for grad in gradients]
         found: list[list[bool] | None] = exchange(replace(message, content=used), group)
-        message = replace(message, norms=None)  # the models were compared
+        message = replace(message, norms=None)  # the models have been compared
         if gradients is None and not any(found):
             return
         if None in found or gradients is None:

@@ -28,15 +28,16 @@ def record(model: nn.Module, sizes: Sequence[int]) -> "Recording":
     """Record one forward pass of `model` over the examples of all environments.
 
     In `sandmask.backward`, losses that share a forward pass need one backward pass each. A recorded forward pass needs
-    one for all of them: linear, convolution, embedding, normalization and attention layers compute the gradients
-    of their weights by environment. The results are equal up to rounding.
+    one backward pass for all losses: linear, convolution, embedding, normalization and attention layers compute the
+    gradients of their weights by environment. The results are equal up to rounding.
 
     Call the model once inside the `with` block, on the concatenated examples of the environments. Examples must not
-    depend on each other. A model that uses parameters in other layers, or has batch-norm in training mode, raises a
-    `MaskError`.
+    depend on each other. A `MaskError` is raised if the model uses parameters in other layers, or has batch-norm in
+    training mode.
 
     :param model: the model whose `.grad` is to be filled.
     :param sizes: the number of examples of each environment, in the order of the input's rows.
+    :return: a context manager; its method `backward` fills `.grad`.
 
     >>> import torch, sandmask
     >>> model = torch.nn.Linear(2, 1)
@@ -60,20 +61,20 @@ class Recording:
         self._sizes = [int(size) for size in sizes]
         if len(self._sizes) < 2 or min(self._sizes) < 1:
             raise MaskError(
-                "Parameter `sizes` should hold the number of examples of each of at least two environments, each at "
-                f"least 1. Found `sizes` = {self._sizes}."
+                "Parameter `sizes` should hold the number of examples of each environment: at least two numbers, each "
+                f"at least 1. Found `sizes` = {self._sizes}."
             )
         self._params = trainable(model)
         if (reason := why_apart(model, self._params)) is not None:
             raise MaskError(f"The forward pass cannot be recorded: {reason}. {_INSTEAD}")
-        # Sizes may change from step to step, and a check of each would cost a second backward pass.
+        # Sizes may change from step to step, and a check of every new size would cost a second backward pass.
         case = ("recorded", sum(self._sizes), model.training)
         self._tape: OnePass | None = OnePass(self._params, self._sizes, check=(model, case))
         self._active = ExitStack()
 
     def __enter__(self) -> Self:
         if self._tape is None:
-            raise MaskError("A recording is used once. Call `sandmask.record` again for the next step.")
+            raise MaskError("A recording can be used only once. Call `sandmask.record` again for the next step.")
         self._active.enter_context(self._tape)
         return self
 
@@ -97,11 +98,11 @@ class Recording:
     ) -> MaskReport:
         """Fill `.grad` of the model's parameters with the masked mean gradient, as `sandmask.backward` does.
 
-        :param losses: one scalar loss for each environment, computed from the recorded forward pass, each from its
-            own examples.
+        :param losses: one scalar loss for each environment. Each loss is computed from the recorded forward pass of
+            the environment's own examples.
         :param mask: for example `SANDMask(tau=0.8)`.
 
-        The other parameters are those of `sandmask.backward`.
+        The other parameters and the returned report are those of `sandmask.backward`.
         """
         scaling = Scaling(scaler)
         collect = partial(self._collect, scaling=scaling, check_finite=check_finite)
@@ -135,13 +136,13 @@ class Recording:
     def _by_environment(
         self, losses: Sequence[Tensor] | Tensor, named: Mapping[str, Tensor], scaling: Scaling
     ) -> Iterator[EnvironmentGradients]:
-        """Yield every environment's gradients. Errors are raised on the way, where other processes are told of them."""
+        """Yield every environment's gradients. Errors are raised during iteration, and reported to other processes."""
         found = _unscaled(self._run(losses, scaling, fold=False), named, scaling)
         for e in range(len(self._sizes)):
             yield [None if grads is None else grads[e] for grads in found.values()]
 
     def _run(self, losses: Sequence[Tensor] | Tensor, scaling: Scaling, *, fold: bool) -> OnePass:
-        """Check the losses and make the backward pass; the tape then has the gradients."""
+        """Check the losses and make the backward pass. Return the tape, which has the gradients."""
         checked = [scalar_loss(loss, e) for e, loss in enumerate(losses)]
         if len(checked) != len(self._sizes):
             raise MaskError(
@@ -151,7 +152,7 @@ class Recording:
         scaling.check_unscaled(checked[0])
         tape, self._tape = self._tape, None
         if tape is None:
-            raise MaskError("The graph of a recorded forward pass is freed by `backward`. Record another one.")
+            raise MaskError("`backward` freed the graph of this recorded forward pass. Record a new forward pass.")
         on_cpu = all(param.device.type == "cpu" for param in self._params.values())
         tape.folds = on_cpu and fold and not tape.shares
         try:
@@ -178,7 +179,7 @@ def _folded(
     found = folding.moments
     tape.forget()
     if not found:
-        raise MaskError("No loss depends on a recorded layer. Was the model called inside of the `with` block?")
+        raise MaskError("No loss depends on a recorded layer. Call the model inside of the `with` block.")
     if check_finite and not folding.all_finite():
         for name, moments in found.items():
             if not bool(moments.mean.isfinite().all()):

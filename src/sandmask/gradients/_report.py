@@ -1,4 +1,4 @@
-"""Reports of what a mask did to a gradient, computed only when they are read."""
+"""Reports on masks: density, dead elements and agreement. They are computed when they are read."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +11,13 @@ from sandmask.masks._base import evaluate
 
 @dataclass(frozen=True)
 class MaskSummary:
-    """The mask of one tensor, or of all of them together."""
+    """A summary of the mask of one tensor, or of all tensors together."""
 
     numel: int
     density: float
     """Mean of the mask over the elements."""
     dead_fraction: float
-    """Share of the elements whose mask is exactly 0: they get no gradient."""
+    """Share of the elements whose mask is exactly 0, and which therefore get no gradient."""
     agreement: float
     """Mean over the elements of A = |mean_e sign(g_e)|."""
 
@@ -31,14 +31,14 @@ class MaskSummary:
 class MaskReport:
     """How much of the gradient a mask let through: `total`, and `per_tensor` by name.
 
-    Nothing is computed before the first access, which waits for the device. Until then the report holds the
-    moments, three buffers of the model's size, and afterwards only the numbers. Parameters without a gradient
-    are left out.
+    Nothing is computed before the first access, which waits for the device. Until then, the report holds the
+    moments, which are three buffers of the model's size. Afterwards, it holds only the numbers. Parameters without
+    a gradient are left out.
     """
 
     def __init__(self, mask: Mask, moments: GradientMoments) -> None:
         self._pending: tuple[Mask, GradientMoments] | None = (mask, moments)
-        self._levels: dict[str, list[int]] = {}  # of each tensor: how many elements have |sum of signs| 0, 1, ..., E
+        self._levels: dict[str, list[int]] = {}  # by tensor: the numbers of elements with |sum of signs| 0, 1, ..., E
         self.environments = moments.count
 
     @cached_property
@@ -51,7 +51,7 @@ class MaskReport:
 
     @cached_property
     def total(self) -> MaskSummary:
-        """All tensors together, every element counting the same."""
+        """A summary of all tensors together, in which every element has the same weight."""
         parts = self.per_tensor.values()
         numel = sum(part.numel for part in parts)
         names = ("density", "dead_fraction", "agreement")
@@ -74,12 +74,13 @@ class MaskReport:
         return self.total.agreement
 
     def agreement_histogram(self, bins: int = 10, tensor: str | None = None) -> list[float]:
-        """The shares of elements whose agreement A = |mean_e sign(g_e)| is in each of `bins` equal parts of 0..1.
+        """Return the share of elements whose agreement A = |mean_e sign(g_e)| is in each of several equal bins of 0..1.
 
-        Bin b holds b / bins <= A < (b + 1) / bins, and the last one A = 1 as well.
+        Bin b holds b / bins <= A < (b + 1) / bins; the last bin also holds A = 1.
 
         :param bins: number of bins.
         :param tensor: a name, as in `per_tensor`; all elements together if not given.
+        :return: the shares, one per bin.
         """
         if bins < 1:
             raise MaskError(f"Parameter `bins` should be at least 1. Found `bins` = {bins}.")
@@ -104,7 +105,7 @@ class MaskReport:
 
 @torch.no_grad()
 def _summarize(mask: Mask, moments: GradientMoments) -> tuple[dict[str, MaskSummary], dict[str, list[int]]]:
-    """A summary of each tensor, and how many of its elements have a sum of signs of 0, 1, ..., E in size.
+    """A summary of each tensor, and the numbers of its elements with |sum of signs| = 0, 1, ..., E.
 
     Sums of signs are integers, so these counts give histograms with any number of bins, without the moments.
     """

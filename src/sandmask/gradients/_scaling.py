@@ -17,13 +17,13 @@ _checked: WeakSet[GradScaler] = WeakSet()
 
 
 class Scaling:
-    """The factor of a `GradScaler`, or 1. It stays on the devices: reading it would wait for them."""
+    """The factor of a `GradScaler`, or 1. It stays on the devices, because reading it would wait for them."""
 
     def __init__(self, scaler: GradScaler | None) -> None:
         if not isinstance(scaler, GradScaler | None):
             raise MaskError(
                 f"Parameter `scaler` should be a `torch.amp.GradScaler`. Found {type(scaler).__name__}. "
-                "Of timm's `NativeScaler`, pass the attribute `_scaler`."
+                "For timm's `NativeScaler`, pass its attribute `_scaler`."
             )
         self._scaler = GradScaler(enabled=False) if scaler is None else scaler
         self.active = self._scaler.is_enabled()
@@ -35,17 +35,17 @@ class Scaling:
         scale = self._scaler.get_scale()
         if scale != 1.0 and any(scale in _factors_of(node) for node in nodes(loss)):
             raise MaskError(
-                f"A loss was multiplied by the scaler's factor {scale:g} before: its gradient would be scaled twice. "
-                "Pass losses that are not scaled: with `scaler=...`, `sandmask.backward` scales them itself."
+                f"A loss is already multiplied by the scaler's factor {scale:g}: its gradient would be scaled twice. "
+                "Pass unscaled losses: with `scaler=...`, `sandmask.backward` scales them itself."
             )
         _checked.add(self._scaler)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss as autograd should see it."""
+        """The loss, multiplied by the factor, from which autograd computes gradients."""
         return self._scaler.scale(loss)
 
     def unscale(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients at their true scale, in at least float32: float16 might not hold them."""
+        """Gradients at their true scale, in at least float32, because they may not fit into float16."""
         if not self.active:
             return list(grads)
         present = {i: _widened(grad) for i, grad in enumerate(grads) if grad is not None}
@@ -54,9 +54,9 @@ class Scaling:
         return [unscaled.get(i) for i in range(len(grads))]
 
     def rescale(self, masked: Sequence[Tensor], means: Sequence[Tensor]) -> list[Tensor]:
-        """Masked gradients at the scaler's scale; all NaN if any environment's gradient was not finite.
+        """Masked gradients at the scaler's scale; all are NaN if the gradient of any environment is not finite.
 
-        Otherwise the scaler would miss an overflow where the mask is 0.
+        Without NaN, the scaler would miss an overflow where the mask is 0.
         """
         if not self.active:
             return list(masked)
@@ -71,23 +71,23 @@ class Scaling:
 
 
 def _factors_of(node: Node) -> list[float]:
-    """The numbers that a node of an autograd graph multiplies with."""
+    """The numbers by which a node of an autograd graph multiplies."""
     if node.name() != "MulBackward0":
         return []
     try:
         saved = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
-    except RuntimeError:  # the graph was freed, about which the backward pass has the better error
+    except RuntimeError:  # the graph was freed: the backward pass raises a better error
         return []
     return [factor.item() for factor in saved if isinstance(factor, Tensor) and factor.numel() == 1]
 
 
 def _widened(grad: Tensor) -> Tensor:
-    """Complex gradients are not converted; the moments raise an error for them."""
+    """The gradient in at least float32. Complex gradients are not converted; the moments raise an error for them."""
     return grad.to(accumulation_dtype(grad.dtype)) if grad.is_floating_point() else grad
 
 
 def _times(tensors: Sequence[Tensor], factors: dict[torch.device, Tensor]) -> list[Tensor]:
-    """Every tensor times its device's factor, a launch or few for all of a device."""
+    """Every tensor times the factor on its device, with few launches per device."""
     products: dict[int, Tensor] = {}
     for device, factor in factors.items():
         here = [i for i, tensor in enumerate(tensors) if tensor.device == device]

@@ -1,10 +1,10 @@
 """Tapes: watch the parameters of a forward pass, so that layers compute per-environment gradients.
 
-One backward pass gives the gradients of all layers' inputs; only the gradients of the parameters have to be kept apart
-by environment. While a tape is active, the layers in its table are computed by functions whose backward passes give
-these gradients to the tape; everything else runs as usual.
+One backward pass computes the gradients of all layers' inputs. Only the gradients of the parameters have to be kept
+apart by environment. While a tape is active, the functions in its table compute the layers, and their backward passes
+give these gradients to the tape. Everything else runs as usual.
 
-`OnePass` keeps the gradients of one run, `functional.tape.MomentTape` folds those of K runs into moments.
+`OnePass` keeps the gradients of one run, and `functional.tape.MomentTape` folds the gradients of K runs into moments.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,10 +35,10 @@ class Tape(TorchFunctionMode):
     """While active, computes the layers that use watched parameters; any other use raises `UnsupportedError`."""
 
     layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
-    """For each function that the model may call: the function that computes it, from the tape and the arguments."""
+    """Functions that a model may call -> their replacements, which take the tape and the arguments."""
 
     composites: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
-    """For each function that is made of layers: the same computation as calls of these layers."""
+    """Functions that are composed of layers -> the same computation as calls of these layers."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Tape(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute layers by the table; refuse any other use of parameters."""
+        """Compute layers with the functions in the table, and refuse any other use of parameters."""
         kwargs = kwargs or {}
         used = _watched(self.names, (*args, *kwargs.values()))
         return self.use(func, args, kwargs, used) if used else func(*args, **kwargs)
@@ -67,7 +67,7 @@ class Tape(TorchFunctionMode):
             return self.computed(self.layers[func](self, *args, **kwargs), used)
         if getattr(func, "__name__", "") == "__get__":  # reads an attribute, such as `weight.shape`
             found = func(*args, **kwargs)
-            if not isinstance(found, Tensor):  # but `weight.T` is the parameter itself, under another id
+            if not isinstance(found, Tensor):  # `weight.T` is a tensor: the parameter itself, under another id
                 return found
         raise self.refusal(func)
 
@@ -76,18 +76,18 @@ class Tape(TorchFunctionMode):
         return output
 
     def untracked(self) -> str:
-        """Why gradients arrived at parameters themselves."""
+        """The reason why gradients arrived at the parameters themselves."""
         return "a parameter is used by a function that cannot be tracked, or outside of the forward pass"
 
     def refusal(self, func: Callable[..., Any]) -> UnsupportedError:
-        """The error for a parameter that a function other than a layer was given."""
+        """The error for a parameter that is passed to a function that is not a layer."""
         return UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
 
     def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
-        """The backward pass, also to `others`. Nothing may arrive at `leaves`: parameters, or what they are views of.
+        """Make the backward pass to `leaves` and `others`. Raise an error if a gradient arrives at one of `leaves`.
 
-        Something does where a parameter was used out of sight of this mode: in a scripted module, in a custom
-        `autograd.Function`, or in a penalty that is part of a loss.
+        The leaves are parameters, or the tensors that they are views of. A gradient arrives there if this mode did not
+        see the use of a parameter: in a scripted module, in a custom `autograd.Function`, or in a penalty in a loss.
         """
         found = self.differentiate(losses, [*leaves, *others])
         if any(grad is not None for grad in found[: len(leaves)]):
@@ -101,7 +101,7 @@ class Tape(TorchFunctionMode):
         *,
         retain_graph: bool = False,
     ) -> tuple[Tensor | None, ...]:
-        """`torch.autograd.grad`, with None for what is not reached."""
+        """`torch.autograd.grad`, with None for inputs that the losses do not depend on."""
         try:
             return torch.autograd.grad(losses, inputs, gradients, allow_unused=True, retain_graph=retain_graph)
         except RuntimeError as error:

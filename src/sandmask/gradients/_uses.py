@@ -1,8 +1,8 @@
-"""Parameters that are used outside of layers: computed with, or broadcast to the examples.
+"""Parameters that are used outside of layers.
 
-What is computed from parameters alone (`weight.T`, a weight-normed weight, a table of relative positions) is watched
-like a parameter; its gradients are passed on to the parameters at the end. A parameter that is added to the examples,
-or multiplied with them, becomes a tensor with a row for each example.
+- A tensor that is computed from parameters alone (`weight.T`, a weight-normed weight, a table of relative positions) is
+  watched like a parameter. At the end, its gradients are passed on to the parameters.
+- A parameter that is added to the examples, or multiplied with them, becomes a tensor with a row for each example.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,19 +28,18 @@ class Computed:
     def __init__(self, model: nn.Module) -> None:
         self._constants = {id(tensor) for tensor in (*model.buffers(), *model.parameters())}
         self._tensors: dict[str, Tensor] = {}
-        # Layers get these in their place: else the backward pass would go on to the parameters.
+        # Layers get these tensors instead. Otherwise, the backward pass would continue to the parameters.
         self._detached: dict[int, Tensor] = {}
-        self._versions: dict[int, int] = {}  # when they were used
+        self._versions: dict[int, int] = {}  # versions of the tensors when layers used them
         self._gradients: dict[str, Tensor] = {}
         self._sources: dict[str, set[str]] = {}
 
     def use(
         self, tape: "OnePass", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], used: set[str]
     ) -> Any:
-        """Call a function that is not a layer with the watched tensors `used`; NotImplemented if it is none of these.
+        """Call a function with the watched tensors `used`. Return NotImplemented if it is a layer, or not supported.
 
-        What needs no gradient may be part of such a computation, unless it has a row for each example. Where it is
-        used like a parameter for all examples, it is one.
+        Tensors without gradients may be part of a computation from parameters, unless they have a row for each example.
         """
         values = (*args, *kwargs.values())
         x = next(tensors_of(values))
@@ -61,7 +60,7 @@ class Computed:
         return self._compute(tape, func, args, kwargs, used) if alone else NotImplemented
 
     def _alone(self, tape: "OnePass", values: Iterable[Any], *, strictly: bool) -> bool:
-        """Whether arguments hold no tensors but watched ones and constants, strictly: the model's own, and indices."""
+        """Whether all tensors in the arguments are watched or constants; `strictly`, the model's own or indices."""
 
         def constant(tensor: Tensor) -> bool:
             if tensor.requires_grad or id(tensor) in self._constants:
@@ -88,7 +87,7 @@ class Computed:
                 self._sources[name] = self.sources(used)
 
     def detached(self, value: Any) -> Any:
-        """What a layer should get in the place of an argument."""
+        """The tensor to pass to a layer instead of an argument."""
         found = self._detached.get(id(value))
         if found is None:
             return value
@@ -97,20 +96,20 @@ class Computed:
         return found
 
     def leaves(self) -> list[Tensor]:
-        """What a backward pass has to reach."""
+        """The tensors to which a backward pass has to compute gradients."""
         return list(self._detached.values())
 
     def sources(self, used: Iterable[str]) -> set[str]:
-        """The names of the parameters that these are, or were computed from."""
+        """The names of the parameters among `used`, and of those from which the others were computed."""
         return {source for name in used for source in self._sources.get(name, {name})}
 
     def add(self, name: str, gradients: Tensor) -> None:
-        """Add gradients of a tensor that is watched here."""
+        """Add gradients of a computed tensor."""
         sum_so_far = self._gradients.get(name)
         self._gradients[name] = gradients if sum_so_far is None else sum_so_far + gradients
 
     def passed_on(self, tape: "OnePass") -> Iterator[tuple[str, list[Tensor]]]:
-        """Name of a parameter -> the gradients of each environment."""
+        """Yield the name of each parameter and its gradients, one per environment."""
         if not self._gradients:
             return
         outputs, leaves = [self._tensors[name] for name in self._gradients], list(tape.params.values())
@@ -125,7 +124,7 @@ class Computed:
                 yield name, list(found)
 
 
-_CHANGED = "what was computed from a parameter is changed in place after its use"
+_CHANGED = "a tensor that was computed from a parameter is changed in place after its use"
 
 
 def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -153,7 +152,7 @@ class _Rows(torch.autograd.Function):
 
 
 def _rows(tape: "OnePass", param: Tensor, shape: Sequence[int]) -> Tensor:
-    """A watched tensor that is broadcast to this shape, with its rows."""
+    """A watched tensor as rows, one for each example, to be broadcast to this shape."""
     if not _for_examples(tape, param, shape):
         raise UnsupportedError(f"a parameter of shape {tuple(param.shape)} is broadcast to {tuple(shape)}")
     rows: Tensor = _Rows.apply(tape, tape.detached(param), shape[0], len(shape))  # type: ignore[no-untyped-call]
@@ -161,7 +160,7 @@ def _rows(tape: "OnePass", param: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _broadcast(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that broadcasts its arguments, with rows in the place of parameters."""
+    """A function that broadcasts its arguments, with rows instead of parameters."""
 
     def of_rows(tape: "OnePass", *args: Any, **kwargs: Any) -> Any:
         others = [x for x in tensors_of((*args, *kwargs.values())) if id(x) not in tape.names]
@@ -170,7 +169,7 @@ def _broadcast(func: Callable[..., Any]) -> Callable[..., Any]:
         def of(x: Any) -> Any:
             if id(x) not in tape.names:
                 return x
-            # A number has no say in the dtype of the result.
+            # A 0-dimensional tensor does not determine the dtype of the result.
             return _rows(tape, x, shape) if x.ndim > 0 else _rows(tape, x, shape).to(torch.result_type(x, others[0]))
 
         return func(*map(of, args), **{name: of(x) for name, x in kwargs.items()})
@@ -179,7 +178,7 @@ def _broadcast(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _expand(tape: "OnePass", param: Tensor, *sizes: Any, **named: Any) -> Any:
-    """It becomes rows if there will be one for each example."""
+    """`Tensor.expand` of a parameter, which becomes rows if the result has one row for each example."""
     shape = _shape(*sizes, *named.values())
     if shape[0] != tape.n_examples or not _for_examples(tape, param, shape):
         return tape.watch_computed(param.expand(shape), param)
@@ -187,7 +186,7 @@ def _expand(tape: "OnePass", param: Tensor, *sizes: Any, **named: Any) -> Any:
 
 
 def _repeat(tape: "OnePass", param: Tensor, *sizes: Any, **named: Any) -> Any:
-    """Also of several rows, such as heads of attention, once for each example."""
+    """`Tensor.repeat` of a parameter, which may have several rows for each example, such as heads of attention."""
     times = _shape(*sizes, *named.values())
     if times[0] != tape.n_examples:
         return tape.watch_computed(param.repeat(times), param)
@@ -195,7 +194,7 @@ def _repeat(tape: "OnePass", param: Tensor, *sizes: Any, **named: Any) -> Any:
 
 
 def _for_examples(tape: "OnePass", param: Tensor, shape: Sequence[int]) -> bool:
-    """Whether a tensor may be broadcast to this shape for the examples."""
+    """Whether a tensor may be broadcast to this shape, with the same row for all examples."""
     one_row = param.ndim < len(shape) or (param.ndim == len(shape) and param.shape[:1] == (1,))
     return one_row and tape.holds_examples(shape)
 
@@ -209,7 +208,7 @@ def _expand_as(tape: "OnePass", param: Tensor, other: Tensor) -> Any:
 
 
 def _matmul(tape: "OnePass", x: Tensor, weight: Tensor) -> Tensor:
-    """As a linear layer, or with a matrix for each example."""
+    """`torch.matmul`, computed as a linear layer, or with one matrix per example."""
     if min(x.ndim, weight.ndim) < 2 or (id(x) in tape.names and weight.ndim < 3):
         raise UnsupportedError("a parameter is used by matmul with a vector, or multiplied with a matrix")
     if id(x) in tape.names or weight.ndim > 2:
@@ -251,7 +250,7 @@ _ARITHMETIC = ("add", "sub", "mul", "div", "true_divide", "pow", "addcmul", "ler
 _ELEMENTWISE = (*_ARITHMETIC, "lt", "le", "gt", "ge", "eq", "ne")
 _IN_TENSOR = ("add_", "sub_", "mul_", "div_", "__rsub__", "__rdiv__", "__pow__", "__rpow__")
 
-# For functions that are not layers: the same computation by layers, or by rows. Called with the tape too.
+# Functions that are not layers -> the same computation by layers or by rows. The replacements also take the tape.
 _BROADCAST: dict[Callable[..., Any], Callable[..., Any]] = {
     function: _broadcast(function)
     for function in (
@@ -274,5 +273,5 @@ _USES: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.repeat: _repeat,
     F.rms_norm: _rms_norm,
 }
-# Those in `_USES` that have rows for examples as their result, though called with parameters alone.
+# The functions in `_USES` whose result may have a row for each example, even if all arguments are parameters.
 _ALSO_ALONE = (Tensor.expand, Tensor.repeat)

@@ -1,4 +1,4 @@
-"""Find what lets environments influence each other, in a model's modules or in a loss's graph; freeze batch-norm."""
+"""Find modules and graphs in which environments influence each other, and freeze batch-norm."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Leak:
     """A module through which environments influence each other, with the reason and a fix."""
 
     name: str
-    """Where the module is in the model; "" is the model itself."""
+    """The name of the module in the model; "" is the model itself."""
     module: str
     """The module's class."""
     reason: str
@@ -36,7 +36,7 @@ class Leak:
 
 
 def find_leaks(model: nn.Module) -> list[Leak]:
-    """List everything in a model that lets environments influence each other, in the order of its modules.
+    """List the modules of a model through which environments influence each other, in the order of its modules.
 
     A mask is meaningful only if each environment's gradient depends on its own examples.
 
@@ -60,7 +60,7 @@ def _reason(module: nn.Module) -> tuple[str, str] | None:
     """Why environments influence each other through a module, and how to fix it."""
     if type(module).__name__ == "FullyShardedDataParallel":
         return (
-            "its parameters are sharded over processes, and masks need whole ones",
+            "its parameters are sharded over processes, but masks need whole parameters",
             "give every process the whole model, with or without DistributedDataParallel",
         )
     if not isinstance(module, _NormBase):
@@ -78,16 +78,16 @@ def _reason(module: nn.Module) -> tuple[str, str] | None:
     if not module.training:
         return None
     if isinstance(module, nn.SyncBatchNorm):
-        return "its statistics are shared by the batches of all processes, whatever their environments", _FREEZE
-    return "in training mode, its statistics mix a batch's examples, and its running averages all environments", _FREEZE
+        return "its statistics mix the batches of all processes, even of different environments", _FREEZE
+    return "in training mode, it mixes the examples of a batch, and its running averages mix all environments", _FREEZE
 
 
 def freeze_batchnorm(model: Model) -> Model:
     """Keep every batch-norm layer of the model in evaluation mode, also after `model.train()`.
 
-    The layers then use the statistics that they have, usually those of the pretrained weights, and environments do not
-    influence each other. Their weights and biases are still trained. Copies of the model, and what `torch.save`
-    writes, stay frozen too.
+    The layers then use their current statistics, usually the statistics of pretrained weights, so environments do not
+    influence each other. The weights and biases of the layers are still trained. Copies of the model stay frozen, and
+    so does a model that `torch.save` writes.
 
     :param model: the model, which is changed in place.
     :return: the model.
@@ -101,29 +101,31 @@ def freeze_batchnorm(model: Model) -> Model:
                 "(track_running_stats=False). Replace it by GroupNorm or LayerNorm."
             )
         module.eval()
-        # An attribute of the instance comes before the method of the class: model.train() calls this one.
+        # An attribute of the instance takes precedence over the method of the class, so model.train() calls it.
         module.train = partial(_stay_frozen, module)  # type: ignore[method-assign, assignment]
     return model
 
 
 def _stay_frozen(module: nn.Module, mode: bool = True) -> nn.Module:  # noqa: ARG001
-    """Takes the place of `module.train`."""
+    """Replaces `module.train`."""
     return module
 
 
 REENTRANT = (
-    "A loss went through `torch.utils.checkpoint` with use_reentrant=True, which hides the parameters inside: they "
-    "would get no gradient. Pass use_reentrant=False (in Hugging Face models, "
+    "A loss went through `torch.utils.checkpoint` with use_reentrant=True, which hides its parameters: they would get "
+    "no gradient. Pass use_reentrant=False (in Hugging Face models, "
     '`gradient_checkpointing_enable({"use_reentrant": False})`).'
 )
 _checked = WeakIdKeyDictionary()
 
 
 def check_graph(loss: Tensor, model_key: Tensor) -> None:
-    """Warn, once per process, of batch-norm in training mode; raise for a checkpoint that hides its parameters.
+    """Warn once per process about batch-norm in training mode. Raise an error for a checkpoint that hides parameters.
 
-    Only the graph of the first loss of each model is checked, so that training does not slow down. `model_key`, the
-    model's first parameter, identifies the model.
+    Only the graph of the first loss of each model is checked, so that training does not slow down.
+
+    :param loss: the loss.
+    :param model_key: the model's first parameter, which identifies the model.
     """
     if model_key in _checked:
         return
@@ -136,16 +138,16 @@ def check_graph(loss: Tensor, model_key: Tensor) -> None:
     if leaks:
         warn_once(
             "training-batchnorm",
-            "A loss went through batch-norm in training mode: its statistics mix the examples of a batch "
-            "(and, where environments share a forward pass, the environments), and its running "
-            "averages mix all environments. Call `sandmask.freeze_batchnorm(model)`; "
+            "A loss went through batch-norm in training mode. Its statistics mix the examples of a batch "
+            "(and the environments, if they share a forward pass), and its running averages mix all "
+            "environments. Call `sandmask.freeze_batchnorm(model)`; "
             "`sandmask.find_leaks(model)` lists the layers.",
             stacklevel=9,  # the caller of `backward`
         )
 
 
 def nodes(*losses: Tensor, most: int = 20_000) -> Iterator[Node]:
-    """The graph of losses, or its first nodes."""
+    """Yield the nodes of the graph of losses, `most` of them at most."""
     seen: set[Node] = set()
     stack = [loss.grad_fn for loss in losses]
     while stack and len(seen) < most:
@@ -158,7 +160,10 @@ def nodes(*losses: Tensor, most: int = 20_000) -> Iterator[Node]:
 
 
 def _mixes(node: Node) -> bool:
-    """Native, cuDNN and MIOpen nodes save their mode; synchronized batch-norm's exists in training only."""
+    """Whether a node is batch-norm in training mode, which mixes examples.
+
+    Native, cuDNN and MIOpen nodes save their mode. The node of synchronized batch-norm exists only in training mode.
+    """
     if not getattr(node, "_saved_training", True):
         return False
     # Instance norm is batch-norm over [1, N * C, ...]: examples stay apart.

@@ -81,7 +81,7 @@ def test_batches_may_come_from_anywhere() -> None:
         ((torch.ones(2, 6), torch.ones(2), 0), "pairs"),
         ({"x": torch.ones(2, 6), "y": torch.ones(2)}, "pairs"),
         (({"ids": torch.ones(2, 6)}, torch.ones(2)), "pairs"),
-        ((torch.ones(2, 6), torch.ones(())), "as many inputs as targets"),
+        ((torch.ones(2, 6), torch.ones(())), "equally many inputs and targets"),
     ],
 )
 def test_batches_that_are_no_pairs(batch: Any, message: str) -> None:

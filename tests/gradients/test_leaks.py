@@ -26,11 +26,11 @@ def test_a_clean_model_has_no_leaks() -> None:
 @pytest.mark.parametrize(
     ("module", "reason", "remedy"),
     [
-        (nn.BatchNorm1d(2), "mix a batch's examples", "freeze_batchnorm"),
-        (nn.BatchNorm2d(2), "mix a batch's examples", "freeze_batchnorm"),
-        (nn.BatchNorm3d(2), "mix a batch's examples", "freeze_batchnorm"),
-        (nn.LazyBatchNorm1d(), "mix a batch's examples", "freeze_batchnorm"),
-        (Derived(2), "mix a batch's examples", "freeze_batchnorm"),
+        (nn.BatchNorm1d(2), "mixes the examples of a batch", "freeze_batchnorm"),
+        (nn.BatchNorm2d(2), "mixes the examples of a batch", "freeze_batchnorm"),
+        (nn.BatchNorm3d(2), "mixes the examples of a batch", "freeze_batchnorm"),
+        (nn.LazyBatchNorm1d(), "mixes the examples of a batch", "freeze_batchnorm"),
+        (Derived(2), "mixes the examples of a batch", "freeze_batchnorm"),
         (nn.SyncBatchNorm(2), "all processes", "freeze_batchnorm"),
         (nn.BatchNorm1d(2, track_running_stats=False), "even in evaluation", "GroupNorm"),
         (nn.BatchNorm1d(2, track_running_stats=False).eval(), "even in evaluation", "GroupNorm"),

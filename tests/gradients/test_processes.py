@@ -188,7 +188,7 @@ def test_moments_are_merged_when_gradients_are_set(results: list[dict[str, Any]]
         ("class", ["same mask", "SANDMask", "ANDMask"]),
         ("no mask", ["In process 1 of the group: Parameter `mask` should be a mask"]),
         ("ways", ["same `processes`", "merge", "average"]),
-        ("models", ["same model", "`0.weight`", "process 1"]),
+        ("models", ["same model", "`0.weight`", "processes 0 and 1"]),
         ("fewer", ["same number of environments", "Process 1"]),
         ("fewer recorded", ["In process 1 of the group", "a loss for each of the 4 environments", "Found 3"]),
         ("sharded", ["`0.weight` is a DTensor", "sharded"]),

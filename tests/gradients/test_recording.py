@@ -204,7 +204,7 @@ class WithZeros(nn.Module):
     [
         (Summed(), "a parameter is used by einsum"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "statistics"),
-        (WithZeros(), "other keys and values"),
+        (WithZeros(), "adds keys to its inputs"),
     ],
 )
 def test_models_that_cannot_be_recorded_are_refused(model: nn.Module, reason: str) -> None:
@@ -250,9 +250,9 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(MaskError, match=r"3 environments.*Found 2"):
         recording.backward(losses[:2], ANDMask(1.0))
     recording.backward(losses, ANDMask(1.0))
-    with pytest.raises(MaskError, match="Record another one"):
+    with pytest.raises(MaskError, match="Record a new forward pass"):
         recording.backward(losses, ANDMask(1.0))
-    with pytest.raises(MaskError, match="used once"), recording:
+    with pytest.raises(MaskError, match="used only once"), recording:
         pass
 
 

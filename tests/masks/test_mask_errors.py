@@ -66,7 +66,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: stream({"w": torch.ones(2)}, {"v": torch.ones(2)}), "Missing: ['w']"),
     (lambda: stream([torch.ones(2)]).merge(stream([torch.ones(2)] * 2)), "of the same tensors"),
     (lambda: stream([torch.ones(2)]).merge(stream([torch.ones(3)])), "should have shape (2,)"),
-    (lambda: GradientMoments().merge(GradientMoments(log_magnitude=True)), "Build both alike"),
+    (lambda: GradientMoments().merge(GradientMoments(log_magnitude=True)), "Create both in the same way"),
     (lambda: GeometricMean(1).from_moments(stream(*[torch.ones(2)] * 2)), "`mask.new_moments()`"),
 ]
 

@@ -1,4 +1,4 @@
-"""Gradient masks over environments, and the running moments that they are computed from.
+"""Gradient masks over environments, and the running moments from which masks are computed.
 
 A mask called on the gradients `[E, *shape]` of E environments returns the masked mean gradient:
 
@@ -9,7 +9,7 @@ A mask called on the gradients `[E, *shape]` of E environments returns the maske
 >>> mask(gradients)
 tensor([2., 0.])
 
-Gradients need not exist all at once. Moments accumulate them, in the memory of a few gradients:
+Gradients need not be in memory at the same time. Moments accumulate them, and need the memory of a few gradients:
 
 >>> moments = mask.new_moments()
 >>> for gradient in gradients:

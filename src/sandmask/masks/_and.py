@@ -1,4 +1,4 @@
-"""The AND-mask, and the masks that keep the same elements of another gradient than the mean."""
+"""The AND-mask, and masks that keep the same elements but apply to another gradient than the mean."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from sandmask.masks._functional import TensorMoments, and_weights, geometric_mea
 
 
 class _SignThreshold(Mask):
-    """Keeps the elements of a gradient on whose sign enough environments agree."""
+    """Keeps elements of a gradient if enough environments agree on the sign."""
 
     def element_weights(self, moments: TensorMoments) -> Tensor:
         """1[A >= tau]."""
@@ -20,14 +20,13 @@ class _SignThreshold(Mask):
 
 
 class ANDMask(_SignThreshold):
-    """Keep an element of the mean gradient where enough environments agree on its sign: m = 1[A >= tau].
+    """Keep elements of the mean gradient if enough environments agree on the sign: m = 1[A >= tau].
 
-    A = |mean_e sign(g_e)|, with sign(0) = 0, so that an element that is zero in an environment (a dead
-    ReLU) counts against agreement. tau = 0 keeps everything and gives ERM's gradient; tau = 1 requires all
-    environments to agree.
+    A = |mean_e sign(g_e)|. Because sign(0) = 0, an element that is zero in an environment (a dead ReLU) lowers the
+    agreement. tau = 0 keeps everything and gives ERM's gradient; tau = 1 requires all environments to agree.
 
-    With 3 environments A is 0, 1/3, 2/3 or 1, and only 1/3 or 1 where no gradient is zero: every tau in
-    (1/3, 1] then gives the same mask.
+    With 3 environments, A is 0, 1/3, 2/3 or 1. If no gradient is zero, A is 1/3 or 1, so every tau in (1/3, 1] gives
+    the same mask.
 
     Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021; section 3.1 of the
     SAND-mask paper.
@@ -44,12 +43,12 @@ class ANDMask(_SignThreshold):
 class GeometricMean(_SignThreshold):
     """AND-mask of the geometric mean: 1[A >= tau] * sign(mean_e g_e) * exp(mean_e log(|g_e| + 1e-10)).
 
-    One environment with a vanishing gradient makes the geometric mean vanish, however large the others' are.
+    If the gradient of one environment vanishes, so does the geometric mean, however large the other gradients are.
     Parascandolo et al., "Learning explanations that are hard to vary", ICLR 2021, with 1e-10 as in its code.
 
-    Streaming needs moments that sum log-magnitudes: `mask.new_moments()`.
+    Create the moments with `mask.new_moments()`, because they need sums of log-magnitudes.
 
-    :param tau: in [0, 1]; 1 is the geometric mean proper, which is zero where signs differ.
+    :param tau: in [0, 1]; with 1, the result is zero where signs differ, as in the definition of the geometric mean.
     :param rescale: see `Mask`.
 
     >>> import torch
@@ -60,16 +59,16 @@ class GeometricMean(_SignThreshold):
     needs_log_magnitude = True
 
     def direction(self, moments: TensorMoments) -> Tensor:
-        """sign(mean g) exp(mean log(|g| + 1e-10)); zero where the gradients cancel out, whatever their order."""
+        """sign(mean g) exp(mean log(|g| + 1e-10)); zero where the gradients cancel out, in any order."""
         if moments.log_sum is None:
             raise MaskError("GeometricMean needs moments with log-magnitudes. Build them with `mask.new_moments()`.")
         return geometric_mean(moments.mean, moments.m2, moments.log_sum, moments.count)
 
 
 class AgrSum(_SignThreshold):
-    """The sum of the environments' gradients where all of them have the same sign, and 0 elsewhere.
+    """The sum of the environments' gradients where all gradients have the same sign, and 0 elsewhere.
 
-    It is E times the AND-mask with tau = 1: the sum, as in the paper, not the mean.
+    As in the paper, it is the sum and not the mean: E times the AND-mask with tau = 1.
 
     Mansilla et al., "Domain generalization via gradient surgery", ICCV 2021.
 
@@ -92,35 +91,35 @@ class AgrSum(_SignThreshold):
 class AgrRand(AgrSum):
     """`AgrSum`, with random numbers from N(0, s^2) instead of the zeros.
 
-    s is the mean size of the elements that agree, in all tensors together. Every call draws new numbers; masks with
-    the same seed draw the same ones, call by call, and so do several processes.
+    s is the mean magnitude of the elements that agree, over all tensors together. Every call draws new numbers. Masks
+    with the same seed draw the same numbers, call by call, in every process.
 
     Mansilla et al., "Domain generalization via gradient surgery", ICCV 2021.
 
-    :param seed: of the random numbers.
+    :param seed: seed of the random numbers, an integer from 0 on.
     """
 
     def __init__(self, seed: int = 0) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise MaskError(f"Parameter `seed` should be a whole number from 0 on. Found `seed` = {seed!r}.")
+            raise MaskError(f"Parameter `seed` should be an integer of at least 0. Found `seed` = {seed!r}.")
         super().__init__()
         self.seed = seed
         self.calls = 0
 
     def complete(self, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> list[Tensor]:
-        """Fill what the mask left out."""
+        """Fill the masked elements with random numbers."""
         if not masked:
             return []
         size = _total([m.abs().sum() for m in masked]) / _total([w.sum() for w in weights]).clamp_min(1.0)
         filled = [
-            torch.where(w > 0, m, size.to(m.device, m.dtype) * self._normal(place, m))
-            for place, (w, m) in enumerate(zip(weights, masked, strict=True))
+            torch.where(w > 0, m, size.to(m.device, m.dtype) * self._normal(index, m))
+            for index, (w, m) in enumerate(zip(weights, masked, strict=True))
         ]
         self.calls += 1
         return filled
 
-    def _normal(self, place: int, like: Tensor) -> Tensor:
-        seed = hash((self.seed, self.calls, place)) % 2**63  # of integers: the same in every process
+    def _normal(self, index: int, like: Tensor) -> Tensor:
+        seed = hash((self.seed, self.calls, index)) % 2**63  # hashes of integers are the same in every process
         generator = torch.Generator(like.device).manual_seed(seed)
         return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
 

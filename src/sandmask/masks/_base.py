@@ -1,4 +1,4 @@
-"""The base class of masks: checks of parameters, the ways to call a mask, and its evaluation on moments."""
+"""The base class of masks: it checks parameters, and evaluates masks on gradients and on moments."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ Rescale = Literal["none", "sparsity"]
 class Mask(ABC):
     """A weight in [0, 1] for every element of the mean gradient over environments.
 
-    Called on the gradients `[E, *shape]` of E environments (a tensor, or a sequence or dict of tensors) it returns the
-    masked mean gradient `[*shape]`, in the gradients' dtype. On `GradientMoments` the same is done by
-    `from_moments`.
+    A mask is called on the gradients `[E, *shape]` of E environments: a tensor, or a sequence or dict of tensors. It
+    returns the masked mean gradient `[*shape]`, in the gradients' dtype. `from_moments` does the same with
+    `GradientMoments`.
 
-    A new mask defines `element_weights`, and `direction` if it masks something other than the mean.
+    A subclass defines `element_weights`, and also `direction` if it masks something other than the mean.
 
     :param tau: threshold on the agreement of signs; a number, or a 0-dimensional tensor, whose value is not
         checked.
-    :param rescale: "none", as in the paper, or "sparsity": divide each tensor's result by the mean of its
-        mask plus 1e-10, as ILC's and DomainBed's code do.
+    :param rescale: "none", as in the paper, or "sparsity": divide each tensor's result by the mean of its mask plus
+        1e-10, as in the code of ILC and DomainBed.
     """
 
     tau_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
@@ -48,18 +48,18 @@ class Mask(ABC):
 
     @abstractmethod
     def element_weights(self, moments: TensorMoments) -> Tensor:
-        """The mask, element by element, from moments of at least two environments."""
+        """Return the mask of one tensor from the moments of at least two environments."""
 
     def direction(self, moments: TensorMoments) -> Tensor:
-        """The gradient that the mask is multiplied with."""
+        """Return the gradient by which the mask is multiplied; by default the mean."""
         return moments.mean
 
     def complete(self, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002
-        """Change the masked gradients of all tensors together, given their masks. The default changes nothing."""
+        """Return the masked gradients of all tensors, changed with regard to all masks. By default, nothing changes."""
         return masked
 
     def weigh(self, moments: TensorMoments) -> tuple[Tensor, Tensor]:
-        """The mask and the masked gradient of one tensor, not rescaled; works under `torch.func.vmap`."""
+        """Return the mask and the masked gradient of one tensor, not rescaled. Works under `torch.func.vmap`."""
         if has_kernels(moments.mean) and (found := weigh_by_kernel(self, moments)) is not None:
             return found
         weights = self.element_weights(moments)
@@ -72,9 +72,9 @@ class Mask(ABC):
     @overload
     def __call__(self, grads: Mapping[str, Tensor], *, check_finite: bool = ...) -> dict[str, Tensor]: ...
     def __call__(self, grads: Gradients, *, check_finite: bool = True) -> Any:
-        """Masked mean of gradients `[E, *shape]`.
+        """Return the masked mean of gradients `[E, *shape]`.
 
-        `check_finite=False` leaves out the check for inf and NaN, which waits for the device once per call.
+        `check_finite=False` omits the check for inf and NaN, which waits for the device once per call.
         """
         found = masked_mean_by_kernel(self, grads) if isinstance(grads, Tensor) else None
         if found is None or (check_finite and not torch.isfinite(found).all()):  # the slow path names the gradient
@@ -88,12 +88,12 @@ class Mask(ABC):
     @overload
     def weights(self, grads: Mapping[str, Tensor], *, check_finite: bool = ...) -> dict[str, Tensor]: ...
     def weights(self, grads: Gradients, *, check_finite: bool = True) -> Any:
-        """The mask itself, for gradients `[E, *shape]`."""
+        """Return the mask itself for gradients `[E, *shape]`."""
         return self.weights_from_moments(self._moments_of(grads, check_finite))
 
     @torch.no_grad()
     def from_moments(self, moments: GradientMoments) -> Any:
-        """Masked mean gradient, in the gradients' form; `None` for a tensor without any gradient."""
+        """Return the masked mean gradient in the form of the gradients, with `None` for tensors without a gradient."""
         weights, masked = evaluate(self, moments)
         masked = [*self.complete(weights, masked)]
         if self.rescale == "sparsity":
@@ -103,12 +103,12 @@ class Mask(ABC):
 
     @torch.no_grad()
     def weights_from_moments(self, moments: GradientMoments) -> Any:
-        """The mask itself, in the form the gradients came in."""
+        """Return the mask itself in the form of the gradients."""
         weights, _ = evaluate(self, moments)
         return moments.restore([tensor.to(dtype) for tensor, dtype in zip(weights, moments.dtypes, strict=True)])
 
     def new_moments(self, *, check_finite: bool = True) -> GradientMoments:
-        """Empty moments that hold all that this mask needs."""
+        """Return empty moments, with log-magnitudes if this mask needs them."""
         return GradientMoments(log_magnitude=self.needs_log_magnitude, check_finite=check_finite)
 
     def _moments_of(self, grads: Gradients, check_finite: bool) -> GradientMoments:
@@ -119,12 +119,12 @@ class Mask(ABC):
 
 
 def evaluate(mask: Mask, moments: GradientMoments) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights and masked gradients at every position of the moments' sums, in their dtype and not rescaled."""
+    """Return the masks and masked gradients of all tensors in the moments' sums, in their dtype and not rescaled."""
     check_count(moments.count)
     if mask.needs_log_magnitude and not moments.log_magnitude:
         raise MaskError(
             f"{type(mask).__name__} needs moments with log-magnitudes. "
-            "Build them with `mask.new_moments()`, or with `log_magnitude=True` where they are built for you."
+            "Create them with `mask.new_moments()`, or pass `log_magnitude=True` to the function that creates them."
         )
     moments.check_finite()
     weights: dict[int, Tensor] = {}
@@ -146,13 +146,13 @@ def evaluate(mask: Mask, moments: GradientMoments) -> tuple[list[Tensor], list[T
 
 
 def check_count(count: int) -> None:
-    """Raise unless there are environments to compare."""
+    """Raise an error for fewer than two environments."""
     if count < 2:
         raise MaskError(f"The number of environments should be at least 2: a mask compares them. Found {count}.")
 
 
 def check_number(name: str, value: object) -> None:
-    """Raise unless the parameter is a number, or a tensor that is one."""
+    """Raise an error unless the parameter is a number or a 0-dimensional tensor."""
     if isinstance(value, Tensor):
         if value.ndim != 0:
             raise MaskError(f"Parameter `{name}` should be a number. Found `{name}` of shape {tuple(value.shape)}.")

@@ -10,41 +10,41 @@ from sandmask.masks._errors import MaskError
 from sandmask.masks._layout import Layout
 
 _MOST_PENDING = 4096
-_LOSS = 2**62  # in place of a tensor's number, after those of all gradients
+_LOSS = 2**62  # stands for a loss instead of a tensor's index, and is larger than all indices
 
 
 class FiniteCheck:
-    """Largest magnitudes, one for each tensor and environment, kept on the device until they are read."""
+    """The largest magnitude of each tensor and environment. It stays on the device until it is read."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[int, list[int], Tensor]] = []
         self.found: tuple[int, int, float] | None = None
 
     def record(self, environment: int, slots: list[int], grads: Sequence[Tensor]) -> None:
-        """Remember the largest magnitude of each tensor; NaN and inf survive."""
+        """Remember the largest magnitude of each tensor. If a tensor contains NaN or inf, so does its magnitude."""
         filled = [(slot, grad) for slot, grad in zip(slots, grads, strict=True) if grad.numel() > 0]
         if not filled:
             return
         self._add(environment, [slot for slot, _ in filled], largest([grad for _, grad in filled]))
 
     def record_loss(self, environment: int, loss: Tensor) -> None:
-        """Remember a loss. That of an empty batch is NaN, and its gradients are zero."""
+        """Remember a loss. The loss of an empty batch is NaN, although its gradients are zero."""
         self._add(environment, [_LOSS], loss.detach().reshape(1))
 
     def _add(self, environment: int, slots: list[int], values: Tensor) -> None:
         self.pending.append((environment, slots, values))
-        if len(self.pending) > _MOST_PENDING:  # keeps memory bounded however many environments there are
+        if len(self.pending) > _MOST_PENDING:  # bounds the memory for any number of environments
             self._settle()
 
     def extend(self, other: "FiniteCheck", offset: int) -> None:
-        """Take over what `other` recorded; its first environment is number `offset` here."""
+        """Add the records of `other`. Its first environment has the number `offset` here."""
         self.pending.extend((environment + offset, slots, norms) for environment, slots, norms in other.pending)
         if self.found is None and other.found is not None:
             environment, slot, value = other.found
             self.found = (environment + offset, slot, value)
 
     def raise_if_not_finite(self, layout: Layout) -> None:
-        """Raise for the first gradient, in order of environments, that was not finite."""
+        """Raise an error for the first gradient, in the order of environments, that is not finite."""
         self._settle()
         if self.found is not None:
             environment, slot, value = self.found
@@ -61,15 +61,15 @@ class FiniteCheck:
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude of each tensor, all of them filled and on one device; NaN and inf come through."""
-    if tensors[0].device.type == "cpu":  # where the norm takes twenty times as long as the extremes
+    """The largest magnitude of each tensor, including NaN and inf. No tensor is empty, and all are on one device."""
+    if tensors[0].device.type == "cpu":  # on a CPU, the norm takes twenty times as long as the extremes
         extremes = torch.stack([extreme for tensor in tensors for extreme in torch.aminmax(tensor)])
         return extremes.view(-1, 2).abs().amax(1)
     return torch.stack(list(_foreach_norm(list(tensors), math.inf)))
 
 
 def all_finite(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Whether all elements are finite: a 0-dimensional boolean tensor on each of the devices involved."""
+    """Whether all elements are finite, as a 0-dimensional boolean tensor on each device."""
     filled = [tensor for tensor in tensors if tensor.numel() > 0]
     devices = dict.fromkeys(tensor.device for tensor in filled)
     return [largest([t for t in filled if t.device == device]).isfinite().all() for device in devices]
@@ -78,7 +78,7 @@ def all_finite(tensors: Sequence[Tensor]) -> list[Tensor]:
 def check_gradients_finite(
     layout: Layout, gradients: Mapping[int, Tensor], means: Sequence[Tensor], environments: Sequence[int]
 ) -> None:
-    """Raise if a gradient `[E, *shape]` is not finite. Checks the means, which are E times smaller."""
+    """Raise an error if a gradient `[E, *shape]` is not finite. Checks the means first, which are E times smaller."""
     if all(bool(flag) for flag in all_finite(means)):
         return
     for i, of_environments in gradients.items():
@@ -93,14 +93,14 @@ def not_finite(layout: Layout, slot: int, environment: int, value: float) -> Mas
         return loss_not_finite(environment, value)
     return MaskError(
         f"{layout.describe(slot)} in environment {environment} should be finite. Found {value}. "
-        "Look for an overflow in that environment's loss, lower the learning rate, or pass "
-        "a `GradScaler` where float16 is in use."
+        "Look for an overflow in the loss of this environment, lower the learning rate, or, with "
+        "float16, pass a `GradScaler`."
     )
 
 
 def loss_not_finite(environment: int, value: float) -> MaskError:
     """The error for a loss that is not finite, although its gradients are."""
     return MaskError(
-        f"The loss of environment {environment} should be finite. Found {value}. Is its batch empty? Leave out "
-        "environments without examples, or pass `check_finite=False`."
+        f"The loss of environment {environment} should be finite. Found {value}. If its batch is empty, leave out "
+        "the environment, or pass `check_finite=False`."
     )

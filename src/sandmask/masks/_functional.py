@@ -1,9 +1,9 @@
 """The masks as pure functions of moments over environments, element by element.
 
-They work on tensors of any shape, under `torch.func.vmap` and `torch.compile`; `tau` and `gain` are numbers
-or 0-dimensional tensors (one per run where runs are stacked), and nothing branches on a tensor's value.
+They work on tensors of any shape, also under `torch.func.vmap` and `torch.compile`, because they do not branch on
+values of tensors. `tau` and `gain` are numbers or 0-dimensional tensors (one per run in a stack).
 
-With gradients g_e of E environments: A = |mean_e sign(g_e)|, var_e the unbiased variance (divided by E - 1).
+The gradients of E environments are g_e. A = |mean_e sign(g_e)|, and var_e is the unbiased variance (divided by E - 1).
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,11 @@ from torch.nn import functional as F
 
 Scalar = float | Tensor
 
-# Agreements are multiples of 1/E, and a threshold such as 1/3 has no exact binary form: thresholds this
-# close to an agreement count as equal to it. It is a few roundings of float32, and far below 1/E for any E
-# in use.
+# A threshold this close to an agreement counts as equal to it. Agreements are multiples of 1/E, and a threshold such
+# as 1/3 has no exact binary form. The tolerance is a few rounding errors of float32, and far below 1/E.
 TAU_TOLERANCE = 5e-7
 
-# What ILC's code and DomainBed's add inside the logarithm, and to the density that they divide by.
+# The code of ILC and DomainBed adds this to the magnitude in the logarithm, and to the density in the division.
 EPSILON = 1e-10
 
 BINS = 10  # of a histogram of agreements
@@ -27,7 +26,7 @@ BINS = 10  # of a histogram of agreements
 
 @dataclass(frozen=True)
 class TensorMoments:
-    """Moments over environments of one tensor's gradients, each of the tensor's shape."""
+    """Moments over environments of the gradients of one tensor. Each moment has the shape of the tensor."""
 
     count: int
     sign_sum: Tensor
@@ -35,11 +34,11 @@ class TensorMoments:
     m2: Tensor
     """Sum of squared deviations from the mean."""
     log_sum: Tensor | None = None
-    """Sum of log(|g| + 1e-10); only the geometric mean needs it."""
+    """Sum of log(|g| + 1e-10), which only the geometric mean needs."""
 
 
 def agreement(sign_sum: Tensor, count: int) -> Tensor:
-    """Return the agreement A = |mean_e sign(g_e)|; sign(0) = 0, so a zero gradient agrees with nothing.
+    """Return the agreement A = |mean_e sign(g_e)|, with sign(0) = 0: a zero gradient agrees with no other.
 
     :param sign_sum: sum over environments of sign(g).
     :param count: number of environments.
@@ -62,8 +61,8 @@ def and_weights(sign_sum: Tensor, count: int, tau: Scalar) -> Tensor:
 def sand_weights(sign_sum: Tensor, mean: Tensor, m2: Tensor, count: int, tau: Scalar) -> Tensor:
     """Return the SAND-mask as printed (equations 2 and 3): m = max(0, tanh((A - tau) / s2)).
 
-    s2 = var_e(g) / mean_e(g)^2 is the dispersion. Where s2 = 0, the weight is its limit, 1[A > tau]; a zero mean gives
-    0.
+    s2 = var_e(g) / mean_e(g)^2 is the dispersion. Where s2 = 0, the weight is its limit 1[A > tau]. Where the mean is
+    zero, the weight is 0.
 
     :param sign_sum: sum over environments of sign(g).
     :param mean: mean over environments.
@@ -73,8 +72,8 @@ def sand_weights(sign_sum: Tensor, mean: Tensor, m2: Tensor, count: int, tau: Sc
     :return: weights in [0, 1].
     """
     excess = F.threshold(agreement(sign_sum, count) - tau, TAU_TOLERANCE, 0.0)
-    # Divided before it is squared: the square of a small mean would be lost, that of a large one infinite. A ratio that
-    # is infinite gives tanh(inf) = 1. What is 0 * inf has a zero mean or no excess: a weight of 0.
+    # The mean is divided before it is squared, because the square of a small mean underflows and the square of a large
+    # mean overflows. An infinite ratio gives tanh(inf) = 1. 0 * inf occurs for a zero mean or no excess: weight 0.
     ratio = mean * (m2 / (count - 1)).rsqrt()
     return torch.tanh(excess * ratio * ratio).nan_to_num(0.0)
 
@@ -98,13 +97,14 @@ def absolute_sand_weights(sign_sum: Tensor, m2: Tensor, count: int, tau: Scalar,
 def geometric_mean(mean: Tensor, m2: Tensor, log_sum: Tensor, count: int) -> Tensor:
     """Return ILC's geometric mean: sign(mean_e g) * exp(mean_e log(|g_e| + 1e-10)).
 
-    Gradients that cancel out have a mean of zero up to rounding, which depends on the order of environments. A mean
-    within that rounding error counts as zero.
+    If gradients cancel out, their mean is a rounding error that depends on the order of environments. A mean within
+    this rounding error counts as zero.
 
     :param mean: mean over environments.
     :param m2: sum of squared deviations from the mean.
     :param log_sum: sum of log(|g| + 1e-10).
     :param count: number of environments.
+    :return: the geometric mean, of the shape of `mean`.
     """
     magnitude = (log_sum / count).exp().clamp(max=torch.finfo(mean.dtype).max)
     error = m2.sqrt() * (count * torch.finfo(mean.dtype).eps)
@@ -113,7 +113,7 @@ def geometric_mean(mean: Tensor, m2: Tensor, log_sum: Tensor, count: int) -> Ten
 
 
 def log_magnitude(grads: Tensor) -> Tensor:
-    """log(|g| + 1e-10), which the geometric mean averages."""
+    """Return log(|g| + 1e-10), which the geometric mean averages."""
     return (grads.abs() + EPSILON).log()
 
 
@@ -123,23 +123,24 @@ def rescale_by_sparsity(masked: Tensor, weights: Tensor, valid: Tensor | None = 
     :param masked: masked gradient.
     :param weights: the mask.
     :param valid: 1 for elements and 0 for padding, which the mean excludes; no padding if not given.
+    :return: the rescaled gradient.
     """
     density = weights.mean() if valid is None else (weights * valid).sum() / valid.sum()
     return finite(masked / (density + EPSILON), masked.dtype)
 
 
 def finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`, with what is too large for it at its largest number; NaN stays."""
+    """Return `tensor` in `dtype`. Values beyond its range become its largest number; NaN stays NaN."""
     largest = torch.finfo(dtype).max
     return tensor.clamp(-largest, largest).to(dtype)
 
 
 def agreement_counts(sign_sum: Tensor, count: int, bins: int = BINS) -> Tensor:
-    """Count the elements of a flat tensor whose agreement A = |mean_e sign(g_e)| is in each of equal bins.
+    """Count the elements of a flat tensor by their agreement A = |mean_e sign(g_e)|, in bins of equal width.
 
-    Bin b holds b / bins <= A < (b + 1) / bins; the last bin also holds A = 1. Sums of signs are compared as whole
-    numbers, so an agreement of 3/10 is in the bin that begins there. Works under `torch.func.vmap` and never waits for
-    the device.
+    Bin b holds b / bins <= A < (b + 1) / bins; the last bin also holds A = 1. Sums of signs are compared as integers,
+    so an agreement of 3/10 is in the bin that begins at 3/10. Works under `torch.func.vmap` and never waits for the
+    device.
 
     :param sign_sum: sum over environments of sign(g).
     :param count: number of environments.

@@ -1,4 +1,4 @@
-"""Few launches on a GPU: many tensors as one, and gradients `[E, *shape]` through the kernels of `_triton`."""
+"""Reduce kernel launches on a GPU: process many tensors as one, and use the kernels of `_triton`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,18 +16,18 @@ from sandmask.masks._welford import Sums
 if TYPE_CHECKING:
     from sandmask.masks._base import Mask
 
-CHEAP = 2**18  # numbers whose copy takes a CPU less time than a few calls
+CHEAP = 2**18  # a CPU copies this many numbers in less time than a few calls take
 
 
 def packs(tensors: Sequence[Tensor]) -> bool:
-    """Whether to process tensors as one: on a device always, on a CPU if copying them is cheap."""
+    """Whether to process tensors as one: always on a GPU, and on a CPU if copying them is cheap."""
     if len(tensors) == 1 or in_transform():
         return False
     return tensors[0].device.type != "cpu" or sum(tensor.numel() for tensor in tensors) <= CHEAP
 
 
 def kernels(gradients: Sequence[Tensor]) -> ModuleType | None:
-    """The module of kernels if these gradients can go through it: on a GPU, with a torch that has Triton."""
+    """The module of kernels if it supports these gradients: on a GPU, with a version of torch that has Triton."""
     if in_transform() or not all(gradient.device.type == "cuda" for gradient in gradients):
         return None
     try:
@@ -38,7 +38,7 @@ def kernels(gradients: Sequence[Tensor]) -> ModuleType | None:
 
 
 def masked_mean_by_kernel(mask: "Mask", grads: Tensor) -> Tensor | None:
-    """The masked mean of gradients `[E, *shape]` by one kernel; None where there is none for them."""
+    """The masked mean of gradients `[E, *shape]` by one kernel; None if no kernel supports them."""
     triton = kernels([grads])
     if triton is None or not triton.supports(mask, grads):
         return None
@@ -47,9 +47,9 @@ def masked_mean_by_kernel(mask: "Mask", grads: Tensor) -> Tensor | None:
 
 
 def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
-    """Moments of several tensors' gradients `[E, *shape]` by one kernel; None if there is none for them.
+    """Moments of several tensors' gradients `[E, *shape]` by one kernel; None if no kernel supports them.
 
-    Each is read in the order that the gradient of one environment has in memory, and its moments have that order too.
+    Each tensor is read in the memory order of one environment's gradient, and its moments have the same order.
     """
     triton = kernels(gradients)
     if triton is None:
@@ -67,7 +67,7 @@ def moments_of_many(gradients: Sequence[Tensor]) -> list[TensorMoments] | None:
 
 
 def moments_of_parts(parts: Sequence[Tensor]) -> TensorMoments:
-    """Compute moments over environments of gradients `[E, P]` that are given in parts.
+    """Compute moments over environments of gradients `[E, P]` from parts of them.
 
     :param parts: gradients `[E, n]`, one after the other; they may differ in dtype.
     :return: moments `[P]`, in float32.
@@ -85,7 +85,7 @@ def moments_of_parts(parts: Sequence[Tensor]) -> TensorMoments:
 
 
 def weigh_by_kernel(mask: "Mask", moments: TensorMoments) -> tuple[Tensor, Tensor] | None:
-    """The mask and the masked mean by one kernel, for all runs of a stack; None for masks that it does not know."""
+    """The mask and the masked mean of all runs of a stack by one kernel; None if no kernel supports the mask."""
     from sandmask.masks import _triton
 
     kind = _triton.kind_of(mask)
@@ -100,14 +100,14 @@ def weigh_by_kernel(mask: "Mask", moments: TensorMoments) -> tuple[Tensor, Tenso
 
 
 def in_memory_order(positions: Sequence[int], tensors: Sequence[Tensor]) -> Sequence[int]:
-    """The positions of tensors in the order of their addresses, in which `pack` finds neighbours."""
+    """The positions of tensors, sorted by address, so that `pack` finds tensors that are adjacent in memory."""
     if is_traced() or tensors[0].device.type != "cpu":
         return positions
     return sorted(positions, key=lambda position: tensors[position].data_ptr())
 
 
 def pack(sums: Sums, count: int) -> TensorMoments:
-    """Flat moments of several tensors, one after the other, each in the memory order of its mean."""
+    """Concatenate the moments of several tensors, each in the memory order of its mean."""
 
     def flat(tensors: Sequence[Tensor]) -> Tensor:
         if (joined := _joined(tensors)) is not None:
@@ -119,9 +119,10 @@ def pack(sums: Sums, count: int) -> TensorMoments:
 
 
 def unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of the flat tensor, with the shapes and strides of `like`.
+    """Split the flat tensor into views with the shapes and strides of `like`.
 
-    Strides are kept (channels last), because optimizers are fast only if gradients have the strides of parameters.
+    The strides (such as channels last) matter, because optimizers are fast only if gradients and parameters have equal
+    strides.
     """
     pieces = torch.split(flat, [tensor.numel() for tensor in like])
     return [
@@ -131,7 +132,7 @@ def unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """A flat view of tensors that follow each other in memory, on a CPU; None if they do not."""
+    """A flat view of tensors that are adjacent in a CPU's memory; None if they are not."""
     first = tensors[0]
     if is_traced() or first.device.type != "cpu":
         return None
@@ -152,5 +153,5 @@ def _in_order_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements are contiguous in memory, in any order, and there are any."""
+    """Whether the tensor is not empty and its elements are contiguous in memory, in any order."""
     return tensor.numel() > 0 and (tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor)))

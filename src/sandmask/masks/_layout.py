@@ -14,14 +14,14 @@ Gradients = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Layout:
-    """The form gradients came in, so that results go back in the same form and errors can name a tensor."""
+    """The form of gradients. Results are returned in the same form, and errors name a tensor."""
 
     kind: Literal["tensor", "sequence", "mapping"]
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, grads: Gradients) -> "Layout":
-        """The form of these gradients."""
+        """Return the form of these gradients."""
         if isinstance(grads, Tensor):
             return cls("tensor", ("gradient",))
         if isinstance(grads, Mapping):
@@ -34,26 +34,26 @@ class Layout:
         )
 
     def flatten(self, grads: Gradients) -> list[Tensor | None]:
-        """The tensors of gradients that must have this form, in its order."""
+        """Return the tensors of gradients in the order of this form. Raise an error if they have another form."""
         found = Layout.of(grads)
         if found.kind != self.kind or len(found.names) != len(self.names):
-            raise MaskError(f"Every environment should give {self}. Found {found}.")
+            raise MaskError(f"Every environment should have gradients of the same form, {self}. Found {found}.")
         if isinstance(grads, Tensor):
             return [grads]
         if not isinstance(grads, Mapping):
             return list(grads)
         if missing := set(self.names) - set(found.names):
-            raise MaskError(f"Every environment should give gradients of the same names. Missing: {sorted(missing)}.")
+            raise MaskError(f"Every environment should have gradients of the same names. Missing: {sorted(missing)}.")
         return [grads[name] for name in self.names]
 
     def restore(self, values: Sequence[Any]) -> Any:
-        """Values, one for each tensor, in this form."""
+        """Return values, one per tensor, in this form."""
         if self.kind == "tensor":
             return values[0]
         return list(values) if self.kind == "sequence" else dict(zip(self.names, values, strict=True))
 
     def describe(self, index: int) -> str:
-        """The tensor at `index`, as an error message calls it."""
+        """Return the name of the tensor at `index` for an error message."""
         name = self.names[index]
         if self.kind != "mapping":
             return f"The {name}"
@@ -65,7 +65,7 @@ class Layout:
 
 
 def check_kind(layout: Layout, index: int, grad: Tensor) -> None:
-    """Raise unless the gradient is a dense tensor of real floating-point numbers."""
+    """Raise an error unless the gradient is a dense tensor of real floating-point numbers."""
     if not isinstance(grad, Tensor):
         raise MaskError(f"{layout.describe(index)} should be a tensor or None. Found {type(grad).__name__}.")
     if not grad.dtype.is_floating_point:
@@ -73,5 +73,5 @@ def check_kind(layout: Layout, index: int, grad: Tensor) -> None:
     if grad.layout is not torch.strided:
         raise MaskError(
             f"{layout.describe(index)} should be dense. Found layout {grad.layout}. "
-            "Build the module with sparse=False, or leave its parameters out of the mask."
+            "Create the module with sparse=False, or do not pass its parameters."
         )

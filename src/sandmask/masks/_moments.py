@@ -1,4 +1,4 @@
-"""Running moments over environments, which all masks are computed from; memory does not grow with E."""
+"""Running moments over environments, from which all masks are computed. Memory does not grow with E."""
 
 import math
 import sys
@@ -16,24 +16,23 @@ from sandmask.masks._layout import Gradients, Layout, check_kind
 from sandmask.masks._two_pass import accumulation_dtype, gradient_moments
 from sandmask.masks._welford import Sums, buckets, fold_gradients, fold_sums
 
-_BUCKET = 2**22  # elements that share each launch; it keeps temporaries small next to the model
+_BUCKET = 2**22  # elements per kernel launch; temporaries stay small compared to the model
 
 
 class GradientMoments:
     """Count, sum of signs, mean and sum of squared deviations (M2) over environments, for every element.
 
-    Gradients are one tensor, a sequence of tensors, or a dict of tensors by name; results come back in the
-    same form, in float32 (float64 for float64 gradients). Environments arrive one by one (`update`),
-    several at a time (`update_many`) or from another object (`merge`), in any order and grouping: the
-    result is the same to rounding. Three buffers of the model's size are kept (four with `log_magnitude`),
-    whatever the number of environments.
+    Gradients are one tensor, a sequence of tensors, or a dict of tensors by name. Results have the same form, in
+    float32 (float64 for float64 gradients). Add environments one by one (`update`), several at a time (`update_many`)
+    or from another object (`merge`). Order and grouping change the result only by rounding. For any number of
+    environments, memory holds three buffers of the model's size (four with `log_magnitude`).
 
-    In float32 the squared deviations underflow below about 1e-22 and overflow above 1e19: such elements
-    count as having no dispersion, or too much of it. Nothing becomes NaN.
+    In float32, the squares of deviations below about 1e-22 underflow, and the squares of deviations above 1e19
+    overflow. Such elements count as having no dispersion, or too much of it. Nothing becomes NaN.
 
     :param log_magnitude: also sum log(|g| + 1e-10), which `GeometricMean` needs.
-    :param check_finite: remember, on the device, where a gradient was not finite, and raise when the
-        moments are first read by a mask: one synchronization instead of one per environment.
+    :param check_finite: remember on the device which gradients are not finite, and raise an error when a mask first
+        reads the moments. This costs one synchronization instead of one per environment.
     """
 
     def __init__(self, *, log_magnitude: bool = False, check_finite: bool = True) -> None:
@@ -41,11 +40,12 @@ class GradientMoments:
         self.layout: Layout | None = None
         self.sums = Sums(log_sum=[] if log_magnitude else None)
         self.dtypes: list[torch.dtype] = []
-        # Index of a tensor -> place of its moments in `sums`, in the order of places; none before its first gradient.
+        # Index of a tensor -> position of its moments in `sums`, sorted by position. A tensor without a gradient so far
+        # has no entry.
         self.position: dict[int, int] = {}
         self._buckets: list[list[int]] = []
         self.finite = FiniteCheck() if check_finite else None
-        self.merged = False  # whether the environments of other processes are among them
+        self.merged = False  # whether environments of other processes are included
 
     @classmethod
     def of_gradients(
@@ -56,11 +56,11 @@ class GradientMoments:
         check_finite: bool = True,
         environments: Sequence[int] | None = None,
     ) -> "GradientMoments":
-        """Moments of the gradients `[E, *shape]` of E environments, at once and in two passes.
+        """Return the moments of the gradients `[E, *shape]` of E environments, computed in two passes.
 
-        `environments` are the numbers of the environments in errors: 0 to E - 1 if not given.
+        Works under `torch.func.vmap` with `check_finite=False`, because the check reads a value.
 
-        Works under `torch.func.vmap` with `check_finite=False` (the check reads a value).
+        :param environments: the numbers of the environments in errors; 0 to E - 1 if not given.
         """
         layout = Layout.of(grads)
         gradients = {i: gradient for i, gradient in enumerate(layout.flatten(grads)) if gradient is not None}
@@ -80,9 +80,9 @@ class GradientMoments:
     def of_named(
         cls, named: Mapping[str, TensorMoments], like: Mapping[str, Tensor], *, check_finite: bool = True
     ) -> "GradientMoments":
-        """Moments that were computed before, of some of the tensors in `like`; the others have no gradient.
+        """Return an object with these moments of some of the tensors in `like`. The other tensors have no gradient.
 
-        With `check_finite` they should be of finite gradients.
+        With `check_finite`, the moments should be of finite gradients.
         """
         self = cls(check_finite=check_finite)
         self.layout = Layout.of(like)
@@ -94,17 +94,17 @@ class GradientMoments:
 
     @property
     def log_magnitude(self) -> bool:
-        """Whether log-magnitudes are summed too."""
+        """Whether log-magnitudes are also summed."""
         return self.sums.log_sum is not None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tensors' names: those of the dict, or numbers."""
+        """The names of the tensors: the keys of the dict, or numbers."""
         return () if self.layout is None else self.layout.names
 
     @torch.no_grad()
     def update(self, grads: Gradients) -> "GradientMoments":
-        """Fold in the gradients of one more environment; `None` is a gradient of zeros."""
+        """Add the gradients of one environment. `None` is a gradient of zeros."""
         layout = self.layout or Layout.of(grads)
         present = {i: grad for i, grad in enumerate(layout.flatten(grads)) if grad is not None}
         for i, grad in present.items():
@@ -127,9 +127,10 @@ class GradientMoments:
         return self
 
     def update_many(self, grads: Gradients, *, environments: Sequence[int] | None = None) -> "GradientMoments":
-        """Fold in the gradients `[E, *shape]` of E more environments.
+        """Add the gradients `[E, *shape]` of E environments.
 
-        `environments` are their numbers in errors: those that follow the environments before if not given.
+        :param grads: the gradients.
+        :param environments: the numbers of the environments in errors; the next E numbers if not given.
         """
         more = GradientMoments.of_gradients(
             grads,
@@ -141,9 +142,9 @@ class GradientMoments:
 
     @torch.no_grad()
     def merge(self, other: "GradientMoments") -> "GradientMoments":
-        """Fold in the environments of another object (Chan et al.); `other` is left as it is."""
+        """Add the environments of another object (Chan et al.). `other` does not change."""
         if self.log_magnitude != other.log_magnitude:
-            raise MaskError("Moments with log-magnitudes and moments without cannot be merged. Build both alike.")
+            raise MaskError("Moments with and without log-magnitudes cannot be merged. Create both in the same way.")
         if other.layout is None:
             return self
         if self.layout is not None and self.layout != other.layout:
@@ -166,24 +167,24 @@ class GradientMoments:
         return self
 
     def check_finite(self) -> None:
-        """Raise a `MaskError` that names parameter and environment if a gradient was not finite."""
+        """Raise a `MaskError` that names the parameter and the environment if a gradient was not finite."""
         if self.finite is not None and self.layout is not None:
             self.finite.raise_if_not_finite(self.layout)
 
     def of(self, index: int) -> TensorMoments | None:
-        """The moments of one tensor; `None` where it has had no gradient in any environment."""
+        """Return the moments of one tensor; `None` if it had no gradient in any environment."""
         position = self.position.get(index)
         return None if position is None else self.sums.at(position, self.count)
 
     def buckets(self) -> list[list[int]]:
-        """Positions in `sums` that are worked on together."""
+        """The groups of positions in `sums` that are processed together."""
         if sum(map(len, self._buckets)) != len(self.sums.mean):
             means = enumerate(self.sums.mean)
             self._buckets = buckets({i: (f"{mean.device} {mean.dtype}", mean.numel()) for i, mean in means}, _BUCKET)
         return self._buckets
 
     def restore(self, values: list[Any]) -> Any:
-        """Values, one for each position of `sums`, in the form the gradients came in."""
+        """Return values, one per position in `sums`, in the form of the gradients."""
         if self.layout is None:
             raise MaskError("Moments should have at least one environment before they are read. Call `update` first.")
         found = dict(zip(self.position, values, strict=True))
@@ -191,7 +192,7 @@ class GradientMoments:
 
     @property
     def sign_sum(self) -> Any:
-        """Sum over environments of sign(g), in the form the gradients came in."""
+        """Sum over environments of sign(g), in the form of the gradients."""
         return self.restore(self.sums.sign_sum)
 
     @property
@@ -228,14 +229,14 @@ class GradientMoments:
         self.sums.append(moments)
 
     def open_slot(self, index: int, like: Tensor, dtype: torch.dtype) -> None:
-        """Begin the moments of a tensor that was zero in every environment so far."""
+        """Add the moments of a tensor whose gradient was zero in every environment so far."""
         kept = accumulation_dtype(like.dtype)
         sign_sum, mean, m2 = (torch.zeros_like(like, dtype=kept) for _ in range(3))
         logs = torch.full_like(mean, self.count * math.log(EPSILON)) if self.log_magnitude else None
         self._append(index, TensorMoments(self.count, sign_sum, mean, m2, logs), dtype)
 
     def widened(self, to: "GradientMoments") -> Sums:
-        """These sums in the order of `to`, with moments of zeros for tensors that had no gradient here."""
+        """Return the sums in the order of `to`, with moments of zeros for tensors that had no gradient here."""
         wide = GradientMoments(log_magnitude=self.log_magnitude)
         wide.count = self.count
         for i, position in to.position.items():
@@ -253,7 +254,7 @@ class GradientMoments:
         if grad.shape != mean.shape or grad.device != mean.device:
             raise MaskError(
                 f"{layout.describe(index)} in environment {self.count} should have shape "
-                f"{tuple(mean.shape)} on {mean.device}, as in the environments before it. "
+                f"{tuple(mean.shape)} on {mean.device}, as in earlier environments. "
                 f"Found {tuple(grad.shape)} on {grad.device}."
             )
 
@@ -270,8 +271,8 @@ def _number_of_environments(layout: Layout, gradients: dict[int, Tensor]) -> int
         count = gradient.shape[0] if count is None else count
         if gradient.shape[0] != count:
             raise MaskError(
-                f"{layout.describe(i)} should have {count} environments in its first dimension, as the "
-                f"tensors before it. Found shape {tuple(gradient.shape)}."
+                f"{layout.describe(i)} should have {count} environments in its first dimension, like the "
+                f"other tensors. Found shape {tuple(gradient.shape)}."
             )
     if count is None:
         raise MaskError("Parameter `grads` should hold at least one tensor. Found none.")

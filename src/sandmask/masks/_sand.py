@@ -18,23 +18,23 @@ _RELEASED_GAIN = 10.0
 class SANDMask(Mask):
     """Weight each element of the mean gradient by how well environments agree on its sign and size.
 
-    As printed (equations 2 and 3): m = max(0, tanh((A - tau) / s2)), where A = |mean_e sign(g_e)| and s2 =
-    var_e(g) / mean_e(g)^2, the unbiased variance (E - 1) over the squared mean. Identical gradients (s2 =
-    0) have m = 1[A > tau], a zero mean has m = 0.
+    The printed mask (equations 2 and 3) is m = max(0, tanh((A - tau) / s2)), where A = |mean_e sign(g_e)|. The
+    dispersion s2 = var_e(g) / mean_e(g)^2 is the unbiased variance (E - 1) over the squared mean. If gradients are
+    identical (s2 = 0), m = 1[A > tau]. If the mean is zero, m = 0.
 
-    As released by the authors (`dispersion="absolute"`): m = max(0, tanh(gain (A - tau) / var_e(g))). It
-    depends on the scale of the gradients: at 1e-4 the tanh saturates, and the mask is a threshold at A >
-    tau.
+    The mask that the authors released (`dispersion="absolute"`) is m = max(0, tanh(gain (A - tau) / var_e(g))). It
+    depends on the scale of the gradients: at 1e-4, the tanh saturates, and the mask is a threshold at A > tau.
 
-    tau = 1 makes m zero everywhere, since A - 1 <= 0, and nothing trains: that raises a `MaskWarning`,
-    once. A negative tau also keeps elements whose signs disagree, as far as their sizes do agree. With E =
-    2 it is the only way to keep them: A is then 0, 1/2 or 1, and for any tau >= 0 the SAND-mask is zero
-    wherever the AND-mask is.
+    With tau = 1, m is zero everywhere, because A - 1 <= 0, and nothing trains. This raises a `MaskWarning` once.
+
+    A negative tau also keeps elements whose signs differ, with a weight that decreases with their dispersion. With
+    E = 2, only a negative tau keeps them: A is 0, 1/2 or 1, and for any tau >= 0 the SAND-mask is zero wherever the
+    AND-mask is zero.
 
     :param tau: in [-1, 1]; use a value below 1.
     :param rescale: see `Mask`.
     :param dispersion: "relative" (the paper) or "absolute" (the released code).
-    :param gain: k of the released code, with `dispersion="absolute"` only; its default there is 10.
+    :param gain: k of the released code, only with `dispersion="absolute"`, where the default is 10.
 
     >>> import torch
     >>> SANDMask(tau=0.5)(torch.tensor([[1.0, 1.0, 2.0], [1.0, -1.0, 1.0]]))
@@ -64,14 +64,14 @@ class SANDMask(Mask):
         if not isinstance(tau, Tensor) and tau == 1:
             warn_once(
                 "sand-tau-1",
-                "SANDMask with `tau` = 1 is zero everywhere, because no agreement exceeds 1: nothing will "
-                "train. It is the default in the paper's table; choose a `tau` below 1.",
+                "SANDMask with `tau` = 1, the default in the paper's table, is zero everywhere, because no agreement "
+                "exceeds 1: nothing will train. Choose a `tau` below 1.",
             )
         self.dispersion = dispersion
         self.gain = _RELEASED_GAIN if gain is None and dispersion == "absolute" else gain
 
     def element_weights(self, moments: TensorMoments) -> Tensor:
-        """Equation 2, or its released variant."""
+        """Return equation 2, or the released variant of it."""
         if self.gain is None and not torch.is_grad_enabled() and works_in_place(moments.mean):
             return _sand_weights_in_place(moments, self.tau)
         if self.gain is None:
@@ -80,7 +80,7 @@ class SANDMask(Mask):
 
 
 def _sand_weights_in_place(moments: TensorMoments, tau: Scalar) -> Tensor:
-    """`sand_weights` with two tensors, which stay in a CPU's cache, instead of ten."""
+    """`sand_weights` with two temporary tensors instead of ten, so that they stay in a CPU's cache."""
     ratio = (moments.m2 / (moments.count - 1)).rsqrt_().mul_(moments.mean)
     excess = moments.sign_sum.abs().div_(moments.count).sub_(tau)
     excess = F.threshold(excess, TAU_TOLERANCE, 0.0, inplace=True)

@@ -1,7 +1,7 @@
-"""Gradients `[E, *shape]` on a GPU, in one pass over memory: every gradient is read once.
+"""Masks and moments of gradients `[E, *shape]` on a GPU, in one pass over memory: every gradient is read once.
 
-`masked_mean` writes the masked mean, `moments` the moments. The same numbers come from
-`_two_pass.gradient_moments` and the functions of `_functional`, the twins that tests compare these with.
+`masked_mean` computes the masked mean, and `moments` the moments. Tests compare them with `_two_pass.gradient_moments`
+and the functions of `_functional`, which compute the same numbers.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -28,7 +28,7 @@ _AND, _RELATIVE, _ABSOLUTE = 0, 1, 2
 
 @triton.jit
 def _tanh(x):
-    """tanh for x >= 0: its series where the quotient would lose digits."""
+    """tanh for x >= 0. For small x, a series is used, because the quotient would lose digits."""
     e = tl.exp(-2.0 * x)
     square = x * x
     return tl.where(x < 0.05, x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0))), (1.0 - e) / (1.0 + e))
@@ -38,8 +38,8 @@ def _tanh(x):
 def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexpr):
     """Sum of signs, mean and M2 of a block of elements.
 
-    Deviations are taken from the first environment and corrected at the end. That loses no more than a factor E in
-    precision, because the first one is itself at most sqrt(M2) away from the mean; identical gradients give exactly 0.
+    Deviations are computed from the first environment and corrected at the end. This loses at most a factor E in
+    precision, because the first gradient is at most sqrt(M2) away from the mean. Identical gradients give exactly 0.
     """
     first = tl.load(grads + offsets, mask=inside, other=0.0).to(tl.float32)
     mean = first * (1.0 / count)
@@ -54,7 +54,7 @@ def _moments(grads, offsets, inside, row, count: tl.constexpr, unit: tl.constexp
         signs += tl.where(g > 0, 1.0, 0.0) - tl.where(g < 0, 1.0, 0.0)
     shift = mean - first
     m2 = tl.maximum(squares - count * (shift * shift), 0.0)
-    # Huge gradients: what is too large to square has no finite dispersion, and no NaN either.
+    # Gradients that are too large to square have an infinite dispersion, but not NaN.
     return signs, mean, tl.where(squares == float("inf"), squares, m2)
 
 
@@ -65,7 +65,7 @@ def _weight(signs, mean, m2, tau, gain, tolerance, count: tl.constexpr, kind: tl
     if kind == 0:
         weight = tl.where(excess >= -tolerance, 1.0, 0.0)
     elif kind == 1:
-        # (mean / std)^2, divided before it is squared: neither a small nor a large mean is lost.
+        # (mean / std)^2 is divided before it is squared, so that neither a small nor a large mean is lost.
         ratio = mean * tl.rsqrt(m2 * (1.0 / (count - 1)))
         weight = tl.where((excess > tolerance) & (mean != 0), _tanh(excess * ratio * ratio), 0.0)
     else:
@@ -91,7 +91,7 @@ def _masked_mean_kernel(
     inside = offsets < numel
     signs, mean, m2 = _moments(grads, offsets, inside, row, count, unit)
     weight = _weight(signs, mean, m2, tau, gain, tolerance, count, kind)
-    # A NaN stays visible: 0 * NaN is NaN.
+    # NaN propagates, because 0 * NaN is NaN.
     tl.store(out + offsets, weight * mean, mask=inside)
 
 
@@ -143,7 +143,7 @@ def _weigh_kernel(
 
 
 def takes(grads: Tensor) -> bool:
-    """Whether the kernels can read these gradients `[E, *shape]`."""
+    """Whether the kernels support these gradients `[E, *shape]`."""
     return (
         grads.dtype in _DTYPES
         and 2 <= grads.shape[0] <= _MOST_ENVIRONMENTS
@@ -161,7 +161,7 @@ def supports(mask: "Mask", grads: Tensor) -> bool:
 def masked_mean(mask: "Mask", grads: Tensor) -> Tensor:
     """Masked mean of gradients `[E, *shape]`."""
     out = torch.empty_like(grads[0])
-    # Triton does not take NumPy numbers, and would specialize on integers.
+    # Triton does not accept NumPy numbers, and would specialize the kernel on integers.
     tau, gain = float(mask.tau), float(getattr(mask, "gain", None) or 1.0)
     launch: Any = _masked_mean_kernel[(triton.cdiv(out.numel(), _BLOCK),)]
     launch(grads, out, *_sizes(grads), tau, gain, TAU_TOLERANCE, **_constants(grads), kind=kind_of(mask))
@@ -177,7 +177,7 @@ def moments(grads: Tensor, outs: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor,
 
 
 def weigh(*tensors: Tensor, count: int, kind: int) -> tuple[Tensor, Tensor]:
-    """Mask and masked mean [K, P] from sum of signs, mean and M2 [K, P], tau and gain [K]."""
+    """Mask and masked mean [K, P] from the sum of signs, mean and M2 [K, P], tau and gain [K]."""
     tensors = tuple(tensor.contiguous() for tensor in tensors)
     weights, masked = (torch.empty_like(tensors[1]) for _ in range(2))
     numel = tensors[1][0].numel()
@@ -187,7 +187,7 @@ def weigh(*tensors: Tensor, count: int, kind: int) -> tuple[Tensor, Tensor]:
 
 
 def _sizes(grads: Tensor) -> tuple[int, int]:
-    """Elements of one gradient, and the same in units that rows are aligned to."""
+    """The number of elements of one gradient, in elements and in units to which rows are aligned."""
     numel = grads[0].numel()
     return numel, numel // _unit(numel)
 
@@ -197,12 +197,12 @@ def _constants(grads: Tensor) -> dict[str, int]:
 
 
 def _unit(numel: int) -> int:
-    """Rows that begin at multiples of four elements can be read four at a time."""
+    """The unit to which rows are aligned. Rows that begin at multiples of four elements can be read four at a time."""
     return 4 if numel % 4 == 0 else 1
 
 
 def kind_of(mask: "Mask") -> int | None:
-    """The kernel's number of this mask."""
+    """The number of this mask in the kernel; None for other masks."""
     from sandmask.masks._and import ANDMask
     from sandmask.masks._sand import SANDMask
 

@@ -1,4 +1,4 @@
-"""Moments of gradients that are all there at once, `[E, *shape]`: two passes over them."""
+"""Moments of gradients `[E, *shape]` that are all in memory, computed in two passes."""
 
 import math
 
@@ -9,15 +9,15 @@ from sandmask._physical import in_transform
 from sandmask._scratch import scratch
 from sandmask.masks._functional import TensorMoments, log_magnitude
 
-# Elements worked on at a time: on a CPU so many that the passes below stay in the cache, elsewhere only so
-# many that temporaries stay small.
+# The number of elements that are processed together. On a CPU, both passes then stay in the cache. On other devices,
+# temporaries stay small.
 _CHUNK_CPU = 2**20
 _CHUNK = 2**26
 
-# Columns that come before environments in `fold_runs`. Threads divide every pass by its outermost dimension: with
-# environments outermost, a thread would add up what another one wrote.
+# The number of columns of a piece in `fold_runs`, where pieces come before environments. Threads divide every pass by
+# its outermost dimension. If environments were outermost, a thread would add up numbers that another thread wrote.
 PIECE = 1024
-_WHOLE = 2**17  # gradients of a run that are not divided, if that would leave a rest
+_WHOLE = 2**17  # up to this many numbers, the gradients of a run are not divided into pieces that leave a remainder
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -30,6 +30,7 @@ def gradient_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
 
     :param grads: gradients `[E, *shape]`.
     :param log: also sum log(|g| + 1e-10).
+    :return: the moments.
     """
     count, shape = grads.shape[0], grads.shape[1:]
     if not log and works_in_place(grads):
@@ -44,7 +45,7 @@ def gradient_moments(grads: Tensor, *, log: bool = False) -> TensorMoments:
 
 
 def works_in_place(tensor: Tensor) -> bool:
-    """Whether functions can be used on this tensor that work in place and branch on values, on a CPU."""
+    """Whether the tensor is on a CPU, and functions may work in place and branch on its values."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or torch.compiler.is_compiling():
         return False
     return not in_transform() and not (tensor.requires_grad and torch.is_grad_enabled())
@@ -76,7 +77,7 @@ def fold_runs(grads: Tensor, moments: Tensor) -> None:
 
 
 def _fold(x: Tensor, moments: Tensor) -> None:
-    """`_moments` of x `[..., E, n]` into `moments` `[3, ..., n]`, without its scaling, unless something overflows."""
+    """Write `_moments` of x `[..., E, n]` to `moments` `[3, ..., n]`. Numbers are scaled only after an overflow."""
     sign_sum, mean, m2 = moments
     work = scratch("moments", x.shape, x.dtype)
     first = x[..., :1, :]
@@ -87,16 +88,15 @@ def _fold(x: Tensor, moments: Tensor) -> None:
     torch.sum(work, -2, out=m2)
     torch.sum(torch.sign(x, out=work), -2, out=sign_sum)
     if not math.isfinite(mean.sum()):
-        for place in (~mean.isfinite().all(-1)).nonzero().tolist():
-            moments[(slice(None), *place)] = torch.stack(_moments(x[tuple(place)], log=False))
+        for index in (~mean.isfinite().all(-1)).nonzero().tolist():
+            moments[(slice(None), *index)] = torch.stack(_moments(x[tuple(index)], log=False))
 
 
 def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:
     """Sign sum, mean, M2 and, with `log`, log sum, in two passes around the first environment.
 
-    Differences from the first environment are taken at the scale of a power of two so small that neither
-    they nor their sum can overflow; the scaling itself is exact, and identical gradients have a variance of
-    exactly 0.
+    Differences from the first environment are scaled by a small power of two, so that neither the differences nor their
+    sum can overflow. The scaling is exact, and identical gradients have a variance of exactly 0.
     """
     x = grads.to(accumulation_dtype(grads.dtype))
     count = x.shape[0]
@@ -106,9 +106,9 @@ def _moments(grads: Tensor, *, log: bool) -> tuple[Tensor, ...]:
     half_shift = difference.sum(0) * (0.5 / (scale * count))
     half_mean = x[0] * 0.5 + half_shift
     mean = half_mean * 2
-    if not in_transform():  # in place: a third of the memory to go through
+    if not in_transform():  # in place, which moves a third of the memory
         squares = difference.mul_(0.5 / scale).sub_(half_shift).square_()
-    else:  # `vmap` has no rule for that
+    else:  # `vmap` has no rule for the operations in place
         squares = torch.add(-half_shift, difference, alpha=0.5 / scale).square()
     m2 = squares.sum(0) * 4
     moments = (x.sign().sum(0), mean, m2)

@@ -1,12 +1,10 @@
 """Fold gradients into running moments in place: Welford's update and Chan's merge, on lists of tensors.
 
-Every function takes lists and works through `torch._foreach_*`, which on a GPU is a few launches for a
-whole model.
+Every function takes lists and calls `torch._foreach_*`, so that a GPU needs few launches for a whole model.
 
-Differences are halved before they are taken: (g - mean) overflows for large values of opposite sign, (g/2 -
-mean/2) cannot. Halving is exact (but for the last bit of denormal numbers), and equal values keep a
-variance of exactly 0. A sum of squares that overflows is inf, which every mask reads as "no agreement in
-size".
+Numbers are halved before they are subtracted: (g - mean) overflows for large values of opposite sign, and (g/2 -
+mean/2) does not. Halving is exact (except for the last bit of denormal numbers), and equal values have a variance of
+exactly 0. A sum of squares that overflows is inf, which every mask reads as no agreement in size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +27,7 @@ from sandmask.masks._functional import EPSILON, TensorMoments
 
 @dataclass
 class Sums:
-    """The moments of a list of tensors, position by position."""
+    """The moments of a list of tensors, one entry per tensor."""
 
     sign_sum: list[Tensor] = field(default_factory=list)
     mean: list[Tensor] = field(default_factory=list)
@@ -37,7 +35,7 @@ class Sums:
     log_sum: list[Tensor] | None = None
 
     def at(self, position: int, count: int) -> TensorMoments:
-        """The moments at one position, of `count` environments."""
+        """The moments of the tensor at one position, over `count` environments."""
         logs = None if self.log_sum is None else self.log_sum[position]
         return TensorMoments(count, self.sign_sum[position], self.mean[position], self.m2[position], logs)
 
@@ -50,11 +48,11 @@ class Sums:
             self.log_sum.append(moments.log_sum)
 
     def take(self, positions: Sequence[int]) -> "Sums":
-        """The moments at these positions; the tensors are shared, so that changes in place reach here."""
+        """The moments at these positions. The tensors are shared: changes in place also change this object."""
         return self._each(lambda tensors: [tensors[i] for i in positions])
 
     def clone(self) -> "Sums":
-        """A copy that shares nothing."""
+        """A copy that shares no memory."""
         return self._each(lambda tensors: [tensor.clone() for tensor in tensors])
 
     def _each(self, change: Callable[[list[Tensor]], list[Tensor]]) -> "Sums":
@@ -63,9 +61,11 @@ class Sums:
 
 
 def buckets(tensors: Mapping[int, tuple[str, int]], most: int) -> list[list[int]]:
-    """Group tensors that are worked on together: of one kind, and at most `most` elements (or one larger tensor).
+    """Group the tensors of each kind into buckets of at most `most` elements, or of one larger tensor.
 
-    :param tensors: number of each tensor -> its kind, such as device and dtype, and its number of elements.
+    :param tensors: index of each tensor -> its kind, such as device and dtype, and its number of elements.
+    :param most: largest number of elements in a bucket.
+    :return: the indices of the tensors in each bucket.
     """
     groups: list[list[int]] = []
     for kind in sorted({kind for kind, _ in tensors.values()}):
@@ -82,7 +82,7 @@ def buckets(tensors: Mapping[int, tuple[str, int]], most: int) -> list[list[int]
 
 
 def fold_gradients(sums: Sums, grads: list[Tensor], count: int) -> None:
-    """Fold in the gradients of environment number `count` (1 is the first)."""
+    """Add the gradients of environment number `count`; the first environment has number 1."""
     if count == 1:
         _foreach_copy_(sums.mean, grads)
         _foreach_copy_(sums.sign_sum, _foreach_sign(grads))
@@ -100,13 +100,13 @@ def fold_gradients(sums: Sums, grads: list[Tensor], count: int) -> None:
 
 
 def fold_sums(sums: Sums, count: int, other: Sums, other_count: int) -> None:
-    """Merge the moments of `other_count` further environments into those of `count`."""
+    """Merge the moments of `other_count` environments into the moments of `count` environments."""
     total = count + other_count
     half = list(_foreach_mul(other.mean, 0.5))
     _foreach_sub_(half, sums.mean, alpha=0.5)
     _foreach_add_(sums.m2, other.m2)
     _foreach_addcmul_(sums.m2, half, half, value=4 * count * other_count / total)
-    # From the mean of the larger side, so that the step is at most half the difference and cannot overflow.
+    # Start from the mean of the larger side, so that the step is at most half the difference and cannot overflow.
     if other_count <= count:
         _foreach_add_(sums.mean, half, alpha=2 * other_count / total)
     else:

@@ -1,7 +1,7 @@
-"""Properties that masks have, as assertions: run them over a new mask.
+"""Assertions of the properties that every mask should have. Use them to test your own mask.
 
-Each takes a mask and gradients `[E, *shape]`. Numbers are compared to a few roundings of the dtype
-that moments are kept in, relative to the largest gradient of the element.
+Each function takes a mask and gradients `[E, *shape]`. The tolerance is a few rounding errors of the dtype of the
+moments, relative to the largest gradient of the element.
 """
 
 from itertools import pairwise
@@ -14,7 +14,7 @@ from sandmask.masks._two_pass import accumulation_dtype
 
 
 def assert_close(found: Tensor, expected: Tensor, grads: Tensor, roundings: float = 64.0) -> None:
-    """Assert that two results for these gradients agree to rounding."""
+    """Assert that two results for these gradients are equal up to rounding."""
     kept = accumulation_dtype(grads.dtype)
     unit = max(torch.finfo(kept).eps * roundings, torch.finfo(grads.dtype).eps)
     scale = grads.to(kept).abs().amax(0).clamp(min=torch.finfo(kept).tiny)
@@ -44,14 +44,14 @@ def assert_zero_in_zero_out(mask: Mask, grads: Tensor) -> None:
 
 
 def assert_finite(mask: Mask, grads: Tensor) -> None:
-    """Neither results nor weights are inf or NaN, and weights are between 0 and 1."""
+    """Results and weights are finite, and weights are between 0 and 1."""
     weights = mask.weights(grads)
     assert bool(mask(grads).isfinite().all()), mask(grads)
     assert bool(((weights >= 0) & (weights <= 1)).all()), weights
 
 
 def assert_between_zero_and_mean(mask: Mask, grads: Tensor) -> None:
-    """The result has the mean's sign or is zero, and is no larger; unless the mask rescales."""
+    """The result is zero, or has the sign of the mean and is not larger. This does not apply to rescaled masks."""
     masked = mask(grads)
     mean = mask.new_moments().update_many(grads).mean.to(grads.dtype)
     assert bool((masked * mean.sign() >= 0).all())
@@ -59,14 +59,14 @@ def assert_between_zero_and_mean(mask: Mask, grads: Tensor) -> None:
 
 
 def assert_dtype_preserved(mask: Mask, grads: Tensor) -> None:
-    """Results and weights are of the gradients' dtype and shape."""
+    """Results and weights have the dtype and shape of the gradients."""
     for result in (mask(grads), mask.weights(grads)):
         assert result.dtype == grads.dtype
         assert result.shape == grads.shape[1:]
 
 
 def assert_streamed_equals_stacked(mask: Mask, grads: Tensor) -> None:
-    """One environment after the other gives what all at once give."""
+    """Adding environments one by one gives the same result as all environments at once."""
     moments = mask.new_moments()
     for grad in grads:
         moments.update(grad)
@@ -74,7 +74,7 @@ def assert_streamed_equals_stacked(mask: Mask, grads: Tensor) -> None:
 
 
 def assert_grouping_does_not_matter(mask: Mask, grads: Tensor) -> None:
-    """Moments of any groups of environments, merged in any order, give what all at once give."""
+    """Moments of any groups of environments, merged in any order, give the same result as all at once."""
     for cut in range(1, len(grads)):
         bounds = sorted({0, cut, (cut + len(grads)) // 2, len(grads)})
         parts = [mask.new_moments().update_many(grads[low:high]) for low, high in pairwise(bounds)]

@@ -47,7 +47,7 @@ def test_no_agreement_no_noise() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True])
 def test_seeds_are_checked(seed: object) -> None:
-    with pytest.raises(MaskError, match="`seed` should be a integer of at least 0"):
+    with pytest.raises(MaskError, match="`seed` should be an integer of at least 0"):
         AgrRand(seed=seed)  # type: ignore[arg-type]
 
 

@@ -152,7 +152,7 @@ def test_a_long_evaluation_shows_how_far_it_is(
             "checkpoint_every should be at least 1 and less than 2^63",
         ),
         (("DebugVector", "ERM", "--test-env", "a", "--network", "resnet5000"), "Unknown network 'resnet5000'"),
-        (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp16"), "fp16 is for gradient masks"),
+        (("DebugVector", "ERM", "--test-env", "a", "--precision", "fp16"), "fp16 supports only gradient masks"),
         (
             ("DebugVector", "ERM", "--test-env", "a", "--steps", "1000000000"),
             "with --checkpoint-every 10000",

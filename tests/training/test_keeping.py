@@ -110,7 +110,7 @@ def test_files_that_hold_no_models_say_what_to_do(
     whole, records = (tmp_path / NAME).read_bytes(), NAME.replace(".models.safetensors", ".records.parquet")
     (tmp_path / NAME).write_bytes(whole[:500])
     for read in (load_run, lambda path: list(kept_models(path))):
-        with pytest.raises(SandmaskError, match=rf"to train its runs again, delete {records} beside it, too"):
+        with pytest.raises(SandmaskError, match=rf"To train its runs again, also delete {records} in the same folder"):
             read(tmp_path / NAME)
     RunFolder(tmp_path / "run").train(spec_of(), dataset, device)
     (tmp_path / "run" / "model.safetensors").rename(tmp_path / NAME)

@@ -221,7 +221,7 @@ def test_half_precision_keeps_the_signs_of_well_fitted_environments(device: torc
 
 
 def test_half_precision_is_for_masks_only(dataset: Dataset, spec_of: Specs, device: torch.device) -> None:
-    with pytest.raises(SandmaskError, match="fp16 is for gradient masks"):
+    with pytest.raises(SandmaskError, match="fp16 supports only gradient masks"):
         Stack([spec_of("ERM", precision="fp16")], dataset, device)
 
 

@@ -209,7 +209,7 @@ def test_channels_last_weights_come_back_in_order(tmp_path: Path, monkeypatch: p
     [
         (lambda: [np.zeros((4, 5, 2), np.uint8)], r"\[height, width, 3\].*Found \[4, 5, 2\]"),
         (lambda: [np.zeros((0, 5, 3), np.uint8)], r"Found \[0, 5, 3\]"),
-        (lambda: [torch.zeros(4, 5, 3, dtype=torch.uint8)], r"as tensors \[3, height, width\]"),
+        (lambda: [torch.zeros(4, 5, 3, dtype=torch.uint8)], r"\[3, height, width\] as uint8 tensors"),
         (lambda: [np.zeros((4, 5, 3))], r"of shape \[3, 32, 32\]\. Found the shape \[4, 5, 3\]"),
         (lambda: [None], "Found NoneType"),
         (lambda: ["nowhere.png"], r"nowhere\.png cannot be read"),

@@ -1,6 +1,6 @@
 """Averages of a run's weights while it trains: SMA, EMA and SWAD.
 
-An average does not change the training. One run gives the accuracies of its last iterate and of every average.
+An average does not change the training. One run gives the accuracies of its current weights and of every average.
 All functions take tensors of K runs, with K as the first dimension.
 """
 
@@ -16,24 +16,24 @@ from sandmask.algorithms import Hparams, State
 from sandmask.records import AVERAGES
 from sandmask.registry import check_known
 
-SMA_START = 100.0  # iterates that a uniform mean leaves out (Arpit et al., 2022)
+SMA_START = 100.0  # number of first iterates that the uniform mean leaves out (Arpit et al., 2022)
 EMA_DECAY = 0.999
 SWAD_CONVERGE, SWAD_TOLERANCE = 3, 6  # evaluations (Cha et al., 2021)
 SWAD_RATIO = 0.3
-AT_ONCE = 2  # iterates per update of the averages: on a GPU, two of them halve the passes over memory
+AT_ONCE = 2  # iterates per update of the averages; on a GPU, two iterates halve the passes over memory
 
-Average = dict[str, Any]  # tensors [K, ...]; those under "weights" have the shapes of the state's entries
+Average = dict[str, Any]  # tensors [K, ...]; the tensors under "weights" have the shapes of the state's entries
 
 
 def average_metric(name: str) -> str:
-    """The metric with the accuracies of an average: a vector, see `average_metrics`."""
+    """The name of the metric with the accuracies of an average, a vector: see `average_metrics`."""
     return f"average/{name}"
 
 
 def parse_averages(names: Sequence[str]) -> tuple[str, ...]:
     """Check names of averages and return them in the order of `AVERAGES`.
 
-    :param names: "sma", "ema", "swad".
+    :param names: any of "sma", "ema" and "swad".
     """
     for name in names:
         check_known("average", name, AVERAGES)
@@ -41,15 +41,16 @@ def parse_averages(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def start_averages(names: Sequence[str], state: State, entries: Sequence[str]) -> dict[str, Average]:
-    """The averages of these entries of a state before the first step."""
+    """The averages before the first step, of these entries of a state."""
     weights = {entry: state[entry] for entry in entries}
     return {name: _start_swad(weights) if name == "swad" else {"weights": _copy(weights)} for name in names}
 
 
 def step_averages(averages: dict[str, Average], iterates: Sequence[State], hparams: Hparams) -> dict[str, Average]:
-    """Update the averages with the states after some steps, in their order.
+    """Update the averages with the states after several consecutive steps.
 
-    A state may have the learning rate of its step as "rate". If it is 0, training has ended, and SMA and EMA stay.
+    A state may have the learning rate of its step as "rate". If the rate is 0, training has ended, and SMA and EMA do
+    not change.
     """
     if not averages or not iterates:
         return averages
@@ -72,14 +73,14 @@ def step_averages(averages: dict[str, Average], iterates: Sequence[State], hpara
 
 
 def _shares(name: str, average: Average, done: Tensor, hparams: Hparams) -> Tensor:
-    """The share of each iterate in an average, [iterates, K] as `done`; 1 replaces the average."""
+    """The weight of each iterate in an average, [iterates, K] like `done`; 1 replaces the average."""
     if name == "swad":
         numbers = torch.arange(1, len(done) + 1, dtype=done.dtype, device=done.device)
         length: Tensor = average["length"]
         return 1.0 / (length + numbers.unsqueeze(1))
     if name == "sma":
         return 1.0 / (done - hparams.get("sma_start", SMA_START)).clamp(min=1.0)
-    # A uniform mean at first: the first iterates would otherwise have too much weight.
+    # EMA is a uniform mean at first. Otherwise, the first iterates would have too much weight.
     decay = hparams.get("ema_decay", torch.full_like(done, EMA_DECAY))
     return torch.maximum(1.0 - decay, 1.0 / done.clamp(min=1.0))
 
@@ -87,7 +88,7 @@ def _shares(name: str, average: Average, done: Tensor, hparams: Hparams) -> Tens
 def follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
     """Move means [K, ...] towards each iterate [K, ...] in turn; on a GPU with one kernel.
 
-    `shares` are [means, iterates, K]: 0 leaves a mean as it is, 1 replaces it by the iterate.
+    `shares` are [means, iterates, K]: 0 keeps a mean, and 1 replaces it by the iterate.
     """
     if has_kernels(means[0]):
         from sandmask.functional.kernels import running_means
@@ -110,7 +111,7 @@ def _start_swad(weights: dict[str, Tensor]) -> Average:
     first = next(iter(weights.values()))
     zeros = torch.zeros(len(first), device=first.device)
     return {
-        "segment": _copy(weights),  # the mean of the iterates since the last evaluation, and how many they are
+        "segment": _copy(weights),  # the mean of the iterates since the last evaluation, and their number
         "length": zeros,
         "recent": {entry: torch.stack([vector] * SWAD_CONVERGE, 1) for entry, vector in weights.items()},
         "losses": torch.full((*zeros.shape, SWAD_CONVERGE), torch.inf, device=zeros.device),
@@ -124,14 +125,14 @@ def _start_swad(weights: dict[str, Tensor]) -> Average:
 
 
 def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
-    """SWAD's decisions at an evaluation with the validation loss [K] of the present iterate.
+    """Update SWAD's average at an evaluation with the validation loss [K] of the current iterate.
 
-    The average starts with segment s, the first whose loss is the lowest of `SWAD_CONVERGE` in a row from it on. The
-    threshold is (1 + ratio) times the mean of those losses. The average ends with the last segment that is not above
-    the threshold before `SWAD_TOLERANCE` in a row are above it. This is the definition of the paper (its Algorithm 1);
-    the released code begins and counts differently. Where training ends sooner, the last segments above the threshold
-    are left out as in the released code, and not averaged as in Algorithm 1. A second evaluation of the same iterates
-    changes nothing.
+    A segment consists of the iterates between two evaluations. The average starts with the first segment whose loss is
+    the lowest of `SWAD_CONVERGE` consecutive segments, itself included. The threshold is (1 + ratio) times the mean of
+    these losses. The average ends once `SWAD_TOLERANCE` consecutive segments are above the threshold, with the last
+    segment before them. This is Algorithm 1 of the paper; the released code begins and counts differently. If training
+    ends sooner, the last segments above the threshold are left out, as in the released code and unlike Algorithm 1. A
+    second evaluation of the same iterates changes nothing.
     """
     segment, entries = average["segment"], list(average["segment"])
     recent = {e: torch.cat([average["recent"][e][:, 1:], segment[e].unsqueeze(1)], 1) for e in entries}
@@ -165,13 +166,13 @@ def evaluate_swad(average: Average, loss: Tensor, hparams: Hparams) -> Average:
         "threshold": threshold,
         "ended": torch.where(bad & (waiting >= SWAD_TOLERANCE), 1.0, average["ended"]),
     }
-    is_new = average["length"] > 0  # a run that was interrupted after this evaluation repeats it
+    is_new = average["length"] > 0  # 0 if a run was interrupted after this evaluation and repeats it
     evaluated: Average = pytree.tree_map(lambda new, old: where(is_new, new, old), found, average)
     return evaluated
 
 
 def averaged_state(state: State, average: Average) -> State:
-    """The state to predict with; SWAD's average is the last segment for runs where it has not started."""
+    """The state for predictions with an average. Where SWAD's average has not started, it is the last segment."""
     weights = average["weights"]
     if "segments" in average:
         started = average["segments"] > 0
@@ -180,12 +181,12 @@ def averaged_state(state: State, average: Average) -> State:
 
 
 def column(values: Tensor, like: Tensor) -> Tensor:
-    """Values [K], shaped so that they multiply a tensor [K, ...]."""
+    """Values [K], reshaped to broadcast against a tensor [K, ...]."""
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Select whole rows of tensors [K, ...] by a condition [K]."""
+    """`torch.where` for the rows of tensors [K, ...], with a condition [K]."""
     return torch.where(column(condition, yes), yes, no)
 
 

@@ -1,6 +1,6 @@
-"""Trees of tensors in files, which are complete or absent.
+"""Files with trees of tensors, written atomically.
 
-A checkpoint can be converted: to the same run with more steps, or to some of a stack's runs.
+A checkpoint can be converted to a checkpoint of the same run with more steps, or of some of the runs of a stack.
 """
 
 import json
@@ -23,16 +23,16 @@ from sandmask.records._archive import ARCHIVE_SUFFIX
 from sandmask.training.evaluation import evaluation_steps
 from sandmask.training.schedule import PATIENCE
 
-MODELS_SUFFIX = ".models.safetensors"  # of the models that a sweep keeps; other files are of a run or a stack
+MODELS_SUFFIX = ".models.safetensors"  # files of the models that a sweep keeps; other files belong to a run or a stack
 _CHECKSUM = "crc32"
-# The values for which a hyperparameter of a learning-rate schedule leaves the rate as it is.
+# The values with which the hyperparameters of learning-rate schedules do not change the rate.
 _CONSTANT = {"lr_final": 1.0, "lr_drop": 1.0, "lr_warmup": 0.0}
 
 
 def save_tree(path: Path, tree: Any, metadata: dict[str, Any]) -> None:
-    """Write a tree of tensors and JSON metadata; the file appears complete, or the old one stays."""
+    """Write a tree of tensors and JSON metadata. If writing fails, an existing file does not change."""
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in _named_leaves(tree).items()}
-    # A single entry, because the order of several is not fixed, and equal trees should give equal files.
+    # A single entry, because the order of several entries is not fixed, and equal trees should give equal files.
     text = json.dumps({**metadata, _CHECKSUM: _checksum(metadata, tensors)})
     with replacing(path, durable=True) as temporary:
         temporary.write_bytes(save(tensors, {"sandmask": text}))
@@ -45,7 +45,7 @@ def load_metadata(path: Path) -> dict[str, Any]:
 
 
 def load_checked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The metadata and the tensors by name, on the CPU, of a file that `save_tree` wrote. Verifies the checksum."""
+    """The metadata and the tensors by name, on the CPU, of a file from `save_tree`. The checksum is verified."""
     with _opened(path) as file:
         metadata, checksum = _description(path, file)
         # Copied into aligned memory: the rounding of CPU kernels depends on the alignment.
@@ -61,37 +61,42 @@ def load_tree(path: Path, like: Any, device: torch.device) -> Any:
 
 
 def as_tree(path: Path, leaves: Mapping[str, Tensor], like: Any, device: torch.device) -> Any:
-    """The tensors by name of a file as a tree of the structure, shapes and dtypes of `like`."""
+    """Convert the tensors of a file, by name, to a tree of the structure, shapes and dtypes of `like`."""
     expected = _named_leaves(like)
     if odd := sorted(leaves.keys() ^ expected.keys())[:3]:
         raise SandmaskError(
-            f"{path} does not fit this run: entries {', '.join(odd)} differ. Was it made by another version?"
+            f"{path} does not match this run: entries {', '.join(odd)} differ. It may be from another version."
         )
     for name, want in expected.items():
         leaf = leaves[name]
         if leaf.shape != want.shape or leaf.dtype != want.dtype:
             raise SandmaskError(
-                f"{path} does not fit this run: {name} is {tuple(leaf.shape)}, expected {tuple(want.shape)}."
+                f"{path} does not match this run: {name} has the shape {tuple(leaf.shape)}, expected "
+                f"{tuple(want.shape)}."
             )
     return pytree.tree_unflatten([leaves[name].to(device) for name in expected], pytree.tree_structure(like))
 
 
 def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
-    """Convert the checkpoint of a run to one of the same run with more steps.
+    """Convert the checkpoint of a run to a checkpoint of the same run with more steps.
 
-    The result is the same as if the run had been started with that number of steps. If its first steps depend on the
-    number of steps, the run is refused.
+    The result is the same as if the run had been started with the new number of steps. If the first steps of the run
+    depend on the number of steps, an error is raised.
+
+    :param path: the checkpoint, which is replaced.
+    :param old: spec of the run.
+    :param new: the same spec with more steps.
     """
     if reason := _depends_on_steps(new):
         raise SandmaskError(
-            f"The run in {path.parent} has {old.steps} steps. It cannot be given more, because {reason} depends on the "
+            f"The run in {path.parent} has {old.steps} steps and cannot be extended, because {reason} depends on the "
             "number of steps. Choose another folder with --out."
         )
     if not path.exists():
         raise SandmaskError(
-            f"The run in {path.parent} is finished after {old.steps} steps, and its checkpoint was not kept, so it "
-            f"cannot continue to {new.steps} steps. Choose another folder with --out. To give runs more steps later, "
-            "train them with --keep-checkpoint."
+            f"The run in {path.parent} finished after {old.steps} steps and its checkpoint was not kept, so it "
+            f"cannot continue to {new.steps} steps. Choose another folder with --out. To extend runs later, train "
+            "them with --keep-checkpoint."
         )
     if load_metadata(path).get("runs") == [new.id]:
         return  # an earlier call was killed right after it wrote this file
@@ -109,7 +114,7 @@ def extend_checkpoint(path: Path, old: RunSpec, new: RunSpec) -> None:
 
 
 def _depends_on_steps(spec: RunSpec) -> str:
-    """The reason why the first steps of a run depend on their number; "" if they do not."""
+    """The reason why the first steps of a run depend on the number of steps; "" if they do not."""
     schedule = [
         f"{name}={spec.hparams[name]:g}" for name, off in _CONSTANT.items() if spec.hparams.get(name, off) != off
     ]
@@ -137,7 +142,7 @@ def split_checkpoint(checkpoint: Path, parts: Sequence[tuple[Sequence[RunSpec], 
 
 
 class DamagedFileError(SandmaskError):
-    """The content of a file is not what was written. An error of reading it is not a `DamagedFileError`."""
+    """Raised if the content of a file is not what was written. It is not raised if the file cannot be read."""
 
 
 @contextmanager
@@ -147,7 +152,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except UnicodeEncodeError as error:
         raise SandmaskError(f"{path} cannot be opened: its path is not valid UTF-8. Rename the folder.") from error
     try:
-        path.open("rb").close()  # raises OSError if it cannot be read; safetensors reports this as damage
+        path.open("rb").close()  # raises OSError if the file cannot be read, which safetensors would report as damage
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:
@@ -158,7 +163,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _description(path: Path, file: Any) -> tuple[dict[str, Any], str | None]:
-    """The metadata of an open file, and its checksum: None in files of an earlier version."""
+    """The metadata of an open file, and its checksum, which is None in files of an earlier version."""
     text = (file.metadata() or {}).get("sandmask")
     if text is None:
         raise DamagedFileError(f"{path} was not written by sandmask: it has no run description.")
@@ -177,7 +182,7 @@ def damaged(path: Path) -> DamagedFileError:
 def _remedy(path: Path) -> str:
     if path.name.endswith(MODELS_SUFFIX):
         records = path.name.replace(MODELS_SUFFIX, ARCHIVE_SUFFIX)
-        return f"Delete it; to train its runs again, delete {records} beside it, too, and rerun the sweep."
+        return f"Delete it. To train its runs again, also delete {records} in the same folder, and rerun the sweep."
     return "Delete it to start the run over."
 
 
@@ -190,7 +195,7 @@ def _checksum(metadata: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _named_leaves(tree: Any) -> dict[str, Tensor]:
-    """The tensors of a tree, by their paths: names of fields, keys of dicts and places in lists."""
+    """The tensors of a tree by path, which consists of names of fields, keys of dicts and indices of lists."""
 
     def word(key: Any) -> str:
         return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))

@@ -21,7 +21,7 @@ from sandmask.training.averaging import where
 from sandmask.training.stack import Stack
 
 LONGEST = 10  # steps in one graph
-TURN_SECONDS = 1.0  # of steps between checks for interrupts, about, if the runs of a stack take turns
+TURN_SECONDS = 1.0  # approximate time between checks for interrupts, if the runs of a stack take turns
 WARM_UPS = 2  # calls before a capture, which compile kernels and allocate workspaces
 
 
@@ -30,8 +30,8 @@ class Carry:
     """The tensors that change while a stack trains, with a leading dimension K."""
 
     state: State
-    sums: Metrics  # of the metrics since the last evaluation; empty before the first step
-    diverged_at: Tensor  # the first step with a NaN or infinite loss; -1 for none
+    sums: Metrics  # sums of the metrics since the last evaluation; empty before the first step
+    diverged_at: Tensor  # the first step with a NaN or infinite loss; -1 if there is none
 
     def tree(self) -> dict[str, Any]:
         """The tensors, for a checkpoint."""
@@ -39,16 +39,16 @@ class Carry:
 
     @property
     def done(self) -> int:
-        """Steps taken; waits for the device."""
+        """The number of steps taken. Waits for the device."""
         return int(self.state["step"][0])
 
 
 def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
-    """The carry after a step on each batch."""
+    """Take a step on each batch, and return the new carry."""
     state, metrics_of_steps = stack.steps(carry.state, batches)
     for number, metrics in enumerate(metrics_of_steps):
         done = carry.state["step"] + number
-        # Sums start over after an evaluation. That is a function of the step alone, so a resumed run agrees.
+        # Sums start over after an evaluation. This depends only on the step, so a resumed run gives the same sums.
         fresh = (done == 0) | ((done - 1) % stack.specs[0].checkpoint_every == 0)
         first_bad = (carry.diverged_at < 0) & ~torch.isfinite(metrics["loss"])
         sums = {name: where(fresh, new, carry.sums.get(name, new) + new) for name, new in metrics.items()}
@@ -57,18 +57,19 @@ def advance(stack: Stack, carry: Carry, batches: Iterable[EnvBatch]) -> Carry:
 
 
 class Program:
-    """Takes steps and evaluates.
+    """Takes steps and evaluates runs.
 
-    With `fast`, both are CUDA graphs on a GPU. If the capture fails, the program warns and runs eagerly.
+    With `fast`, steps and evaluations are CUDA graphs on a GPU. If the capture fails, the program warns and runs
+    eagerly.
     """
 
     def __init__(self, stack: Stack, carry: Carry, *, fast: bool = True) -> None:
         self.stack = stack
         self.carry = carry
-        self.done = carry.done  # including steps that are queued on the device
+        self.done = carry.done  # includes steps that are queued on the device
         every = stack.specs[0].checkpoint_every
         self.chunk = max(n for n in range(1, LONGEST + 1) if every % n == 0)  # fits evenly between two evaluations
-        self._seconds = math.inf  # of the last step, on a CPU
+        self._seconds = math.inf  # duration of the last step on a CPU
         self._captures = fast and stack.device.type == "cuda" and stack.algorithm.captures
         self._feed: Generator[Any, None, None] | None = None
         self._read: Any = None  # the input tensors of a captured step, for datasets that are not resident
@@ -77,7 +78,7 @@ class Program:
         self._evaluated: tuple[Tensor, Metrics]  # the last results; a captured evaluation writes to the same tensors
 
     def advance(self, most: int) -> None:
-        """Take up to `most` steps, at least one."""
+        """Take at least one step, and at most `most` steps."""
         count = 1
         if not self.stack.dataset.resident:
             self._advance_fed()
@@ -85,7 +86,7 @@ class Program:
             count = self.chunk
             self._replay(lambda: self._several(count), warm_up=lambda: self._several(1))
         else:
-            if self.stack.takes_turns:  # a few steps, so that an interrupt need not wait for long
+            if self.stack.takes_turns:  # only a few steps, so that an interrupt does not wait for long
                 count = max(1, min(most, int(TURN_SECONDS / self._seconds)))
             start = time.perf_counter()
             self._set(self._several(count))
@@ -93,7 +94,7 @@ class Program:
         self.done += count
 
     def _may_capture(self) -> bool:
-        return self._captures and bool(self.carry.sums)  # the first step is eager: it tells which metrics there are
+        return self._captures and bool(self.carry.sums)  # the first step is eager, to find out the names of metrics
 
     def _several(self, count: int, read: Sequence[Any] = ()) -> Carry:
         return advance(self.stack, self.carry, self.stack.batches(self.carry.state["step"][0], count, read))
@@ -116,9 +117,9 @@ class Program:
         self._replay(take, warm_up=take)
 
     def _set(self, carry: Carry) -> None:
-        """Replace the carry. If there is a graph, copy into the tensors that it works on.
+        """Replace the carry. If there is a graph, copy into the tensors of the graph.
 
-        `self.carry` is complete at any moment, because an interrupt may save it.
+        `self.carry` is complete at all times, because an interrupt may save it.
         """
         static, self.carry = self.carry, carry
         if self._step is not None:
@@ -136,7 +137,7 @@ class Program:
             self._step()
 
     def evaluate(self) -> tuple[Tensor, Metrics]:
-        """Right answers [K, G] and metrics of the present state: see `Stack.evaluate`."""
+        """The numbers of correct predictions [K, G] and the metrics of the current state: see `Stack.evaluate`."""
         if self._evaluation is None and self._captures and self._step is not None and self.stack.dataset.resident:
             self._evaluation = self._capture(self._evaluate_eagerly, self._evaluate_eagerly)
         if self._evaluation is None:
@@ -153,7 +154,7 @@ class Program:
         self._set(replace(self.carry, state={**self.carry.state, **entries}))
 
     def _capture(self, function: Callable[[], object], warm_up: Callable[[], object]) -> Callable[[], None] | None:
-        """Capture a function of static tensors as a graph; None if this fails."""
+        """Capture a function of static tensors as a graph. Return None if this fails."""
         stream = torch.cuda.Stream(self.stack.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.stack.device))
         try:
@@ -169,7 +170,7 @@ class Program:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             warnings.warn(
-                f"{self.stack.specs[0].algorithm} cannot be captured as a CUDA graph ({reason}); it runs eagerly.",
+                f"{self.stack.specs[0].algorithm} cannot be captured as a CUDA graph ({reason}), so it runs eagerly.",
                 stacklevel=2,
             )
             self._captures = False
@@ -183,7 +184,7 @@ class Program:
 
 
 def _copy(source: Any, target: Any) -> None:
-    """Copy a tree of tensors into another one. Sources may be targets too: a state that keeps the last parameters."""
+    """Copy a tree of tensors to another tree. A source may also be a target, if a state keeps old parameters."""
     targets = pytree.tree_leaves(target)
     places = [old.untyped_storage().data_ptr() for old in targets]
     for new, old in zip(_apart(pytree.tree_leaves(source), places), targets, strict=True):
@@ -191,6 +192,6 @@ def _copy(source: Any, target: Any) -> None:
 
 
 def _apart(sources: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
-    """The sources; copies of those in memory that is written before they are read."""
+    """The sources, with copies of the tensors whose memory is overwritten before they are read."""
     own = [new.untyped_storage().data_ptr() for new in sources]
     return [new.clone() if at in places[:i] else new for i, (new, at) in enumerate(zip(sources, own, strict=True))]

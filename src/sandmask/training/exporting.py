@@ -1,4 +1,4 @@
-"""Trained models for other programs: `torch.export` and ONNX.
+"""Export trained models for other programs: `torch.export` and ONNX.
 
 An exported model maps preprocessed examples `[N, *input_shape]` (any N) to logits `[N, classes]`. The file also holds
 the class names, the preprocessing and the run's spec, as JSON.
@@ -23,10 +23,10 @@ from sandmask.errors import SandmaskError
 from sandmask.registry import check_known
 from sandmask.training.trained_run import TrainedRun
 
-METADATA = "sandmask"  # the metadata's name in an ONNX file; with .json, that of the extra file in a .pt2
-_TOLERANCE = 1e-3  # of the logits, relative to the largest; rounding in other kernels is far smaller
+METADATA = "sandmask"  # name of the metadata in an ONNX file, and with .json of the extra file in a .pt2
+_TOLERANCE = 1e-3  # of the logits, relative to the largest logit; rounding errors of other kernels are far smaller
 _ONNX_LIMIT = 2**31 - 2**20  # bytes that one ONNX file can hold
-_KNOWN_WARNINGS = (  # internal to the packages that export
+_KNOWN_WARNINGS = (  # about internals of the packages that export
     r"The given buffer is not writable",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )
@@ -57,12 +57,13 @@ def export_run(
 ) -> Exported:
     """Save the model of a run for other programs.
 
-    The file is read back and compared with the run on batches of two sizes before it takes its name.
+    The file is first written under a temporary name, read back, and compared with the run on batches of two sizes.
 
     :param run: the trained run, from `load_run`.
-    :param format_name: "torch-export" or "onnx"; if not given, the one that the file is named like, or "torch-export".
-    :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given, `ID.pt2` in a
-        sweep's.
+    :param format_name: "torch-export" or "onnx". If not given, the suffix of `output` decides, or it is "torch-export".
+    :param output: file to write. If not given, `model.pt2` or `model.onnx` in the folder of the run, or `ID.pt2` or
+        `ID.onnx` in the folder of a sweep.
+    :return: the file, and the largest difference between its logits and the run's.
     """
     named = [name for name, known in FORMATS.items() if output is not None and Path(output).suffix == known.suffix]
     format_name = format_name or (named or ["torch-export"])[0]
@@ -85,7 +86,7 @@ def export_run(
             warnings.filterwarnings("ignore", message)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=True, suffix=chosen.suffix) as temporary:
-            temporary.touch()  # of a folder that cannot be written to, PyTorch has an error of its own
+            temporary.touch()  # raises OSError if the folder is not writable; PyTorch would raise another error
             example = torch.zeros(2, *run.input_shape)
             chosen.write(module, example, json.dumps(run.info.to_json()), temporary)
             difference = _compare(module, chosen.read(temporary), run)
@@ -108,7 +109,7 @@ def _explained(run: TrainedRun, name: str, path: Path) -> Iterator[None]:
 
 @torch.no_grad()
 def _compare(module: nn.Module, read: Model, run: TrainedRun) -> float:
-    """The largest difference of logits on random inputs; an error if it exceeds rounding."""
+    """The largest difference of logits on random inputs. Raise an error if it is larger than rounding errors."""
     generator = torch.Generator().manual_seed(0)
     differences = []
     for count in (1, 3):
@@ -129,7 +130,7 @@ def _dynamic() -> tuple[dict[int, Any]]:
 
 def _write_torch(module: nn.Module, example: Tensor, metadata: str, path: Path) -> None:
     program = torch.export.export(module, (example,), dynamic_shapes=_dynamic(), strict=False)
-    content = io.BytesIO()  # on a full disk, PyTorch would abort the process
+    content = io.BytesIO()  # not a file, because PyTorch aborts the process if the disk is full
     torch.export.save(program, content, extra_files={f"{METADATA}.json": metadata})
     path.write_bytes(content.getbuffer())
 

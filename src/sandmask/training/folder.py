@@ -59,15 +59,16 @@ class RunFolder:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         ranks: Ranks = ALONE,
     ) -> RunRecord:
-        """Train to the end, from the beginning or from where an earlier call was stopped.
+        """Train the run to its end. If an earlier call was interrupted, continue from its checkpoint.
 
         A finished run is read and not changed. Arguments that are not listed here are those of `train_stack`.
 
         :param loggers: loggers that receive every evaluation.
-        :param evaluating: called within an evaluation with the number of evaluated examples, and of all examples.
+        :param evaluating: called during an evaluation with the numbers of evaluated examples and of all examples.
         :param keep_checkpoint: keep the checkpoint at the end, so that a call with more steps continues from there.
-        :param ranks: processes that train the run together. All of them call this with the same arguments; the first
-            one reads and writes the folder.
+        :param ranks: processes that train the run together. All processes call this method with the same arguments.
+            The first process reads and writes the folder.
+        :return: the record of the run.
         """
         with ranks.together():
             if ranks.first:
@@ -76,7 +77,7 @@ class RunFolder:
         if not ranks.of_first(finished):
             with _out_of_memory_explained(device), ExitStack() as files:
                 with ranks.together():
-                    # Everything that may raise a user error comes before the first file is written.
+                    # All user errors are raised before the first file is written.
                     stack = Stack(
                         [spec],
                         dataset,
@@ -116,7 +117,7 @@ class RunFolder:
         return True
 
     def _open(self, files: ExitStack, stack: Stack, loggers: Sequence[Logger]) -> "_Recorder":
-        """The files that a run writes as it trains, and its loggers."""
+        """Open the files that a run writes while it trains, and its loggers."""
         log = files.enter_context(RunLog(loggers, stack.specs[0], stack.dataset.environments)) if loggers else None
         return _Recorder(files.enter_context(RecordWriter(self.path / RECORDS)), stack, log)
 
@@ -151,7 +152,7 @@ class RunFolder:
         return (self.path / MODEL).exists() and load_info(self.path / MODEL).spec == spec
 
     def finished(self, spec: RunSpec) -> bool:
-        """Whether the folder holds this run, trained to its end, with its model and all of its records."""
+        """Whether the folder holds this run in finished form, with its model and all of its records."""
         runs = self._runs() if self.has_model(spec) else []
         if [run.spec for run in runs] != [spec] or runs[0].status == "running":
             return False
@@ -170,7 +171,7 @@ class RunFolder:
         return runs[0]
 
     def _prepare(self, spec: RunSpec, dataset: Dataset) -> None:
-        """Refuse the folder of a sweep or another run. If it holds this run with fewer steps, extend its checkpoint."""
+        """Raise an error for a folder of a sweep or another run. If it holds this run with fewer steps, extend it."""
         if (self.path / "sweep.toml").exists():
             raise SandmaskError(f"{self.path} is the folder of a sweep. Choose another folder with --out.")
         runs = self._runs()
@@ -182,26 +183,27 @@ class RunFolder:
             if spec.steps <= other.steps or replace(spec, steps=other.steps) != other:
                 raise SandmaskError(
                     f"{self.path} holds another run, {other.algorithm} on {other.dataset}: it differs in "
-                    f"{', '.join(_differences(other, spec))}. Choose another folder with --out, or delete that one."
+                    f"{', '.join(_differences(other, spec))}. Choose another folder with --out, or delete this folder."
                 )
         names = tuple(dataset.environments)
         for run in runs:
             if run.env_names != names:
                 raise SandmaskError(
-                    f"{self.path} holds this run with the environments {printable(', '.join(run.env_names))}. Now they "
-                    f"are {printable(', '.join(names))}. Restore the dataset, or choose another folder with --out."
+                    f"{self.path} holds this run with the environments {printable(', '.join(run.env_names))}. The "
+                    f"dataset now has {printable(', '.join(names))}. Restore the dataset, or choose another folder "
+                    "with --out."
                 )
         if others:
             is_saved = any((self.path / name).exists() for name in (CHECKPOINT, MODEL))
-            with RecordWriter(self.path / RECORDS):  # which refuses a folder where another process trains
+            with RecordWriter(self.path / RECORDS):  # raises an error if another process trains in this folder
                 if is_saved:
                     extend_checkpoint(self.path / CHECKPOINT, others[0], spec)
-                for name in (RECORDS, MODEL):  # those of the shorter run; the checkpoint holds its evaluations
+                for name in (RECORDS, MODEL):  # files of the shorter run; its evaluations are in the checkpoint
                     (self.path / name).unlink(missing_ok=True)
 
 
 def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
-    """The differences between two specs, with both values."""
+    """Describe each difference between two specs, with both values."""
     old, new = flat_spec(there), flat_spec(asked)
     for name in {**old, **new}:
         value, other = old.get(name, "absent"), new.get(name, "absent")
@@ -211,7 +213,7 @@ def _differences(there: RunSpec, asked: RunSpec) -> Iterator[str]:
 
 @contextmanager
 def _out_of_memory_explained(device: torch.device) -> Iterator[None]:
-    """Raise a user error where memory is too small for a model or a batch."""
+    """Raise a user error if memory is too small for a model or a batch."""
     try:
         yield
     except RuntimeError as error:
@@ -233,14 +235,14 @@ class _Recorder:
         self.log = log
 
     def catch_up(self, trainer: Trainer) -> None:
-        """Make the file agree with the checkpoint: remove newer lines, write those that a crash has lost."""
+        """Make the file agree with the checkpoint: remove newer lines, and write lines that a crash has lost."""
         self.writer.rewind(self.run, trainer.done - 1)
         for step in trainer.history.steps:
             if step < trainer.done - 1:
                 self.add(trainer, step)
 
     def add(self, trainer: Trainer, step: int) -> None:
-        """Write an evaluation, unless the file has it or the run has diverged."""
+        """Write an evaluation, unless it is already in the file or the run has diverged."""
         last = self.writer.last_step(self.run)
         is_new = last is None or step > last
         if 0 <= trainer.diverged_at[0] <= step or not (is_new or self.log):
@@ -255,7 +257,7 @@ class _Recorder:
             self.log.evaluation(step, inside, outside, metrics)
 
     def end(self, trainer: Trainer) -> Status:
-        """Close the run: it is done, or it diverged."""
+        """Write the outcome of the run, done or diverged, and return it."""
         diverged_at = trainer.diverged_at[0]
         status: Literal["done", "diverged"] = "diverged" if diverged_at >= 0 else "done"
         self.writer.end(self.run, status, diverged_at if diverged_at >= 0 else trainer.done - 1)

@@ -1,4 +1,4 @@
-"""The evaluations of a stack while it trains. They are on its device, and in its checkpoint."""
+"""The evaluations of a stack while it trains, on its device and in its checkpoint."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -17,12 +17,13 @@ from sandmask.training.stack import Stack
 
 
 class History:
-    """T evaluations of K runs: right answers [T, K, G], and the mean of every metric since the previous one, [T, K].
+    """T evaluations of K runs.
 
-    Mask diagnostics, averages and metrics beyond accuracy are vectors, [T, K, M]; readers find their entries by name.
-    Those that are tables have no names of entries, and go to the records' tables.
+    It holds the numbers of correct predictions [T, K, G], and the mean of every metric since the previous evaluation
+    [T, K]. Mask diagnostics, averages and metrics beyond accuracy are vectors, [T, K, M], whose entries have names.
+    Tables, such as confusion matrices, have entries without names.
 
-    Writing into it never waits for the device.
+    Writing never waits for the device.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -33,11 +34,11 @@ class History:
         self.curves: dict[str, Tensor] = {}
 
     def row(self, step: int) -> int:
-        """The number of the evaluation at this step, or of the next one."""
+        """The index of the evaluation at this step, or of the next evaluation."""
         return bisect_left(self.steps, step)
 
     def _entries(self, name: str) -> list[str] | None:
-        """The names of the entries of a metric: its own, if it is a number; None for a table.
+        """The names of the entries of a metric. A number has its own name, and a table has none (None).
 
         The metrics of an average are named like `average/sma/confusion`.
         """
@@ -54,10 +55,10 @@ class History:
         )
 
     def zeros(self, name: str) -> Tensor:
-        """A metric of all runs: [K], or [K, M]."""
+        """Zeros for a metric of all runs: [K], or [K, M]."""
         n_runs, device, dataset = self.stack.n_runs, self.stack.device, self.stack.dataset
         entries = self._entries(name)
-        if entries is None:  # a table of whole numbers, which float32 holds exactly
+        if entries is None:  # a table of integers, which float32 represents exactly
             table = MEASURES[name.rpartition("/")[2]]
             return torch.zeros(n_runs, table.size(len(dataset.environments), len(dataset.classes)), device=device)
         if entries == [name]:
@@ -75,9 +76,12 @@ class History:
         return {"counts": self.counts, "curves": self.curves}
 
     def write(self, step: int, counts: Tensor, sums: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-        """Store an evaluation: sums of metrics since the previous one, and metrics `now` of the present state.
+        """Store an evaluation. Storing it again after a restart changes nothing.
 
-        Storing it again after a restart changes nothing.
+        :param step: step of the evaluation.
+        :param counts: numbers of correct predictions [K, G].
+        :param sums: sums of metrics since the previous evaluation.
+        :param now: metrics of the current state.
         """
         row = self.row(step)
         since = step - self.steps[row - 1] if row > 0 else 1
@@ -97,11 +101,11 @@ class History:
         return curves
 
     def accuracies(self, step: int) -> Accuracies:
-        """Accuracies of one evaluation; waits for the device."""
+        """The accuracies of one evaluation. Waits for the device."""
         return self.stack.evaluator.fractions(self.counts[self.row(step)])
 
     def means(self, step: int) -> dict[str, list[float]]:
-        """Every metric [K] of one evaluation; waits for the device."""
+        """Every metric [K] of one evaluation. Waits for the device."""
         row = self.row(step)
         curves = self._named()
         values = torch.stack([curve[row] for curve in curves.values()]).tolist()  # one transfer for all metrics
@@ -112,18 +116,18 @@ class History:
         return {name: curve for name, curve in self.curves.items() if self._entries(name) is None}
 
     def tables(self, step: int) -> dict[str, list[list[int]]]:
-        """The counts [K, M] of every table at one evaluation; waits for the device."""
+        """The counts [K, M] of every table at one evaluation. Waits for the device."""
         row = self.row(step)
         return {name: counts[row].nan_to_num(0.0).long().tolist() for name, counts in self._tables().items()}
 
     def records(self, done: int, diverged_at: Tensor, pruned_at: Mapping[int, int]) -> list[RunRecord]:
-        """The runs' records after `done` steps.
+        """The records of the runs after `done` steps.
 
-        Runs that diverged keep their earlier evaluations, and pruned ones those until their step in `pruned_at`.
+        A run that diverged has its evaluations before that, and a pruned run has those up to its step in `pruned_at`.
         """
         accuracies = self.stack.evaluator.fractions(self.counts)
         curves = {name: curve.cpu().double().numpy() for name, curve in self._named().items()}
-        # SWAD has counts at the last evaluation only; its other rows are left out with its accuracies.
+        # SWAD has counts only at the last evaluation. Its other rows are left out, like its accuracies.
         tables = {name: curve.nan_to_num(0.0).long().cpu().numpy() for name, curve in self._tables().items()}
         steps, dataset = np.array(self.steps), self.stack.dataset
         records = []

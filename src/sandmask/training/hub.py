@@ -34,14 +34,14 @@ def save_for_hub(
     runs: Sequence[RunRecord] = (),
     name: str | None = None,
 ) -> Path:
-    """See `TrainedRun.save_pretrained`. The card says to load the model by `name`, or by the folder.
+    """See `TrainedRun.save_pretrained`. The model card says to load the model by `name`, or else by the folder.
 
-    The folder may exist if it holds nothing but an earlier version of these files.
+    The folder may exist if it holds only an earlier version of these files.
     """
     target = Path(folder)
     _check_target(target)
     record: RunRecord | None = None
-    with suppress(SandmaskError):  # a model file may have been moved away from its records
+    with suppress(SandmaskError):  # a model file may have been moved without its records
         record = run.record()
     rows = split_averages([record]) if record is not None else []
     own = next((row for row in rows if row.spec.options.get("average") == run.info.average), None)
@@ -71,7 +71,7 @@ def push_to_hub(run: "TrainedRun", repository: str, *, runs: Sequence[RunRecord]
 
 
 def fetch(name: str) -> Path:
-    """The folder of a model on the Hub, "hf:" and the name of the repository: downloaded, or from the cache."""
+    """The local folder of the model `name`, "hf:" and the repository on the Hub. It is downloaded or in the cache."""
     repository = name.removeprefix(PREFIX)
     _check_name(repository)
     with _connected(name, "load", offline=True) as hub:
@@ -79,7 +79,7 @@ def fetch(name: str) -> Path:
 
 
 def _config(run: "TrainedRun") -> dict[str, Any]:
-    """The content of config.json. `load_run` does not need it: the model file holds the same."""
+    """The content of config.json. `load_run` does not read it, because the model file has the same content."""
     numbered = dict(enumerate(run.classes))
     return {
         "model_type": "sandmask",
@@ -93,7 +93,7 @@ def _config(run: "TrainedRun") -> dict[str, Any]:
 
 
 def _check_target(folder: Path) -> None:
-    """Refuse a folder that holds something else, such as the run's own."""
+    """Raise an error if the folder holds other files, such as the folder of a run."""
     if folder.exists() and not folder.is_dir():
         raise SandmaskError(f"{folder} is a file. Name a folder to write the model to.")
     others = sorted(path.name for path in folder.iterdir() if path.name not in FILES) if folder.is_dir() else []
@@ -110,7 +110,7 @@ def _check_name(repository: str) -> None:
 
 @contextmanager
 def _connected(name: str, purpose: str, *, offline: bool = False) -> Iterator[Any]:
-    """The package `huggingface_hub`, with its errors in one line; `offline` allows to use the cache only."""
+    """Yield the package `huggingface_hub`, and convert its errors to one line. `offline` allows only the cache."""
     if find_spec("huggingface_hub") is None:
         raise SandmaskError(f"{name} needs the package huggingface_hub: pip install 'sandmask[huggingface]'")
     import huggingface_hub

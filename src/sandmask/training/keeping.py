@@ -1,8 +1,8 @@
 """The weights that a stack keeps of its runs, and their file, `<stack>.models.safetensors`.
 
-Weights are kept from the best evaluation of each run, or from the end. "best" is the checkpoint that training-domain
-selection takes: the highest mean "out" accuracy over the training environments, and the first of ties. An average of
-the weights has its own best evaluation; SWAD's average is kept at the end.
+Weights are kept from the best evaluation of each run, or from the end. The best evaluation is the one that
+training-domain selection chooses: it has the highest mean "out" accuracy over the training environments, and of several
+such evaluations it is the first. Averaged weights have their own best evaluation; SWAD's average is kept at the end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,14 +37,14 @@ from sandmask.training.preprocessing import Preprocessing
 from sandmask.training.stack import Stack, without_averages
 
 KEPT = ("none", "best", "last")
-WEIGHTS = "weights"  # the kind of the weights themselves; other kinds are names of averages
+WEIGHTS = "weights"  # the kind of weights that are not averaged; other kinds are names of averages
 
 
 class Keeper:
-    """Holds the states to keep of each run while a stack trains, for each kind of weights.
+    """Holds the states to keep while a stack trains, of each run and for each kind of weights.
 
-    `values` are the best accuracies so far, and `steps` the steps of the states, or -1 for a run that diverged before
-    its first evaluation. All of its tensors are part of the checkpoint.
+    `values` are the best accuracies so far. `steps` are the steps of the states, or -1 for a run that diverged before
+    its first evaluation. All tensors are part of the checkpoint.
     """
 
     def __init__(self, stack: Stack, how: str) -> None:
@@ -56,7 +56,7 @@ class Keeper:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether it keeps the states of the best evaluations, and not only the last ones."""
+        """Whether the states of the best evaluations are kept, and not only the last states."""
         return bool(self.values)
 
     def start(self, state: State) -> None:
@@ -82,9 +82,10 @@ class Keeper:
         metrics: dict[str, Tensor],
         diverged_at: Sequence[int],
     ) -> None:
-        """Take the weights of the runs for which this evaluation is the best so far; waits for the device.
+        """Keep the weights of the runs for which this evaluation is the best so far. Waits for the device.
 
-        `outside` are the "out" accuracies of the weights, [K, environments], and `metrics` has those of averages.
+        `outside` are the "out" accuracies of the weights, [K, environments]. The accuracies of averages are in
+        `metrics`.
         """
         plain, averages = without_averages(state)
         n_envs = outside.shape[1]
@@ -104,7 +105,7 @@ class Keeper:
             self.states[kind] = pytree.tree_map(lambda new, old: where(mask, new, old), now, self.states[kind])  # noqa: B023
 
     def final(self, state: State, diverged_at: Sequence[int]) -> tuple[dict[str, State], dict[str, list[int]]]:
-        """The states to keep and their steps, for each kind of weights, after the last step."""
+        """After the last step, return the states to keep and their steps, for each kind of weights."""
         plain, averages = without_averages(state)
         last = self.stack.specs[0].steps - 1
         last_steps = [-1 if at >= 0 else last for at in diverged_at]
@@ -118,7 +119,7 @@ class Keeper:
 
 
 def training_mean(accuracy: NDArray[np.float64], spec: RunSpec) -> float:
-    """The mean of accuracies [environments] over the training environments of a run, as selection rules take it."""
+    """The mean of accuracies [environments] over the training environments of a run, as in selection rules."""
     return float(mean_over_environments(np.delete(accuracy, spec.test_envs)[None])[0])
 
 
@@ -129,7 +130,7 @@ def _used(state: State) -> State:
 
 @dataclass(frozen=True)
 class KeptModel:
-    """A model of one run in a file of many: its weights, or an average of them, after one of its steps."""
+    """One of the models in a file: the weights of a run after one of its steps, or an average of them."""
 
     file: Path
     place: int  # in the file
@@ -144,14 +145,14 @@ class KeptModel:
 
     @property
     def shown_id(self) -> str:
-        """The id in reports, where an average of a run is a row of its own."""
+        """The id in reports, where an average of a run has its own row."""
         return averaged_spec(self.spec, self.average).id
 
 
 def save_models(
     path: Path, stack: Stack, states: dict[str, State], steps: dict[str, list[int]], records: Sequence[RunRecord]
 ) -> None:
-    """Write what was kept of a stack; the file appears complete, or not at all."""
+    """Write the weights that were kept of a stack. The file is written atomically."""
     trees = {kind: _stacked(stack.algorithm, state, stack.n_runs) for kind, state in states.items()}
     tree = {"constants": model_tree(stack.algorithm, stack.algorithm.init(0))["constants"], "models": trees}
     dataset = stack.dataset
@@ -167,7 +168,7 @@ def save_models(
 
 
 def _stacked(algorithm: Algorithm, state: State, n_runs: int) -> dict[str, Any]:
-    """Parameters by name and other entries of the state, [K, ...] each."""
+    """The parameters by name and the other entries of the state, each [K, ...]."""
 
     def one(k: int) -> dict[str, Any]:
         tree = model_tree(algorithm, pytree.tree_map(lambda t: t[k].cpu(), state))
@@ -196,12 +197,12 @@ def kept_models(folder: Path) -> Iterator[KeptModel]:
                 for place, (spec, step) in enumerate(zip(specs, steps, strict=True))
                 if step >= 0
             ]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # metadata are read without their checksum
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # the checksum of metadata is not verified
             raise damaged(file) from error
 
 
 def find_model(folder: Path, run: str | None, average: str | None) -> KeptModel:
-    """The model of a run, by the beginning of its id in the sweep or in a report; `run` is None for the only model."""
+    """Find the model of a run by the beginning of its id in the sweep or in a report. None finds the only model."""
     every = list(kept_models(folder))
     of_kind = [model for model in every if model.average == average]
     found = [model for model in of_kind if run is None or model.spec.id.startswith(run)]
@@ -213,7 +214,7 @@ def find_model(folder: Path, run: str | None, average: str | None) -> KeptModel:
         raise SandmaskError(f"{folder} holds no models. Train the sweep with --keep-models best, or last.")
     if not of_kind:
         kinds = ", ".join(sorted({model.kind for model in every if model.kind != WEIGHTS})) or "none"
-        raise SandmaskError(f"{folder} holds no models of the average {average!r}. Averages there: {kinds}.")
+        raise SandmaskError(f"{folder} holds no models of the average {average!r}. It has these averages: {kinds}.")
     which = f"{len(found)} models" if run is None else f"{len(found) or 'no'} models of run {run!r}"
     raise SandmaskError(
         f"{folder} holds {which}. Name one with --run ID; `sandmask sweep models {in_shell(folder)}` lists them."
@@ -228,18 +229,18 @@ class StackModels:
         self.metadata, self._leaves = load_checked(file)
 
     def info(self, model: KeptModel) -> ModelInfo:
-        """The metadata that the model would have in a file of its own."""
-        status = "done"  # the weights are finite, though the run may have diverged later
+        """The metadata of the model, as in a file of a single model."""
+        status = "done"  # the weights are finite, although the run may have diverged later
         own = {"spec": model.spec.to_json(), "status": status, "step": model.step, "average": model.average}
         return ModelInfo.from_json({**self.metadata, **own})
 
     def state(self, model: KeptModel, algorithm: Algorithm, device: torch.device) -> State:
-        """The state to predict with; the algorithm's networks get their constants."""
+        """The state for predictions. Sets the constants of the algorithm's networks."""
         own = {f"constants.{name}": leaf for name, leaf in self._below("constants").items()}
         own |= {name: leaf[model.place] for name, leaf in self._below(f"models.{model.kind}").items()}
         return state_of(self.file, own, algorithm, device)
 
     def _below(self, branch: str) -> dict[str, Tensor]:
-        """The tensors of a branch of the file's tree, by their paths from there."""
+        """The tensors of a branch of the file's tree, by path relative to the branch."""
         start = f"{branch}."
         return {name.removeprefix(start): leaf for name, leaf in self._leaves.items() if name.startswith(start)}

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations and checkpoints. It resumes after a crash at any moment."""
+"""The training loop: steps, evaluations and checkpoints. It can resume after a crash at any time."""
 
 import signal
 import time
@@ -30,10 +30,10 @@ from sandmask.training.schedule import step_plateau
 from sandmask.training.stack import Stack, without_averages
 
 CHECKPOINT_SECONDS = 30.0
-PROGRESS_SECONDS = 0.5  # on a GPU, between calls of `on_progress` with losses, for which the host waits for the device
+PROGRESS_SECONDS = 0.5  # on a GPU, between calls of `on_progress` with losses, because these wait for the device
 MOST_QUEUED = 2  # calls of `Program.advance` that are queued on a GPU before the host waits
 
-# The options that cannot change when a run is resumed, as names in checkpoints and as text for the user.
+# Options that cannot change when a run is resumed: their names in checkpoints, and their text for the user.
 _FIXED_OPTIONS: dict[str, Callable[[Any], str]] = {
     "diagnostics": lambda on: f"{'with' if on else 'without'} --diagnostics",
     "measures": lambda names: f"with --metrics {','.join(names)}" if names else "without --metrics",
@@ -44,11 +44,11 @@ _FIXED_OPTIONS: dict[str, Callable[[Any], str]] = {
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a loop, reported every few steps; with losses and accuracies after most evaluations."""
+    """The progress of a loop, reported every few steps. After most evaluations, it has losses and accuracies."""
 
     done: int
     steps: int
-    losses: list[float] | None = None  # [K], means since the previous evaluation
+    losses: list[float] | None = None  # [K], mean losses since the previous evaluation
     accuracies: Accuracies | None = None
 
 
@@ -56,11 +56,11 @@ OnProgress = Callable[[Progress], None]
 
 
 class Trainer:
-    """Trains a stack to its end, from its checkpoint if there is one.
+    """Trains a stack to its end, starting from its checkpoint if there is one.
 
-    See `train_stack` for its arguments. `evaluating` is called within an evaluation, with the number of evaluated
-    examples and of all examples. When `on_evaluation` is called, `history` and `diverged_at` are up to date; it may
-    prune runs (by their step in `pruned_at`), and set `stopping`, which ends the loop with a checkpoint.
+    See `train_stack` for the arguments. `evaluating` is called during an evaluation with the numbers of evaluated
+    examples and of all examples. When `on_evaluation` is called, `history` and `diverged_at` are up to date. It may
+    prune runs (by setting their step in `pruned_at`), and may set `stopping`, which ends the loop with a checkpoint.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class Trainer:
 
     @property
     def done(self) -> int:
-        """Steps taken so far."""
+        """The number of steps taken so far."""
         return self.program.done
 
     @property
     def diverged_at(self) -> list[int]:
-        """For each run the step at which it diverged, or -1; waits for the device."""
+        """The step at which each run diverged, or -1. Waits for the device."""
         found: list[int] = self.program.carry.diverged_at.tolist()
         return found
 
     def run(self) -> State:
-        """Train to the end, until every run has diverged, or until it is `stopping`; return the final states."""
+        """Train to the end, until every run has diverged, or until `stopping` is set. Return the final states."""
         settings = stack_settings(self.stack.specs[0].precision, self.stack.device)
         with deferred(signal.SIGINT, signal.SIGTERM), settings:
             self._run()
@@ -126,7 +126,7 @@ class Trainer:
                 self.on_progress(Progress(self.done, self.steps))
         except LostProcessError as error:
             self.save()
-            say_once(f"error: {error}")  # now, while signals are deferred: torchrun ends the other processes, too
+            say_once(f"error: {error}")  # while signals are deferred, because torchrun also ends the other processes
             drop_signals()
             raise
         except (KeyboardInterrupt, torch.OutOfMemoryError):
@@ -136,18 +136,18 @@ class Trainer:
             self.program.close()
 
     def records(self) -> list[RunRecord]:
-        """The runs' records so far."""
+        """The records of the runs so far."""
         return self.history.records(self.program.carry.done, self.program.carry.diverged_at, self.pruned_at)
 
     def kept(self) -> tuple[dict[str, State], dict[str, list[int]]]:
-        """The states to keep of each kind of weights, and their steps: see `Keeper`. Pruned runs have the step -1."""
+        """The states to keep and their steps, for each kind of weights: see `Keeper`. Pruned runs have step -1."""
         states, steps = self.keeper.final(self.program.carry.state, self.diverged_at)
         return states, {
             kind: [-1 if k in self.pruned_at else s for k, s in enumerate(of)] for kind, of in steps.items()
         }
 
     def _evaluate(self) -> bool:
-        """Evaluate and record; return whether the training is over: it was asked to stop, or every run has diverged."""
+        """Evaluate and record. Return whether to end the training, by request or because every run has diverged."""
         step = self.done - 1
         self._mark_diverged(step)
         state = self.program.carry.state
@@ -173,7 +173,7 @@ class Trainer:
         return min(self.diverged_at) >= 0
 
     def _mark_diverged(self, step: int) -> None:
-        """Mark runs whose parameters contain NaN or inf as diverged; a loss of NaN or inf is noticed at its step."""
+        """Mark runs whose parameters contain NaN or inf as diverged. Steps detect a loss that is NaN or inf."""
         carry = self.program.carry
         finite = torch.isfinite(carry.state["params"]).all(-1)
         carry.diverged_at.copy_(torch.where((carry.diverged_at < 0) & ~finite, step, carry.diverged_at))
@@ -190,7 +190,7 @@ class Trainer:
         return self.stack.evaluate_average(*without_averages(self.program.carry.state), "swad")
 
     def _drop_learning_rates(self, step: int, metrics: Metrics) -> Metrics:
-        """Lower the learning rates of runs whose validation loss, or that of their SMA, no longer falls."""
+        """Lower the learning rates of runs whose validation loss (with SMA, the loss of the average) stops falling."""
         plateau = self.program.carry.state.get("plateau")
         if plateau is None:
             return {}
@@ -201,7 +201,7 @@ class Trainer:
         return {"lr_drops": plateau["drops"].clone()}
 
     def _wait_for_earlier_work(self) -> None:
-        """Limit the work that is queued on a GPU, so that an interrupt does not wait for minutes."""
+        """Limit the work in the queue of a GPU, so that an interrupt does not wait for minutes."""
         if self.stack.device.type != "cuda":
             return
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -211,7 +211,7 @@ class Trainer:
             self._queued.popleft().synchronize()
 
     def save(self) -> None:
-        """Write the checkpoint, in the first process."""
+        """Write the checkpoint. Only the first process does this."""
         if not self.stack.ranks.first:
             return
         carry = self.program.carry
@@ -225,7 +225,7 @@ class Trainer:
         return {**carry.tree(), "history": self.history.tree(), **kept}
 
     def _begin(self) -> Carry:
-        """The carry to start with, which is that of the first process."""
+        """The initial carry, which all processes copy from the first process."""
         ranks = self.stack.ranks
         with ranks.together():
             carry = self._resume()
@@ -235,7 +235,7 @@ class Trainer:
         return carry
 
     def _resume(self) -> Carry:
-        """A fresh carry, or in the first process that of the checkpoint if there is one."""
+        """A new carry. In the first process, the carry of the checkpoint if there is one."""
         not_diverged = torch.full((self.stack.n_runs,), -1, device=self.stack.device)
         carry = Carry(self.stack.init(), {}, not_diverged)
         self.keeper.start(carry.state)
@@ -265,13 +265,16 @@ class Trainer:
         }
 
     def _check_options(self, metadata: dict[str, Any]) -> None:
-        """Raise an error if the checkpoint was started with other options."""
+        """Raise an error if the run of the checkpoint was started with other options."""
         in_old_files = {"diagnostics": False, "measures": [], "train_eval_limit": None, "keeps": "last"}
         before, now = {**in_old_files, **metadata}, self._options()
         for name, described in _FIXED_OPTIONS.items():
             if before[name] != now[name]:
                 how = described(before[name])
-                raise SandmaskError(f"{self.checkpoint} was started {how}. Use the same, or delete it to start over.")
+                raise SandmaskError(
+                    f"The run of {self.checkpoint} was started {how}. Use the same option, or delete the file to start "
+                    "over."
+                )
 
 
 def train_stack(
@@ -292,10 +295,10 @@ def train_stack(
     on_evaluation: Callable[[Trainer, int], None] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> list[RunRecord]:
-    """Train runs that share a `stack_key` as one program, and return their records, each done or diverged.
+    """Train runs with the same `stack_key` as one program, and return their records, each done or diverged.
 
-    Evaluations are kept in `checkpoint` until the end; after an interruption, the same call continues from there. The
-    caller writes the records and then deletes that file.
+    Evaluations are stored in `checkpoint` until the end. After an interruption, the same call continues from there. The
+    caller writes the records, and then deletes the checkpoint.
 
     :param specs: specs of the runs.
     :param dataset: the dataset.
@@ -306,10 +309,10 @@ def train_stack(
     :param fast: use CUDA graphs on a GPU.
     :param diagnostics: also record metrics of masks and gradients; nothing else changes.
     :param metrics: names of `records.MEASURES` to record; nothing else changes.
-    :param train_eval_limit: examples of each training environment on which accuracies are computed, at most; all of
-        them if not given. Validation and held-out examples are always all evaluated.
+    :param train_eval_limit: largest number of examples of each training environment on which accuracies are computed;
+        all examples if not given. Validation and held-out examples are always all evaluated.
     :param keep: which weights of the runs to keep, "best" or "last": see `keeping`.
-    :param models: file for those weights.
+    :param models: file for the kept weights.
     :param on_progress: called with a `Progress` after every few steps and every evaluation.
     :param on_evaluation: called with the trainer and the step after every evaluation. If it sets `trainer.stopping`,
         training ends with a checkpoint, and the records of the runs that it has not pruned are "running".

@@ -1,4 +1,4 @@
-"""Settings of the C library with which a process keeps memory that it has freed."""
+"""Settings of the C library that make a process keep memory that it has freed."""
 
 import ctypes
 import threading
@@ -13,11 +13,11 @@ _users: list[object] = []
 
 @contextmanager
 def freed_memory_kept() -> Iterator[bool]:
-    """Keep freed memory for the next step; yields False if the C library has no such setting.
+    """Keep freed memory for the next step. Yields False if the C library has no such setting.
 
-    The C library of Linux maps every block of over 32 MB anew, and returns free memory at the end of its heap to the
-    system. Each step would fault in the same pages again. Within this context, the process keeps its memory, and may
-    hold slightly more, since an aligned block does not always fit where a similar one was.
+    The C library of Linux maps every block of more than 32 MB anew, and returns free memory at the end of its heap to
+    the system, so that each step has to fault in the same pages again. Within this context, the process keeps its
+    memory. It may hold slightly more, because an aligned block does not always fit where a similar block was.
     """
     user = object()
     with _lock:

@@ -1,7 +1,7 @@
-"""Metrics beyond accuracy of K runs, from counts of their answers.
+"""Metrics beyond accuracy of K runs, computed from counts of predictions.
 
-Counts are whole numbers, whose sum does not depend on the order: a run's metrics do not depend on its
-stack, on the batches of an evaluation, or on the order of operations on a GPU.
+Counts are integers, whose sum does not depend on the order. The metrics of a run therefore do not depend on its stack,
+on the batches of an evaluation, or on the order of operations on a GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,8 @@ from torch import Tensor
 from sandmask._devices import widest_float
 from sandmask.functional.ranks import Ranks
 
-BINS = 15  # of confidence (Guo et al., 2017)
-_UNIT = 2**32  # in which confidences are counted
+BINS = 15  # bins of confidence (Guo et al., 2017)
+_UNIT = 2**32  # confidences are counted as integer multiples of 1 / _UNIT
 
 Counts = Mapping[str, Tensor]  # [K, G, ...] each, by name
 
@@ -23,26 +23,26 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def f1(counts: Counts) -> Tensor:
-    """2 TP / (true + predicted), mean over the classes that are there or were predicted."""
+    """2 TP / (true + predicted), averaged over the classes that occur or were predicted."""
     either = counts["true"] + counts["predicted"]
     scores = 2 * _wide(counts["right"]) / either.clamp(min=1)
     return scores.sum(-1) / (either > 0).sum(-1).clamp(min=1)
 
 
 def worst_group(counts: Counts) -> Tensor:
-    """The lowest accuracy of a class that has examples."""
+    """The lowest accuracy of all classes that have examples."""
     accuracy = _wide(counts["right"]) / counts["true"].clamp(min=1)
     return torch.where(counts["true"] > 0, accuracy, 1.0).amin(-1)
 
 
 def ece(counts: Counts) -> Tensor:
-    """The difference of confidence and accuracy in each bin, weighted by the bin's share of the examples."""
+    """The mean difference between confidence and accuracy over bins, weighted by the share of examples in each bin."""
     examples = counts["true"].sum(-1).clamp(min=1)
     return _wide(counts["surplus"]).abs().sum(-1) / _UNIT / examples
 
 
 def per_class(counts: Counts) -> Tensor:
-    """Right answers and examples of each class, [K, G, C, 2]."""
+    """The numbers of correct predictions and of examples of each class, [K, G, C, 2]."""
     return torch.stack([counts["right"], counts["true"]], -1)
 
 
@@ -57,9 +57,10 @@ _COMPUTED: dict[str, tuple[Callable[[Counts], Tensor], tuple[str, ...]]] = {
 
 
 class Counter:
-    """Counts what the metrics `names` need over G groups of examples. Group 2e is "in" of environment e, 2e + 1 "out".
+    """Counts predictions for the metrics `names` over G groups of examples.
 
-    Batches are added one after the other; it never waits for the device.
+    Group 2e is the "in" split of environment e, and group 2e + 1 the "out" split. Batches are added one after the
+    other. Counting never waits for the device.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class Counter:
         }
 
     def add(self, logits: Tensor, labels: Tensor, groups: Tensor, runs: Tensor | slice) -> None:
-        """Count a batch of some runs: logits [K, n, C], labels [n] or [K, n], and the examples' groups [K, n]."""
+        """Count a batch of some runs: logits [K, n, C], labels [n] or [K, n], and groups of the examples [K, n]."""
         labels, answers = labels.expand(groups.shape), logits.argmax(-1)
         right = (answers == labels).long()
         one = torch.ones_like(right)
         for name, counts in self._counts.items():
             if name == "surplus":
-                # The confidence of a run that has diverged is NaN; its record ends before this evaluation.
+                # The confidence of a diverged run is NaN, but its record ends before this evaluation.
                 confidence = _wide(logits.float().softmax(-1).amax(-1)).nan_to_num(1.0)
                 places = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
                 amount = (confidence * _UNIT).round().long() - right * _UNIT
@@ -98,9 +99,9 @@ class Counter:
             flat[runs] = flat[runs].scatter_add(1, groups * counts.shape[2] + places, amount)
 
     def values(self) -> dict[str, Tensor]:
-        """Each metric as [K, numbers]: all "in" splits before all "out" splits.
+        """Return each metric as [K, numbers], with all "in" splits before all "out" splits.
 
-        Counts of all processes are added up, once.
+        Counts are summed over processes, so call this only once.
         """
         counts = {name: self.ranks.sum(count) for name, count in self._counts.items()}
         values = {name: _COMPUTED[name][0](counts) for name in self.names}  # [K, G, ...]

@@ -1,4 +1,4 @@
-"""The minibatches of a stack: examples that are drawn, read, and placed in tensors [K, E, B, ...]."""
+"""The minibatches of a stack: examples are drawn, read, and copied to tensors [K, E, B, ...]."""
 
 import math
 from collections.abc import Generator, Iterator, Sequence
@@ -12,17 +12,17 @@ from sandmask.functional import EnvBatch, random
 from sandmask.training.sampling import Sampler
 
 INDICES, EXAMPLE_KEYS, AUGMENT, STEP = range(4)  # the uses of a step's random key
-STEPS_DRAWN = 16  # steps whose examples are drawn at once on the host
+STEPS_DRAWN = 16  # number of steps whose examples are drawn at once on the host
 
 
 class Minibatches:
-    """Makes the minibatches of K runs, which depend on the runs' keys and the number of the step only.
+    """Creates the minibatches of K runs, which depend only on the keys of the runs and the number of the step.
 
     :param dataset: the dataset.
     :param sampler: draws the examples.
     :param keys: random keys of the runs, [K].
     :param steps: number of training steps.
-    :param rows: places in a minibatch [E * B] of the examples that this process reads; None if it reads all of them.
+    :param rows: indices in a minibatch [E * B] of the examples that this process reads; None if it reads all of them.
     """
 
     def __init__(self, dataset: Dataset, sampler: Sampler, keys: Tensor, steps: int, rows: Tensor | None) -> None:
@@ -34,9 +34,9 @@ class Minibatches:
         self._weight = torch.ones(len(keys), sampler.n_envs, sampler.batch_size, device=keys.device)
 
     def read(self, start: int) -> Generator[Any, None, None]:
-        """Yield what the dataset reads for steps `start`, `start` + 1, ..., for `of_steps`.
+        """Yield the data for steps `start`, `start` + 1, ..., to pass to `of_steps`.
 
-        The numbers of the examples are drawn on the host, so that reading does not wait for the device.
+        The indices of the examples are drawn on the host, so that reading does not wait for the device.
         """
         sampler, keys = self.sampler.to(torch.device("cpu")), self.keys.cpu()
 
@@ -51,7 +51,7 @@ class Minibatches:
     def of_steps(self, start: Tensor, count: int, read: Sequence[Any] = ()) -> Iterator[EnvBatch]:
         """Yield the minibatches of `count` steps, beginning with step `start`, a tensor on the device.
 
-        For datasets that are not resident, `read` is what was read for these steps.
+        For datasets that are not resident, `read` is the data that `read()` yields for these steps.
         """
         steps = start + torch.arange(count, device=self.keys.device)
         step_keys = random.fold(self.keys, steps.unsqueeze(-1))  # [count, K]
@@ -68,9 +68,10 @@ class Minibatches:
             yield EnvBatch(self._placed(x), labels[step], self._weight, example_keys[step])
 
     def _own_part(self, indices: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples that this process reads, of all examples [K, E, B], and the keys of their augmentations.
+        """The examples that this process reads, out of all examples [K, E, B], and the keys of their augmentations.
 
-        Alone, a process reads all, with a key for each run, [K]. One of several reads [K, n], with a key for each.
+        A single process reads all examples, with one key per run, [K]. One of several processes reads n examples of
+        each run, [K, n], with one key per example.
         """
         if self._rows is None:
             return indices, keys
@@ -79,7 +80,7 @@ class Minibatches:
         return indices.flatten(1)[:, rows], example_keys.flatten(1)[:, rows]
 
     def _placed(self, x: Tensor) -> Tensor:
-        """Inputs [K, E, B, ...], from those that this process reads; NaN for examples of other processes."""
+        """Inputs [K, E, B, ...], with the inputs that this process read, and NaN for examples of other processes."""
         if self._rows is None:
             return x
         shape = self._weight.shape

@@ -21,9 +21,9 @@ RULE = "training-domain"
 
 
 class ModelCard:
-    """The card of the model of a run; `runs` are all runs of the sweep, if the model is from one.
+    """The model card of a run. If the model is from a sweep, `runs` are all runs of the sweep.
 
-    `record` is that of the weights in the file, averages included; None if it is not known.
+    `record` is the record of the weights in the file, which may be averaged; None if it is not known.
     """
 
     def __init__(self, run: "TrainedRun", record: RunRecord | None, runs: Sequence[RunRecord]) -> None:
@@ -33,13 +33,13 @@ class ModelCard:
         self.average = run.info.average.upper() if run.info.average else None
         self.method = self.spec.algorithm + (f" + {self.average}" if self.average else "")
         self.held_out = ", ".join(run.environments[env] for env in self.spec.test_envs)
-        # Whether the run also trained on the examples that are held back for selection.
+        # Whether the run also trained on the examples that are normally held back for selection.
         self.full_data = float(self.spec.hparams.get(FULL_DATA, 0)) > 0
 
     def text(self, name: str) -> str:
         """The card as Markdown.
 
-        :param name: what to load the model by, such as "hf:me/my-model".
+        :param name: the name by which to load the model, such as "hf:me/my-model".
         """
         average = f" (weights averaged by {self.average})" if self.average else ""
         command = run_command(self.spec, self.info.environments)
@@ -91,7 +91,7 @@ class ModelCard:
     def _accuracy(self) -> list[str]:
         record, at = self.record, self._evaluation()
         if record is None or at is None:
-            return ["The records of the run are not with the model, so its accuracy is not known."]
+            return ["The accuracy is not known, because the records of the run are missing."]
         rows = ["| environment | | training part | validation part |", "|---|---|---|---|"]
         trained = "trained on both parts" if self.full_data else "trained on the training part"
         for env, name in enumerate(self.info.environments):
@@ -101,7 +101,7 @@ class ModelCard:
         return ["\n".join(rows), self._selection(record, at), self._over_trials()]
 
     def _selection(self, record: RunRecord, at: int) -> str:
-        step = f"The model is the one after step {record.steps[at]} of {self.spec.steps - 1}"
+        step = f"The model is from step {record.steps[at]} of {self.spec.steps - 1}"
         best = training_domain(record)
         if best is not None and at == best.index and not self.full_data:
             return (
@@ -125,7 +125,7 @@ class ModelCard:
 
     def _cell(self) -> Cell | None:
         spec = self.spec
-        if not self.runs or len(spec.test_envs) != 1 or self.full_data:  # the latter is selected by another sweep
+        if not self.runs or len(spec.test_envs) != 1 or self.full_data:  # another sweep selects runs with full_data
             return None
         method = method_names(split_averages(self.runs)).get(averaged_spec(spec, self.info.average).id)
         tables = build_report(self.runs, [RULE]).rules[0].datasets

@@ -1,6 +1,6 @@
-"""Algorithms from specs, and model files: weights by name, constants of the networks, and metadata.
+"""Build algorithms from specs, and write and read model files: weights by name, constants of networks, and metadata.
 
-A model file is all that is needed to predict: neither the dataset nor pretrained weights.
+A model file is sufficient for predictions. Neither the dataset nor pretrained weights are needed.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ class ModelInfo:
     environments: tuple[str, ...]
     classes: tuple[str, ...]
     preprocessing: Preprocessing
-    step: int | None = None  # of the weights; None is the last one
-    average: str | None = None  # the name of the average, if the weights are one
+    step: int | None = None  # step of the weights; None is the last step
+    average: str | None = None  # the name of the average, if the weights are averaged
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class ModelInfo:
         return self.preprocessing.input_shape
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """The metadata as plain JSON values."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         return {**known, "spec": self.spec.to_json()}
 
@@ -61,7 +61,7 @@ class ModelInfo:
 
 
 def build_algorithm(spec: RunSpec, shapes: Dataset | ModelInfo, *, weights: str | None, dropout: bool) -> Algorithm:
-    """The algorithm of a spec, for the shapes of a dataset or of a model."""
+    """Build the algorithm of a spec, for the shapes of a dataset or of a model."""
     sizes = {name: int(spec.hparams[name]) for name in SIZE_HPARAMS if name in spec.hparams}
     featurizer = build_featurizer(spec.network, shapes.input_shape, sizes, weights)
     problem = Problem(
@@ -89,7 +89,7 @@ def save_model(
     dataset: Dataset,
     average: str | None = None,
 ) -> None:
-    """Write the model of one run, trained on `dataset`; `average` names the average that its weights are, if any."""
+    """Write the model of one run that was trained on `dataset`. `average` is the name of the average, if any."""
     preprocessing = Preprocessing.of(dataset)
     info = ModelInfo(spec, status, dataset.environments, dataset.classes, preprocessing, average=average)
     save_tree(path, model_tree(algorithm, state), info.to_json())
@@ -102,26 +102,26 @@ def load_info(path: Path) -> ModelInfo:
         return ModelInfo.from_json(data)
     except (KeyError, TypeError) as error:
         raise SandmaskError(
-            f"{path} was written by another version of sandmask ({type(error).__name__}: {error}). Use it with "
-            "that version, or delete it and train the run again."
+            f"{path} was written by another version of sandmask ({type(error).__name__}: {error}). Use that "
+            "version, or delete the file and train the run again."
         ) from error
 
 
 def state_of(path: Path, leaves: Mapping[str, Tensor], algorithm: Algorithm, device: torch.device) -> State:
-    """The state that `predict` needs, from the tensors of a model file; the networks get their constants."""
+    """The state that `predict` needs, from the tensors of a model file. Sets the constants of the networks."""
     tree = as_tree(path, leaves, model_tree(algorithm, algorithm.init(0)), device)
     set_constants(algorithm, tree["constants"])
     return {**tree["extra"], "params": algorithm.network.flatten(tree["params"])}
 
 
 def model_tree(algorithm: Algorithm, state: State) -> dict[str, Any]:
-    """A state without its optimizers, the parameters by name, and the networks' constants.
+    """The content of a model file: the parameters by name, the state without optimizers, and the networks' constants.
 
     Constants are the statistics of frozen batch-norm layers, which are not part of the state.
     """
     left_out = ("params", "step", *algorithm.training_only)
     extra = {k: v for k, v in state.items() if k not in left_out and not isinstance(v, AdamState)}
-    # Copies, because buffers may share memory, which safetensors does not allow.
+    # Copy, because buffers may share memory, which safetensors does not allow.
     constants = pytree.tree_map(torch.clone, constants_of(algorithm))
     return {"params": algorithm.network.named(state["params"]), "extra": extra, "constants": constants}
 
@@ -132,12 +132,12 @@ def constants_of(algorithm: Algorithm) -> dict[str, Params]:
 
 
 def set_constants(algorithm: Algorithm, constants: dict[str, Params]) -> None:
-    """Replace the constants of an algorithm's networks; their types stay."""
+    """Replace the constants of an algorithm's networks, and keep their dtypes."""
     for name, part in _networks(algorithm).items():
         own = part.constants
         part.constants = {k: value.to(own[k].dtype) for k, value in constants[name].items()}
 
 
 def _networks(algorithm: Algorithm) -> dict[str, Network | FlatModule]:
-    """The networks of an algorithm by attribute: the model, and whatever else the method has."""
+    """The networks of an algorithm by attribute: the model, and other networks of the method."""
     return {name: part for name, part in vars(algorithm).items() if isinstance(part, Network | FlatModule)}

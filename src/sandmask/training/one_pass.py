@@ -1,7 +1,7 @@
 """The moments of a large network's gradients from one pass over all environments of one run.
 
-Such a network trains one run at a time, by plain autograd. Its layers keep the gradients of the weights apart by
-environment (`sandmask.gradients.OnePass`); all else, forwards and backwards, is computed of all environments together.
+Large networks train one run at a time, by plain autograd. Their layers keep the gradients of the weights apart by
+environment (`sandmask.gradients.OnePass`). The rest of both passes is computed for all environments together.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,13 @@ Pieces = dict[str, Tensor | list[Tensor]]  # name -> gradients of E environments
 def one_pass_moments(
     algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[TensorMoments, Tensor, State]:
-    """Moments [P] of the environments' gradients, and the results of `algorithm.terms`.
+    """Return moments [P] of the environments' gradients, and the results of `algorithm.terms`.
 
     Raises `UnsupportedError` if the environments cannot share a pass.
     """
     network = algorithm.network
     if network.compiled:
-        raise UnsupportedError("a compiled network, which hides its layers")
+        raise UnsupportedError("the network is compiled, which hides its layers")
     params = network.unflatten(state["params"].detach())
     if key.device.type == "cpu":
         tape = OnePass(leaves := _leaves(params), _sizes(algorithm, batch))
@@ -44,7 +44,7 @@ def one_pass_moments(
 
 
 def compiled_moments(algorithm: Masked) -> Moments:
-    """`one_pass_moments` for a compiled network on a GPU: forward and backward pass are one compiled program."""
+    """`one_pass_moments` for a compiled network on a GPU. Both passes are one compiled program."""
     compiled = Traced(partial(one_pass_gradients, algorithm))
     refused: list[UnsupportedError] = []
 
@@ -52,7 +52,7 @@ def compiled_moments(algorithm: Masked) -> Moments:
         _: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
     ) -> tuple[TensorMoments, Tensor, State]:
         if refused or not compiles_passes(key.device):
-            raise UnsupportedError("a network whose environments take passes of their own")
+            raise UnsupportedError("the environments of this network need separate passes")
         network = algorithm.network
         params = network.unflatten(state["params"].detach())
         try:
@@ -73,17 +73,17 @@ def compiles_passes(device: torch.device) -> bool:
 def one_pass_gradients(
     algorithm: Masked, params: Params, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[Pieces, Tensor, State]:
-    """The environments' gradients by the parameters, and the results of `algorithm.terms`."""
+    """The gradients of the environments by parameter, and the results of `algorithm.terms`."""
     tape = ApartPass(leaves := _leaves(params), _sizes(algorithm, batch))
     values, changes = _differentiated(tape, leaves, algorithm, state, batch, hparams, key)
     return tape.pieces(), values, changes
 
 
 def _sizes(algorithm: Masked, batch: EnvBatch) -> list[int]:
-    """The numbers of examples of the environments, if these may share a pass."""
+    """The number of examples of each environment. Raise `UnsupportedError` if environments cannot share a pass."""
     network, n_envs = algorithm.network, batch.n_envs
     if network.norms or n_envs * network.numel * 4 > AT_ONCE_BYTES:
-        raise UnsupportedError("environments that do not fit, or should not share a pass")
+        raise UnsupportedError("the gradients of all environments do not fit, or the environments need separate passes")
     return [batch.y.shape[1]] * n_envs
 
 
@@ -94,7 +94,7 @@ def _leaves(params: Params) -> Params:
 def _differentiated(
     tape: OnePass, params: Params, algorithm: Masked, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[Tensor, State]:
-    """Run both passes, so that the tape has the gradients; return the results of `algorithm.terms`."""
+    """Run both passes, after which the tape has the gradients. Return the results of `algorithm.terms`."""
     with tape:
         values, changes = algorithm.terms(params, state, batch, hparams, key)
     tape.run(values.sum(), list(params.values()))

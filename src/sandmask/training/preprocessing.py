@@ -21,11 +21,11 @@ InputKind = Literal["image", "pixels", "numbers"]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preprocessing of an example.
+    """The preprocessing of an example. It depends on the kind of data on which the model was trained.
 
-    A model of the kind "image" was trained on image files, which are squeezed to `storage_size`, resized to
-    `input_shape` and normalized; one of "pixels" on arrays of bytes, which are divided by 255; one of "numbers"
-    on arrays that are taken as they are.
+    - "image": image files, which are squeezed to `storage_size`, resized to `input_shape` and normalized;
+    - "pixels": arrays of bytes, which are divided by 255;
+    - "numbers": arrays, which are not changed.
     """
 
     input_shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Preprocessing":
-        """The preprocessing of a dataset's evaluation."""
+        """The preprocessing that is used to evaluate on a dataset."""
         if isinstance(dataset, ImageDataset):
             mean, std = (tuple(each.tolist()) for each in dataset.normalization)
             return cls(dataset.input_shape, "image", dataset.storage_size, mean, std)
@@ -45,7 +45,7 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Preprocessing":
-        """From the fields as JSON has them."""
+        """Create it from its fields as JSON values."""
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**fields)
 
@@ -58,7 +58,7 @@ class Preprocessing:
         return f"{'float or uint8' if self.kind == 'pixels' else 'float or integer'} arrays of shape {shape}"
 
     def __call__(self, x: Any, device: torch.device) -> Tensor:
-        """Examples `[N, *input_shape]`, float32, on `device`, of anything that `TrainedRun.predict` takes."""
+        """Convert any input of `TrainedRun.predict` to float32 examples `[N, *input_shape]` on `device`."""
         if isinstance(x, str | os.PathLike) or _is_picture(x):
             x = [x]
         if isinstance(x, np.ndarray | Tensor) and not (self.kind == "image" and _is_uint8(x)):
@@ -73,7 +73,7 @@ class Preprocessing:
         """One example `[*input_shape]`, float32."""
         if self.kind != "image" or (isinstance(item, np.ndarray | Tensor) and not _is_uint8(item)):
             return self._array(item).to(device)
-        # As in training: squeezed on the CPU, everything else on the device.
+        # As in training, images are squeezed on the CPU. The rest runs on the device.
         pixels = squeeze(self._pixels(item).cpu(), self.storage_size).to(device)
         image = evaluated(pixels.permute(1, 2, 0)[None], self.input_shape[-1])[0]
         return normalized(image, torch.tensor(self.mean, device=device), torch.tensor(self.std, device=device))
@@ -91,13 +91,13 @@ class Preprocessing:
         is_float = array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
         if not is_float and not (self.kind == "numbers" and _is_integer(array)):
             raise SandmaskError(
-                f"This model takes {self.expected}, not {array.dtype}. Convert preprocessed inputs to float32"
+                f"This model takes {self.expected}. Found {array.dtype}. Convert preprocessed inputs to float32"
                 + ("." if self.kind == "numbers" else ", and pixels from 0 to 255 to uint8.")
             )
         if isinstance(array, Tensor):
             return array.to(torch.float32)
-        with np.errstate(over="ignore"):  # too large for float32: infinite, which callers check for
-            return torch.tensor(array.astype(np.float32))  # a copy: the array may be read-only
+        with np.errstate(over="ignore"):  # values too large for float32 become inf, for which callers check
+            return torch.tensor(array.astype(np.float32))  # a copy, because the array may be read-only
 
     def _pixels(self, item: Any) -> Tensor:
         """The pixels [3, height, width] of a file, a picture or a uint8 array, before any resizing."""
@@ -113,8 +113,8 @@ class Preprocessing:
             planes = planes.permute(2, 0, 1) if planes.ndim == 3 else planes
         if planes.ndim != 3 or planes.shape[0] not in (1, 3) or 0 in planes.shape:
             raise SandmaskError(
-                "Images as uint8 arrays should have the shape [height, width, 3] or [height, width], as tensors "
-                f"[3, height, width]. Found {list(item.shape)}."
+                "Images should have the shape [height, width, 3] or [height, width] as uint8 arrays, and "
+                f"[3, height, width] as uint8 tensors. Found {list(item.shape)}."
             )
         return planes.expand(3, -1, -1)
 
@@ -134,12 +134,12 @@ def _is_uint8(array: Any) -> bool:
 
 
 def _is_integer(array: Any) -> bool:
-    """Whether it holds integers that are not bytes: bytes may be pixels, which are to be scaled first."""
+    """Whether an array holds integers other than bytes. Bytes may be pixels, which have to be scaled."""
     if isinstance(array, np.ndarray):
         return array.dtype.kind in "iu" and not _is_uint8(array)
     return array.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _is_picture(item: Any) -> bool:
-    """Whether it is a PIL image. PIL is not imported."""
+    """Whether an item is a PIL image. PIL is not imported for this."""
     return hasattr(item, "convert") and hasattr(item, "getbands")

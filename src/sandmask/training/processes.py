@@ -1,4 +1,4 @@
-"""Several processes that train one run: their process group, checks that they agree, and a common stop."""
+"""Several processes that train one run: their process group, consistency checks, and a common stop."""
 
 import itertools
 import os
@@ -29,18 +29,18 @@ from sandmask.training.specs import flat_spec
 
 _PATIENCE = timedelta(minutes=10)  # timeout for a process that does not answer
 _RELEASE_SECONDS = 0.05
-_AGREE_SECONDS = 0.1  # between exchanges of whether a process was told to stop
+_AGREE_SECONDS = 0.1  # time between exchanges about whether a process received a signal to stop
 _group_numbers = itertools.count()
 _APART = "Run it in one process, without torchrun."
 
 
 @contextmanager
 def process_group(device: str | None) -> Iterator[Ranks]:
-    """The processes that torchrun started; without it, this process alone.
+    """Yield the processes that torchrun started; without torchrun, only this process.
 
-    An existing process group is used.
+    If there is a process group, it is used.
 
-    :param device: where they will train, as for `own_device`.
+    :param device: where the processes will train, as for `own_device`.
     """
     is_there = dist.is_available() and dist.is_initialized()
     size = dist.get_world_size() if is_there else world_size()
@@ -61,14 +61,14 @@ def process_group(device: str | None) -> Iterator[Ranks]:
 def leave_group() -> None:
     """Destroy the process group, after a pause in which its threads release their tensors.
 
-    The threads need the GIL for this, and the destructor of the group waits for them while it holds the GIL.
+    The threads need the GIL to release tensors, and the destructor of the group waits for them while it holds the GIL.
     """
     time.sleep(_RELEASE_SECONDS)
     dist.destroy_process_group()
 
 
 def _start_group(backend: str) -> None:
-    """Start a process group. Each run that a program trains has its own group and its own prefix in the store."""
+    """Start a process group. Each run of a program has its own group and its own prefix in the store."""
     try:
         store, rank, size = _rendezvous()
         place = PrefixStore(f"sandmask/{next(_group_numbers)}", store)
@@ -80,30 +80,33 @@ def _start_group(backend: str) -> None:
 
 @cache
 def _rendezvous() -> tuple[Any, int, int]:
-    """The store that all processes reach, the number of this one, and how many there are."""
+    """The store that all processes share, the rank of this process, and the number of processes."""
     found: tuple[Any, int, int] = next(iter(rendezvous("env://", timeout=_PATIENCE)))
     return found
 
 
 def own_device(size: int, text: str | None) -> torch.device:
-    """The device of this process, which is one of `size`: the CPU, or the GPU with its number on its machine.
+    """The device of this process: the CPU, or the GPU with the local rank of the process.
 
-    :param text: "cpu", "cuda" or None, as for `choose_device`; "cuda:1" for a single process.
+    :param size: number of processes.
+    :param text: "cpu", "cuda" or None, as for `choose_device`; for a single process also "cuda:1".
     """
     if size == 1 or text not in (None, "cuda") or not torch.cuda.is_available():
         device = choose_device(text)
         if size > 1 and device.type != "cpu":
-            raise SandmaskError(f"Several processes need --device cpu, or cuda with a GPU for each. Found {text!r}.")
+            raise SandmaskError(
+                f"Several processes need --device cpu, or --device cuda and a GPU per process. Found {text!r}."
+            )
         return device
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= count:
-        raise SandmaskError(f"Each process needs a GPU, and this machine has {count}. Use --nproc-per-node {count}.")
+        raise SandmaskError(f"Each process needs a GPU, but this machine has {count}. Use --nproc-per-node {count}.")
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
 def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -> None:
-    """Refuse processes with different arguments or data."""
+    """Raise an error if the processes have different arguments or data."""
     labels = zlib.crc32(dataset.labels.cpu().numpy().data)
     mine = {**flat_spec(spec), **options, "data": (dataset.environments, dataset.classes, labels)}
     first, *others = ranks.of_all(mine)
@@ -116,7 +119,7 @@ def check_alike(ranks: Ranks, spec: RunSpec, dataset: Dataset, **options: Any) -
 
 
 def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled: bool) -> None:
-    """Refuse a run that several processes cannot train together."""
+    """Raise an error if several processes cannot train this run together."""
     if ranks.size == 1:
         return
     if not algorithm.divides:
@@ -131,7 +134,7 @@ def check_divides(ranks: Ranks, spec: RunSpec, algorithm: Algorithm, *, compiled
 
 
 def check_equal(ranks: Ranks, state: State) -> None:
-    """Raise an error if the processes have different parameters, as with different versions of a library."""
+    """Raise an error if the processes have different parameters, for example from different library versions."""
     if ranks.size == 1:
         return
     sums = torch.stack([_sum_of_bits(leaf) for leaf in pytree.tree_leaves(state)])
@@ -149,19 +152,19 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class AgreedStop:
-    """Raises `KeyboardInterrupt` between steps once a signal has arrived, in all processes after the same step.
+    """Raises `KeyboardInterrupt` between steps after a signal, in all processes after the same step.
 
     Signals are deferred until then, because an interrupt within `vmap` would leave torch in an invalid state. Several
-    processes ask each other about ten times per second. All of them have to call it equally often.
+    processes exchange whether they received a signal about ten times per second. All have to call this equally often.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self._asked = time.monotonic()
-        self._calls = self._next = 1  # since the last question, and until the next one
+        self._calls = self._next = 1  # number of calls since the last exchange, and until the next exchange
 
     def __call__(self, *, now: bool = False) -> None:
-        """Raise if a process was told to stop. With `now`, always ask the other processes."""
+        """Raise `KeyboardInterrupt` if a process received a signal. With `now`, always ask the other processes."""
         told: float = stop_requested()
         if self.ranks.size > 1:
             self._next -= 1

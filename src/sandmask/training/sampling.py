@@ -17,7 +17,7 @@ HOLDOUT_FRACTION = 0.2
 
 
 def holdout_fraction(spec: RunSpec) -> float:
-    """The share of every environment's examples that a run holds back for selection."""
+    """The fraction of each environment's examples that a run holds back for selection."""
     return float(spec.hparams.get("holdout_fraction", HOLDOUT_FRACTION))
 
 
@@ -26,12 +26,12 @@ def split_environment(
 ) -> tuple[Tensor, Tensor]:
     """Return the indices of the "in" (80%) and "out" (20%) examples of an environment, as DomainBed splits them.
 
-    A dataset that says how it is split is split that way, whatever the seed.
+    If the dataset has its own splits, they are used for every seed.
 
     :param dataset: the dataset.
     :param env: index of the environment.
     :param trial_seed: number of the repetition.
-    :param fraction: the share of the "out" examples.
+    :param fraction: the fraction of "out" examples.
     """
     start, stop = dataset.bounds[env], dataset.bounds[env + 1]
     if dataset.splits is not None and int(dataset.splits[start]) >= 0:
@@ -45,7 +45,7 @@ def split_environment(
 
 
 def training_splits(dataset: Dataset, spec: RunSpec) -> list[tuple[Tensor, Tensor]]:
-    """The "in" and "out" examples of each environment that a run trains on."""
+    """The "in" and "out" examples of each training environment of a run."""
     envs = (env for env in range(len(dataset.environments)) if env not in spec.test_envs)
     return [split_environment(dataset, env, spec.trial_seed, holdout_fraction(spec)) for env in envs]
 
@@ -53,8 +53,8 @@ def training_splits(dataset: Dataset, spec: RunSpec) -> list[tuple[Tensor, Tenso
 class Sampler:
     """Draws, for each of K runs, `batch_size` examples with replacement from each training environment.
 
-    Runs with `class_balanced` draw a class first, and then one of its examples; those with `full_data` also draw the
-    examples that are held back for selection.
+    Runs with `class_balanced` first draw a class, and then one of its examples. Runs with `full_data` also draw the
+    examples that other runs hold back for selection.
     """
 
     def __init__(self, dataset: Dataset, specs: Sequence[RunSpec], batch_size: int, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class Sampler:
         moved = copy.copy(self)
         moved.sizes, moved.indices = self.sizes.to(device), self.indices.to(device)
         if self._classes is not None:
-            moved._classes = _Classes(*(field.to(device) for field in self._classes))  # noqa: SLF001 - its own kind
+            moved._classes = _Classes(*(field.to(device) for field in self._classes))  # noqa: SLF001 - the same class
         return moved
 
     def __call__(self, keys: Tensor) -> Tensor:
@@ -95,11 +95,11 @@ class Sampler:
 
 
 class _Classes(NamedTuple):
-    """The places of the classes in pools that are sorted by class. Classes without examples come last."""
+    """The positions of classes in pools that are sorted by class. Classes without examples come last."""
 
     starts: Tensor  # [K, E, C]
     counts: Tensor  # [K, E, C]
-    present: Tensor  # [K, E, 1]: how many there are
+    present: Tensor  # [K, E, 1]: number of classes with examples
 
     @classmethod
     def of(cls, counts: Tensor) -> "_Classes":
@@ -108,7 +108,7 @@ class _Classes(NamedTuple):
         return cls(starts.gather(-1, order), counts.gather(-1, order), (counts > 0).sum(-1, keepdim=True))
 
     def places(self, keys: Tensor, n_envs: int, batch_size: int) -> Tensor:
-        """Draw a class of the pool, then one of its examples: places in the pools, [..., K, E, B]."""
+        """Draw classes of the pools, then one example of each. Return indices into the pools, [..., K, E, B]."""
         chosen = random.integers(random.fold(keys, 0), self.present, n_envs, batch_size)
         starts, counts = (each.expand(*keys.shape, -1, -1).gather(-1, chosen) for each in (self.starts, self.counts))
         return starts + random.integers(random.fold(keys, 1), counts, n_envs, batch_size)

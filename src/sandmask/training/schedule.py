@@ -1,7 +1,7 @@
 """Learning-rate schedules. Their settings are hyperparameters, so runs with different schedules train in one stack.
 
-A rate may also drop when the validation loss stops falling, as in ERM++'s search for a learning rate (`Plateau`). All
-functions take tensors of K runs, with K as the first dimension.
+A learning rate may also drop when the validation loss stops falling, as in ERM++'s search for a learning rate
+(`Plateau`). All functions take tensors of K runs, with K as the first dimension.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from sandmask.algorithms import Hparams
 from sandmask.hparams._shared import LR_DROP_STEPS
 
-# The hyperparameters that a schedule multiplies.
+# The hyperparameters by which a schedule is multiplied.
 RATES = ("lr", "lr_g", "lr_d", "eqrm_lr", "rdm_lr", "urm_discriminator_lr", "linear_lr", "convergence_rate")
 SCHEDULE = ("lr_final", "lr_drop", "lr_drop_every", "lr_warmup", *LR_DROP_STEPS)
 PATIENCE = "lr_patience"
@@ -26,8 +26,8 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
     """The factor of the learning rate at `step` (from 0) of `steps`: cosine times drops times warm-up.
 
     - `lr_final`: the factor at the end of half a cosine wave that starts at 1;
-    - `lr_drop`, `lr_drop_every`: multiply by `lr_drop` after each such fraction of the training;
-    - `lr_drop_step_1` to `_3`: divide by 10 after each of these steps, and end with the third;
+    - `lr_drop`, `lr_drop_every`: multiply by `lr_drop` after every fraction `lr_drop_every` of the training;
+    - `lr_drop_step_1` to `_3`: divide by 10 after each of these steps; the third step ends the training;
     - `lr_warmup`: the fraction of the training in which the factor rises linearly from 0 to 1.
     """
     done = step.to(torch.float32) / steps
@@ -36,7 +36,7 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
         final = hparams["lr_final"]
         factor = factor * (final + (1.0 - final) * 0.5 * (1.0 + torch.cos(math.pi * done)))
     if "lr_drop" in hparams:
-        # Counted in whole steps: at 0.75 of 600 steps the drop comes at step 450, however 0.75 is rounded.
+        # Drops are counted in whole steps: at 0.75 of 600 steps, the drop is at step 450, however 0.75 is rounded.
         every = (hparams.get("lr_drop_every", torch.ones_like(done)) * steps).round().clamp(min=1.0)
         factor = factor * hparams["lr_drop"] ** torch.floor(step / every)
     if repeats(hparams):
@@ -49,7 +49,7 @@ def lr_factor(hparams: Hparams, step: Tensor, steps: int) -> Tensor:
 
 
 def scheduled(hparams: Hparams, step: Tensor, steps: int, plateau: Plateau | None = None) -> Hparams:
-    """The hyperparameters of one step: those given, with the learning rates of that step."""
+    """The given hyperparameters with the learning rates of one step."""
     if plateau is None and not any(name in hparams for name in SCHEDULE):
         return hparams
     factor = lr_factor(hparams, step, steps)
@@ -59,16 +59,16 @@ def scheduled(hparams: Hparams, step: Tensor, steps: int, plateau: Plateau | Non
 
 
 def start_plateau(n_runs: int, device: torch.device) -> Plateau:
-    """The state before the first evaluation: lowest loss, evaluations since then, drops, last evaluated step."""
+    """The state before the first evaluation: lowest loss, evaluations since then, drops, and last evaluated step."""
     zeros = torch.zeros(n_runs, device=device)
     return {"best": zeros + torch.inf, "waiting": zeros, "drops": zeros.clone(), "step": zeros - 1.0}
 
 
 def step_plateau(plateau: Plateau, loss: Tensor, step: int, hparams: Hparams) -> Plateau:
-    """The plateau after an evaluation at `step` with this validation loss [K]. Repeating it changes nothing.
+    """Update the plateau after an evaluation at `step` with this validation loss [K]. Repeating it changes nothing.
 
-    As `torch.optim.lr_scheduler.ReduceLROnPlateau`: the rate drops once the loss was not lower in more than
-    `lr_patience` evaluations in a row. Evaluations within `linear_steps` and after the last drop do not count.
+    As in `torch.optim.lr_scheduler.ReduceLROnPlateau`, the learning rate drops if the loss does not improve in more
+    than `lr_patience` consecutive evaluations. Evaluations within `linear_steps` and after the last drop do not count.
     """
     counts = (plateau["step"] < step) & (hparams[PATIENCE] > 0) & (plateau["drops"] < DROPS)
     counts = counts & (step >= hparams.get("linear_steps", torch.zeros_like(loss)))
@@ -85,7 +85,7 @@ def step_plateau(plateau: Plateau, loss: Tensor, step: int, hparams: Hparams) ->
 
 
 def plateau_factor(drops: Tensor) -> Tensor:
-    """The factor of the learning rates after so many drops: 0 after the last one."""
+    """The factor of the learning rates after this number of drops; 0 after the last drop."""
     return torch.where(drops >= DROPS, 0.0, FACTOR**drops)
 
 

@@ -1,4 +1,4 @@
-"""Complete run specs from a user's arguments, and which specs can train as one program."""
+"""Create complete run specs from a user's arguments, and decide which specs can train as one program."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from sandmask.training.precision import compute_dtype
 from sandmask.training.sampling import holdout_fraction, split_environment
 from sandmask.training.schedule import PATIENCE, repeats
 
-# Hyperparameters that decide shapes; all others are numbers that may differ within a stack.
+# Hyperparameters that determine shapes. All other hyperparameters are numbers that may differ within a stack.
 NETWORK_HPARAMS = ("nonlinear_classifier", "last_blocks", "attention_only", "freeze_bn")
 SIZE_HPARAMS = ("batch_size", "mlp_width", "mlp_depth", *NETWORK_HPARAMS)
 SHAPE_HPARAMS = (*SIZE_HPARAMS, "holdout_fraction", "class_balanced", "data_augmentation")
 INIT, SHARED = "init", "shared"  # the option of runs that start from the weights of their trial
-MOST_EVALUATIONS = 100_000  # of one run
-MOST_NUMBERS = 50_000_000  # of one metric of one run: 200 MB of memory
+MOST_EVALUATIONS = 100_000  # per run
+MOST_NUMBERS = 50_000_000  # per metric and run: 200 MB of memory
 
 
 def make_spec(
@@ -47,14 +47,14 @@ def make_spec(
     averages: Sequence[str] = (),
     shared_init: bool = False,
 ) -> RunSpec:
-    """Return a complete, validated spec; arguments that are None follow the dataset's protocol.
+    """Return a complete, validated spec. Arguments that are None follow the protocol of the dataset.
 
     :param entry: the dataset.
     :param algorithm: name of an algorithm.
     :param test_envs: indices of the environments to hold out.
     :param steps: training steps.
     :param checkpoint_every: steps between evaluations.
-    :param hparams: values of hyperparameters by name, instead of the drawn ones.
+    :param hparams: values of hyperparameters by name, which replace the drawn values.
     :param hparams_seed: number of the random draw; 0 means the defaults.
     :param trial_seed: number of the repetition, which decides the draw and the data splits.
     :param seed: seed of weights, minibatches and other randomness.
@@ -62,7 +62,7 @@ def make_spec(
     :param network: "mlp", "mnist-convnet" or a timm name.
     :param weights: file with pretrained weights, "pretrained" or "none".
     :param precision: "fp32", "fp32x3", "tf32", "bf16" or "fp16".
-    :param averages: averages of the weights that are evaluated too: "sma", "ema", "swad".
+    :param averages: averages of the weights to evaluate in addition: "sma", "ema", "swad".
     :param shared_init: take the initial weights from the trial instead of the seed.
     """
     chosen = ALGORITHMS[algorithm]
@@ -105,24 +105,24 @@ def make_spec(
 
 
 def _check_patience(hparams: Mapping[str, float]) -> None:
-    """Check that a run either observes its validation loss or repeats the drops of a run that did."""
+    """Check that a run with lr_patience either has a validation loss or repeats the drops of a run that has."""
     if not hparams.get(PATIENCE) or bool(hparams.get("full_data")) == repeats(hparams):
         return
     if repeats(hparams):
         raise SandmaskError("lr_patience cannot be combined with lr_drop_step_1 to 3. Leave out one of them.")
     raise SandmaskError(
-        "lr_patience needs validation examples, and full_data=1 trains on them. Name the folder of the sweep without "
-        "full_data with --first-stage, to repeat its drops of the learning rate."
+        "lr_patience needs validation examples, but full_data=1 trains on them. To repeat the learning-rate drops of "
+        "the sweep without full_data, name its folder with --first-stage."
     )
 
 
 def init_seed(spec: RunSpec) -> int:
-    """The seed of a run's initial weights: its own, or one that all runs of its trial have."""
+    """The seed of a run's initial weights: its own seed, or the common seed of its trial."""
     return seed_hash(INIT, spec.trial_seed) if spec.options.get(INIT) == SHARED else spec.seed
 
 
 def _check_evaluations(steps: int, every: int) -> None:
-    """Refuse more evaluations than fit in memory and a record file."""
+    """Raise an error for more evaluations than fit in memory and a record file."""
     if steps > every * MOST_EVALUATIONS:
         raise SandmaskError(
             f"{steps:,} steps with an evaluation every {every:,} exceed the limit of {MOST_EVALUATIONS:,} evaluations. "
@@ -132,13 +132,13 @@ def _check_evaluations(steps: int, every: int) -> None:
 
 
 def check_environments(spec: RunSpec, dataset: Dataset) -> None:
-    """Refuse a split that leaves too little to train on."""
+    """Raise an error if too few environments, classes or examples are left to train on."""
     n_envs = len(dataset.environments)
     for env in spec.test_envs:
         if not 0 <= env < n_envs:
             raise SandmaskError(f"{dataset.name} has environments 0 to {n_envs - 1}. Found test environment {env}.")
     if len(dataset.classes) < 2:
-        raise SandmaskError(f"{dataset.name} has a single class, {dataset.classes[0]!r}: there is nothing to learn.")
+        raise SandmaskError(f"{dataset.name} should have at least two classes. Found one: {dataset.classes[0]!r}.")
     n_train, least = n_envs - len(spec.test_envs), 2 if ALGORITHMS[spec.algorithm].compares_environments else 1
     if n_train < least:
         advice = "Hold out fewer." if n_envs > least else f"Use a dataset with at least {least + 1}."
@@ -152,20 +152,20 @@ def check_environments(spec: RunSpec, dataset: Dataset) -> None:
         if not all(map(len, split_environment(dataset, env, spec.trial_seed, fraction))):
             raise SandmaskError(
                 f"Every environment should have at least {math.ceil(1 / fraction)} examples, or examples of both "
-                f"splits, because some are held back for selection. Found {sizes[env]} in "
+                f"splits, because some examples are held back for selection. Found {sizes[env]} in "
                 f"{dataset.environments[env]!r} of {dataset.name}."
             )
 
 
 def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
-    """Refuse precisions that a network or an algorithm cannot use.
+    """Raise an error for a precision that the network or the algorithm does not support.
 
-    float16 needs scaled losses, which only the gradient masks on the MLP have.
+    float16 needs scaled losses, which only gradient masks on the MLP support.
     """
     scales = spec.network == "mlp" and isinstance(algorithm, MaskedAlgorithm) and algorithm.through_logits
     if spec.precision == "fp16" and not scales:
         raise SandmaskError(
-            "--precision fp16 is for gradient masks on the MLP only, with the cross-entropy of its logits. Found "
+            "--precision fp16 supports only gradient masks on the MLP with the cross-entropy of its logits. Found "
             f"{spec.algorithm} with {spec.network}. Use tf32, which has the same precision, or bf16."
         )
     if algorithm.network.embeds and compute_dtype(spec.precision) != torch.float32:
@@ -176,19 +176,19 @@ def check_precision(spec: RunSpec, algorithm: Algorithm) -> None:
 
 
 def check_measures(names: Sequence[str], spec: RunSpec, dataset: Dataset) -> None:
-    """Refuse metrics with too many numbers for memory and a record file."""
+    """Raise an error for metrics with too many numbers for memory and a record file."""
     evaluations = -(-spec.steps // spec.checkpoint_every) + 1
     for name in names:
         numbers = evaluations * MEASURES[name].size(len(dataset.environments), len(dataset.classes))
         if numbers > MOST_NUMBERS:
             raise SandmaskError(
-                f"The metric {name!r} of {dataset.name} has {numbers:,} numbers per run, over {MOST_NUMBERS:,}. "
-                "Leave it out, or evaluate less often with --checkpoint-every."
+                f"The metric {name!r} of {dataset.name} has {numbers:,} numbers per run; the limit is "
+                f"{MOST_NUMBERS:,}. Leave it out, or evaluate less often with --checkpoint-every."
             )
 
 
 def check_train_eval_limit(limit: int | None) -> None:
-    """Refuse to evaluate no training examples: their accuracy would not be a number."""
+    """Raise an error for a limit below 1, because the accuracy on no examples would be NaN."""
     if limit is not None and limit < 1:
         raise SandmaskError(f"train_eval_limit should be at least 1. Found {limit}.")
 
@@ -202,7 +202,7 @@ def flat_spec(spec: RunSpec) -> dict[str, Any]:
 
 
 def stack_key(spec: RunSpec) -> tuple[object, ...]:
-    """Return a key; runs with equal keys differ in numbers only and can train as one stack.
+    """Return a key. Runs with equal keys differ only in numbers and can train as one stack.
 
     :param spec: spec of a run.
     """
@@ -211,7 +211,7 @@ def stack_key(spec: RunSpec) -> tuple[object, ...]:
         *(spec.dataset, spec.algorithm, spec.network, spec.weights, spec.precision),
         *(spec.steps, spec.checkpoint_every, len(spec.test_envs), spec.options.get("averages")),
         shapes,
-        tuple(sorted(spec.hparams)),  # a hyperparameter that only some runs have cannot be stacked
+        tuple(sorted(spec.hparams)),  # a stack needs the same hyperparameters in all runs
     )
 
 
@@ -223,13 +223,13 @@ def leak_of(spec: RunSpec) -> str | None:
     if spec.hparams.get("freeze_bn", 1):
         return None
     return (
-        "freeze_bn=0: batch-norm takes its statistics from all examples that pass the network together. Most methods "
-        "pass all environments at once, so environments influence each other; masks pass each one by itself."
+        "freeze_bn=0: batch-norm computes its statistics from all examples that pass the network together. Most "
+        "methods pass all environments together, so environments influence each other. Masks pass them separately."
     )
 
 
 def unreached_steps(spec: RunSpec) -> list[str]:
-    """Return the hyperparameters that are steps at which a method changes, and that a run ends before.
+    """Return the hyperparameters that are steps at which a method changes, if the run ends before these steps.
 
     :param spec: spec of the run.
     """
@@ -248,7 +248,7 @@ def early_end_of(spec: RunSpec) -> str | None:
     values = " and ".join(f"{name} = {spec.hparams[name]:g}" for name in late)
     return (
         f"{values} is not reached in {counted(spec.steps, 'step')}, so the run stays in the first phase of "
-        f"{spec.algorithm}. Lower it with --hparam {late[0]}=N, or train longer with --steps."
+        f"{spec.algorithm}. Set a lower value with --hparam {late[0]}=N, or train longer with --steps."
     )
 
 
@@ -262,11 +262,11 @@ def short_average_of(spec: RunSpec) -> str | None:
         return None
     return (
         f"--average sma leaves out the first {counted(start, 'step')}, so the average of a run of "
-        f"{counted(spec.steps, 'step')} is its last weights. Lower this with --hparam sma_start=N, or train longer "
+        f"{counted(spec.steps, 'step')} is its last weights. Start earlier with --hparam sma_start=N, or train longer "
         "with --steps."
     )
 
 
 def trains_alone(spec: RunSpec) -> bool:
-    """Whether runs of this network train one at a time: timm's networks fill a GPU, and others cannot be stacked."""
+    """Whether runs of this network train one at a time, because it is a timm network or cannot be stacked."""
     return spec.network not in NETWORKS or not NETWORKS[spec.network].stacks

@@ -1,4 +1,4 @@
-"""K runs as one program; with K = 1, `vmap` is left out."""
+"""K runs as one program. With K = 1, `vmap` is not used."""
 
 import logging
 import math
@@ -49,21 +49,21 @@ from sandmask.training.validation_gradients import ValidationGradients
 
 EVALUATED_ACTIVATIONS = 2**29  # activations of a layer in one batch of an evaluation on a GPU: 2 GiB
 CACHED_ACTIVATIONS = 2**21  # activations of a layer that fit into the cache of a CPU
-_NOT_FOR_ALGORITHMS = ("averages", "plateau")  # entries of the state that belong to the stack
+_NOT_FOR_ALGORITHMS = ("averages", "plateau")  # entries of the state that only the stack uses
 _log = logging.getLogger(__name__)
 
 
 def without_averages(state: State) -> tuple[State, dict[str, Average]]:
-    """Split a state into the part that algorithms know and the averages of weights."""
+    """Split a state into the part for algorithms and the averages of weights."""
     return {name: value for name, value in state.items() if name not in _NOT_FOR_ALGORITHMS}, state.get("averages", {})
 
 
 class Stack:
-    """K runs that train as one program. They differ in numbers only: seeds, trials, held-out environments, and
-    hyperparameters that do not determine shapes.
+    """K runs that train as one program.
 
-    It uses torch's current settings: call its methods within `stack_settings`, which sets the precision. See
-    `train_stack` for its arguments; `ranks` are processes that compute the stack together.
+    The runs differ only in numbers: seeds, trials, held-out environments, and hyperparameters that do not determine
+    shapes. Call the methods within `stack_settings`, which sets the precision. See `train_stack` for the arguments;
+    `ranks` are processes that compute the stack together.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Stack:
         return stacked_step(self.algorithm) or self.lift(self.algorithm.step, (0, 0, 0, 0))
 
     def _runs_at_a_time(self) -> int:
-        """The number of runs that take their steps together: all, or on a CPU as many as fit into the cache."""
+        """The number of runs that take steps together: all runs, or on a CPU as many as fit into the cache."""
         if self.device.type != "cpu":
             return self.n_runs
         width = int(self.specs[0].hparams.get("mlp_width", self.algorithm.network.n_features))
@@ -150,7 +150,7 @@ class Stack:
         return min(max(CACHED_ACTIVATIONS // (2 * of_one), 1), self.n_runs)
 
     def _examples_at_a_time(self, n_runs: int) -> int:
-        """The number of examples that `n_runs` runs evaluate together: what fits into memory, or into a CPU's cache."""
+        """The number of examples that `n_runs` runs evaluate together, limited by memory or a CPU's cache."""
         shape = self.dataset.input_shape
         width = max(int(self.specs[0].hparams.get("mlp_width", 0)), 1024)
         activations = 64 * math.prod(shape[1:]) if len(shape) == 3 else width
@@ -158,7 +158,7 @@ class Stack:
         return max(room // activations, 16)
 
     def init(self) -> State:
-        """The runs' states before the first step, stacked: every tensor has a leading dimension K."""
+        """The stacked states of the runs before the first step: every tensor has a leading dimension K."""
         states = [self.algorithm.init(init_seed(spec)) for spec in self.specs]
         for state, spec in zip(states, self.specs, strict=True):
             if (scale := float(spec.hparams.get("init_scale", 1.0))) != 1.0:
@@ -186,25 +186,25 @@ class Stack:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether some runs take their steps before others."""
+        """Whether runs take turns, because not all of them take steps together."""
         return self._together < self.n_runs
 
     def step(self, state: State, batch: EnvBatch) -> tuple[State, Metrics]:
-        """Take a step; return the states and the metrics [K]."""
+        """Take a step. Return the states and the metrics [K]."""
         state, (metrics,) = self.steps(state, [batch])
         return state, metrics
 
     def steps(self, state: State, batches: Iterable[EnvBatch]) -> tuple[State, list[Metrics]]:
-        """Take a step on each batch; return the states and the metrics [K] of each step.
+        """Take a step on each batch. Return the states and the metrics [K] of each step.
 
-        If runs take turns, each takes all of these steps in its turn, so that its data stays in the cache.
+        If runs take turns, each run takes all of these steps in its turn, so that its data stays in the cache.
         """
         if not self.takes_turns:
             return self._steps_of(self.keys, self.hparams, state, batches)
         everything = (self.keys, self.hparams, state, list(batches))
         turns = [slice(begin, begin + self._together) for begin in range(0, self.n_runs, self._together)]
-        # Copied into aligned memory, as in the later steps of a turn: the rounding of CPU kernels depends on the
-        # alignment, and results must not depend on how many steps a turn has.
+        # Copy into aligned memory, as in the later steps of a turn: the rounding of CPU kernels depends on the
+        # alignment, and results must not depend on the number of steps in a turn.
         parts = [self._steps_of(*pytree.tree_map(lambda t: t[runs].clone(), everything)) for runs in turns]  # noqa: B023
         together: tuple[State, list[Metrics]] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
         return together
@@ -243,12 +243,12 @@ class Stack:
 
     @torch.no_grad()
     def evaluate(self, state: State) -> tuple[Tensor, Metrics]:
-        """Right answers [K, G] in every group of the evaluator; validation loss, metrics and averages' accuracies."""
+        """Return the numbers of correct predictions [K, G], and metrics, with validation loss and averages."""
         state, averages = without_averages(state)
         tally = self.tally(state)
         metrics = {"validation_loss": self.evaluator.validation_loss(tally), **tally.measured}
         for name in averages:
-            if name != "swad":  # evaluated at the end of the training only
+            if name != "swad":  # which is evaluated only at the end of the training
                 metrics |= self.evaluate_average(state, averages, name)
         return tally.right, metrics
 
@@ -261,15 +261,15 @@ class Stack:
 
     @torch.no_grad()
     def tally(self, state: State) -> Tally:
-        """Right answers and losses of every run in every group of the evaluator."""
+        """The numbers of correct predictions and the losses of every run in every group of the evaluator."""
         if self.algorithm.uses_context:
             return self.evaluator.in_context(self.lift(self.algorithm.predict, (0, 0)), state)
-        if self.device.type == "cpu":  # products of two matrices are faster than those of many
+        if self.device.type == "cpu":  # where single matrix products are faster than batched products
             return self.evaluator.alone(run_by_run(self.algorithm.predict, (0, None)), state)
         return self.evaluator.alone(self.lift(self.algorithm.predict, (0, None)), state)
 
     def accuracies(self, state: State) -> Accuracies:
-        """Accuracies of every run on every environment."""
+        """The accuracy of every run on every environment."""
         return self.evaluator.fractions(self.tally(state).right)
 
     def held_out(self, state: State) -> Metrics:
@@ -278,9 +278,9 @@ class Stack:
 
 
 def _check(specs: Sequence[RunSpec], dataset: Dataset, metrics: Sequence[str], train_eval_limit: int | None) -> None:
-    """Raise for runs that cannot train as one program on this dataset."""
+    """Raise an error for runs that cannot train as one program on this dataset."""
     if len({stack_key(spec) for spec in specs}) != 1:
-        raise SandmaskError("These runs cannot train as one program: their `stack_key` should be the same.")
+        raise SandmaskError("The runs of a stack should have the same `stack_key`. Found different keys.")
     check_environments(specs[0], dataset)
     check_measures(metrics, specs[0], dataset)
     check_train_eval_limit(train_eval_limit)

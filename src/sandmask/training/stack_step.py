@@ -1,8 +1,8 @@
 """One step of K runs.
 
-An algorithm's step is written for one run, and `vmap` makes it a step of K runs. Most steps are a gradient and an
-update: their gradient is taken outside `vmap`, by plain autograd on tensors of K runs, which costs less on the host and
-lets layers use their own kernels.
+An algorithm's step is written for one run, and `vmap` makes it a step of K runs. Most steps consist of a gradient and
+an update. Their gradient is computed outside of `vmap`, by plain autograd on tensors of K runs: this costs less on the
+host, and layers can use their own kernels.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from sandmask.training.one_pass import Masked, Moments, compiled_moments, one_pa
 
 Step = Callable[[State, EnvBatch, Hparams, Tensor], tuple[State, Metrics]]
 
-# With more parameters, a single run fills the machine, and the gradients of E environments do not fit in memory.
+# With more parameters, a single run uses the whole machine, and the gradients of E environments do not fit in memory.
 LARGE_MODEL = 4_000_000
 
 
@@ -71,9 +71,9 @@ def looped_step(algorithm: Algorithm) -> Step:
 
 
 def run_by_run(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
-    """A function of one run as a function of K runs, one after the other: `vmap` as a loop.
+    """Turn a function of one run into a function of K runs that loops over the runs: `vmap` as a loop.
 
-    Arguments with dimension None are shared; the first one has dimension 0.
+    Arguments with dimension None are shared. The first argument has dimension 0.
     """
 
     def one(k: int, args: tuple[Any, ...]) -> Any:
@@ -82,14 +82,14 @@ def run_by_run(function: Callable[..., Any], in_dims: tuple[int | None, ...]) ->
 
     def of_runs(*args: Any) -> Any:
         each = [one(k, args) for k in range(len(pytree.tree_leaves(args[0])[0]))]
-        # One run's tensors are not copied: its parameters and Adam's means may be most of what a step writes.
+        # The tensors of a single run are not copied: parameters and Adam's means may be most of what a step writes.
         return pytree.tree_map(lambda *of: torch.stack(of) if len(of) > 1 else of[0].unsqueeze(0), *each)
 
     return of_runs
 
 
 def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks: bool) -> Step:
-    """The step of one run in several processes. A mask's gradients are taken in the fastest way."""
+    """The step of one run in several processes. The gradients of a mask are computed in the fastest way."""
     by_mask = masked(algorithm)
     if not isinstance(by_mask, MaskedAlgorithm):
         return algorithm.step
@@ -104,7 +104,7 @@ def divided_step(algorithm: Algorithm, differentiate: AcrossProcesses, *, stacks
 
         try:
             moments, values = differentiate.environment_moments(risks, state["params"], batch, of_own=of_own)
-        except UnsupportedError:  # in all processes, before anything is exchanged
+        except UnsupportedError:  # raised in all processes, before anything is exchanged
             return algorithm.step(state, batch, hparams, key)
         return by_mask.update(state, moments, values, hparams)
 
@@ -124,7 +124,7 @@ def _taped_moments(
 def _one_pass_step(
     algorithm: Masked, found: Moments, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor
 ) -> tuple[State, Metrics]:
-    """A step of one run, with one pass for the gradients of all environments if they fit in memory."""
+    """The step of one run. If the gradients of all environments fit in memory, they are computed in one pass."""
     try:
         moments, values, changes = found(algorithm, state, batch, hparams, key)
     except UnsupportedError:
@@ -153,7 +153,7 @@ def _masked_step(
     try:
         moments, values, changes = moments_of_runs(algorithm, state, batch, hparams, keys)
     except UnsupportedError:
-        if len(keys) == 1:  # its gradients are plain autograd's, which cannot be taken inside of vmap
+        if len(keys) == 1:  # one run uses plain autograd, which does not work inside of vmap
             return alone(state, batch, hparams, keys)
         return vmap(algorithm.step)(state, batch, hparams, keys)
 
@@ -170,7 +170,7 @@ def _masked_step(
 
 
 def _scales(algorithm: Masked, vectors: Tensor) -> bool:
-    """Whether the numbers' range is small and gradients can be scaled, because all of them pass the logits."""
+    """Whether the dtype has a small range and gradients can be scaled, because all gradients pass the logits."""
     if algorithm.network.dtype == torch.float16:
         return True
     return algorithm.through_logits and split_products() and has_kernels(vectors)
@@ -191,5 +191,5 @@ def moments_of_runs(
 
     leaf = vectors.detach().requires_grad_()
     values, changes = vmap(terms)(leaf, state, batch, hparams, keys)
-    tape.run(values.sum(), [leaf])  # a sum: for a vector of gradients, autograd would import a compiler
+    tape.run(values.sum(), [leaf])  # a sum, because with a vector of gradients autograd would import a compiler
     return tape.moments(), values, changes

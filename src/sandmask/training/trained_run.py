@@ -39,7 +39,7 @@ BATCH_SIZE = 256
 
 
 class TrainedRun:
-    """A finished run: its spec, its record, and its model, which needs neither data nor pretrained weights.
+    """A finished run: its spec, its record and its model. Predictions need neither data nor pretrained weights.
 
     `spec` is the spec of the run. `classes` are the names of the classes, in the order of the probabilities.
     `environments` are the names of the dataset's environments, held-out ones included. `input_shape` is the shape of
@@ -52,9 +52,9 @@ class TrainedRun:
       uint8 tensors `[3, height, width]`, of any size. They are resized and normalized as in evaluation;
     - for models trained on arrays of pixels (the MNIST sets): uint8 arrays `[N, *input_shape]`.
 
-    They compute the same as evaluation during training, in the run's precision, and return tensors on the device of
-    the run. A prediction depends on its example alone, except for methods that use context (`uses_context`: ARM and
-    MTL): these treat all examples of one call as a batch of one environment. Evaluation gives them 64 at a time.
+    They compute the same as the evaluation during training, in the precision of the run, and return tensors on its
+    device. A prediction depends on its example alone, except for ARM and MTL (`uses_context`). These methods treat all
+    examples of one call as a batch from one environment; the evaluation during training uses batches of 64 examples.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class TrainedRun:
         self.spec, self.classes, self.environments = info.spec, info.classes, info.environments
         self.input_shape = info.input_shape
         self._algorithm, self._state = algorithm, state
-        self._models = models  # the file with the models of many runs that it was loaded from, if any
+        self._models = models  # the file with models of many runs from which this run was loaded, if any
 
     @property
     def name(self) -> str:
-        """The name of its files without suffix: "model", or the run's id if it is from a sweep."""
+        """The name of the files without suffix: "model", or the id of the run if it is from a sweep."""
         return "model" if self._models is None else self.spec.id
 
     @property
     def uses_context(self) -> bool:
-        """Whether the prediction of an example depends on the others of its batch."""
+        """Whether the prediction for an example depends on the other examples of its batch."""
         return self._algorithm.uses_context
 
     def save_model(self, path: Path) -> None:
-        """Write the model to a file of its own, which `load_run` loads.
+        """Write the model to a separate file, which `load_run` can load.
 
         :param path: the file to write.
         """
@@ -92,7 +92,7 @@ class TrainedRun:
     def save_pretrained(self, folder: str | os.PathLike[str], *, runs: Sequence[RunRecord] = ()) -> Path:
         """Write config.json, model.safetensors and a model card to a folder: the layout of the Hugging Face Hub.
 
-        :param folder: the folder to write; `load_run` loads it.
+        :param folder: the folder to write, which `load_run` can load.
         :param runs: records of the sweep that the run is part of, for the error over trials in the model card.
         """
         return save_for_hub(self, folder, runs=runs)
@@ -115,36 +115,36 @@ class TrainedRun:
                     return run
             raise SandmaskError(f"There is no record of run {self.spec.id} in {archive}.")
         if not (self.path / RECORDS).exists():
-            raise SandmaskError(f"There is no {RECORDS} beside the model in {self.path}.")
+            raise SandmaskError(f"There is no {RECORDS} in the folder of the model, {self.path}.")
         record = RunFolder(self.path).record()
         if record.spec != self.spec:
-            raise SandmaskError(f"{self.path / RECORDS} holds another run than the model beside it.")
+            raise SandmaskError(f"{self.path / RECORDS} and the model in the same folder are from different runs.")
         return record
 
     def preprocess(self, x: Any) -> Tensor:
-        """Preprocessed examples `[N, *input_shape]`, as `module` and exported models take them."""
+        """Return preprocessed examples `[N, *input_shape]`, the input of `module` and of exported models."""
         return self.info.preprocessing(x, self.device)
 
     @torch.no_grad()
     def logits(self, x: Any, batch_size: int = BATCH_SIZE) -> Tensor:
-        """The network's outputs `[N, classes]`, float32; `batch_size` examples are computed at a time."""
+        """Return the network's outputs `[N, classes]` in float32, computed for `batch_size` examples at a time."""
         with temporary_precision(self.spec.precision):
             parts = [self._algorithm.predict(self._state, part) for part in self._batches(x, batch_size)]
         return torch.cat(parts) if parts else torch.empty(0, len(self.classes), device=self.device)
 
     def predict(self, x: Any, batch_size: int = BATCH_SIZE) -> Tensor:
-        """Probabilities `[N, classes]`: the softmax of the logits."""
+        """Return the probabilities `[N, classes]`: the softmax of the logits."""
         return self.logits(x, batch_size).softmax(-1)
 
     def classify(self, x: Any, batch_size: int = BATCH_SIZE) -> list[str]:
-        """The names of the likeliest classes."""
+        """Return the name of the most likely class of each example."""
         return [self.classes[number] for number in self.logits(x, batch_size).argmax(-1).tolist()]
 
     def module(self) -> nn.Module:
-        """The model as an ordinary module in evaluation mode, `[N, *input_shape]` -> logits `[N, classes]`.
+        """Return the model as an ordinary module in evaluation mode, `[N, *input_shape]` -> logits `[N, classes]`.
 
-        It has a copy of the weights, on the device of the run, and computes in float32, whatever the precision of the
-        run. Its parts are `featurizer` and `classifier`; for ADRMX, ARM, MTL and URM, it has one flat vector.
+        It has a copy of the weights on the device of the run, and computes in float32 for every precision of the run.
+        Its submodules are `featurizer` and `classifier`. For ADRMX, ARM, MTL and URM, its parameter is a flat vector.
         """
         spec = replace(self.spec, precision="fp32")
         algorithm = build_algorithm(spec, self.info, weights="none", dropout=False)
@@ -156,7 +156,7 @@ class TrainedRun:
         return f"TrainedRun({spec.algorithm} on {spec.dataset}, {len(self.classes)} classes, {str(self.path)!r})"
 
     def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
-        """Preprocessed batches. Files are read batch by batch, so that there may be any number of them."""
+        """Yield preprocessed batches. Files are read batch by batch, so that there may be any number of files."""
         if batch_size < 1:
             raise SandmaskError(f"`batch_size` should be at least 1. Found `batch_size` = {batch_size}.")
         sliceable = isinstance(x, list | tuple | np.ndarray | Tensor) and getattr(x, "ndim", 1) > 0
@@ -174,16 +174,17 @@ def load_run(
     run: str | None = None,
     average: str | None = None,
 ) -> TrainedRun:
-    """Load the trained run in a folder that `sandmask train` made, in a model file, or in a sweep that kept models.
+    """Load a trained run from its folder, from its model file, or from a sweep that kept models.
 
-    Folders and files can be moved, copied and renamed; a model file is all that is needed to predict. Register your own
+    Folders and files can be moved, copied and renamed. A model file is sufficient for predictions. Register your own
     algorithm before you load its runs (see `sandmask.plugins`).
 
     :param path: folder of a run, its model.safetensors, the folder of a sweep, or "hf:" and the name of a model on the
         Hugging Face Hub.
-    :param device: where to load it.
-    :param run: id of the run, or the beginning of it, if the path is that of a sweep.
+    :param device: where to load the model.
+    :param run: id of the run, or the beginning of the id, if `path` is a sweep.
     :param average: averaged weights that the run kept: "sma", "ema" or "swad".
+    :return: the run.
     """
     where = choose_device(device)
     path = fetch(os.fspath(path)) if os.fspath(path).startswith(PREFIX) else Path(path)
@@ -206,7 +207,7 @@ def load_run(
 
 
 def _holds_many(path: Path) -> bool:
-    """Whether a path is a sweep's folder, or one of its files of models."""
+    """Whether a path is the folder of a sweep, or one of its files of models."""
     if path.is_file():
         return path.name.endswith(MODELS_SUFFIX)
     return not (path / MODEL).exists() and not (path / RECORDS).exists() and (path / "sweep.toml").exists()
@@ -237,7 +238,7 @@ def _read_info(model: Path) -> ModelInfo:
         if isinstance(error.__cause__, SafetensorError):  # not a safetensors file
             raise SandmaskError(f"{model} cannot be read as a model file: {error.__cause__}.") from error
         raise
-    # In files of earlier versions, only the name says which average they hold.
+    # In files of earlier versions, only the file name shows which average they hold.
     named = [average for average in AVERAGES if model.name == RunFolder(model.parent).average_path(average).name]
     return replace(info, average=named[0]) if info.average is None and named else info
 
@@ -254,12 +255,12 @@ def _why_no_model(path: Path, average: str | None) -> str:
         return f"{path} is not the folder of a run: it has neither {MODEL} nor {RECORDS}."
     runs = read_runs(path / RECORDS)
     if len(runs) != 1:
-        return f"{path} holds records of {len(runs)} runs and no model. Train the one that you want by itself."
+        return f"{path} holds records of {len(runs)} runs and no model. Train one of these runs with `sandmask train`."
     if runs[0].status == "diverged":
         return _diverged(path)
     if (kind := runs[0].spec.options.get("soup")) in ("ensemble", "t3a"):
         what = "an ensemble" if kind == "ensemble" else "a model adapted by T3A"
-        return f"{path} is {what}, of which only the record is kept. Load a member, or a uniform or greedy soup."
+        return f"{path} is {what}, which has no model file, only a record. Load a member, or a uniform or greedy soup."
     if runs[0].status == "done":
         return f"{path} has no {MODEL}, although its run is finished. Rerun the same command to make it again."
     done = int(runs[0].steps[-1]) + 1 if len(runs[0].steps) else 0
@@ -274,7 +275,7 @@ def _diverged(path: Path) -> str:
 
 
 def as_module(algorithm: Algorithm, state: State) -> nn.Module:
-    """A module with the weights of a state: featurizer and classifier, or a `Predictor` for other predictions."""
+    """A module with the weights of a state: featurizer and classifier, or a `Predictor` for other methods."""
     if algorithm.is_network:
         module = _plain_module(algorithm)
         values = {**algorithm.network.constants, **algorithm.network.named(state["params"])}
@@ -289,14 +290,14 @@ def as_module(algorithm: Algorithm, state: State) -> nn.Module:
 
 
 def _plain_module(algorithm: Algorithm) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):  # its random weights will be replaced
+    with torch.random.fork_rng(devices=[]):  # the random initial weights will be replaced
         featurizer = algorithm.problem.featurizer()
         classifier = nn.Linear(featurizer.n_features, algorithm.problem.n_classes)
     return nn.Sequential(OrderedDict(featurizer=featurizer, classifier=classifier))
 
 
 class Predictor(nn.Module):
-    """An algorithm's `predict` as a module. The flat vector is its parameter; the rest of the state, buffers."""
+    """An algorithm's `predict` as a module. Its parameter is the flat vector; the rest of the state are buffers."""
 
     params: nn.Parameter
 
@@ -310,7 +311,7 @@ class Predictor(nn.Module):
             self.register_buffer(f"state_{number}", leaf.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch, which is taken to come from one environment."""
+        """Return the logits of a batch, which is treated as a batch from one environment."""
         rest, constants = pytree.tree_unflatten(list(self.buffers()), self._structure)
         set_constants(self._algorithm, constants)
         return self._algorithm.predict({**rest, "params": self.params}, x)

@@ -13,15 +13,15 @@ from sandmask.records import RunSpec
 from sandmask.training.sampling import holdout_fraction, split_environment, training_splits
 from sandmask.training.stack_step import looped_step, stacked_step
 
-EXAMPLES, IMAGES = 256, 32  # from each environment, at most; `IMAGES` if an example has more than `LARGE` numbers
+EXAMPLES, IMAGES = 256, 32  # limits per environment; `IMAGES` is for examples of more than `LARGE` numbers
 LARGE = 10_000
 
 
 class ValidationGradients:
     """Computes the metrics of a `HeldOutProbe` on the first examples of the "out" splits of training environments.
 
-    The examples are the same at every evaluation, and equally many from each environment, so that curves have no
-    sampling noise and runs can be compared.
+    The examples are the same at every evaluation, so that curves have no sampling noise. Each environment has the same
+    number of examples, so that runs can be compared.
     """
 
     def __init__(self, probe: HeldOutProbe, dataset: Dataset, specs: Sequence[RunSpec], *, stacks: bool) -> None:
@@ -34,11 +34,11 @@ class ValidationGradients:
         count = min(EXAMPLES if math.prod(dataset.input_shape) <= LARGE else IMAGES, smallest)
         of_runs = [torch.stack([out[:count] for _, out in training_splits(dataset, spec)]) for spec in specs]
         self.indices = torch.stack(of_runs).to(dataset.labels.device)  # [K, E, count]
-        # No more examples at once than in a training step, which is known to fit into memory.
+        # The number of examples is at most that of a training step, which is known to fit into memory.
         self._runs_at_a_time = max(1, len(specs) * int(specs[0].hparams["batch_size"]) // count)
 
     def __call__(self, state: State, hparams: Hparams) -> Metrics:
-        """The probe's metrics [K]. It does not wait for the device if the dataset is resident."""
+        """Return the probe's metrics [K]. If the dataset is resident, this does not wait for the device."""
         starts = range(0, len(self.indices), self._runs_at_a_time)
         runs = [slice(start, start + self._runs_at_a_time) for start in starts]
         parts = [self._measure(state["params"], hparams, some) for some in runs]
@@ -50,7 +50,7 @@ class ValidationGradients:
             self.dataset.inputs(indices),
             self.dataset.labels[indices],
             torch.ones(indices.shape, device=indices.device),
-            torch.zeros_like(indices),  # keys, which are not used: there is no dropout
+            torch.zeros_like(indices),  # keys, which are not used, because there is no dropout
         )
         keys = torch.zeros_like(indices[:, 0, 0])
         hparams = {name: values[runs] for name, values in hparams.items()}

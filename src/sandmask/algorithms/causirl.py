@@ -56,7 +56,7 @@ def random_part(batch: EnvBatch, key: Tensor) -> Tensor:
     """The weights [E, B] of P: 1 for the first s_e true examples of environment e."""
     counts = batch.weight.to(torch.int64).sum(-1)
     cuts = random.integers(key, counts, batch.n_envs)
-    return batch.weight * (batch.places < cuts.unsqueeze(-1))
+    return batch.weight * (batch.positions < cuts.unsqueeze(-1))
 
 
 def discrepancy_of_parts(features: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

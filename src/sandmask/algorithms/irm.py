@@ -52,7 +52,7 @@ def irm_penalty(logits: Tensor, batch: EnvBatch) -> Tensor:
     independent halves.
     """
     slopes = scale_derivative(logits, batch.y)
-    odd = batch.weight * (batch.places % 2)
+    odd = batch.weight * (batch.positions % 2)
     even = batch.weight - odd
     first = (slopes * even).sum(-1) / even.sum(-1)
     second = (slopes * odd).sum(-1) / odd.sum(-1).clamp_min(1)  # may be empty: then no penalty

@@ -63,7 +63,7 @@ def part_of(batch: EnvBatch, number: int) -> EnvBatch:
 
     Padding fills up smaller parts.
     """
-    count, places, size = batch.weight.sum(-1, keepdim=True).to(torch.int64), batch.places, batch.y.shape[1]
+    count, places, size = batch.weight.sum(-1, keepdim=True).to(torch.int64), batch.positions, batch.y.shape[1]
     inside = (places >= number * count // PARTS) & (places < (number + 1) * count // PARTS)
     inside = (inside | (count < PARTS)) & (batch.weight > 0)
     most = max(-(-size // PARTS), min(size, PARTS - 1))

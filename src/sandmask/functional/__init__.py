@@ -1,4 +1,4 @@
-"""The pure functions that algorithms are written with: keys, batches, flat modules, Adam, gradients."""
+"""Pure functions for algorithms: random keys, batches, flat modules, Adam and gradients."""
 
 from sandmask.functional.adam import AdamState, adam_init, adam_reset, adam_step
 from sandmask.functional.batch import EnvBatch, make_batch

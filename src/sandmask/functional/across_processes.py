@@ -1,9 +1,8 @@
-"""Gradients that several processes take together, and passes through a network that they divide.
+"""Gradients that several processes compute together, by dividing passes through a network.
 
-Of a divided pass, each process computes some of the rows, and all get all of them. The gradient that each process then
-has is its own part: the mean over processes is the gradient of one process that computes all rows. This holds for
-parameters that the divided passes use, and for those that are used beside them, which every process has the whole
-gradient of.
+In a divided pass, each process computes some of the rows, and every process receives all rows. The gradient of a
+process is then only a part: the mean over processes equals the gradient of one process that computes all rows. This is
+also true for parameters that are used outside of divided passes, because every process has their whole gradient.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,10 +27,11 @@ Own = Callable[[EnvBatch], tuple[TensorMoments, Tensor]]
 
 
 class AcrossProcesses(Differentiator):
-    """Divides the computation of gradients over processes. All of them get the same gradients, up to rounding.
+    """Divides the computation of gradients over processes. All processes get the same gradients, up to rounding.
 
-    For gradients of environments, all processes take equally many environments and divide the examples of the others.
-    For the gradient of an objective, they divide the examples of each pass through the network: see `divided`.
+    For gradients of environments, each process computes the same number of environments, and the processes divide the
+    examples of the remaining ones. For the gradient of an objective, they divide the examples of each pass through the
+    network: see `divided`.
     """
 
     def __init__(self, ranks: Ranks, inner: Differentiator) -> None:
@@ -57,7 +57,7 @@ class AcrossProcesses(Differentiator):
         log_magnitude: bool = False,
         of_own: Own | None = None,
     ) -> tuple[TensorMoments, Tensor]:
-        """See `Differentiator.environment_moments`. `of_own` computes those of this process's environments."""
+        """See `Differentiator.environment_moments`. `of_own` computes the moments of this process's environments."""
         own, rest = self.ranks.environments(batch.n_envs)
         values = vector.new_zeros(batch.n_envs)
         count = len(own) * self.ranks.size
@@ -96,7 +96,7 @@ class AcrossProcesses(Differentiator):
 
 
 class _Divided(Autograd):
-    """Gradients whose mean over processes is the gradient: each computes a part of every pass."""
+    """Computes a part of every pass. The mean of its gradients over processes is the gradient."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -114,7 +114,7 @@ class _Divided(Autograd):
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
     ) -> tuple[Tensor, Tensor]:
-        """Gradients and losses whose sums over processes, not means, are those of the environments."""
+        """Gradients and losses of the environments, to be summed (not averaged) over processes."""
         gradients, values = super().environment_gradients(losses, vectors, batch)
         return gradients / self.ranks.size, values / self.ranks.size
 
@@ -130,11 +130,11 @@ def _moments(count: int, sums: Sums) -> TensorMoments:
 
 
 class _Gradient:
-    """One gradient that processes take together."""
+    """One gradient that processes compute together."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.nested = False  # whether inputs of a divided pass have gradients, which may be of another one's outputs
+        self.nested = False  # whether inputs of a divided pass have gradients, as the outputs of another divided pass
 
 
 _active: list[_Gradient | None] = [None]
@@ -142,7 +142,7 @@ _active: list[_Gradient | None] = [None]
 
 @contextmanager
 def dividing(ranks: Ranks | None) -> Iterator[None]:
-    """Divide the passes of networks among processes; with None, leave them whole again."""
+    """Divide the passes of networks among processes. With None, they are not divided."""
     _active.append(None if ranks is None else _Gradient(ranks))
     try:
         yield
@@ -151,11 +151,12 @@ def dividing(ranks: Ranks | None) -> Iterator[None]:
 
 
 def divided(function: Callable[..., Any], *rows: Tensor | None, dim: int = 0) -> Any:
-    """`function(*rows)`, where each row of the result, or of its tensors, depends on the same row of `rows` alone.
+    """Return `function(*rows)`, computed by all processes together.
 
-    :param function: a pass through a network.
-    :param rows: tensors with the same number of rows, the first one not None.
+    :param function: a pass through a network. Each row of its result depends only on the same row of `rows`.
+    :param rows: tensors with the same number of rows. The first is not None.
     :param dim: the dimension of the rows.
+    :return: the result, a tensor or a tree of tensors.
     """
     gradient = _active[-1]
     assert rows[0] is not None
@@ -189,7 +190,7 @@ class _Whole(Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
-        """The sum over processes of what they have; it is the same in all of them unless passes are nested."""
+        """Sum the gradient over processes. Without nested passes, all have the same, so it is multiplied by `size`."""
         (slope,) = slopes
         ranks = ctx.gradient.ranks
         if ctx.gradient.nested:

@@ -1,4 +1,6 @@
-"""Adam as a pure function, equal to `torch.optim.Adam` to rounding; every setting may be a per-run tensor."""
+"""Adam as a pure function, equal to `torch.optim.Adam` up to rounding. Every setting may be a tensor with one value per
+run.
+"""
 
 import math
 from functools import partial
@@ -19,7 +21,7 @@ class AdamState(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The settings of one step; under `vmap`, those of each run."""
+    """The settings of one step; under `vmap`, of each run."""
 
     lr: Tensor | float
     weight_decay: Tensor | float
@@ -43,21 +45,21 @@ def adam_init(params: Tensor) -> AdamState:
 
 
 def adam_reset(state: AdamState, when: Tensor) -> AdamState:
-    """Return the state, or a fresh one where `when` is true.
+    """Return the state, or a new state where `when` is true.
 
     :param state: Adam's state.
-    :param when: boolean tensor without dimensions.
+    :param when: 0-dimensional boolean tensor.
     """
-    # Not a product with 0: the square of a large gradient may be infinite, and infinity times 0 is NaN.
+    # Not a product with 0, because the square of a large gradient may be infinite, and infinity times 0 is NaN.
     return AdamState(*(torch.where(when, 0.0, field) for field in state))
 
 
 def adam_where(when: Tensor, one: AdamState, other: AdamState) -> AdamState:
-    """Return one state where `when` is true, and the other one elsewhere.
+    """Return the state `one` where `when` is true, and the state `other` elsewhere.
 
-    :param when: boolean tensor without dimensions.
-    :param one: Adam's state where it is true.
-    :param other: Adam's state where it is false.
+    :param when: 0-dimensional boolean tensor.
+    :param one: Adam's state where `when` is true.
+    :param other: Adam's state where `when` is false.
     """
     return AdamState(*(torch.where(when, a, b) for a, b in zip(one, other, strict=True)))
 
@@ -127,7 +129,7 @@ def _by_kernel(params: Tensor, gradient: Tensor, state: AdamState, settings: Set
 
 
 def _fuses(*tensors: Tensor) -> bool:
-    """Whether torch's own fused Adam can take these: it is for CPUs, works in place and has no derivative."""
+    """Whether torch's fused Adam can be used. Here, it is used on CPUs; it works in place and has no derivative."""
     alike = {tensor.dtype for tensor in tensors} in ({torch.float32}, {torch.float64})
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
     return alike and on_cpu and reachable() and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -143,7 +145,7 @@ def _fused(params: Tensor, gradient: Tensor, state: AdamState, settings: Setting
 
 
 def _fused_of_runs(*tensors: Tensor, eps: float) -> tuple[Tensor, ...]:
-    """One pass over memory for each run; the plain operations take a dozen."""
+    """One pass over memory for each run. The plain operations need a dozen passes."""
     params, mean, square = (tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors[:3])
     gradient, count, *settings = tensors[3:]
     of_runs = zip(*(number.tolist() for number in settings), strict=True)
@@ -169,7 +171,7 @@ def _fused_of_runs(*tensors: Tensor, eps: float) -> tuple[Tensor, ...]:
 
 
 def _correction(beta: Tensor | float, count: Tensor) -> Tensor:
-    """1 - beta^count. Subtracting would lose four of float32's seven digits at beta = 0.999, count = 1."""
+    """1 - beta^count. A subtraction would lose four of float32's seven digits at beta = 0.999, count = 1."""
     if isinstance(beta, Tensor):
         return -torch.expm1(count * beta.log())
     return -torch.expm1(count * (math.log(beta) if beta > 0 else -math.inf))

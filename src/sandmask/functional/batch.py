@@ -9,10 +9,10 @@ from sandmask.functional import random
 
 
 class EnvBatch(NamedTuple):
-    """One minibatch from each of E environments, B examples each; a pytree, so it works under `vmap`.
+    """One minibatch of B examples from each of E environments. It is a pytree, so it works under `vmap`.
 
-    `weight` is 1 for an example and 0 for padding. `example_keys` holds a random key for every example: what is
-    random about an example (dropout, say) follows its key, wherever in a batch the example stands.
+    `weight` is 1 for an example and 0 for padding. `example_keys` has a random key for every example. Random operations
+    on an example, such as dropout, depend on its key and not on its position in the batch.
     """
 
     x: Tensor  # [E, B, *input_shape]
@@ -27,31 +27,31 @@ class EnvBatch(NamedTuple):
 
     @property
     def inputs(self) -> Tensor:
-        """All examples in one row: [E * B, *input_shape]."""
+        """The inputs of all examples: [E * B, *input_shape]."""
         return self.x.flatten(0, 1)
 
     @property
     def environments(self) -> Tensor:
-        """The number of each example's environment: [E, B]."""
+        """The index of the environment of each example: [E, B]."""
         return torch.arange(self.n_envs, device=self.y.device).unsqueeze(1).expand(self.y.shape)
 
     @property
-    def places(self) -> Tensor:
-        """The place of each example among the true ones of its environment, from 0: [E, B]."""
-        # In integers, as a GPU's running sum of floats is not deterministic.
+    def positions(self) -> Tensor:
+        """The position of each example among the examples of its environment without padding, from 0: [E, B]."""
+        # Integers, because a GPU's cumulative sum of floats is not deterministic.
         return self.weight.to(torch.int64).cumsum(-1) - 1
 
     def shares(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The share of each example in its environment's mean: [E, B]."""
+        """The weight of each example in the mean over its environment: [E, B]."""
         weight = self.weight.to(dtype)
         return weight / weight.sum(-1, keepdim=True)
 
     def split(self, values: Tensor) -> Tensor:
-        """The inverse: [E * B, ...] back to [E, B, ...]."""
+        """Reshape [E * B, ...] to [E, B, ...], the inverse of `inputs`."""
         return values.view(*self.y.shape, *values.shape[1:])
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over each environment's true examples: [E, B] -> [E]."""
+        """The mean over the examples of each environment, without padding: [E, B] -> [E]."""
         return (values * self.weight).sum(-1) / self.weight.sum(-1)
 
     def environment(self, e: int) -> "EnvBatch":
@@ -59,11 +59,11 @@ class EnvBatch(NamedTuple):
         return self.part(range(e, e + 1))
 
     def part(self, envs: range) -> "EnvBatch":
-        """The batch of some environments that follow each other."""
+        """The batch of some consecutive environments."""
         return EnvBatch(*(field[envs.start : envs.stop] for field in self))
 
     def take(self, order: Tensor) -> "EnvBatch":
-        """The batch of the environments numbered in `order`, one after the other; a number may come twice."""
+        """The batch of the environments with the indices in `order`. An index may occur more than once."""
         return EnvBatch(*(field[order] for field in self))
 
 
@@ -74,6 +74,7 @@ def make_batch(x: Tensor, y: Tensor, key: Tensor, weight: Tensor | None = None) 
     :param y: labels `[E, B]`.
     :param key: random key of the step.
     :param weight: 1 for examples and 0 for padding, `[E, B]`; no padding if not given.
+    :return: the batch.
     """
     if weight is None:
         weight = torch.ones(y.shape, device=y.device)

@@ -13,14 +13,14 @@ from sandmask.gradients import UnsupportedError
 
 
 class Compiled:
-    """A function, compiled at its first call. If the compiler fails, it warns and runs the function as it is."""
+    """A function that is compiled at its first call. If the compiler fails, it warns and runs the function eagerly."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._compiled: Callable[..., Any] | None = torch.compile(function, dynamic=False)
 
     def __reduce__(self) -> tuple[type[Self], tuple[Callable[..., Any]]]:
-        """A copy is compiled anew."""
+        """Copy the function without its compiled form."""
         return type(self), (self._function,)
 
     def __call__(self, *args: Any) -> Any:
@@ -39,16 +39,16 @@ class Compiled:
 
 
 class Traced:
-    """A function of trees of tensors that takes gradients itself, as one compiled program of torch's operations.
+    """A function of trees of tensors that computes gradients, compiled as one program with its backward passes.
 
-    At the first call with tensors of given shapes, the function runs and its operations, those of backward passes
-    included, are recorded. It should depend on values through tensors alone: one that takes numbers out of tensors
-    raises `UnsupportedError`. If the compiler fails, a warning says so, and the recorded operations run as they are.
+    At the first call with tensors of given shapes, the function runs and its operations are recorded, including the
+    operations of backward passes. A function that reads numbers from tensors raises `UnsupportedError`. If the compiler
+    fails, a warning is raised, and the recorded operations run eagerly.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        # A few; older versions of torch cannot hash a `TreeSpec`.
+        # A short list, because older versions of torch cannot hash a `TreeSpec`.
         self._programs: list[tuple[object, tuple[Compiled, pytree.TreeSpec]]] = []
 
     def __call__(self, *args: Any) -> Any:
@@ -83,6 +83,6 @@ class Traced:
             raise
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"A pass cannot be compiled as a whole ({reason}).", stacklevel=2)
+            warnings.warn(f"torch.compile failed for a whole pass ({reason}); continuing without it.", stacklevel=2)
             raise UnsupportedError(reason) from error
         return Compiled(graph), forms[0]

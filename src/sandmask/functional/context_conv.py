@@ -1,9 +1,9 @@
-"""Convolutions with a normalization and then a ReLU: as plain operations, or as kernels for K runs.
+"""Convolutions with a normalization and then a ReLU, in torch's operations or in kernels for K runs.
 
-A block is relu(group_norm(conv(x))) with a square filter of an odd side, a stride of 1 and a padding that keeps the
-image's size. Its mean over the examples of each environment can be computed as one with it, and a convolution of that
-mean is the mean of the convolutions, for the cost of one image. As in `conv`, the images that kernels make have their
-channels next to each other in memory.
+A block is relu(group_norm(conv(x))) with a square filter of odd size, a stride of 1 and a padding that keeps the size
+of the image. The mean of a block over the examples of each environment can be computed together with the block. The
+convolution of this mean equals the mean of the convolutions, but costs only as much as one image. As in `conv`, the
+images that kernels compute are in channels-last order.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from sandmask._physical import apply_to_runs, has_kernels, leading
 from sandmask.functional.conv import LARGEST, NARROWEST, channels_last, factor, kernels_suit, rows
 from sandmask.functional.split import Halves
 
-LARGEST_IMAGE = 4096  # pixels; a program normalizes an image, which of a large one takes it long
+LARGEST_IMAGE = 4096  # pixels; one program normalizes a whole image, which takes long for a large image
 
 
 def has_context_kernels(x: Tensor, weight: Tensor, groups: int) -> bool:
@@ -36,7 +36,8 @@ def normed_block(
 ) -> Tensor:
     """relu(group_norm(conv(x))) of x [N, in, height, width] by kernels.
 
-    :param share: of each example in its environment's mean, [E, N / E]: with it the result is these means, [E, ...].
+    :param share: weight of each example in the mean of its environment, [E, N / E]. If given, the result is the means,
+        [E, ...].
     """
     return apply_to_runs(_NormedBlock, (x, weight, bias, gamma, beta, share), (groups,))
 
@@ -53,7 +54,7 @@ def plain_normed_block(
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """conv(x) by kernels, for any number of output channels: they are padded to as many as the kernels take."""
+    """conv(x) by kernels. Output channels are padded to a number that the kernels support."""
     n_out = weight.shape[0]
     missing = max(NARROWEST, 1 << (n_out - 1).bit_length()) - n_out
     padded = F.pad(weight, (0, 0) * 3 + (0, missing)), F.pad(bias, (0, missing))
@@ -63,7 +64,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class _NormedBlock(Function):
     """`normed_block` of K runs in kernels. Under `vmap`, it takes the tensors of all runs at once.
 
-    After the result, it returns tensors that are outputs only to be saved for the backward pass.
+    After the result, it returns tensors that are outputs only because they are saved for the backward pass.
     """
 
     @staticmethod
@@ -143,14 +144,14 @@ class _Convolution(Function):
 
 
 def _kept(inputs: Tensor | Halves, taps: Tensor | Halves) -> tuple[Tensor, ...]:
-    """The factors of a product that the backward pass takes again."""
+    """The factors of a product that the backward pass uses again."""
     return (*inputs, *taps) if isinstance(inputs, Halves) and isinstance(taps, Halves) else (taps,)  # type: ignore[return-value]
 
 
 def _of_convolution(
     found: Tensor, x: Tensor, weight: Tensor, factors: list[Tensor], *, wanted: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """The gradients of a convolution's input, where it is wanted, and of its weights, from that of its result."""
+    """The gradients of a convolution's input, if needed, and of its weights, from the gradient of the result."""
     from sandmask.functional.kernels import conv as conv_kernels
     from sandmask.functional.kernels import conv_weights
 

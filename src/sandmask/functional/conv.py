@@ -1,8 +1,8 @@
-"""group_norm(relu(conv(x))), a block of a small convolutional network: as plain operations, or as kernels for K runs.
+"""group_norm(relu(conv(x))), a block of a small convolutional network, in torch's operations or in kernels for K runs.
 
-Between blocks, images have the shape [N, channels, height, width]. Those that the kernels make have the
-channels next to each other in memory, [K, N, height, width, channels], so that a block finds the one before it in the
-order it wants, and plain operations can take over anywhere.
+Between blocks, images have the shape [N, channels, height, width]. In memory, the images that kernels compute are in
+channels-last order, [K, N, height, width, channels]. The kernels of the next block need this order, and torch's
+operations also accept it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ from torch.overrides import handle_torch_function, has_torch_function
 from sandmask._physical import apply_to_runs, has_kernels, leading
 from sandmask.functional.split import Halves, split_products
 
-NARROWEST = 16  # output channels from which on a product of matrices is one for the kernels
-LARGEST = 2**31  # numbers in an image of one run, that the kernels' addresses reach
+NARROWEST = 16  # smallest number of output channels for the kernels
+LARGEST = 2**31  # upper limit of the numbers in the images of one run, given by the addresses in the kernels
 
-# Takes over the gradients of a block's parameters: gets the gradient of the convolution's result and the block's input,
-# both [K, N, height, width, channels], and the sums of `normalize_backward`.
+# Computes moments instead of the gradients of a block's parameters. Its arguments are the gradient of the convolution's
+# result and the block's input, both [K, N, height, width, channels], and the sums of `normalize_backward`.
 Fold = Callable[[Tensor | Halves, Tensor | Halves, Tensor], None]
 
 
 def kernels_suit() -> bool:
     """Whether convolutions should use the kernels: with TF32, half precision or products of halves.
 
-    In full precision they would not reach a GPU's fast units, and take long to compile.
+    In full precision, they would not use a GPU's tensor cores, and would take long to compile.
     """
     return torch.get_float32_matmul_precision() != "highest" or split_products()
 
@@ -45,8 +45,8 @@ def conv_block(
 ) -> Tensor:
     """group_norm(relu(conv(x))) of x [N, in, height, width], with weight [out, in, 3, 3] and a padding of 1.
 
-    With `pooled`, its mean over pixels, [N, out]. Without kernels it consists of plain operations, which tapes and
-    compilers can see.
+    With `pooled`, the result is the mean over pixels, [N, out]. Without kernels, the block consists of torch's
+    operations, which tapes and compilers can process.
     """
     by_kernels = kernels_suit() and has_kernels(x) and _fits(x, weight, stride, groups)
     if torch.compiler.is_compiling() or not by_kernels:
@@ -78,7 +78,7 @@ def fused_conv_block(
     fold: Fold | None = None,
     pooled: bool = False,
 ) -> Tensor:
-    """`conv_block` in kernels: inside `vmap` over K runs, or for a stack of one run outside of it."""
+    """`conv_block` in kernels: inside `vmap` over K runs, or outside of `vmap` for a stack of one run."""
     return apply_to_runs(_ConvBlock, (x, weight, bias, gamma, beta), (stride, groups, fold, pooled))
 
 
@@ -93,7 +93,7 @@ def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
 class _ConvBlock(Function):
     """`conv_block` of K runs in kernels. Under `vmap`, it takes the tensors of all runs at once.
 
-    After the result, it returns tensors that are outputs only to be saved for the backward pass.
+    After the result, it returns tensors that are outputs only because they are saved for the backward pass.
     """
 
     @staticmethod
@@ -126,7 +126,7 @@ class _ConvBlock(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_h: Tensor | None, *_: None) -> Any:
-        """`of_h`, the gradient of what is normalized, comes from a gradient of gradients."""
+        """`of_h` is the gradient of the normalized image. It comes from a gradient of gradients."""
         if grad is None and of_h is None:
             return (None,) * 9
         saved = ctx.saved_tensors
@@ -140,7 +140,7 @@ class _ConvBlock(Function):
             from sandmask.functional.conv_second import differentiable_gradients
 
             if ctx.fold is not None or of_h is not None:
-                raise RuntimeError("Third derivatives, and those of gradients that are folded, have no kernels.")
+                raise RuntimeError("There are no kernels for third derivatives, or derivatives of folded gradients.")
             return *differentiable_gradients(saved, grad, *how, wants_x), *[None] * 4
         return *block_gradients(saved, grad, of_h, *how, wants_x, ctx.fold)[0], *[None] * 4
 
@@ -159,7 +159,7 @@ def block_gradients(
     wants_x: bool,
     fold: Fold | None = None,
 ) -> tuple[list[Tensor | None], Tensor | Halves]:
-    """Gradients of the input and of the parameters, unless they are folded, and that of the convolution's result."""
+    """Gradients of the input, of the parameters (unless they are folded), and of the convolution's result."""
     from sandmask.functional.kernels import conv as conv_kernels
     from sandmask.functional.kernels import conv_weights, norm
 
@@ -180,26 +180,26 @@ def block_gradients(
 
 
 def factors_of(x: Tensor, factors: Sequence[Tensor]) -> tuple[Tensor | Halves, Tensor | Halves]:
-    """A block's input and its weights by tap as the kernels take them, from what the forward pass kept."""
+    """The input and the weights by tap of a block, in the form for the kernels, from the saved tensors."""
     return (channels_last(x), factors[0]) if len(factors) == 1 else (Halves(*factors[:2]), Halves(*factors[2:]))
 
 
 def _of_pixels(grad: Tensor, sides: torch.Size) -> Tensor:
-    """The gradient of an image's pixels [..., height, width], all the same, from that of their mean."""
+    """The gradient of the pixels [..., height, width] of an image, all equal, from the gradient of their mean."""
     return (grad / sides.numel())[..., None, None].expand(*grad.shape, *sides)
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """x [K, N, channels, height, width] as [K, N, height, width, channels], in memory too.
+    """x [K, N, channels, height, width] as [K, N, height, width, channels], also in memory.
 
-    What the runs share stays one image for all of them, with a stride of 0.
+    Images that all runs share are not copied: they keep a stride of 0 between runs.
     """
     moved = x.permute(0, 1, 3, 4, 2)
     return moved[:1].contiguous().expand(moved.shape) if x.stride(0) == 0 else moved.contiguous()
 
 
 def factor(x: Tensor) -> Tensor | Halves:
-    """A factor of the kernels' products: halves, where numbers in float32 are to be multiplied as such."""
+    """A factor of the kernels' products. With split products, float32 numbers become halves."""
     if x.dtype != torch.float32 or not split_products():
         return x
     from sandmask.functional.kernels.split import split
@@ -208,5 +208,5 @@ def factor(x: Tensor) -> Tensor | Halves:
 
 
 def rows(values: Tensor) -> Tensor:
-    """[K, n] with contiguous rows at any distance."""
+    """Values [K, n] with contiguous rows, at any distance from each other."""
     return values if values.stride(1) == 1 else values.contiguous()

@@ -1,8 +1,8 @@
 """Second derivatives of a block, group_norm(relu(conv(x))), by kernels for K runs.
 
-The gradients of a block are a function of their own, whose gradients are again convolutions and sums over pixels. The
-block's normalized image h is among its arguments: gradients of h are handed to the backward pass of the block, which
-adds them to its own before the convolution, so that no product is computed twice.
+The gradients of a block are a separate function, whose gradients are again convolutions and sums over pixels. One of
+its arguments is the normalized image h of the block. The gradients of h are passed to the backward pass of the block,
+which adds them to its own gradients before the convolution, so that no product is computed twice.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from sandmask.functional.split import Halves
 def differentiable_gradients(
     saved: Sequence[Tensor], grad: Tensor, stride: int, groups: int, wants_x: bool
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of a block's input, unless it is not wanted, and of its parameters, with a graph of their own.
+    """The gradients of a block's input, if needed, and of its parameters, as functions that can be differentiated.
 
-    :param saved: what the block's forward pass has kept.
+    :param saved: tensors that the forward pass of the block saved.
     :param grad: gradient of the block's result, [K, N, out, height, width].
     :param stride: stride of the convolution.
     :param groups: groups of the normalization.
-    :param wants_x: whether the gradient of the input is wanted.
+    :param wants_x: whether the gradient of the input is needed.
     """
     found: tuple[Tensor | None, ...] = _Gradients.apply(grad, stride, groups, wants_x, *saved)  # type: ignore[no-untyped-call]
     return found
@@ -48,10 +48,10 @@ class _Gradients(Function):
     def backward(
         ctx: Any, of_x: Tensor | None, of_weight: Tensor, of_bias: Tensor, of_gamma: Tensor, of_beta: Tensor
     ) -> Any:
-        """From gradients of gradients, named by what the latter are gradients of.
+        """Differentiate the gradients. The arguments are gradients of gradients: `of_x` belongs to the gradient of x.
 
-        With p the gradient of the convolution's result, they are conv^T(p, weight) and x * p, so that the gradient of p
-        is conv(of_x, weight) + conv(x, of_weight) + of_bias.
+        With the gradient p of the convolution's result, the gradients are conv^T(p, weight) and x * p. The gradient of
+        p is therefore conv(of_x, weight) + conv(x, of_weight) + of_bias.
         """
         from sandmask.functional.kernels import conv as conv_kernels
         from sandmask.functional.kernels import conv_pair, conv_weights, norm_second

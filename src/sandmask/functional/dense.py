@@ -1,6 +1,6 @@
-"""A hidden layer, relu(dropout(W x + b)): in torch's operations, or in kernels for K runs at once.
+"""A hidden layer, relu(dropout(W x + b)), in torch's operations or in kernels for K runs.
 
-There are two sets of kernels: one around torch's matrix products, and one with its own products, whose factors are
+There are two sets of kernels. One uses torch's matrix products. The other has its own products, whose factors are
 split into two float16 numbers ("halves"; see `split`).
 """
 
@@ -19,9 +19,9 @@ from sandmask.functional import random
 from sandmask.functional.split import Halves, split_products
 
 ALIGNED = 16  # on a GPU, widths are padded to multiples of this
-NARROWEST = 32  # smallest side of a weight matrix for products of halves; below, float32 is more exact
-MOST_ROWS = 64 * 65_535  # rows of a run in products: tiles of rows are the second dimension of CUDA's grids
-PART = 512  # rows over which one program sums the gradients of parameters, if environments do not matter
+NARROWEST = 32  # smallest side of a weight matrix for products of halves; for smaller sides, float32 is more exact
+MOST_ROWS = 64 * 65_535  # limit of rows per run, because tiles of rows are the second dimension of CUDA's grids
+PART = 512  # rows over which one program sums the gradients of parameters, if environments are not kept apart
 
 # Computes moments instead of the gradients of the parameters. Its arguments are the gradient of x W^T + b [K, N, out],
 # the sums of this gradient over the rows of each environment [K, E, out], and x [K, N, in].
@@ -30,10 +30,10 @@ Fold = Callable[[Tensor | Halves, Tensor, Tensor | Halves], None]
 
 @dataclass
 class Rows:
-    """The rows of a layer's input for a `Fold`: those of the first environment, then those of the second, and so on.
+    """The rows of a layer's input for a `Fold`, sorted by environment.
 
-    `roots` are factors that keep gradients in the range of the halves: the gradient of each row arrives divided by its
-    root, and sums over rows multiply by it. See `scaling`.
+    `roots` are factors that keep gradients in the range of the halves. The gradient of each row is divided by its root,
+    and sums over rows multiply by the root. See `scaling`.
     """
 
     n_envs: int
@@ -42,9 +42,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout whose noise depends on the example and not on its place in a batch.
+    """Dropout whose noise depends on the example and not on its position in a batch.
 
-    :param rate: probability that a unit is dropped, a tensor of one number for each run.
+    :param rate: probability that a unit is dropped, a tensor with one number per run.
     :param keys: a random key for each example, [N].
     """
 
@@ -52,7 +52,7 @@ class Dropout:
     keys: Tensor
 
     def __call__(self, x: Tensor, site: int) -> Tensor:
-        """Drop units of x `[N, features]`. Each `site`, a place in the network, has its own noise."""
+        """Drop units of x `[N, features]`. Each layer of the network has another number `site`, and its own noise."""
         noise = random.uniform(random.fold(self.keys, site), x.shape[-1])
         return torch.where(noise >= self.rate, x / (1.0 - self.rate), 0.0)
 
@@ -60,10 +60,10 @@ class Dropout:
 def dense(x: Tensor, weight: Tensor, bias: Tensor, drop: Dropout | None = None, site: int = 0) -> Tensor:
     """relu(dropout(x W^T + b)) of x [N, in].
 
-    On a GPU, the result may be padded with zeros to a multiple of 16 units, which kernels compute faster. `x` may be
-    such a result.
+    On a GPU, the result may be padded with zeros to a multiple of 16 units, which is faster. `x` may also be padded.
 
-    In float16, too large results become the largest float16 number: infinity would end a run that continues in float32.
+    In float16, results that are too large become the largest float16 number: infinity would end a run that continues in
+    float32.
     """
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(dense, (x, weight, bias), x, weight, bias, drop=drop, site=site)
@@ -96,7 +96,7 @@ def wide(width: int) -> int:
 
 
 def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors of a layer of K runs; on a GPU, padded with zeros to multiples of `ALIGNED`."""
+    """The tensors of a layer of K runs, on a GPU padded with zeros to multiples of `ALIGNED`."""
     if not has_kernels(x):
         return x, weight, bias
     from sandmask.functional.kernels import dense as dense_kernels
@@ -110,11 +110,11 @@ def aligned(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Te
 def layer_function(x: Tensor, weight: Tensor) -> type[Function]:
     """Choose the autograd function that computes a layer of K runs.
 
-    Its arguments are x, weight, bias, the keys and rate of dropout or None, the site of dropout, whether there is a
-    relu, and for moments `Rows` and a `Fold`.
+    The arguments of the function are x, weight, bias, the keys and the rate of dropout (or None), the site of dropout,
+    whether there is a ReLU, and for moments also `Rows` and a `Fold`.
 
     :param x: input of the layer, [..., N, in].
-    :param weight: its weight, [out, in].
+    :param weight: weight of the layer, [out, in].
     """
     exact = x.dtype == weight.dtype == torch.float32
     fits = min(weight.shape) >= NARROWEST and x.shape[-2] <= MOST_ROWS
@@ -171,7 +171,8 @@ class _Layer(Function):
 class _SplitLayer(Function):
     """A layer of K runs with products of halves.
 
-    After the result, it returns the halves of x and weight, which are outputs only to be saved for the backward pass.
+    After the result, it returns the halves of x and weight. They are outputs only because they are saved for the
+    backward pass.
     """
 
     @staticmethod
@@ -236,7 +237,7 @@ def _environments(rows: Rows | None) -> tuple[int | None, Tensor | None]:
 def _split_backward(
     grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None, roots: Tensor | None
 ) -> tuple[Halves, Tensor]:
-    """`layer_backward` for `_SplitLayer`: the gradient is returned as halves."""
+    """`layer_backward` for `_SplitLayer`. It returns the gradient as halves."""
     from sandmask.functional.kernels.dense import activate_backward_halves
     from sandmask.functional.kernels.split import split
 
@@ -254,7 +255,7 @@ def layer_of_runs(
     site: int = 0,
     relu: bool = True,
 ) -> Tensor:
-    """`dense` (or without `relu`, `affine`) of K runs, on any device.
+    """`dense` (or `affine`, without `relu`) of K runs, on any device.
 
     Shapes are x [K, N, in], weight [K, out, in], bias [K, out], keys [K, N] and rate [K].
     """
@@ -271,7 +272,7 @@ def layer_of_runs(
 
 
 def saturated(values: Tensor) -> Tensor:
-    """Replace infinity in float16 by its largest number; NaN stays."""
+    """Replace infinity in float16 by the largest float16 number. NaN stays NaN."""
     largest = torch.finfo(values.dtype).max
     return values.clamp(-largest, largest) if values.dtype == torch.float16 else values
 
@@ -279,14 +280,14 @@ def saturated(values: Tensor) -> Tensor:
 def layer_backward(
     grad: Tensor, out: Tensor | None, rate: Tensor | None, n_envs: int | None = None, roots: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x W^T + b [K, N, out], and its sums over the rows of each environment [K, E, out].
+    """Return the gradient of x W^T + b [K, N, out], and its sums over the rows of each environment [K, E, out].
 
-    A positive output was kept by dropout and multiplied by 1 / (1 - rate); an output of zero has no gradient.
+    Dropout kept the positive outputs and multiplied them by 1 / (1 - rate). An output of zero has no gradient.
 
     :param grad: gradient of the layer's output [K, N, out].
-    :param out: the output, or None without relu.
+    :param out: the output, or None without ReLU.
     :param rate: rate of dropout, or None.
-    :param n_envs: number of environments; if not given, the sums are over any parts of the rows.
+    :param n_envs: number of environments; if not given, the sums are over arbitrary parts of the rows.
     :param roots: factors [K, N] of the rows in the sums: see `Rows`.
     """
     if out is not None and has_kernels(out):
@@ -296,7 +297,7 @@ def layer_backward(
     before = grad
     if out is not None:
         scaled = grad if rate is None else grad / (1.0 - rate.view(-1, 1, 1))
-        # The gradient of a NaN output is not set to zero.
+        # The gradient of an output that is NaN is not set to zero.
         before = saturated(torch.ops.aten.threshold_backward(scaled.to(out.dtype), out, 0))
     exact = torch.promote_types(before.dtype, torch.float32)
     return before, by_environment(weighted(before, roots), n_envs or 1).sum(2, dtype=exact)

@@ -1,11 +1,11 @@
-"""Ways to compute the gradients that an algorithm needs. All give the same numbers.
+"""Ways to compute the gradients that an algorithm needs. All give the same results up to rounding.
 
 | class | for | gradients |
 |---|---|---|
 | `Functional` | stacks of runs | by `torch.func`, under `vmap` |
 | `AcrossRuns` | stacks of runs on a GPU | by autograd on the tensors of all runs, so that layers use their kernels |
-| `Direct` | one run of a small model | by autograd, of all environments together |
-| `Autograd` | one run of a large model | by autograd, of one environment at a time, folded into moments |
+| `Direct` | one run of a small model | by autograd, for all environments together |
+| `Autograd` | one run of a large model | by autograd, for one environment at a time, folded into moments |
 """
 
 from abc import ABC, abstractmethod
@@ -35,21 +35,21 @@ class Differentiator(ABC):
 
     @abstractmethod
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """The gradient and the value of an objective at `vector`, and its further results."""
+        """Return the gradient of an objective at `vector`, its value, and its other results."""
 
     @abstractmethod
     def pullback(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, Pull]:
-        """The value of `function(vector)`, and a function from the gradient of the value to that of the vector.
+        """Return `function(vector)`, and a function that maps the gradient of this value to the gradient of the vector.
 
-        It is for steps that need the value before they know its gradient. The function can be called once.
+        It is for steps that need the value before they can compute its gradient. The function can be called only once.
         """
 
     def environment_gradients(
         self, losses: EnvironmentLosses, vectors: Tensor, batch: EnvBatch
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of each environment's loss at its own vector, [E, P] -> [E, P], and the losses [E].
+        """Return the gradient of each environment's loss at its own vector, [E, P] -> [E, P], and the losses [E].
 
-        All gradients are in memory at once.
+        All gradients are in memory at the same time.
         """
 
         def loss_of(e: int) -> Objective:
@@ -62,18 +62,18 @@ class Differentiator(ABC):
     def environment_moments(
         self, losses: EnvironmentLosses, vector: Tensor, batch: EnvBatch, *, log_magnitude: bool = False
     ) -> tuple[TensorMoments, Tensor]:
-        """The moments over environments of the gradients of their losses, and the losses [E].
+        """Return the moments over environments of the gradients of their losses, and the losses [E].
 
-        The loss of an environment must depend on its own examples only.
+        The loss of an environment must depend only on its own examples.
         """
         gradients, values = self.environment_gradients(losses, vector.expand(batch.n_envs, -1), batch)
         return moments_of(gradients, log_magnitude=log_magnitude), values
 
     def inner_gradients(self, risks: Risks, params: Params, batch: EnvBatch) -> tuple[Params, Tensor]:
-        """The gradients [E, ...] of the environments' risks by each parameter, and the risks [E].
+        """Return the gradients [E, ...] of the environments' risks, by parameter, and the risks [E].
 
         It is for use inside an objective, which is then differentiated itself. The risk of an environment must depend
-        on its own examples only.
+        only on its own examples.
         """
 
         # Transforms of `torch.func` can be differentiated, by `torch.func` and by autograd.
@@ -84,7 +84,7 @@ class Differentiator(ABC):
 class _InnerByAutograd(Differentiator):
     """Computes `inner_gradients` by autograd, one environment after the other.
 
-    Without a transform of `torch.func` around them, layers can use their kernels.
+    Layers can use their kernels, because no transform of `torch.func` surrounds them.
     """
 
     def inner_gradients(self, risks: Risks, params: Params, batch: EnvBatch) -> tuple[Params, Tensor]:
@@ -108,7 +108,7 @@ class _InnerByAutograd(Differentiator):
 
 
 class Functional(Differentiator):
-    """Computes gradients by `torch.func`, those of all environments together."""
+    """Computes gradients by `torch.func`, for all environments together."""
 
     def gradient(self, objective: Objective, vector: Tensor) -> tuple[Tensor, Tensor, Any]:
         """See `Differentiator.gradient`."""
@@ -138,7 +138,7 @@ class Functional(Differentiator):
 class AcrossRuns(_InnerByAutograd):
     """Computes gradients inside one level of `vmap`, by autograd on the tensors of all K runs.
 
-    Without a gradient transform around them, layers can use their kernels for K runs. Gradients of environments are
+    Layers can use their kernels for K runs, because no gradient transform surrounds them. Gradients of environments are
     computed one environment after the other, each for all runs.
     """
 
@@ -226,7 +226,7 @@ class Autograd(_Plain):
 
 
 class Direct(_InnerByAutograd, _Plain):
-    """Computes gradients of one run by autograd, those of all environments together; not for use under `vmap`.
+    """Computes gradients of one run by autograd, for all environments together. It does not work under `vmap`.
 
     It avoids the first call of `torch.func.grad`, which imports the compiler and takes seconds.
     """
@@ -245,7 +245,7 @@ def check_depends(value: Tensor) -> None:
     """Raise an error if a value that is to be minimized does not depend on the parameters."""
     if not value.requires_grad:
         raise SandmaskError(
-            "The objective does not depend on the parameters. Compute it from `params`, such as by self.risks, "
+            "The objective does not depend on the parameters. Compute it from `params`, for example with self.risks, "
             "self.logits or self.features, and without detach() or torch.no_grad()."
         )
 
@@ -257,7 +257,7 @@ def moments_of(gradients: Tensor, *, log_magnitude: bool = False) -> TensorMomen
 
 def _pulled(slope: Tensor, leaf: Tensor, value: Tensor) -> Tensor:
     """The gradient of the leaf, from the gradient `slope` of the value."""
-    # A sum: if autograd is given a vector of gradients, it imports the compiler.
+    # A sum, because autograd imports the compiler if it is given a vector of gradients.
     (gradient,) = torch.autograd.grad((value * slope).sum(), leaf)
     return gradient
 
@@ -272,12 +272,12 @@ def _of_one_environment(losses: EnvironmentLosses | Risks) -> Callable[[Any, Env
 
 
 def _of_vector(moments: GradientMoments) -> TensorMoments:
-    """The moments of the flat vector, which is the only tensor."""
+    """The moments of the flat vector, which is the only tensor of these moments."""
     of_vector = moments.of(0)
     assert of_vector is not None  # the vector always has a gradient
     return of_vector
 
 
 def detached(tree: Any) -> Any:
-    """A tree with its tensors detached."""
+    """The tree with all tensors detached."""
     return pytree.tree_map_only(Tensor, Tensor.detach, tree)

@@ -1,11 +1,11 @@
 """The classifier: a linear layer in float32 on features of any precision, alone or with the linear layer before it.
 
-A network's last layer stays in full precision. By plain operations its features are copied to float32 first, which for
-a layer of two outputs is nearly all the work; the kernels read them as they are.
+The last layer of a network stays in full precision. Torch's operations first copy the features to float32, which is
+most of the work for a layer of two outputs. The kernels read features of any precision.
 
-Two linear layers in a row, (x W^T + b) V^T + c, are x (V W)^T + (V b + c). With few classes, computed like this,
-nothing is as wide as the features, forwards or backwards, and the layer before the classifier costs next to nothing.
-The numbers are the same to rounding.
+Two consecutive linear layers, (x W^T + b) V^T + c, equal x (V W)^T + (V b + c) up to rounding. With few classes, the
+second form has no tensors as wide as the features in either pass, and the layer before the classifier costs almost
+nothing.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,16 @@ from torch.overrides import handle_torch_function, has_torch_function
 from sandmask._physical import has_kernels, in_vmap, leading
 from sandmask.functional.dense import PART, Rows, saturated, weighted
 
-MOST_CLASSES = 64  # that the kernels are written for
-NARROW = 4  # times as many features as classes, from which on it pays to compute two layers as one
+MOST_CLASSES = 64  # largest number of classes that the kernels support
+NARROW = 4  # two layers are computed as one if there are at least this many times as many features as classes
 
-# Takes over the gradients of the parameters: gets the weight's sums [K, E, classes, in] and the logits' gradient.
+# Computes moments instead of the gradients of the parameters. Its arguments are the weight's sums [K, E, classes, in]
+# and the gradient of the logits.
 Fold = Callable[[Tensor, Tensor], None]
 
 
 def head(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W^T + b in the precision of W; `x` [N, in] may be of a lower one, and wider than W by zeros (see `dense`)."""
+    """x W^T + b in the precision of W. `x` [N, in] may have a lower precision, and zeros as padding (see `dense`)."""
     if not (in_vmap() and x.ndim == 2 and has_head_kernels(x, weight)):
         return F.linear(saturated(x[..., : weight.shape[-1]]).to(weight.dtype), weight, bias)
     if has_torch_function((x, weight, bias)):
@@ -38,7 +39,7 @@ def head(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def has_head_kernels(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels are for features x and weights [..., classes, in]."""
+    """Whether the kernels support features x and weights [..., classes, in]."""
     return has_kernels(x) and weight.dtype == torch.float32 and weight.shape[-2] <= MOST_CLASSES
 
 
@@ -91,7 +92,7 @@ class _Head(Function):
 
 
 def _differentiable_gradients(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    """The gradients by torch's own operations, for gradients of gradients: a small part of a network."""
+    """The gradients in torch's operations, so that they can be differentiated. This is a small part of a network."""
     n_in = weight.shape[-1]
     of_x = F.pad(torch.bmm(grad, weight), (0, x.shape[-1] - n_in)).to(x.dtype)
     return of_x, torch.bmm(grad.mT, saturated(x[..., :n_in]).to(weight.dtype)), grad.sum(1)
@@ -100,7 +101,7 @@ def _differentiable_gradients(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[
 def linear_pair(x: Tensor, weight: Tensor, bias: Tensor, classifier: Tensor, classifier_bias: Tensor) -> Tensor:
     """(x W^T + b) V^T + c of x [N, in], W [features, in], b, V [classes, features] and c, in the precision of V.
 
-    As for `head`, x may be wider than W by zeros, and x, W and b of a lower precision.
+    As for `head`, x may be padded with zeros, and x, W and b may have a lower precision.
     """
     if has_torch_function((x, weight, bias, classifier, classifier_bias)):
         result: Tensor = handle_torch_function(

@@ -1,12 +1,12 @@
 """Random numbers as a pure function of a key.
 
-A key is a 0-dimensional int64 tensor. The same key gives the same numbers on every device, alone or under
-`torch.func.vmap`, whatever else is drawn: a run's randomness does not depend on its neighbours, and a run
-resumes at any step without a saved generator state.
+A key is a 0-dimensional int64 tensor. The same key gives the same numbers on every device, also under
+`torch.func.vmap`, and independently of other draws. The random numbers of a run therefore do not depend on the other
+runs of its stack, and a run can resume at any step without a saved generator state.
 
-Streams are prefix-stable in every dimension: `uniform(key, 4, 8)[:2, :3]` equals `uniform(key, 2, 3)`, so
-padding a batch or a layer does not change the numbers that the true elements see. Keys, uniform numbers and
-integers are the same to the bit, normal and beta variates to rounding, since they go through logarithms.
+Streams are prefix-stable in every dimension: `uniform(key, 4, 8)[:2, :3]` equals `uniform(key, 2, 3)`. Padding a batch
+or a layer therefore does not change the random numbers of the original elements. Keys, uniform numbers and integers are
+the same bit for bit. Normal and beta variates are the same up to rounding, because they use logarithms.
 """
 
 import math
@@ -23,24 +23,24 @@ _TRIALS = 12  # each is accepted with probability above 0.95, so that all fail w
 
 
 def _shift_right(x: Tensor, n: int) -> Tensor:
-    """Logical right shift of int64; torch's own shift copies the sign bit."""
+    """Logical right shift of int64. (Torch's shift copies the sign bit.)"""
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
 def _wrap(n: int) -> int:
-    """A Python integer as int64 arithmetic would have it."""
+    """A Python integer, wrapped to int64."""
     return (n + 2**63) % 2**64 - 2**63
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer (Steele et al., 2014): every input bit flips each output bit half the time."""
+    """SplitMix64's finalizer (Steele et al., 2014): every input bit flips each output bit with probability 1/2."""
     x = (x ^ _shift_right(x, 30)) * _ROUND_1
     x = (x ^ _shift_right(x, 27)) * _ROUND_2
     return x ^ _shift_right(x, 31)
 
 
 def key_of(seed: int) -> Tensor:
-    """The key that a run with this seed starts from."""
+    """The initial key of a run with this seed."""
     return _mix(torch.tensor(_wrap(seed), dtype=torch.int64) + _GOLDEN)
 
 
@@ -57,7 +57,7 @@ def _by_kernel(key: Tensor, data: Tensor | int) -> Tensor:
 
     if not in_vmap():
         return random_kernels.fold(key, data)
-    if isinstance(data, Tensor):  # of one shape, as the leading dimension of all runs would broadcast otherwise
+    if isinstance(data, Tensor):  # expand to one shape; otherwise, the leading dimension of all runs would broadcast
         shape = torch.broadcast_shapes(key.shape, data.shape)  # type: ignore[no-untyped-call]
         both = key.expand(shape), data.expand(shape)
         return on_all_runs(lambda *all_runs: (random_kernels.fold(*all_runs),), *both)[0]
@@ -83,8 +83,8 @@ def normal(key: Tensor, *shape: int) -> Tensor:
 
 
 def integers(key: Tensor, high: Tensor | int, *shape: int) -> Tensor:
-    """Whole numbers in 0..high-1; `high` may be a tensor that broadcasts against the result."""
-    wide = _shift_right(keys(key, *shape), 32)  # 32 bits: the bias is under high / 2^32
+    """Integers in 0..high-1; `high` may be a tensor that broadcasts against the result."""
+    wide = _shift_right(keys(key, *shape), 32)  # with 32 bits, the bias is below high / 2^32
     return _shift_right(wide * high, 32)
 
 
@@ -95,7 +95,7 @@ def permutation(key: Tensor, n: int) -> Tensor:
 
 def _log_gamma_variate(key: Tensor, alpha: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Log of Gamma(alpha, 1) variates by Marsaglia and Tsang's method, with a fixed number of trials."""
-    d = alpha + 1.0 - 1.0 / 3.0  # alpha + 1, then the boost below: valid for every alpha > 0
+    d = alpha + 1.0 - 1.0 / 3.0  # for alpha + 1; with the boost below, valid for every alpha > 0
     c = 1.0 / torch.sqrt(9.0 * d)
     trials = fold(key.unsqueeze(-1), torch.arange(2 * _TRIALS, device=key.device))
     x, u = normal(trials[..., ::2], *shape), uniform(trials[..., 1::2], *shape)
@@ -110,7 +110,7 @@ def _log_gamma_variate(key: Tensor, alpha: Tensor, shape: tuple[int, ...]) -> Te
 
 
 def symmetric_beta(key: Tensor, alpha: Tensor, *shape: int) -> Tensor:
-    """Beta(alpha, alpha) variates; computed from logarithms, so that a small alpha does not give 0 / 0."""
+    """Beta(alpha, alpha) variates, computed from logarithms so that a small alpha does not give 0 / 0."""
     first = _log_gamma_variate(fold(key, 0), alpha, shape)
     second = _log_gamma_variate(fold(key, 1), alpha, shape)
     return torch.sigmoid(first - second)

@@ -1,4 +1,4 @@
-"""The processes that train one run together, and what they exchange."""
+"""The processes that train one run together, and the exchange between them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,9 +16,9 @@ Reads = Literal["all", "examples", "environments", "within"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """Process `rank` of `size`. Every method that exchanges something has to be called by all of them.
+    """Process `rank` of `size`. All processes have to call every method that exchanges data.
 
-    Tensors are added up by `group`, on their device; everything else goes through `control`, on the CPU.
+    `group` sums tensors on their device. `control` exchanges everything else on the CPU.
     """
 
     rank: int = 0
@@ -32,19 +32,21 @@ class Ranks:
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """This process's part of `count` rows: as many as any other has, or one less."""
+        """This process's part of `count` rows. The sizes of all parts differ by at most one."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def environments(self, n_envs: int) -> tuple[range, range]:
-        """The environments that this process takes, as many as any other, and the rest, which all take together."""
+        """The environments of this process, the same number as in other processes, and the rest, which all share."""
         own = n_envs // self.size
         return range(own * self.rank, own * (self.rank + 1)), range(own * self.size, n_envs)
 
     def rows(self, reads: Reads, n_envs: int, n_examples: int) -> Tensor | None:
-        """The places in a minibatch [E, B], as one row, whose inputs this process reads; None where it reads all.
+        """Return the indices in a minibatch [E * B] of the inputs that this process reads; None if it reads all.
 
-        :param reads: "examples" are its share of all E * B, "environments" its own ones and its share of the rest, and
-            "within" is its share of each environment.
+        :param reads: "examples" is the process's part of all E * B examples; "environments" is its own environments and
+            its part of the shared ones; "within" is its part of each environment; "all" is everything.
+        :param n_envs: number of environments.
+        :param n_examples: number of examples of each environment.
         """
         if self.size == 1 or reads == "all":
             return None
@@ -58,25 +60,25 @@ class Ranks:
         return read.flatten().nonzero()[:, 0]
 
     def _passed(self, count: int) -> slice:
-        """The rows of a divided pass that this process computes; a few are not divided."""
+        """The rows of a divided pass that this process computes. Fewer rows than processes are not divided."""
         return self.share(count) if count >= self.size else slice(count)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over processes, in place: the same bits in all of them."""
+        """Sum a tensor over processes, in place. The result is the same, bit for bit, in all processes."""
         if self.size > 1:
             with _contact():
                 dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def largest(self, tensor: Tensor) -> Tensor:
-        """The largest value over processes of each element of a tensor on the CPU, in place."""
+        """Compute the maximum over processes of each element of a tensor on the CPU, in place."""
         if self.size > 1:
             with _contact():
                 dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
         return tensor
 
     def of_first(self, value: Any) -> Any:
-        """Return the value of the first process; those of others are ignored."""
+        """Return the value of the first process. The values of other processes are ignored."""
         return self.of_all(value if self.first else None)[0]
 
     def of_all(self, value: Any) -> list[Any]:
@@ -89,7 +91,7 @@ class Ranks:
         return found
 
     def copy_first(self, tensors: list[Tensor]) -> None:
-        """Replace the tensors' values by those of the first process."""
+        """Replace the values of tensors by the values in the first process."""
         if self.size > 1:
             with _contact():
                 for tensor in tensors:
@@ -97,7 +99,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Run a block in which nothing is exchanged; if it fails in one process, no other goes on after it."""
+        """Run a block in which nothing is exchanged. If it fails in one process, all other processes stop after it."""
         try:
             yield
         except LostProcessError:

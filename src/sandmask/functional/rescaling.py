@@ -16,7 +16,8 @@ def rescale_tensors(masked: Tensor, weights: Tensor, sizes: Sequence[int], wante
     :param masked: masked gradient `[P]`.
     :param weights: the mask `[P]`.
     :param sizes: numbers of elements of the tensors, which sum to P.
-    :param wanted: number without dimensions; where it is not above 0, the gradient stays. Always divided if not given.
+    :param wanted: 0-dimensional tensor; if it is not above 0, the gradient is not divided. If not given, it is divided.
+    :return: the rescaled gradient `[P]`.
     """
     if masked.ndim == 1 and has_kernels(masked):
         from sandmask.functional.kernels import rescaling as kernels

@@ -1,10 +1,10 @@
 """Scaling of gradients by powers of two, so that they fit into the small range of float16 and of halves (see `split`).
 
-Each environment's gradients are scaled by themselves: otherwise those of an environment that is fitted far better than
-others would be 0, and have no sign. The same is true of examples. But weights' gradients are sums over examples of an
-input times a gradient, so an example's scale cannot be undone after the sum. It is undone before it, on the side of the
-input, and this halves the bits that either side needs: a gradient is divided by the square root of its size, its root,
-and the input is multiplied by it.
+Each environment has its own scale. Otherwise, if one environment is fitted far better than others, its gradients would
+become 0 and have no sign. The same is true of examples. But the gradient of a weight is a sum over examples of input
+times gradient, so the scale of an example cannot be undone after the sum. Instead, the gradient of an example is
+divided by the square root of its size, its root, and the input is multiplied by the root. This halves the number of
+bits that either side needs.
 """
 
 import torch
@@ -12,17 +12,22 @@ from torch import Tensor
 
 from sandmask._physical import has_kernels
 
-TARGET = 7  # an environment's largest gradient becomes 2^6 .. 2^7
-LIMITS = (2.0**-100, 2.0**20)  # of sizes
-LEAST = -38  # Halves of an input are at most 2^15: times the smallest root, 2^-38, they still fit into float16.
+TARGET = 7  # the largest gradient of an environment becomes 2^6 .. 2^7
+LIMITS = (2.0**-100, 2.0**20)  # range of sizes
+LEAST = -38  # exponent of the smallest root: halves of an input are at most 2^15, and times 2^-38 fit into float16
 
 
 def scale(grad: Tensor, n_envs: int, *, by_row: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The logits' gradients [K, N, classes] of K runs, scaled environment by environment and, if wanted, row by row.
+    """Scale the gradients [K, N, classes] of the logits of K runs by environment and, with `by_row`, also by row.
 
-    Also returns the factors [K, E] that undo the first, and the roots [K, N] that undo the second. Roots are powers of
-    four, because kernels multiply by their square roots, twice. Scales cannot be chosen by the losses: in float32 the
-    loss of well-fitted examples is 0, but their gradients are not.
+    Roots are powers of four, because kernels multiply twice by their square roots. Losses cannot determine the scales:
+    in float32, the loss of a well-fitted example is 0, but its gradient is not.
+
+    :param grad: the gradients.
+    :param n_envs: number of environments.
+    :param by_row: also scale each row.
+    :return: the scaled gradients, the factors [K, E] that undo the scaling by environment, and the roots [K, N] that
+        undo the scaling by row.
     """
     least = LEAST if by_row else None
     if has_kernels(grad) and grad.dtype == torch.float32:

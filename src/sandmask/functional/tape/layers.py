@@ -1,4 +1,4 @@
-"""Layers whose gradients are folded into moments: what they compute while a `MomentTape` is active, inside `vmap`."""
+"""Layers whose gradients are folded into moments. They are used while a `MomentTape` is active, inside `vmap`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,10 @@ from sandmask.functional.head import fused_head, has_head_kernels
 from sandmask.functional.split import Halves, split_products
 
 if TYPE_CHECKING:
-    from sandmask.functional.tape.moment_tape import MomentTape, Place
+    from sandmask.functional.tape.moment_tape import MomentTape, Span
 
-SMALLEST = 16  # sides of a weight matrix from which on kernels pay; in half precision they also round less
-AT_ONCE = 2**28  # numbers of all environments' gradients that are kept at a time
+SMALLEST = 16  # smallest side of a weight matrix for which kernels are faster; in half precision, they also round less
+AT_ONCE = 2**28  # limit of numbers in the gradients of all environments that are in memory at a time
 
 
 def taped_dense(
@@ -61,23 +61,23 @@ def _taped(
 
 
 def _fold_weight(
-    tape: "MomentTape", sizes: tuple[int, int], place: "Place", grad: Tensor | Halves, x: Tensor | Halves
+    tape: "MomentTape", sizes: tuple[int, int], span: "Span", grad: Tensor | Halves, x: Tensor | Halves
 ) -> None:
-    """In half precision and in `fp32x3`, the kernel that multiplies also folds; otherwise torch multiplies."""
+    """Fold the gradients of a weight. In half precision and `fp32x3`, one kernel also multiplies; otherwise torch does."""
     n_envs = tape.n_envs
     if isinstance(grad, Halves) or isinstance(x, Halves) or (has_kernels(grad) and _folded_by_kernel(grad)):
         from sandmask.functional.kernels import moments as moment_kernels
 
-        moment_kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, tape.target(place), tape.rows.roots)
+        moment_kernels.weight_moments(grad, x, tape.unscale, n_envs, sizes, tape.target(span), tape.rows.roots)
         return
     by_env, x_by_env = by_environment(grad, n_envs), by_environment(x, n_envs)
     if not has_kernels(grad) or min(sizes) < SMALLEST:
         by_env, x_by_env = by_env[..., : sizes[0]], x_by_env[..., : sizes[1]]
-        tape.fold(place, lambda runs: _products(by_env[runs], x_by_env[runs]))
+        tape.fold(span, lambda runs: _products(by_env[runs], x_by_env[runs]))
         return
     from sandmask.functional.kernels import moments as moment_kernels
 
-    target = tape.target(place)
+    target = tape.target(span)
     together = max(AT_ONCE // (n_envs * grad.shape[2] * x.shape[2]), 1)
     for begin in range(0, len(grad), together):
         runs = slice(begin, begin + together)
@@ -91,13 +91,13 @@ def _folded_by_kernel(grad: Tensor) -> bool:
 
 
 def _products(grad: Tensor, x: Tensor) -> Tensor:
-    """grad_e^T x_e of [k, E, B, n]. Never in half precision: float16 could not hold the sums over rows."""
+    """grad_e^T x_e of [k, E, B, n]. It is not in half precision, because sums over rows may not fit into float16."""
     exact = torch.promote_types(grad.dtype, torch.float32)
     return scratch_product(grad.to(exact).mT, x.to(exact))
 
 
 def taped_head(tape: "MomentTape", x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`head`, where there are kernels for it."""
+    """`head`, if there are kernels for it."""
     tape.check_rows(x, 2)
     of_weight, of_bias = tape.claim(weight, bias)
 
@@ -180,7 +180,7 @@ class _TapedLinearPair(Function):
 def _gradients(
     grad: Tensor, in_sums: Tensor, x: Tensor, both: Tensor, n_envs: int, *, wanted: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """Gradient of x, if it is needed, and the products h_e^T x_e [K, E, classes, in] with h = `in_sums`."""
+    """The gradient of x, if needed, and the products h_e^T x_e [K, E, classes, in] with h = `in_sums`."""
     if has_head_kernels(x, both):
         from sandmask.functional.kernels import head as head_kernels
 
@@ -205,15 +205,15 @@ def taped_conv_block(
     groups: int = 8,
     pooled: bool = False,
 ) -> Tensor:
-    """`conv_block`, where there are kernels for it."""
+    """`conv_block`, if there are kernels for it."""
     tape.check_rows(x, 4)
-    place, *others = tape.claim(weight, bias, gamma, beta)
+    span, *others = tape.claim(weight, bias, gamma, beta)
     tape.takes_roots = False
 
     def fold(before: Tensor | Halves, inputs: Tensor | Halves, sums: Tensor) -> None:
         from sandmask.functional.kernels import conv_weights, norm
 
-        conv_weights.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, tape.target(place))
+        conv_weights.weight_moments(before, inputs, tape.unscale, tape.n_envs, stride, tape.target(span))
         of_bias, of_gamma, of_beta = (begin for begin, _ in others)
         norm.sample_moments(sums, tape.unscale, tape.n_envs, tape.target(*others), (of_bias, of_gamma, of_beta))
 

@@ -1,7 +1,7 @@
 """The tape.
 
-One backward pass gives the gradients of all layers' inputs; only the gradients of the weights have to be kept apart by
-environment. Here they are folded into moments in the layer's backward pass.
+One backward pass computes the gradients of all layers' inputs. Only the gradients of the weights have to be kept apart
+by environment. This tape folds them into moments during the backward pass of each layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +30,17 @@ from sandmask.functional.tape.layers import (
 from sandmask.gradients import Tape, UnsupportedError
 from sandmask.masks import TensorMoments, fold_runs, gradient_moments
 
-Place = tuple[int, int]  # where in the flat vector a parameter begins and ends
+Span = tuple[int, int]  # start and end of a parameter in the flat vector
 
-# On a CPU, runs are taken together as long as all their environments' gradients of a layer stay in the cache.
+# On a CPU, as many runs are processed together as have the gradients of a layer, for all environments, in the cache.
 CACHED = 2**20
 
 
 class MomentTape(Tape):
     """While active, inside `vmap`, layers that use watched parameters fold their gradients into moments [K, P].
 
-    With `scales`, gradients are scaled (see `scaling`) at the last layer, the one that uses the last parameter; all
-    gradients have to pass it.
+    With `scales`, gradients are scaled (see `scaling`) at the last layer, which uses the last parameter. All gradients
+    have to pass this layer.
     """
 
     layers: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
@@ -60,54 +60,54 @@ class MomentTape(Tape):
         numel = sum(slot.numel for slot in slots)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         self._buffers = torch.empty(3, n_runs, numel, dtype=dtype, device=like.device)  # sign sums, means, M2
-        self.unscale: Tensor | None = None  # [K, E]: what gradients have to be multiplied with, where they are scaled
-        self.takes_roots = True  # unless a layer cannot multiply by them
-        self._places: dict[str, Place] = {}
+        self.unscale: Tensor | None = None  # [K, E]: factors that undo the scaling of gradients
+        self.takes_roots = True  # false if a layer cannot multiply by roots
+        self._spans: dict[str, Span] = {}
         begin = 0
         for slot in slots:
             if slot.channels_last:
                 raise UnsupportedError("a convolution in channels-last order")
-            self._places[slot.name] = (begin, begin + slot.numel)
+            self._spans[slot.name] = (begin, begin + slot.numel)
             begin += slot.numel
         self._used: set[str] = set()
-        self._filled: set[Place] = set()
+        self._filled: set[Span] = set()
 
     def computed(self, output: Tensor, used: set[str]) -> Tensor:
-        """Scale the gradients of what leaves the network."""
+        """Scale the gradients of the network's output."""
         if self._scales_at not in used:
             return output
         result: Tensor = _Scaled.apply(output, self.scaled)  # type: ignore[no-untyped-call]
         return result
 
     def scaled(self, grad: Tensor) -> Tensor:
-        """The gradient of the logits [K, N, classes], scaled."""
+        """Scale the gradient of the logits [K, N, classes]."""
         result, self.unscale, self.rows.roots = scale(grad, self.n_envs, by_row=self.takes_roots and split_products())
         return result
 
-    def claim(self, *params: Tensor | None) -> tuple[Place, ...]:
-        """Where a layer's parameters are. Each may be claimed once, and all of a layer's have to be watched."""
+    def claim(self, *params: Tensor | None) -> tuple[Span, ...]:
+        """Return the spans of a layer's parameters. All of them have to be watched, and each may be claimed once."""
         names = [self.names.get(id(param), "") for param in params]
         if "" in names or len(set(names)) < len(names) or self._used & set(names):
-            raise UnsupportedError("a parameter is used twice, or without the other ones of its layer")
+            raise UnsupportedError("a parameter is used twice, or without the other parameters of its layer")
         self._used.update(names)
-        return tuple(self._places[name] for name in names)
+        return tuple(self._spans[name] for name in names)
 
     def check_rows(self, x: Tensor, ndim: int) -> None:
-        """A layer's input should still have one row per example, those of an environment together."""
+        """Check that a layer's input has one row per example, sorted by environment."""
         if x.ndim != ndim or x.shape[0] % self.n_envs:
             raise UnsupportedError(f"a layer's input has the shape {tuple(x.shape)}")
 
-    def target(self, *places: Place) -> Tensor:
-        """Where moments go that a layer computes itself: sums of signs, means and M2 [3, K, P]; of one place, its own.
+    def target(self, *spans: Span) -> Tensor:
+        """Return a buffer to which a layer writes moments itself: sums of signs, means and M2 [3, K, P].
 
-        The layer has to write all of these places.
+        For one span, the buffer contains only this span. The layer has to write all spans.
         """
-        self._filled.update(places)
-        return self._buffers[..., slice(*places[0])] if len(places) == 1 else self._buffers
+        self._filled.update(spans)
+        return self._buffers[..., slice(*spans[0])] if len(spans) == 1 else self._buffers
 
-    def fold(self, place: Place, gradients: Callable[[slice], Tensor]) -> None:
-        """Fold `gradients(runs)` [k, E, ...] of some runs after the other into a parameter's moments."""
-        targets = self.target(place)
+    def fold(self, span: Span, gradients: Callable[[slice], Tensor]) -> None:
+        """Fold a parameter's gradients into moments. `gradients(runs)` returns those of some runs, [k, E, ...]."""
+        targets = self.target(span)
         n_runs = together = targets.shape[1]
         if has_kernels(targets):
             from sandmask.functional.kernels import moments as moment_kernels
@@ -131,9 +131,9 @@ class MomentTape(Tape):
                 target[runs] = value
 
     def moments(self) -> TensorMoments:
-        """The folded moments [K, P]; zeros for unused parameters."""
-        for place in set(self._places.values()) - self._filled:
-            self._buffers[..., slice(*place)] = 0.0
+        """Return the folded moments [K, P], with zeros for unused parameters."""
+        for span in set(self._spans.values()) - self._filled:
+            self._buffers[..., slice(*span)] = 0.0
         return TensorMoments(self.n_envs, *self._buffers)
 
 

@@ -123,7 +123,7 @@ def test_without_its_checkpoint_a_finished_run_says_what_is_needed(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.train(spec_of(steps=12), dataset, device)
-    with pytest.raises(SandmaskError, match=r"finished after 12 steps, and its checkpoint was not kept.*--keep-checkp"):
+    with pytest.raises(SandmaskError, match=r"finished after 12 steps and its checkpoint was not kept.*--keep-checkp"):
         folder.train(spec_of(steps=17), dataset, device)
     assert folder.finished(spec_of(steps=12))
 

@@ -127,7 +127,7 @@ def test_a_model_has_to_be_named_where_there_are_several(
         load_run(tmp_path / NAME)
     with pytest.raises(SandmaskError, match="no models of run 'xyz'"):
         load_run(tmp_path / NAME, run="xyz")
-    with pytest.raises(SandmaskError, match=r"no models of the average 'ema'\. Averages there: sma, swad"):
+    with pytest.raises(SandmaskError, match=r"no models of the average 'ema'\. It has these averages: sma, swad"):
         load_run(tmp_path / NAME, average="ema")
 
 

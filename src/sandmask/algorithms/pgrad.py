@@ -59,12 +59,12 @@ def principal_gradient(points: Tensor) -> Tensor:
 
 
 def part_of(batch: EnvBatch, number: int) -> EnvBatch:
-    """A third of the examples of each environment, by their places, or all if there are fewer than three.
+    """A third of the examples of each environment, by position, or all if there are fewer than three.
 
     Padding fills up smaller parts.
     """
-    count, places, size = batch.weight.sum(-1, keepdim=True).to(torch.int64), batch.positions, batch.y.shape[1]
-    inside = (places >= number * count // PARTS) & (places < (number + 1) * count // PARTS)
+    count, positions, size = batch.weight.sum(-1, keepdim=True).to(torch.int64), batch.positions, batch.y.shape[1]
+    inside = (positions >= number * count // PARTS) & (positions < (number + 1) * count // PARTS)
     inside = (inside | (count < PARTS)) & (batch.weight > 0)
     most = max(-(-size // PARTS), min(size, PARTS - 1))
     order = inside.to(torch.int64).argsort(dim=-1, descending=True, stable=True)[:, :most]

@@ -280,7 +280,7 @@ class Stack:
 def _check(specs: Sequence[RunSpec], dataset: Dataset, metrics: Sequence[str], train_eval_limit: int | None) -> None:
     """Raise an error for runs that cannot train as one program on this dataset."""
     if len({stack_key(spec) for spec in specs}) != 1:
-        raise SandmaskError("The runs of a stack should have the same `stack_key`. Found different keys.")
+        raise SandmaskError("These runs cannot train as one program, because their `stack_key` differs.")
     check_environments(specs[0], dataset)
     check_measures(metrics, specs[0], dataset)
     check_train_eval_limit(train_eval_limit)

@@ -63,7 +63,7 @@ def _taped(
 def _fold_weight(
     tape: "MomentTape", sizes: tuple[int, int], span: "Span", grad: Tensor | Halves, x: Tensor | Halves
 ) -> None:
-    """Fold the gradients of a weight. In half precision and `fp32x3`, one kernel also multiplies; otherwise torch does."""
+    """Fold the gradients of a weight. In half precision and `fp32x3`, one kernel also multiplies."""
     n_envs = tape.n_envs
     if isinstance(grad, Halves) or isinstance(x, Halves) or (has_kernels(grad) and _folded_by_kernel(grad)):
         from sandmask.functional.kernels import moments as moment_kernels

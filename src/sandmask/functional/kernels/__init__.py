@@ -1,4 +1,4 @@
-"""Triton kernels on tensors of K runs, one file per operation. Each has a twin in plain torch, and tests compare them.
+"""Triton kernels on tensors of K runs, one file per operation. Tests compare each kernel with an equivalent in torch.
 
-They are imported only where they run: Triton may be missing.
+The kernels are imported only when they are used, because Triton may not be installed.
 """

@@ -1,4 +1,4 @@
-"""A step of Adam for K runs as one GPU kernel. The twin in plain torch is `adam.plain_adam_step`."""
+"""A step of Adam for K runs as one GPU kernel. The equivalent in torch is `adam.plain_adam_step`."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
@@ -59,10 +59,10 @@ def adam(
     *settings: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """New parameters and running means [K, P]; those given may be parts of longer rows.
+    """Return new parameters and running means [K, P]. The given tensors may be parts of longer rows.
 
-    `settings` are [K] each: weight decay, both betas, learning rate over the first correction, the root of the second
-    correction, and the factor by which decoupled weight decay shrinks the parameters.
+    `settings` are each [K]: weight decay, both betas, the learning rate divided by the first correction, the root of
+    the second correction, and the factor by which decoupled weight decay shrinks the parameters.
     """
     outs = [torch.empty(params.shape, device=params.device) for _ in range(3)]
     numel = params.shape[1]

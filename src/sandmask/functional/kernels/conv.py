@@ -1,10 +1,10 @@
 """Convolutions of K runs as GPU kernels: forward, and the gradient of the input.
 
-Filters are squares with an odd side, such as 3 x 3, and are padded by half of it. Each kernel, as the gradient of the
-weights in `conv_weights`, is a product of matrices whose one side, the input's pixels under each of the filter's taps,
-exists only as addresses. Images are [K, N, height, width, channels]; weights are [K, out, taps, in], as `by_tap` makes
-them. The runs are the last axis of a launch. Every number is summed by one program in one order: the results are the
-same each time.
+Filters are squares with an odd side, such as 3 x 3, and the padding is half of the side. Each kernel is a matrix
+product, like the gradient of the weights in `conv_weights`. One factor, the input's pixels under each tap of the
+filter, is not stored but only addressed. Images are [K, N, height, width, channels], and weights are
+[K, out, taps, in], as `by_tap` returns them. The runs are the last axis of a launch. One program computes each sum,
+always in the same order, so the results are deterministic.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -22,9 +22,9 @@ from sandmask.functional.kernels.split import multiply, operand, unscaled
 from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
 from sandmask.functional.split import Halves
 
-# By the kind of numbers.
+# Tiles by the kind of numbers (see `tiles.kind`).
 TILES = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 128, 64, 8, 3)}
-# The same of results with up to `THIN` channels.
+# Tiles for results with at most `THIN` channels.
 THIN = 64
 THIN_TILES = {**TILES, SPLIT: Tiles(128, 64, 64, 4, 2)}
 
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 @triton.jit
 def within(place, size: tl.constexpr):
-    """0 <= place < size, in one comparison: a negative number is large when read as unsigned."""
+    """0 <= place < size in one comparison, because a negative number is large as an unsigned number."""
     return place.to(tl.uint32, bitcast=True) < size
 
 
@@ -58,7 +58,7 @@ def first_tap(
     stride: tl.constexpr,
     side: tl.constexpr,
 ):
-    """Where the input pixels under the first tap of output pixels are: from the top, from the left, and in all."""
+    """The input pixels under the first tap of output pixels: row, column, and index in the image."""
     padding: tl.constexpr = side // 2
     top = row % (high * wide) // wide * stride - padding
     left = row % wide * stride - padding
@@ -88,7 +88,7 @@ def add_convolution(
 ):
     """Add conv(x) to one tile of output pixels and channels.
 
-    `weight` points at the weights of each channel; `top`, `left` and `pixel` are from `first_tap`.
+    `weight` points to the weights of each channel. `top`, `left` and `pixel` are from `first_tap`.
     """
     taps: tl.constexpr = side * side
     deep = tl.arange(0, depth)
@@ -154,7 +154,7 @@ def _forward_kernel(
     split: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """conv(x) + bias, or the ReLU of it, one tile of output pixels and channels."""
+    """conv(x) + bias, or its ReLU, for one tile of output pixels and channels."""
     run = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     unit = tl.program_id(1) * columns + tl.arange(0, columns)
@@ -167,7 +167,7 @@ def _forward_kernel(
     )  # fmt: skip
     total = unscaled(total, x_largest + run, weight_largest + run, split)
     total += tl.load(bias + run * bias_run + unit).to(tl.float32)[None, :]
-    if relu:  # not tl.maximum: NaN has to stay visible
+    if relu:  # not tl.maximum, because NaN should propagate
         total = tl.where(total < 0, 0.0, total)
     out += run * n_rows * n_out
     tl.store(out + row[:, None] * n_out + unit[None, :], total, mask=known[:, None])
@@ -199,11 +199,11 @@ def _input_gradient_kernel(
     split: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """One tile of input pixels and channels.
+    """The gradient for one tile of input pixels and channels.
 
-    With a stride of 2, pixels at even and odd places are reached by different taps: of a 3 x 3 filter by one middle
-    tap, or two outer ones. A program's pixels are of one kind. Those with most taps of a 3 x 3 filter come first, so
-    that the last programs are short ones.
+    With a stride of 2, different taps reach pixels at even and odd positions: one middle tap or two outer taps of a
+    3 x 3 filter. All pixels of a program are of one kind. Pixels that most taps of a 3 x 3 filter reach come first, so
+    that the last programs are short.
     """
     padding: tl.constexpr = side // 2
     run = tl.program_id(2).to(tl.int64)
@@ -212,10 +212,10 @@ def _input_gradient_kernel(
     channel = tl.program_id(1) % blocks * columns + tl.arange(0, columns)
     deep = tl.arange(0, depth)
     odd_y, odd_x = 0, 0
-    # The taps that reach a pixel: every `stride`-th from the first on.
+    # The taps that reach a pixel are every `stride`-th tap from the first on.
     first_y, first_x, count_y, count_x = 0, 0, side, side
-    tall, broad = height, width  # how many there are
-    last_y, last_x = padding, padding  # how far from a pixel's place is the output pixel that its first tap belongs to
+    tall, broad = height, width  # the number of pixels of this kind in each direction
+    last_y, last_x = padding, padding  # distance from a pixel to the output pixel of its first tap
     if stride == 2:
         kind = 3 - tl.program_id(1) // blocks
         odd_y, odd_x = kind // 2, kind % 2
@@ -252,14 +252,14 @@ def _input_gradient_kernel(
 
 
 def by_tap(weight: Tensor) -> Tensor:
-    """Weights [K, out, in, side, side] as [K, out, taps, in], in memory too."""
+    """Weights [K, out, in, side, side] as [K, out, taps, in], also in memory."""
     return weight.flatten(3).transpose(2, 3).contiguous()
 
 
 def convolve(x: Tensor | Halves, taps: Tensor | Halves, bias: Tensor, stride: int, *, relu: bool = True) -> Tensor:
-    """relu(conv(x) + bias), [K, N, height, width, out], or the same without the ReLU.
+    """relu(conv(x) + bias), [K, N, height, width, out], or conv(x) + bias without `relu`.
 
-    x [K, N, height, width, in] may have a stride of 0 between runs, which then share it.
+    If runs share x [K, N, height, width, in], its stride between runs may be 0.
     """
     left, right = operand(x), operand(taps)
     n_samples, height, width, n_in = left.values.shape[-4:]
@@ -279,7 +279,7 @@ def convolve(x: Tensor | Halves, taps: Tensor | Halves, bias: Tensor, stride: in
 
 
 def input_gradient(grad: Tensor | Halves, taps: Tensor | Halves, stride: int, sides: torch.Size) -> Tensor:
-    """The gradient of the input, [K, N, *sides, in], from that of the convolution's result, contiguous."""
+    """The gradient of the input, [K, N, *sides, in], from the contiguous gradient of the convolution's result."""
     left, right = operand(grad), operand(taps)
     n_samples, high, wide, n_out = left.values.shape[-4:]
     n_taps, n_in = right.values.shape[-2:]
@@ -287,7 +287,9 @@ def input_gradient(grad: Tensor | Halves, taps: Tensor | Halves, stride: int, si
     n_runs = len(left.values)
     out = torch.empty(n_runs, n_samples, *sides, shape.n_in, dtype=_result_type(grad), device=left.values.device)
     tiles = (THIN_TILES if n_in <= THIN else TILES)[kind(grad)]
-    pixels = n_samples * triton.cdiv(sides[0], stride) * triton.cdiv(sides[1], stride)  # of the most frequent kind
+    pixels = (
+        n_samples * triton.cdiv(sides[0], stride) * triton.cdiv(sides[1], stride)
+    )  # pixels of the most frequent kind
     rows, columns = at_most(tiles.rows, pixels), at_most(tiles.columns, shape.n_in)
     programs = (triton.cdiv(pixels, rows), triton.cdiv(shape.n_in, columns) * stride**2, n_runs)
     launch: Any = _input_gradient_kernel[programs]

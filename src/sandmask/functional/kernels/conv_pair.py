@@ -16,7 +16,7 @@ from sandmask.functional.kernels.split import operand, unscaled
 from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
 from sandmask.functional.split import Halves
 
-# By the kind of numbers.
+# Tiles by the kind of numbers (see `tiles.kind`).
 TILES = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 64, 64, 8, 3)}
 
 
@@ -57,7 +57,7 @@ def _sum_kernel(
     split: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """conv(x) + bias, or with conv(other_x), one tile of output pixels and channels."""
+    """conv(x) + bias, or conv(x) + conv(other_x) + bias, for one tile of output pixels and channels."""
     run = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     unit = tl.program_id(1) * columns + tl.arange(0, columns)
@@ -72,7 +72,7 @@ def _sum_kernel(
     total = unscaled(total, x_largest + run, weight_largest + run, split)
     if two:
         begin = total
-        if split:  # halves have scales of their own
+        if split:  # both pairs of halves have their own scales
             begin = tl.zeros((rows, columns), tl.float32)
         other = add_convolution(
             other_x + run * other_x_run, other_x_low, other_weight + run * other_weight_run + of_unit,

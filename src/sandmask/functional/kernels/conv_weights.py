@@ -1,8 +1,8 @@
 """The gradients of a convolution's weights, of K runs and by environment, as GPU kernels.
 
-The gradient in each of E environments is a product of two matrices. One program computes a tile of it from a part of
-the environment's pixels; a second kernel adds the parts up, and folds the environments into the moments that the masks
-need. There are as many parts as it takes to occupy a GPU: a first layer's few weights are one tile.
+The gradient in each of E environments is a product of two matrices. One program computes a tile of the product from a
+part of the environment's pixels. A second kernel adds the parts up, and folds the environments into the moments that
+masks need. There are enough parts to occupy a GPU, because the few weights of a first layer are only one tile.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -22,15 +22,15 @@ from sandmask.functional.kernels.split import Operand, multiply, operand, unscal
 from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, dividing, how, kind
 from sandmask.functional.split import Halves
 
-# By the kind of numbers.
+# Tiles by the kind of numbers (see `tiles.kind`).
 TILES = {2: Tiles(128, 64, 64, 4, 3), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(128, 128, 64, 8, 3)}
 THIN_TILES = {2: Tiles(64, 64, 64, 4, 4), 4: Tiles(64, 64, 32, 4, 3), SPLIT: Tiles(64, 64, 64, 4, 3)}
-PROGRAMS = 400  # of a launch, at least: three for each multiprocessor of a large GPU
-SHORTEST = 8  # steps of a program's sum, at least
-LONGEST = 32768  # pixels that a program sums over, at most
-FEW = 64  # weights of an output channel, up to which parts cost nothing
-LONGEST_OF_FEW = 2048  # the same for such a layer: short sums are more exact
-NUMBERS = 1024  # that a program adds up at a time
+PROGRAMS = 400  # smallest number of programs in a launch: three for each multiprocessor of a large GPU
+SHORTEST = 8  # smallest number of steps in a program's sum
+LONGEST = 32768  # largest number of pixels over which a program sums
+FEW = 64  # with at most this many weights per output channel, parts cost nothing
+LONGEST_OF_FEW = 2048  # like `LONGEST`, for layers with few weights, because short sums are more exact
+NUMBERS = 1024  # numbers that a program adds up at a time
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def _weight_kernel(
     split: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """A tile of grad^T x, from a part of one environment's pixels; with `whole`, all parts have the same size."""
+    """A tile of grad^T x, from a part of one environment's pixels. With `whole`, all parts have the same size."""
     run = tl.program_id(2).to(tl.int64)
     taps: tl.constexpr = side * side
     blocks: tl.constexpr = (taps * n_in + columns - 1) // columns
@@ -126,7 +126,7 @@ def _fold_parts_kernel(
     at_once: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Moments over environments of sums of parts [K, E, parts, n_weights]."""
+    """Moments over environments of the sums over parts [K, E, parts, n_weights]."""
     run = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * block + tl.arange(0, block)
     inside = place < n_weights
@@ -162,8 +162,8 @@ def weight_moments(
 ) -> None:
     """Moments over environments of the gradients of the weights [out, in, side, side], from contiguous tensors.
 
-    The N samples are those of one environment after the other. Targets are views [K, out * in * taps] of larger buffers
-    [K, P]: sum of signs, mean and M2. Each environment's gradient is multiplied by `unscale` [K, E].
+    The N samples are sorted by environment. Targets are views [K, out * in * taps] of larger buffers [K, P]: sum of
+    signs, mean and M2. The gradient of each environment is multiplied by `unscale` [K, E].
     """
     _fold(weight_parts(grad, x, n_envs, stride, side), unscale, targets)
 
@@ -186,9 +186,10 @@ def weight_parts(
     side: int = 3,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Parts [K, E, parts, out * in * taps] that sum to each environment's gradient of the weights.
+    """Parts [K, E, parts, out * in * taps], whose sum is each environment's gradient of the weights.
 
-    These are [out, in, side, side], with side * side taps. A single part has the type `dtype`, several are float32.
+    The weights are [out, in, side, side], with side * side taps. A single part has the type `dtype`; several parts are
+    float32.
     """
     left, right = operand(grad), operand(x)
     n_rows, shape = _shape_of(left, right, n_envs, stride, side)
@@ -209,14 +210,14 @@ def weight_parts(
 
 
 def _part(n_rows: int, depth: int, programs: int, longest: int) -> int:
-    """The pixels that a program sums over: steps of `depth`, the same number in each part but the last."""
+    """The number of pixels over which a program sums: a multiple of `depth`, equal for all parts but the last."""
     steps = triton.cdiv(n_rows, depth)
     wanted = min(triton.cdiv(PROGRAMS, programs), max(steps // SHORTEST, 1))
     return int(depth * triton.cdiv(steps, max(wanted, triton.cdiv(n_rows, longest))))
 
 
 def _fold(parts: Tensor, unscale: Tensor | None, targets: Sequence[Tensor] | Tensor) -> None:
-    """Put moments over environments into three targets, or the mean alone into one."""
+    """Write moments over environments to three targets, or only the mean to one target."""
     n_runs, n_envs, n_parts, n_weights = parts.shape
     signs, mean, m2 = targets if len(targets) == 3 else [targets[0]] * 3
     at_once = min(int(triton.next_power_of_2(n_parts)), 16)
@@ -228,7 +229,7 @@ def _fold(parts: Tensor, unscale: Tensor | None, targets: Sequence[Tensor] | Ten
 
 
 def _shape_of(grad: Operand, x: Operand, n_envs: int, stride: int, side: int) -> tuple[int, Shape]:
-    """The output pixels of an environment, and the shape of the convolution."""
+    """The number of output pixels of an environment, and the shape of the convolution."""
     n_samples, high, wide, n_out = grad.values.shape[-4:]
     height, width, n_in = x.values.shape[-3:]
     return n_samples // n_envs * high * wide, Shape(height, width, n_in, high, wide, n_out, stride, side)

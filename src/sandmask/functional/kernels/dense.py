@@ -16,14 +16,14 @@ from sandmask.functional.kernels.tiles import Tiles, at_most, exact_on, places
 from sandmask.functional.split import Halves, largest_of, remember_largest, split_products
 
 BLOCK = 1024
-NARROW = Tiles(64, 64, 32, 4, 1)  # of a layer with few inputs
+NARROW = Tiles(64, 64, 32, 4, 1)  # tiles for a layer with few inputs
 ACTIVATE_BACKWARD = Tiles(32, 128, 1, 4, 3)
-LARGEST = tl.constexpr(65504.0)  # of float16
+LARGEST = tl.constexpr(65504.0)  # the largest float16 number
 
 
 @triton.jit
 def saturated(value, dtype: tl.constexpr):
-    """A number as large as it may be in `dtype`, where that is float16; NaN stays visible."""
+    """The value, limited to the range of float16 if `dtype` is float16. NaN stays NaN."""
     if dtype == tl.float16:
         value = tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
     return value
@@ -31,7 +31,7 @@ def saturated(value, dtype: tl.constexpr):
 
 @triton.jit
 def dropped(value, key, column, rate, site: tl.constexpr):
-    """Dropout of units, from the keys of their rows and the numbers of their columns."""
+    """Dropout of units, given by the keys of their rows and the indices of their columns."""
     golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     key = mix(key.to(tl.uint64, bitcast=True) + tl.full((), (site + 1) * 0x9E3779B97F4A7C15 % 2**64, tl.uint64))
     noise = mix(key + (column + 1).to(tl.uint64) * golden) >> 40
@@ -54,7 +54,7 @@ def _activate_kernel(
     notes: tl.constexpr,
     block: tl.constexpr,
 ):
-    """z <- relu(dropout(z + bias)), in place; with `notes` also its largest number."""
+    """z <- relu(dropout(z + bias)) in place. With `notes`, also note the largest magnitude."""
     run = tl.program_id(1).to(tl.int64)
     place = places(tl.program_id(0), block, numel)
     inside = place < numel
@@ -67,7 +67,7 @@ def _activate_kernel(
         if drop > 0:
             key = tl.load(rows + run * n_rows + place // width, mask=inside, other=0)
             value = dropped(value, key, column, drop, site)
-    # Not tl.maximum: NaN has to stay visible.
+    # Not tl.maximum, because NaN should propagate.
     value = saturated(tl.where(value < 0, 0.0, value), z.dtype.element_ty)
     tl.store(z + place, value, mask=inside)
     if notes:
@@ -100,7 +100,7 @@ def _narrow_kernel(
     depth: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """relu(dropout(x W^T + b)), one tile of one run, from all inputs at once."""
+    """relu(dropout(x W^T + b)) for one tile of one run, from all inputs at once."""
     run = tl.program_id(2).to(tl.int64)
     row = places(tl.program_id(1), rows, reach)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -117,7 +117,7 @@ def _narrow_kernel(
         if drop > 0:
             key = tl.load(keys + run * n_rows + row, mask=is_row, other=0)[:, None]
             value = dropped(value, key, column[None, :], drop, site)
-    value = tl.where(value < 0, 0.0, value)  # not tl.maximum: NaN has to stay visible
+    value = tl.where(value < 0, 0.0, value)  # not tl.maximum, because NaN should propagate
     inside = is_row[:, None] & (column < width)[None, :]
     if notes:
         note_largest(value, inside, largest + run)
@@ -143,10 +143,10 @@ def _activate_backward_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """The gradient before bias, dropout and relu: a unit passes on what is positive, scaled as it was.
+    """The gradient before bias, dropout and ReLU. A unit passes the gradient if it is positive, scaled as in dropout.
 
-    A program has some units of a part of the rows, and sums over these too, with `rooted` of rows times their roots.
-    With `split` the result is in halves.
+    A program processes some units of a part of the rows, and also sums over these rows. With `rooted`, rows are
+    multiplied by their roots in the sums. With `split`, the result is in halves.
     """
     run, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * part
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -170,7 +170,7 @@ def _activate_backward_kernel(
         unit = tl.load(out + place, mask=inside, other=0.0).to(tl.float32)
         if drops:
             value /= scale
-        # The gradient of a NaN output is NaN too.
+        # The gradient of a NaN output is also NaN.
         value = tl.where(unit > 0, value, tl.where(unit == 0, 0.0, unit))
         if not split:
             value = saturated(value, result.dtype.element_ty)
@@ -190,7 +190,7 @@ def _activate_backward_kernel(
 
 
 def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, site: int) -> Tensor:
-    """relu(dropout(z + bias)) of z [K, N, width], in place; rows [K, N] are keys, rate [K]."""
+    """relu(dropout(z + bias)) of z [K, N, width], in place. `rows` [K, N] are the keys of rows; rate is [K]."""
     n_runs, n_rows, width = z.shape
     launch: Any = _activate_kernel[(triton.cdiv(n_rows * width, BLOCK), n_runs)]
     keys, rates = (z, z) if rows is None or rate is None else (rows.contiguous(), rate.float().contiguous())
@@ -206,9 +206,9 @@ def activate(z: Tensor, bias: Tensor, rows: Tensor | None, rate: Tensor | None, 
 def narrow_layer(
     x: Tensor, weight: Tensor, bias: Tensor, keys: Tensor | None, rate: Tensor | None, site: int, width: int
 ) -> Tensor:
-    """relu(dropout(x W^T + b)) of x [K, N, in] with few inputs, in float32, with zeros added up to `width` units.
+    """relu(dropout(x W^T + b)) of x [K, N, in] with few inputs, in float32, padded with zeros to `width` units.
 
-    x may be shared by the runs, and W [K, out, in] and b [K, out] may be views of longer vectors.
+    The runs may share x. W [K, out, in] and b [K, out] may be views of longer vectors.
     """
     (n_runs, n_rows, _), (_, n_out, n_in) = x.shape, weight.shape
     x, weight, bias = (t if t[0].is_contiguous() else t.contiguous() for t in (x, weight, bias))
@@ -241,7 +241,7 @@ def narrow_layer(
 def activate_backward(
     grad: Tensor, out: Tensor, rate: Tensor | None, part: int, roots: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient with respect to z of `activate`, from its output, and sums over every `part` rows of it.
+    """The gradient with respect to z in `activate`, from its output, and its sums over every `part` rows.
 
     In these sums, rows are multiplied by their `roots` [K, N].
     """
@@ -252,7 +252,7 @@ def activate_backward(
 def activate_backward_halves(
     grad: Tensor, out: Tensor, rate: Tensor | None, part: int, roots: Tensor | None = None
 ) -> tuple[Halves, Tensor]:
-    """The same in halves."""
+    """`activate_backward` with the gradient in halves."""
     n_runs, n_rows, width = out.shape
     largest = largest_of(grad) if rate is None else largest_of(grad) / (1.0 - rate)
     result = torch.empty(n_runs, 2, n_rows, width, dtype=torch.float16, device=out.device)
@@ -302,9 +302,9 @@ def _pad_kernel(source, result, n_rows, n_columns, wide, numel, run_stride, bloc
 
 
 def pad(matrices: Tensor, n_rows: int, n_columns: int) -> Tensor:
-    """Matrices [K, rows, columns] with zeros added at the end of rows and columns, by one kernel.
+    """Pad matrices [K, rows, columns] with zeros at the end of rows and columns, by one kernel.
 
-    Each begins where a GPU likes to read, at a multiple of 16 bytes; those that are right already are left as they are.
+    Each matrix begins at a multiple of 16 bytes, which a GPU reads faster. Suitable matrices are returned unchanged.
     """
     begins = (matrices.data_ptr(), matrices.stride(0) * matrices.itemsize)
     if matrices.shape[1:] == (n_rows, n_columns) and all(begin % 16 == 0 for begin in begins):

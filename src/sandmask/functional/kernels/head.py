@@ -1,6 +1,6 @@
-"""Few outputs of many features, of K runs, as GPU kernels: forward, and both gradients in one pass over the features.
+"""Layers with few outputs and many features, of K runs, as GPU kernels: forward, and both gradients in one pass.
 
-Features may be of a lower precision than the weights; products are computed to the precision of float32.
+Features may have a lower precision than the weights. Products are computed with the precision of float32.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,7 +18,7 @@ from sandmask.functional.kernels.split import note_largest
 from sandmask.functional.kernels.tiles import Tiles, at_most, exact_on, places
 from sandmask.functional.split import remember_largest, split_products
 
-# A program works on some rows of the features; their columns are what logits are summed over.
+# Tiles: a program processes some rows of the features, and sums logits over the columns.
 LOGITS = Tiles(64, 64, 64, 4, 3)
 GRADIENTS = Tiles(32, 64, 64, 2, 3)
 
@@ -39,7 +39,7 @@ def _logits_kernel(
     columns: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """x W^T + b, of some rows of one run."""
+    """x W^T + b for some rows of one run."""
     run = tl.program_id(1).to(tl.int64)
     row = places(tl.program_id(0), rows, numel)
     label = tl.arange(0, classes)
@@ -81,7 +81,7 @@ def _gradients_kernel(
     precision: tl.constexpr,
     notes: tl.constexpr,
 ):
-    """The gradient of some features of a part of the rows, and the weights' gradient out of these rows."""
+    """The gradient of some features for a part of the rows, and the weights' gradient from these rows."""
     run, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * part
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     label = tl.arange(0, classes)
@@ -127,9 +127,9 @@ def logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def gradients(
     grad: Tensor, x: Tensor, weight: Tensor, part: int, weighted: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """From the gradient of the logits those of x, and of the weights by every `part` rows: [K, parts, classes, in].
+    """The gradients of x, and of the weights for `part` rows each, [K, parts, classes, in], from that of the logits.
 
-    The weights' gradient may be that of another gradient of the logits, `weighted`.
+    The gradient of the weights may be computed from another gradient of the logits, `weighted`.
     """
     (n_runs, n_rows, wide), (_, n_classes, n_in) = x.shape, weight.shape
     of_x = torch.empty_like(x)
@@ -148,6 +148,6 @@ def gradients(
 
 
 def _precision(x: Tensor) -> str:
-    """Tensor cores, in products of shorter numbers that are as exact as float32, but where every bit is wanted."""
+    """The precision of products: as exact as float32 on tensor cores, unless every bit of float32 is needed."""
     exact = torch.get_float32_matmul_precision() == "highest" and not split_products()
     return "ieee" if exact else exact_on(x)

@@ -1,8 +1,8 @@
-"""Moments over environments of gradients of K runs, as GPU kernels. Each has a twin in plain torch.
+"""Moments over environments of gradients of K runs, as GPU kernels. Each kernel has an equivalent in torch.
 
-`weight_moments` is the one that matters: the gradient of a layer's weights in each of E environments is a product of
-two matrices, and the masks need its moments over environments. Computed tile by tile, with the loop over environments
-inside, the E gradients never exist in memory.
+`weight_moments` is the most important kernel. The gradient of a layer's weights in each of E environments is a product
+of two matrices, and the masks need its moments over environments. The kernel computes them tile by tile, with the loop
+over environments inside, so that the E gradients are never in memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -20,8 +20,8 @@ from sandmask.functional.kernels.tiles import SPLIT, Tiles, at_most, exact_on, k
 from sandmask.functional.split import Halves
 
 BLOCK = 1024
-NARROW = 32  # inputs up to which a layer has tiles of its own
-# By the kind of numbers.
+NARROW = 32  # layers with at most this many inputs have their own tiles
+# Tiles by the kind of numbers (see `tiles.kind`).
 WEIGHT_MOMENTS = {2: Tiles(64, 64, 128, 4, 3), 4: Tiles(64, 64, 32, 4, 4), SPLIT: Tiles(64, 64, 32, 4, 4)}
 NARROW_WEIGHT_MOMENTS = {**WEIGHT_MOMENTS, 4: Tiles(32, 32, 16, 2, 8)}
 OUTER_MOMENTS = Tiles(16, 64, 1, 2, 3)
@@ -29,7 +29,7 @@ OUTER_MOMENTS = Tiles(16, 64, 1, 2, 3)
 
 @triton.jit
 def welford(value, e, signs, mean, m2):
-    """Fold one more environment in. The first one's deviation is exactly 0, and so are those of identical gradients."""
+    """Add one environment to the moments. If there is only one, or gradients are identical, M2 is exactly 0."""
     away = value - mean
     mean += away * (1.0 / (e + 1.0))  # one division for all elements
     m2 += away * (value - mean)
@@ -71,7 +71,7 @@ def _weight_moments_kernel(
 ):
     """Moments over environments of x_e^T grad_e, for one tile of one run.
 
-    x comes first: tensor cores take their first factor from registers, where it is multiplied by `roots` on its way.
+    x comes first, because tensor cores read the first factor from registers, where it is multiplied by `roots`.
     """
     run = tl.program_id(2).to(tl.int64)
     out_units = tl.program_id(0) * block_out + tl.arange(0, block_out)
@@ -81,10 +81,10 @@ def _weight_moments_kernel(
     signs = tl.zeros((block_in, block_out), tl.float32)
     mean = tl.zeros((block_in, block_out), tl.float32)
     m2 = tl.zeros((block_in, block_out), tl.float32)
-    # Loads may read the zeros that widths are filled up with: whether one is inside is then known for 16 at a time.
+    # Loads may read the zeros of the padding, so bounds are known for 16 numbers at a time.
     is_in, is_out = (in_units < wide_in)[:, None], (out_units < wide_out)[None, :]
     rows = places(0, rows_per_step, reach)
-    # The two loops are compiled as one, so that loads of the next environment begin before this one is done.
+    # The two loops are compiled as one, so that loads for the next environment begin before this environment is done.
     for e in tl.range(n_envs, flatten=True):
         product = tl.zeros((block_in, block_out), tl.float32)
         for start in range(0, 1 if at_once else n_rows, rows_per_step):
@@ -125,10 +125,10 @@ def weight_moments(
 ) -> None:
     """Moments of grad_e^T x_e over environments, from grad [K, E * B, out] and x [K, E * B, in].
 
-    These are halves, or numbers of any precision; float32 keeps its own. `sizes` are the layer's own numbers of outputs
-    and inputs; `grad` and `x` may be wider. The rows of `x` are multiplied by `roots` [K, E * B], and each
-    environment's gradient by `unscale` [K, E]. Sum of signs, mean and M2 go into `targets` [3, K, out * in], a view of
-    a larger buffer [3, K, P].
+    `grad` and `x` are halves, or numbers of any precision; products of float32 have float32's precision. `sizes` are
+    the numbers of outputs and inputs of the layer; `grad` and `x` may be wider. The rows of `x` are multiplied by
+    `roots` [K, E * B], and the gradient of each environment by `unscale` [K, E]. The sum of signs, mean and M2 are
+    written to `targets` [3, K, out * in], a view of a larger buffer [3, K, P].
     """
     split = isinstance(x, Halves)
     left, right = (operand(side if isinstance(side, Halves) else side.contiguous()) for side in (grad, x))
@@ -194,9 +194,9 @@ def _fold_runs_kernel(
 
 
 def fold_runs(grads: Tensor, unscale: Tensor | None, targets: Tensor | Sequence[Tensor], width: int) -> None:
-    """The twin of `masks.fold_runs`: moments over environments of gradients [K, E, rows, columns].
+    """Moments over environments of gradients [K, E, rows, columns], equivalent to `masks.fold_runs`.
 
-    They go into `targets` [3, K, n] as in `weight_moments`. Only the first `width` columns of every row are used.
+    They are written to `targets` [3, K, n] as in `weight_moments`. Only the first `width` columns of a row are used.
     """
     if grads.stride(3) != 1:
         grads = grads.contiguous()
@@ -253,7 +253,7 @@ def _outer_moments_kernel(
 def outer_moments(head: Tensor, products: Tensor, unscale: Tensor | None, targets: Tensor) -> None:
     """Moments over environments of V^T p_e, from V [K, classes, out] and p [K, E, classes, in].
 
-    Scaled and put into `targets` [3, K, out * in] as in `weight_moments`.
+    They are scaled and written to `targets` [3, K, out * in] as in `weight_moments`.
     """
     (n_runs, n_envs, n_classes, n_in), n_out = products.shape, head.shape[2]
     rows, columns, _, warps, stages = OUTER_MOMENTS

@@ -1,7 +1,7 @@
-"""Group normalization of K runs as GPU kernels, after a ReLU whose derivative the backward pass takes along.
+"""Group normalization of K runs as GPU kernels. The backward pass includes the derivative of a ReLU before it.
 
-The backward pass of one before a ReLU is in `norm_relu`. Images are [K, N, pixels, channels]. A program has one sample
-of one run, and reads it twice; the second time it comes from the cache.
+The backward pass of a normalization before a ReLU is in `norm_relu`. Images are [K, N, pixels, channels]. A program
+processes one sample of one run, and reads it twice, the second time from the cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,14 +18,14 @@ from sandmask.functional.kernels.moments import welford
 from sandmask.functional.kernels.tiles import Passes
 
 EPS = 1e-5
-# By the bytes of a number.
+# Passes by the bytes of a number.
 FORWARD = {2: Passes(2048, 4, 4), 4: Passes(2048, 4, 3)}
 BACKWARD = {2: Passes(2048, 4, 3), 4: Passes(2048, 4, 3)}
 SAMPLE_MOMENTS = Passes(2048, 8, 1)
 
 
 class Normalized(NamedTuple):
-    """A normalized image, and the mean and the inverse deviation of every group: [K, N, groups]."""
+    """A normalized image, and the mean and inverse standard deviation of every group: [K, N, groups]."""
 
     y: Tensor
     mean: Tensor
@@ -41,9 +41,10 @@ def by_group(of_channels, channels: tl.constexpr, groups: tl.constexpr):
 
 @triton.jit
 def image_of(channels: tl.constexpr, groups: tl.constexpr, block: tl.constexpr):
-    """What a program has of [K, N, pixels, channels]: its run, sample and image, and the places in a block of pixels.
+    """The indices that a program uses in [K, N, pixels, channels].
 
-    These are channels and their groups, pixels, and where the numbers are. The first three are in 64 bits.
+    They are run, sample and image (in 64 bits), and for a block of pixels the channels, their groups, the pixels, and
+    the addresses of the numbers.
     """
     run, sample = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
     channel, pixel = tl.arange(0, channels), tl.arange(0, block)
@@ -53,7 +54,7 @@ def image_of(channels: tl.constexpr, groups: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def store_sums(sums, image, channel, of_bias, of_gamma, of_beta, channels: tl.constexpr):
-    """The three sums over one image's pixels that `sample_moments` takes."""
+    """Store the three sums over the pixels of one image that `sample_moments` needs."""
     sums += image * (3 * channels) + channel
     tl.store(sums, of_bias)
     tl.store(sums + channels, of_gamma)
@@ -85,7 +86,7 @@ def _normalize_kernel(
     y += image * (1 if pooled else n_pixels) * channels
     size = n_pixels * (channels // groups)
 
-    # Sums of differences from about the mean (that of the first pixels): a square of a mean cancels nothing.
+    # Sum differences from an estimate of the mean (of the first pixels), so that large means do not cancel.
     inside = (pixel < n_pixels)[:, None]
     value = tl.load(h + place, mask=inside, other=0.0).to(tl.float32)
     seen: tl.constexpr = (min(block, n_pixels)) * (channels // groups)
@@ -102,10 +103,10 @@ def _normalize_kernel(
     shift = by_group(of_channels, channels, groups) / size
     variance = by_group(tl.sum(squares, axis=0), channels, groups) / size - shift * shift
     mean = about + shift
-    # Not tl.maximum: NaN has to stay visible.
+    # Not tl.maximum, because NaN should propagate.
     scale = 1.0 / tl.sqrt_rn(tl.where(variance < 0, 0.0, variance) + eps)
 
-    if pooled:  # the mean of a normalized channel is that of the channel, normalized
+    if pooled:  # the mean of a normalized channel is the normalized mean of the channel
         slope = scale * tl.load(gamma + run * gamma_run + channel).to(tl.float32)
         bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
         tl.store(y + channel, (of_channels / n_pixels - shift) * slope + bias)
@@ -114,7 +115,7 @@ def _normalize_kernel(
         bias = tl.load(beta + run * beta_run + channel).to(tl.float32)
         for start in tl.range(0, n_pixels, block, num_stages=stages):
             inside = (start + pixel < n_pixels)[:, None]
-            if block < n_pixels:  # else it is still there
+            if block < n_pixels:  # otherwise, it is still loaded
                 value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
             result = (value - mean[None, :]) * slope[None, :] + bias[None, :]
             if relu:
@@ -146,7 +147,7 @@ def _normalize_backward_kernel(
     block: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """The gradient before the ReLU, and its sums over pixels, and those for gamma and beta."""
+    """The gradient before the ReLU, its sums over pixels, and the sums for gamma and beta."""
     run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
     grad += run * grad_run + sample * grad_sample
     across = pixel[:, None] * grad_pixel + channel[None, :]
@@ -177,13 +178,13 @@ def _normalize_backward_kernel(
     of_bias = tl.zeros((block, channels), tl.float32)
     for start in tl.range(0, n_pixels, block, num_stages=stages):
         inside = (start + pixel < n_pixels)[:, None]
-        if block < n_pixels:  # else they are still there
+        if block < n_pixels:  # otherwise, they are still loaded
             g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
             value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         before = (g * slope[None, :] - common[None, :] - (value - m[None, :]) * along[None, :]) * r[None, :]
         if has_more:
             before += tl.load(more + start * channels + place, mask=inside, other=0.0).to(tl.float32)
-        # The gradient of a NaN output is NaN too.
+        # The gradient of a NaN output is also NaN.
         before = tl.where(value > 0, before, tl.where(value == 0, 0.0, value))
         of_bias += tl.where(inside, before, 0.0)
         tl.store(result + start * channels + place, before, mask=inside)
@@ -206,7 +207,7 @@ def _sample_moments_kernel(
     channels: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Moments over environments of sums over samples, of one of three parameters."""
+    """Moments over environments of sums over samples, for one of three parameters."""
     run, which = tl.program_id(1).to(tl.int64), tl.program_id(0)
     channel = tl.arange(0, channels)
     sums += run * n_envs * n_samples * (3 * channels) + which * channels
@@ -242,8 +243,8 @@ def normalize(
 ) -> Normalized:
     """Group normalization of h [K, N, height, width, channels]; gamma and beta are [K, channels].
 
-    With `relu`, the ReLU of it. Without `writes`, only means and deviations are found, and `y` is h. With `pooled`, and
-    without `relu`, y is its mean over pixels [K, N, channels], which takes one pass.
+    With `relu`, the result is the ReLU of it. Without `writes`, only means and deviations are computed, and `y` is h.
+    With `pooled` and without `relu`, y is the mean over pixels [K, N, channels], which needs one pass.
     """
     n_runs, n_samples, height, width, channels = h.shape
     y = h.new_empty(n_runs, n_samples, channels) if pooled else torch.empty_like(h) if writes else h
@@ -260,10 +261,10 @@ def normalize(
 def normalize_backward(
     grad: Tensor, h: Tensor, mean: Tensor, scale: Tensor, gamma: Tensor, groups: int, more: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of what was given to the ReLU that made h, and sums [K, N, 3, channels] over every sample's pixels.
+    """The gradient of the input of the ReLU before h, and sums [K, N, 3, channels] over the pixels of each sample.
 
-    Summed over samples, these are the gradients of the bias before the ReLU, of gamma and of beta. A `grad` that is the
-    same for all pixels may have a stride of 0 between them. `more` is added to the gradient of h.
+    Summed over samples, these sums are the gradients of the bias before the ReLU, of gamma and of beta. If `grad` is
+    the same for all pixels, its stride between pixels may be 0. `more` is added to the gradient of h.
     """
     n_runs, n_samples, height, width, channels = h.shape
     result = torch.empty_like(h)
@@ -280,7 +281,7 @@ def normalize_backward(
 
 
 def by_pixel(grad: Tensor) -> Tensor:
-    """An image [K, N, height, width, channels] with the same distance, which may be 0, from each pixel to the next."""
+    """An image [K, N, height, width, channels] with the same stride, which may be 0, between all adjacent pixels."""
     regular = grad.stride(4) == 1 and grad.stride(2) == grad.shape[3] * grad.stride(3)
     return grad if regular else grad.contiguous()
 
@@ -288,10 +289,10 @@ def by_pixel(grad: Tensor) -> Tensor:
 def sample_moments(
     sums: Tensor, unscale: Tensor | None, n_envs: int, buffers: Tensor, places: tuple[int, int, int]
 ) -> None:
-    """Moments over environments of the three gradients that `normalize_backward` gives the sums of.
+    """Moments over environments of three gradients, from the sums of `normalize_backward`.
 
-    `buffers` [3, K, P] are sums of signs, means and M2 of flat vectors; `places` is where in them each begins.
-    Each environment's gradient is multiplied by `unscale` [K, E].
+    `buffers` [3, K, P] are sums of signs, means and M2 of flat vectors. `places` are the offsets of the three
+    parameters. The gradient of each environment is multiplied by `unscale` [K, E].
     """
     n_runs, n_samples, _, channels = sums.shape
     launch: Any = _sample_moments_kernel[(3, n_runs)]
@@ -302,5 +303,5 @@ def sample_moments(
 
 
 def block_of(n_rows: int, channels: int, passes: Passes) -> int:
-    """The pixels, or other rows of `channels` numbers, that a program works on at a time."""
+    """The number of pixels, or other rows of `channels` numbers, that a program processes at a time."""
     return min(max(passes.numbers // channels, 1), int(triton.next_power_of_2(n_rows)))

@@ -1,9 +1,9 @@
 """The ReLU of a group normalization of K runs, its mean over examples, and the backward pass of both, as GPU kernels.
 
-Images are [K, N, pixels, channels]; N are the examples of one environment after the other. `norm.normalize` is the
-forward pass without a mean. The mean over an environment's examples reads the images as they are before the
-normalization, so that the normalized ones never are in memory, nor is their gradient, which of all examples of an
-environment is a multiple of one image.
+Images are [K, N, pixels, channels], and the N examples are sorted by environment. `norm.normalize` is the forward pass
+without a mean. The mean over the examples of an environment reads the images before the normalization, so that
+normalized images are never in memory. Their gradient is not in memory either, because for all examples of an
+environment it is a multiple of one image.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -19,7 +19,7 @@ from torch import Tensor
 from sandmask.functional.kernels.norm import block_of, by_group, by_pixel, image_of, store_sums
 from sandmask.functional.kernels.tiles import Passes
 
-# By the bytes of a number.
+# Passes by the bytes of a number.
 MEAN = {2: Passes(2048, 4, 1), 4: Passes(2048, 4, 1)}
 BACKWARD = {2: Passes(1024, 4, 3), 4: Passes(2048, 8, 4)}
 
@@ -42,7 +42,7 @@ def _mean_kernel(
     block: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Some pixels of the mean over one environment's examples."""
+    """Some pixels of the mean over the examples of one environment."""
     run, e = tl.program_id(2).to(tl.int64), tl.program_id(1)
     channel, pixel = tl.arange(0, channels), tl.program_id(0) * block + tl.arange(0, block)
     place, inside = pixel[:, None] * channels + channel[None, :], (pixel < n_pixels)[:, None]
@@ -85,7 +85,7 @@ def _backward_kernel(
     block: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """The gradient before the normalization, and its sums over pixels, and those for gamma and beta."""
+    """The gradient before the normalization, its sums over pixels, and the sums for gamma and beta."""
     run, sample, image, channel, group, pixel, place = image_of(channels, groups, block)
     grad += run * grad_run + sample // n_shared * grad_sample
     across = pixel[:, None] * grad_pixel + channel[None, :]
@@ -132,8 +132,8 @@ def mean_of_normalized(
     """The sum over an environment's examples of share * relu(group_norm(h)): [K, E, height, width, channels].
 
     :param h: images [K, N, height, width, channels].
-    :param mean: as `norm.normalize` finds it, and so is `scale`.
-    :param share: contiguous [K, E, N / E].
+    :param mean: mean from `norm.normalize`, like `scale`.
+    :param share: weights of the examples, contiguous [K, E, N / E].
     """
     n_runs, _, height, width, channels = h.shape
     n_envs, n_samples = share.shape[1:]
@@ -157,11 +157,11 @@ def normalize_relu_backward(
     groups: int,
     share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of h, and sums [K, N, 3, channels] over every sample's pixels.
+    """The gradient of h, and sums [K, N, 3, channels] over the pixels of each sample.
 
-    Summed over samples, these are the gradients of a bias of h, of gamma and of beta.
+    Summed over samples, these sums are the gradients of a bias of h, of gamma and of beta.
 
-    :param grad: of the ReLU's result; with `share`, of `mean_of_normalized`.
+    :param grad: gradient of the result of the ReLU or, with `share`, of `mean_of_normalized`.
     """
     n_runs, n_samples, height, width, channels = h.shape
     result = torch.empty_like(h)

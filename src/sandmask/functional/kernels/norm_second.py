@@ -1,12 +1,17 @@
 """Second derivatives of group normalization after a ReLU, of K runs, as a GPU kernel.
 
-In a group of n numbers h of one sample, with z = (h - mean) r and r their inverse deviation, the gradient g of
-y = gamma z + beta gives J[a] for h, where a = gamma g and J[a] = r (a - mean(a) - z mean(a z)), and sums of g z and g
-for gamma and beta. With q the gradient of J[a], u that of the sums of g z and w that of the sums of g, it follows that
+Let h be a group of n numbers of one sample, r their inverse standard deviation, z = (h - mean) r, and
+y = gamma z + beta. From the gradient g of y, the first derivatives are
+
+- for h: J[a] = r (a - mean(a) - z mean(a z)) with a = gamma g
+- for gamma and beta: the sums of g z and of g.
+
+Let q be the gradient of J[a], u the gradient of the sums of g z, and w the gradient of the sums of g. Then the
+gradients are
 
 - of g: gamma J[q] + u z + w
 - of gamma: the sum of g J[q]
-- of h: J[u g - r (B q + C a)] - r^2 z (mean(q a) - Q A - B C), with means A of a, B of a z, Q of q and C of q z.
+- of h: J[u g - r (B q + C a)] - r^2 z (mean(q a) - Q A - B C), with the means A of a, B of a z, Q of q and C of q z.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -26,7 +31,7 @@ SECOND = Passes(2048, 8, 1)
 
 
 class Image(NamedTuple):
-    """What was normalized, [K, N, height, width, channels], with mean and inverse deviation of every group."""
+    """An image before normalization, [K, N, height, width, channels], with mean and inverse deviation of each group."""
 
     h: Tensor
     mean: Tensor
@@ -83,7 +88,7 @@ def _second_kernel(
         g = tl.load(grad + start * grad_pixel + across, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(h + start * channels + place, mask=inside, other=0.0).to(tl.float32)
         q = tl.load(of_before + start * channels + place, mask=inside, other=0.0).to(tl.float32)
-        q = tl.where(value > 0, q, tl.where(value == 0, 0.0, value))  # what is no number stays visible
+        q = tl.where(value > 0, q, tl.where(value == 0, 0.0, value))  # NaN propagates
         z = (value - m[None, :]) * r[None, :]
         sum_g += g
         sum_gz += g * z
@@ -120,11 +125,11 @@ def _second_kernel(
 def normalize_second(
     grad: Tensor, of_before: Tensor, image: Image, gamma: Tensor, of_gamma: Tensor, of_beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what `normalize_backward` computes, by `grad`, by h, and by gamma of each sample.
+    """The gradients of the results of `normalize_backward` with respect to `grad`, h, and gamma of each sample.
 
     :param grad: gradient of the normalized image.
-    :param of_before: gradient of the first result of `normalize_backward`, like h.
-    :param image: what was normalized.
+    :param of_before: gradient of the first result of `normalize_backward`, with the shape of h.
+    :param image: the image before normalization.
     :param gamma: scale of the channels [K, channels].
     :param of_gamma: gradient of gamma's gradient.
     :param of_beta: gradient of beta's gradient.

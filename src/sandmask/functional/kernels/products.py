@@ -1,4 +1,4 @@
-"""Products of matrices of K runs as GPU kernels, by halves: see `split`. Each has a twin in plain torch."""
+"""Products of matrices of K runs as GPU kernels, by halves: see `split`. Each kernel has an equivalent in torch."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
@@ -15,7 +15,7 @@ from sandmask.functional.kernels.split import multiply, note_largest, operand, u
 from sandmask.functional.kernels.tiles import Tiles, at_most, places
 from sandmask.functional.split import Halves, remember_largest
 
-# Deeper tiles are up to 13% faster, but tensor cores then add up more numbers in one go, which is less exact.
+# Deeper tiles are up to 13% faster, but tensor cores then add up more numbers at once, which is less exact.
 FORWARD = Tiles(128, 64, 32, 4, 3)
 BACKWARD = Tiles(64, 128, 32, 4, 3)
 WEIGHTS = Tiles(128, 128, 64, 8, 3)
@@ -53,7 +53,7 @@ def _product_kernel(
     columns: tl.constexpr,
     depth: tl.constexpr,
 ):
-    """relu(dropout(A B + bias)), or less of it, one tile of one run; with `notes` also its largest magnitude."""
+    """relu(dropout(A B + bias)), or parts of this, for one tile of one run. `notes` adds the largest magnitude."""
     run = tl.program_id(2).to(tl.int64)
     row = places(tl.program_id(1), rows, reach)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -81,7 +81,7 @@ def _product_kernel(
         if drop > 0:
             key = tl.load(keys + run * n_rows + row, mask=row < n_rows, other=0)[:, None]
             value = dropped(value, key, column[None, :], drop, site)
-    if relu:  # not tl.maximum: NaN has to stay visible
+    if relu:  # not tl.maximum, because NaN should propagate
         value = tl.where(value < 0, 0.0, value)
     if notes:
         note_largest(value, is_row & is_column, largest + run)
@@ -140,7 +140,7 @@ def layer(
     site: int = 0,
     relu: bool = True,
 ) -> Tensor:
-    """relu(dropout(x W^T + b)) of x [K, N, in], W [K, out, in] and b [K, out]; without `relu` x W^T + b alone."""
+    """relu(dropout(x W^T + b)) of x [K, N, in], W [K, out, in] and b [K, out]. Without `relu`, x W^T + b."""
     n_rows, n_in = x.values.shape[2:]
     n_out = weight.values.shape[2]
     noise = (keys, rate, site) if relu else (None, None, 0)

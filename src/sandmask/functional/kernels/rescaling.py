@@ -1,8 +1,8 @@
-"""Masked gradients of K runs divided by the densities of their masks, as GPU kernels. The twin is in `rescaling`.
+"""Masked gradients of K runs divided by the densities of their masks, as GPU kernels.
 
-A flat vector is cut into tiles that never reach from one tensor into the next. One kernel sums the mask over every
-tile, one adds up the tiles of each tensor, always in the same order, and one divides: three launches for any number of
-tensors, one pass over the mask and one over the gradient.
+The equivalent in torch is in `rescaling`. A flat vector is divided into tiles, each within one tensor. The first kernel
+sums the mask over every tile, the second adds up the tiles of each tensor, always in the same order, and the third
+divides. Any number of tensors needs three launches, one pass over the mask and one pass over the gradient.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -19,12 +19,12 @@ from torch import Tensor
 from sandmask.masks._functional import EPSILON
 
 TILE = 2048
-BLOCK = 1024  # tiles of a tensor that are added up at a time
+BLOCK = 1024  # number of tiles of a tensor that are added up at a time
 LARGEST = torch.finfo(torch.float32).max
 
 
 class _Cut(NamedTuple):
-    """Tiles of a flat vector: their beginnings, ends and tensors; first tile, end of tiles and elements of tensors."""
+    """The tiles of a flat vector: start, end and tensor of each tile; first tile, end and size of each tensor."""
 
     begins: Tensor
     ends: Tensor
@@ -74,14 +74,14 @@ def _divide_kernel(
     inside = place < tl.load(ends + number)
     value = tl.load(masked + run * numel + place, mask=inside, other=0.0)
     divided = value / (tl.load(densities + run * n_tensors + tl.load(tensors + number)) + epsilon)
-    # What is too large stays finite, and what is no number stays visible.
+    # Numbers that are too large stay finite, and NaN propagates.
     divided = tl.where(divided > largest, largest, tl.where(divided < -largest, -largest, divided))
     value = tl.where(tl.load(wanted + run) > 0, divided, value)
     tl.store(out + run * numel + place, value, mask=inside)
 
 
 def rescale(masked: Tensor, weights: Tensor, wanted: Tensor, *, sizes: tuple[int, ...]) -> tuple[Tensor]:
-    """Gradients [K, P] of tensors of these sizes, each divided by the mean of its weights where `wanted` [K] is > 0."""
+    """Divide the gradients [K, P] of tensors of these sizes by the mean of their weights where `wanted` [K] is > 0."""
     cut = _cut(sizes, masked.device)
     n_runs, numel = masked.shape
     n_tiles, n_tensors = len(cut.begins), len(cut.sizes)
@@ -100,7 +100,7 @@ def rescale(masked: Tensor, weights: Tensor, wanted: Tensor, *, sizes: tuple[int
 
 @lru_cache(maxsize=32)
 def _cut(sizes: tuple[int, ...], device: torch.device) -> _Cut:
-    """The tiles of tensors of these sizes. Made once: a captured program cannot copy from the host."""
+    """The tiles of tensors of these sizes. Created only once, because a captured program cannot copy from the host."""
     numbers = torch.tensor(sizes)
     tiles = -(-numbers // TILE)
     last = tiles.cumsum(0)

@@ -1,4 +1,4 @@
-"""A GPU kernel for means that follow the iterates of K runs. Its twin is `plain_follow` of `training.averaging`."""
+"""A GPU kernel for averages of iterates of K runs. The equivalent in torch is `training.averaging.plain_follow`."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
@@ -16,7 +16,7 @@ BLOCK = 1024
 
 @triton.jit
 def _towards(mean, iterate, share):
-    """As `torch.lerp` computes it."""
+    """The same computation as `torch.lerp`."""
     way = iterate - mean
     return tl.where(share < 0.5, mean + share * way, iterate - way * (1.0 - share))
 
@@ -34,7 +34,7 @@ def _follow_kernel(
     n_runs,
     pair: tl.constexpr,
 ):
-    """One mean after one iterate, or two."""
+    """Update one mean with one or two iterates."""
     value = _towards(tl.load(mean + place, mask=inside), first, tl.load(shares + run))
     if pair:
         value = _towards(value, second, tl.load(shares + n_runs + run))
@@ -77,7 +77,7 @@ def _follow_all_kernel(
 
 
 def follow(means: Sequence[Tensor], iterates: Sequence[Tensor], shares: Tensor) -> list[Tensor]:
-    """As `training.averaging.follow`. Up to three means and two iterates are one pass, which reads iterates once."""
+    """See `training.averaging.follow`. Up to three means and two iterates need one pass, which reads iterates once."""
     if len(means) > 3:
         return follow(means[:3], iterates, shares[:3]) + follow(means[3:], iterates, shares[3:])
     if len(iterates) > 2:

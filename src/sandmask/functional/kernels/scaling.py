@@ -1,4 +1,4 @@
-"""Scaling of the logits' gradients of K runs as a GPU kernel: see `functional.scaling`, which has its twin."""
+"""Scaling of the logits' gradients of K runs as a GPU kernel. `functional.scaling` has the equivalent in torch."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
@@ -13,7 +13,7 @@ from torch import Tensor
 from sandmask.functional.kernels.split import exponent_of, power_of
 from sandmask.functional.kernels.tiles import at_most
 
-ROWS = 64  # that a program works on at a time
+ROWS = 64  # number of rows that a program processes at a time
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _scale_kernel(
     rows: tl.constexpr,
     classes: tl.constexpr,
 ):
-    """One environment of one run: the first pass finds its largest gradient."""
+    """Scale one environment of one run. The first pass finds its largest gradient."""
     part = tl.program_id(0).to(tl.int64)
     label = tl.arange(0, classes)
     grad += part * n_rows * n_classes
@@ -70,7 +70,7 @@ def _scale_kernel(
 def scale(
     grad: Tensor, n_envs: int, target: int, limits: tuple[float, float], least: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The scaled gradients, the factors [K, E] that undo it, and with `least` the roots [K, N]."""
+    """The scaled gradients, the factors [K, E] that undo the scaling, and with `least` the roots [K, N]."""
     n_runs, n_rows, n_classes = grad.shape
     grad = grad.contiguous()
     out, unscale = torch.empty_like(grad), torch.empty(n_runs, n_envs, device=grad.device)

@@ -1,4 +1,4 @@
-"""Halves of float32 numbers, see `split`, as GPU kernels: how they are made, and how kernels multiply them."""
+"""Halves of float32 numbers in GPU kernels: conversion and multiplication. See `functional.split`."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -17,16 +17,16 @@ BLOCK = Block(1024, 4)
 
 
 class Operand(NamedTuple):
-    """A tensor of K runs as kernels take it: halves, or numbers of any type as they are."""
+    """A tensor of K runs as an argument of kernels: halves, or numbers of any type."""
 
     values: Tensor
-    run: int  # how far it is from one run to the next
-    low: int  # how far it is from the upper halves to the lower ones; 0 where numbers are whole
+    run: int  # offset from one run to the next
+    low: int  # offset from the upper halves to the lower halves; 0 for numbers that are not split
     largest: Tensor
 
 
 def operand(x: Tensor | Halves) -> Operand:
-    """What kernels are given of x [K, ...]."""
+    """Convert x [K, ...] to an argument of kernels."""
     if isinstance(x, Halves):
         return Operand(x.values, x.values.stride(0), x.values.stride(1), x.largest)
     return Operand(x, x.stride(0), 0, x)
@@ -34,19 +34,19 @@ def operand(x: Tensor | Halves) -> Operand:
 
 @triton.jit
 def exponent_of(number):
-    """The exponent of float32 numbers as they store it: 127 more than it is."""
+    """The stored exponent of float32 numbers, which is 127 more than the exponent."""
     return (number.to(tl.int32, bitcast=True) >> 23) & 0xFF
 
 
 @triton.jit
 def power_of(exponent):
-    """Two to the power of such exponents, from 1 to 254."""
+    """Two to the power of a stored exponent, from 1 to 254."""
     return (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def scale_of(largest):
-    """The power of two that brings a run's largest number to 2^14 .. 2^15."""
+    """The power of two by which a run's largest number becomes 2^14 .. 2^15."""
     return power_of(tl.minimum(268 - exponent_of(largest), 253))
 
 
@@ -54,8 +54,8 @@ def scale_of(largest):
 def multiply(a, a_low, b, b_low, total, split: tl.constexpr, precision: tl.constexpr):
     """Add a product of matrices to `total`.
 
-    Tensor cores round their sums towards zero, which adds up in long ones: each product of halves starts anew, and is
-    added to `total` by itself.
+    Tensor cores round sums towards zero, so errors accumulate in long sums. Therefore, each product of halves starts
+    from zero and is added to `total` separately.
     """
     if split:
         part = tl.dot(a_low, b)
@@ -68,9 +68,9 @@ def multiply(a, a_low, b, b_low, total, split: tl.constexpr, precision: tl.const
 
 @triton.jit
 def unscaled(total, a_largest, b_largest, split: tl.constexpr):
-    """The product of two operands of a run, from what `multiply` added up.
+    """The product of two operands of a run, from the total of `multiply`.
 
-    It is divided by both scales in two equal steps: one scale after the other could overflow in between.
+    The total is divided by both scales in two equal steps. Dividing by one scale after the other could overflow.
     """
     if split:
         of_a, of_b = exponent_of(tl.load(a_largest)), exponent_of(tl.load(b_largest))
@@ -82,7 +82,7 @@ def unscaled(total, a_largest, b_largest, split: tl.constexpr):
 
 @triton.jit
 def note_largest(value, inside, largest):
-    """Raise a run's largest magnitude to that of a tile, from zero."""
+    """Update the largest magnitude of a run, which is initially zero, with the numbers of a tile."""
     magnitude = tl.where(inside, tl.abs(value), 0.0)
     tl.atomic_max(largest, tl.max(tl.max(magnitude, axis=1), axis=0), sem="relaxed")
 
@@ -106,9 +106,9 @@ def _split_kernel(x, largest, out, n_rows, n_columns, wide, numel, x_run, flat: 
 
 
 def split(x: Tensor, n_rows: int | None = None, n_columns: int | None = None) -> Halves:
-    """Halves of x [K, ...]; of matrices [K, rows, columns] with zeros added at the end of rows and columns.
+    """Halves of x [K, ...]. Matrices [K, rows, columns] may be padded with zeros at the end of rows and columns.
 
-    What the runs share stays one for all of them, with a stride of 0.
+    If all runs share x, they also share the halves, with a stride of 0.
     """
     n_runs = len(x)
     one = x[:1] if x.stride(0) == 0 else x

@@ -132,7 +132,7 @@ def test_importing_another_sweep_of_the_same_name_loses_nothing(tmp_path: Path) 
     assert run(import_domainbed, tmp_path / "first" / "sweep", "--out", tmp_path / "store").exit_code == 0
     result = run(import_domainbed, tmp_path / "second" / "sweep", "--out", tmp_path / "store")
     assert isinstance(result.exception, SandmaskError)
-    assert "has 1 run not among the 1 to import" in str(result.exception)
+    assert "would lose 1 run that the 1 imported runs do not include" in str(result.exception)
     assert [record.spec.algorithm for record in read_runs(tmp_path / "store")] == ["ERM"]
 
 

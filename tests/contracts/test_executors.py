@@ -72,7 +72,7 @@ def test_entries_say_what_they_are() -> None:
 
 def test_slurm_gives_whole_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # there is no srun
-    with pytest.raises(SandmaskError, match="Slurm gives whole GPUs"):
+    with pytest.raises(SandmaskError, match="Slurm assigns only whole GPUs"):
         EXECUTORS["slurm"].build(ExecutorOptions(gpus_per_worker=0.5, log_folder=str(tmp_path)))
     with pytest.raises(SandmaskError, match="Slurm cannot be used here"):
         EXECUTORS["slurm"].build(ExecutorOptions(log_folder=str(tmp_path)))

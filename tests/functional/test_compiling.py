@@ -181,7 +181,7 @@ def test_a_step_that_takes_numbers_out_of_tensors_is_not_recorded(monkeypatch: p
     monkeypatch.setattr(algorithm, "risks", lambda *args: plain(*args) * (1.0 + args[1].x.mean().item()))
     expected = [algorithm.step(state, each, hparams, key)[1]["loss"] for each in (first, batch(1))]
     step = compiled_step(algorithm, monkeypatch)
-    with pytest.warns(UserWarning, match="cannot be compiled as a whole"):
+    with pytest.warns(UserWarning, match="failed for a whole pass"):
         losses = [step(*leading((state, first, hparams, key)))[1]["loss"]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -72,7 +72,9 @@ def test_an_environment_without_examples_is_named() -> None:
     """The loss of an empty batch is NaN, but its gradients are zeros, which would count as disagreement."""
     model, sizes = nn.Linear(2, 3), (4, 0, 4)
     losses = [nn.functional.cross_entropy(model(torch.randn(n, 2)), torch.zeros(n).long()) for n in sizes]
-    with pytest.raises(MaskError, match=r"The loss of environment 1 should be finite. Found nan. If its batch is empty"):
+    with pytest.raises(
+        MaskError, match=r"The loss of environment 1 should be finite. Found nan. If its batch is empty"
+    ):
         sandmask.backward(losses, model.named_parameters(), ANDMask(1.0))
     assert model.weight.grad is None
 

@@ -179,12 +179,12 @@ def test_files_without_checksums_are_read_and_continued(tmp_path: Path) -> None:
     assert np.array_equal(read_runs(path)[0].accuracy_in, run.accuracy_in)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0].replace(b'"yes"', b'"yea"') + b"".join(lines[1:]))  # two lines before the checksum
-    with pytest.raises(SandmaskError, match=r":3 .*checksum does not fit"):
+    with pytest.raises(SandmaskError, match=r":3 .*checksum does not match"):
         read_runs(path)
     path.write_bytes(b"".join([*lines[:2], lines[3]]))  # a line with a checksum that followed one without
-    with pytest.raises(SandmaskError, match=r":3 .*checksum does not fit"):
+    with pytest.raises(SandmaskError, match=r":3 .*checksum does not match"):
         read_runs(path)
-    with pytest.raises(SandmaskError, match=r":3 .*checksum does not fit"):
+    with pytest.raises(SandmaskError, match=r":3 .*checksum does not match"):
         RecordWriter(path)
 
 

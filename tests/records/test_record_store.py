@@ -162,7 +162,7 @@ def test_a_run_twice_in_a_file_and_lines_after_its_end_are_damage(tmp_path: Path
     with pytest.raises(SandmaskError, match=r":4 .*begins a second time"):
         read_runs(path)
     path.write_text("".join([*lines, lines[1]]))
-    with pytest.raises(SandmaskError, match=r":4 .*checksum does not fit"):
+    with pytest.raises(SandmaskError, match=r":4 .*checksum does not match"):
         read_runs(path)
     path.write_text(damage([json.loads(line) for line in [*lines, lines[1]]], 1))
     with pytest.raises(SandmaskError, match=r":4 .*follows the end"):

@@ -163,7 +163,7 @@ class LogMaskedAlgorithm(MaskedAlgorithm):
         super().__init__(problem)
         if problem.dtype == torch.float16:
             raise MaskError(
-                "float16 is for masks without log-magnitudes: their gradients are scaled. Use bf16 or tf32."
+                "float16 supports only masks without log-magnitudes, because gradients are scaled. Use bf16 or tf32."
             )
 
     def step(self, state: State, batch: EnvBatch, hparams: Hparams, key: Tensor) -> tuple[State, Metrics]:

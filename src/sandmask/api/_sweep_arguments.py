@@ -79,7 +79,7 @@ def requested_sweep(
     sweep = normalized(SweepSpec(**fields))
     if sweep.full_data and sweep.keep_models == "best":
         raise SandmaskError(
-            "--keep-models best needs validation accuracies, and runs with full_data=1 have none. Use --keep-models "
+            "--keep-models best needs validation accuracies, but runs with full_data=1 have none. Use --keep-models "
             "last."
         )
     return sweep
@@ -135,7 +135,7 @@ def choose_workers(
         )
     if sweep.search == OPTUNA and entry.remote:
         raise SandmaskError(
-            f"--search optuna needs workers that see the sweep's folder, and those of {entry.name} may not. Use "
+            f"--search optuna needs workers that see the sweep's folder, but workers of {entry.name} may not. Use "
             "--executor local or slurm."
         )
     local, notes = entry.name == "local", []

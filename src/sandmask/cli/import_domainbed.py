@@ -53,6 +53,6 @@ def _check_nothing_is_lost(runs: Sequence[RunRecord], archive: Path) -> None:
     lost = sum(run.spec.id not in kept for run in read_runs(archive))
     if lost:
         raise SandmaskError(
-            f"{archive} has {counted(lost, 'run')} not among the {len(runs)} to import, which would be lost. "
-            "Choose another folder with --out, or remove that file."
+            f"{archive} would lose {counted(lost, 'run')} that the {len(runs)} imported runs do not include. Choose "
+            "another folder with --out, or remove this file."
         )

@@ -208,7 +208,7 @@ def _check(
             more = f" (and {counted(len(missing) - 1, 'other class')})" if len(missing) > 1 else ""
             raise SandmaskError(
                 f"{name / domain / missing[0]} holds no images: the class {missing[0]!r} is missing in the domain "
-                f"{domain!r}{more}, though the dataset has it. Add the images, or accept this with --missing-classes "
+                f"{domain!r}{more}, but the dataset has it. Add the images, or accept this with --missing-classes "
                 f"(in Python: allow_missing_classes=True).{_example(listed.left_out, f'{domain}/{missing[0]}')}"
             )
 

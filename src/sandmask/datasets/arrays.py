@@ -130,7 +130,7 @@ class _Arrays:
         for row, word in enumerate(array.tolist()):
             if word.lower() not in SPLITS:
                 raise SandmaskError(
-                    f"{self.file}, row {row}: {self.own['split']} should be train, val or empty, and is {word!r}."
+                    f"{self.file}, row {row}: {self.own['split']} should be train, val or empty. Found {word!r}."
                 )
         return [SPLITS[word.lower()] for word in array.tolist()]
 
@@ -151,7 +151,7 @@ def _opened(file: Path) -> Iterator[Any]:
     """Open an .npz file. What cannot be read raises an error that names it."""
     try:
         if not zipfile.is_zipfile(file):
-            raise ValueError("it is no archive of arrays, which np.savez writes")
+            raise ValueError("it is not an archive of arrays from np.savez")
         with np.load(file, allow_pickle=False) as archive:
             yield archive
     except SandmaskError:

@@ -191,7 +191,7 @@ def _check_parameters(name: str, module: nn.Module, x: Tensor) -> None:
     if not (_is_close(found[0], expected[0]) and _is_close(found[1], in_order)):
         raise SandmaskError(
             f"The network {name!r} uses parameters other than as attributes of its modules, for example in a list, "
-            "so that training would not change what it computes. Use nn.ParameterList or nn.ModuleList."
+            "so training would not change its outputs. Use nn.ParameterList or nn.ModuleList."
         )
 
 

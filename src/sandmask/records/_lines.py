@@ -51,7 +51,9 @@ def _checksum(raw: bytes, before: int, *, required: bool) -> tuple[int, bool]:
         return zlib.crc32(raw[:-1], before), False
     crc = zlib.crc32(raw[:-_CRC_LENGTH] + b"}", before)
     if crc != int(stated[1], 16):
-        raise ValueError("its checksum does not fit: this line was changed, or the run's line before it is missing")
+        raise ValueError(
+            "its checksum does not match: this line was changed, or the previous line of the run is missing"
+        )
     return crc, True
 
 

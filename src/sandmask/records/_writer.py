@@ -24,7 +24,7 @@ def open_locked(path: Path) -> FileIO:
             file.close()
             raise SandmaskError(
                 f"{path} is being written by another process. A record file has one writer: "
-                "wait until that one ends, or write to another folder."
+                "wait until that process ends, or write to another folder."
             )
         # Between opening and locking, the former holder may have replaced the file by a rewound one.
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):

@@ -122,7 +122,7 @@ def build_report(
     groups = group_runs(runs)
     methods = method_order({key.method for key in groups})
     if baseline != BASELINE and not any(is_of(method, baseline) for method in methods):
-        raise SandmaskError(f"No run is of the baseline {baseline!r}. {closest(baseline, list(methods))}")
+        raise SandmaskError(f"No run has the baseline method {baseline!r}. {closest(baseline, list(methods))}")
     shown = shown_measures(runs, metrics)
     reports = [_rule_report(rule, ordered, groups, expected, baseline, shown) for rule in chosen]
     report = Report(len(trained(runs)), tuple(reports), given, settings)

@@ -74,7 +74,7 @@ def expand(sweep: SweepSpec) -> Expansion:
     entries = {name: dataset_entry(name) for name in sweep.datasets}
     sources = {entry.name: name for name, entry in entries.items()}
     if len(sources) != len(entries):
-        raise SandmaskError("A dataset is given twice: two have the same name and the same images.")
+        raise SandmaskError("Two of the datasets have the same name and the same images. Remove one of them.")
     _check_overrides(sweep, entries.values())
     sets = {entry.name: _held_out_sets(sweep, entry) for entry in entries.values()}
     _check_size(sweep, sum(map(len, sets.values())))
@@ -251,8 +251,8 @@ def _check_size(sweep: SweepSpec, sets: int) -> None:
     runs = sets * len(sweep.algorithms) * sweep.n_hparams * sweep.n_trials
     if runs > MOST_RUNS:
         raise SandmaskError(
-            f"The sweep has {runs:,} runs ({sweep.n_hparams:,} draws, {sweep.n_trials:,} trials); a sweep has "
-            f"{MOST_RUNS:,} at most. Ask for fewer draws or trials, or split it over several folders."
+            f"The sweep has {runs:,} runs ({sweep.n_hparams:,} draws, {sweep.n_trials:,} trials); the limit is "
+            f"{MOST_RUNS:,}. Request fewer draws or trials, or divide the sweep over several folders."
         )
 
 
@@ -260,11 +260,11 @@ def _check_search(sweep: SweepSpec) -> None:
     """Refuse sweeps that cannot be searched, before anything is written."""
     if _needs_pairs(sweep):
         raise SandmaskError(
-            "--search optuna proposes other hyperparameters for every held-out environment, and leave-one-domain-out "
-            "needs the same ones for pairs of them. Leave out one or the other."
+            "--search optuna proposes different hyperparameters for each held-out environment, but the rule "
+            "leave-one-domain-out needs the same hyperparameters for pairs of environments. Leave out one of the two."
         )
     if sweep.full_data:
-        raise SandmaskError("--search optuna needs validation accuracies, and runs with full_data=1 have none.")
+        raise SandmaskError("--search optuna needs validation accuracies, but runs with full_data=1 have none.")
     ranges = [
         search_ranges(sweep, dataset, algorithm) for dataset, algorithm in product(sweep.datasets, sweep.algorithms)
     ]

@@ -122,8 +122,8 @@ def _check_same(source: str, dataset: Dataset, spec: RunSpec) -> None:
     """Raise an error if a folder or file has other images than when the runs were planned."""
     if source not in DATASETS and dataset.name != spec.dataset:
         raise SandmaskError(
-            f"{source} holds other images here than where the sweep was planned ({dataset.name} instead of "
-            f"{spec.dataset}). Copy all of them, or run the sweep again if it was changed."
+            f"{source} holds different images here than on the machine that planned the sweep ({dataset.name} instead "
+            f"of {spec.dataset}). Copy all images, or rerun the sweep if the dataset was changed."
         )
 
 

@@ -132,7 +132,7 @@ def check(path: Path, file: RemoteFile, origin: str, ledger: Ledger) -> str:
     if seen is not None and seen["sha256"] != digest:
         raise MirrorError(
             f"it is not the file that was first seen there (sha256 {seen['sha256'][:12]}... then, "
-            f"{digest[:12]}... now; if you trust the new one, remove the entry from {ledger.path})"
+            f"{digest[:12]}... now; if you trust the new file, remove the entry from {ledger.path})"
         )
     if file.archive and not is_archive(path):
         raise MirrorError("it is not a zip or tar archive, but perhaps a web page")

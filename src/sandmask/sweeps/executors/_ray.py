@@ -58,7 +58,7 @@ class RayExecutor(Executor):
             if needed > there.get(kind, 0):
                 self._ray.shutdown()
                 raise SandmaskError(
-                    f"Each worker needs {needed:g} {kind}s, and Ray finds {there.get(kind, 0):g} here. Lower "
+                    f"Each worker needs {needed:g} {kind}s, but Ray finds {there.get(kind, 0):g} here. Lower "
                     f"--{option}-per-worker, or name a cluster with --ray-address."
                 )
 

@@ -79,7 +79,7 @@ class SlurmExecutor(Executor):
     ) -> None:
         if gpus != int(gpus):
             raise SandmaskError(
-                f"Slurm gives whole GPUs. Found --gpus-per-worker {gpus}: use 1, or the executor 'ray'."
+                f"Slurm assigns only whole GPUs. Found --gpus-per-worker {gpus}: use 1, or the executor 'ray'."
             )
         try:
             import submitit

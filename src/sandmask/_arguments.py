@@ -1,4 +1,4 @@
-"""Checks the arguments of public functions. An argument takes the same values in all of them.
+"""Checks of the arguments of public functions. An argument of one name accepts the same values in all functions.
 
 Without a check, a wrong type would be found late, after something was written, or not at all. NumPy numbers become
 Python numbers, which records can hold; generators become lists.

@@ -1,4 +1,4 @@
-"""Replace files by renaming a temporary one, find them, and lock them."""
+"""Find and lock files, and replace files by renaming a temporary file."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""Find out quickly whether a server can be reached; the libraries that use it would retry for most of a minute."""
+"""Find out quickly whether a server can be reached, because libraries would retry for most of a minute."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""From a function of one run under `vmap` to the tensors of all K runs, for kernels that take them whole.
+"""Access the tensors of all K runs from a function of one run under `vmap`, for kernels that process all runs.
 
 `vmap` turns every operation of one run into an operation of K runs. A kernel that replaces several operations takes the
 tensors of all runs at once, with K as the leading dimension.

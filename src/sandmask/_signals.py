@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that a program saves its work as after Ctrl-C, and signals that wait."""
+"""Convert SIGTERM to an exception, so that a program saves its work as after Ctrl-C, and defer signals."""
 
 import os
 import signal

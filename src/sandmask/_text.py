@@ -1,4 +1,4 @@
-"""Safe printing of names from outside (files, folders, classes), and lines on standard error."""
+"""Print names of files, folders and classes safely, and print lines to standard error."""
 
 import os
 import shlex

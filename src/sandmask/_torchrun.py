@@ -1,4 +1,4 @@
-"""What torchrun tells each of the processes that it starts. It needs no torch, as the command line does at first."""
+"""The environment variables that torchrun sets for its processes, read without importing torch."""
 
 import os
 import zlib

@@ -1,4 +1,4 @@
-"""Methods that are put together: a rule for gradients, such as a mask, on the gradients of an objective.
+"""Composed methods: a rule for gradients, such as a mask, is applied to the gradients of an objective.
 
 Their names are compositions: `SANDMask+VREx`, `SAM+CORAL`, `SAM+ANDMask+IRM`.
 """

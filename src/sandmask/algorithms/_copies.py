@@ -1,4 +1,4 @@
-"""A network of which every environment has its own copy, so that each one's share of a gradient can be told apart."""
+"""A network with one copy per environment, so that the environments' parts of a gradient can be separated."""
 
 from typing import Any, NoReturn
 

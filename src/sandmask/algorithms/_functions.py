@@ -1,4 +1,4 @@
-"""The types that steps work on, and what methods share: losses, steps of Adam, parts of networks, pairs of examples."""
+"""Types of steps, and functions that methods share: losses, steps of Adam, parts of networks, pairs of examples."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

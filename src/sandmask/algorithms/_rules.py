@@ -1,4 +1,4 @@
-"""Base classes of methods that change gradients: sharpness-aware ones, and rules for the environments' gradients.
+"""Base classes of methods that change gradients: sharpness-aware methods, and rules for environments' gradients.
 
 A rule is a mask, which works element by element, or combines whole gradients. See `_composed` for compositions.
 """

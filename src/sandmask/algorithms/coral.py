@@ -1,4 +1,4 @@
-"""Deep CORAL between environments (Sun and Saenko, ECCV 2016), and what it shares with MMD and CausIRL."""
+"""Deep CORAL between environments (Sun and Saenko, ECCV 2016), and functions that MMD and CausIRL share."""
 
 from abc import abstractmethod
 

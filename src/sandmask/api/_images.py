@@ -1,4 +1,4 @@
-"""What `sandmask.train` and `sandmask.sweep` do with images before they train: list them, and decode each once."""
+"""List images, and decode each image once, before `sandmask.train` and `sandmask.sweep` train."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""The frame of the command line: the greeting, global options, and how errors are reported."""
+"""The main program of the command line: the greeting, global options, and error reports."""
 
 import errno
 import importlib

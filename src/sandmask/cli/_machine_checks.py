@@ -1,4 +1,4 @@
-"""Checks of `sandmask doctor`: the processor, GPUs, torch.compile, and what sweeps can run on."""
+"""Checks of `sandmask doctor`: the processor, GPUs, torch.compile, and executors of sweeps."""
 
 import logging
 import os

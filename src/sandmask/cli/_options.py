@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become arguments of the API."""
+"""Options that several commands share, and their conversion to arguments of the API."""
 
 from pathlib import Path
 from typing import Annotated, Any

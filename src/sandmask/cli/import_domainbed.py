@@ -1,4 +1,4 @@
-"""`sandmask import-domainbed`: a DomainBed sweep as our records."""
+"""`sandmask import-domainbed`: convert a DomainBed sweep to records."""
 
 from collections.abc import Sequence
 from pathlib import Path

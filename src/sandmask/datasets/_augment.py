@@ -1,4 +1,4 @@
-"""Training augmentation of DomainBed, for a whole batch at once on the device, every image with its own draws.
+"""DomainBed's training augmentation of a whole batch on the device, with separate random numbers for each image.
 
 RandomResizedCrop, horizontal flip, ColorJitter, RandomGrayscale, as torchvision defines them. Randomness
 comes from a key alone (`sandmask.functional.random`), so that a step can be repeated exactly.

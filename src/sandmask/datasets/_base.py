@@ -1,4 +1,4 @@
-"""The base class of datasets: labelled examples of several environments, numbered from first to last; their counts."""
+"""The base class of datasets: labelled examples of several environments, by index, and their counts."""
 
 import copy
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""From an image file to pixels. Training, `predict` and `sandmask data verify` all read images with this module."""
+"""Decode image files. Training, `predict` and `sandmask data verify` read images with this module."""
 
 import io
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""From an extracted archive, which may nest its content in other folders, to the folder of a dataset."""
+"""Turn an extracted archive, whose content may be nested in other folders, into the folder of a dataset."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Decoded images of a dataset: read by several threads ahead of need, and kept in memory or on the device."""
+"""Decoded images of a dataset: several threads read them ahead, and they are kept in memory or on the device."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The images of a dataset, numbered: found in folders root/domain/class, or listed by the rows of a table."""
+"""The images of a dataset by index, from folders root/domain/class or from the rows of a table."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A Hugging Face dataset of images: by its name on the Hub, a folder that `save_to_disk` wrote, or Parquet files.
+"""Hugging Face datasets of images: by name on the Hub, from a folder of `save_to_disk`, or from Parquet files.
 
 hf:flwrlabs/pacs                              columns image, label and domain
 hf:saved/scans:label=diagnosis:domain=site    other columns, and a folder on this machine

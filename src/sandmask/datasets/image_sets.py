@@ -1,4 +1,4 @@
-"""A set of images: its folder, domains and classes, and how to load it. DomainBed's sets in folders domain/class.
+"""Image datasets of DomainBed in folders domain/class: their folders, domains and classes, and loading.
 
 - VLCS: photographs from four collections (Fang, Xu and Rockmore, ICCV 2013).
 - PACS: photographs, art, cartoons and sketches (Li et al., "Deeper, broader and artier", ICCV 2017).

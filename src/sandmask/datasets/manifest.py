@@ -1,4 +1,4 @@
-"""A user's own images, listed in a CSV or Parquet file: a row for each, with its path, class and domain.
+"""A user's own images, listed in a CSV or Parquet file with one row per image: path, class and domain.
 
     path,class,domain,split
     scans/0001.png,benign,north,train

@@ -1,4 +1,4 @@
-"""ColoredMNIST and RotatedMNIST: the 70,000 MNIST digits, read from the four published files and dealt as in DomainBed.
+"""ColoredMNIST and RotatedMNIST: the 70,000 MNIST digits from the four published files, divided as in DomainBed.
 
 - ColoredMNIST ("Invariant Risk Minimization", Arjovsky et al., 2019): colour predicts the label better than shape does,
   and the other way round in one environment.

@@ -1,4 +1,4 @@
-"""Spawrious: dogs at places that go with their breed in training and with another in the test (Lynch et al., 2023).
+"""Spawrious: dogs at locations that correlate with other breeds in the test than in training (Lynch et al., 2023).
 
 The archive has folders number/place/breed. A mixture takes its three environments from them:
 

@@ -1,4 +1,4 @@
-"""Spirals: two interleaved spirals carry the label in every environment, a signature only within its own.
+"""Spirals: two interleaved spirals predict the label in every environment, and a signature in only one environment.
 
 From "Learning explanations that are hard to vary" (Parascandolo et al., ICLR 2021), as the authors of
 SAND-mask generated it: the random draws are theirs, number by number.

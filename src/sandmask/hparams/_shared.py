@@ -1,4 +1,4 @@
-"""The hyperparameters that do not depend on the algorithm: those of datasets, and options of all runs."""
+"""Hyperparameters that do not depend on the algorithm: hyperparameters of datasets, and options of all runs."""
 
 from sandmask.hparams._hparam import (
     BELOW_ONE,

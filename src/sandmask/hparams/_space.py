@@ -1,4 +1,4 @@
-"""A space: the hyperparameters of an algorithm on a dataset; the configurations of runs."""
+"""Spaces, which contain the hyperparameters of an algorithm on a dataset, and the configurations of runs."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Loggers: where the evaluations of runs go besides the records, such as TensorBoard, Weights & Biases or MLflow.
+"""Loggers, which send the evaluations of runs to TensorBoard, Weights & Biases, MLflow or your own code.
 
 A logger is named by a text, `NAME` or `NAME:TARGET`:
 

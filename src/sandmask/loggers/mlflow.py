@@ -1,4 +1,4 @@
-"""Evaluations of runs in MLflow, on a tracking server or in a local folder."""
+"""Log the evaluations of runs to MLflow, on a tracking server or in a local folder."""
 
 import logging
 import os

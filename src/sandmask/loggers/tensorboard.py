@@ -1,4 +1,4 @@
-"""Evaluations of runs as event files of TensorBoard."""
+"""Log the evaluations of runs to event files of TensorBoard."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

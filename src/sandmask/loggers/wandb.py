@@ -1,4 +1,4 @@
-"""Evaluations of runs in Weights & Biases. `WANDB_MODE=offline` needs no account and no network."""
+"""Log the evaluations of runs to Weights & Biases. `WANDB_MODE=offline` needs no account and no network."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

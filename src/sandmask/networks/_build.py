@@ -1,4 +1,4 @@
-"""From the name of a network to a function that builds its featurizer."""
+"""Find the function that builds the featurizer of a network, by name."""
 
 import copy
 import inspect

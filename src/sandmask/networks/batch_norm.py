@@ -1,4 +1,4 @@
-"""Batch-norm that is not frozen: statistics of the minibatch in training, running averages of them in evaluations.
+"""Batch-norm that is not frozen: it uses minibatch statistics in training, and running averages in evaluations.
 
 The running averages are in the network's vector of parameters, so that they are saved, averaged and evaluated like
 weights. Their gradient is zero, and `Network.tracked` updates them after each step.

@@ -1,4 +1,4 @@
-"""Weights from a file: reading it, fitting its tensors to a timm model, and advice if they do not fit."""
+"""Weights from a file: read it, adapt its tensors to a timm model, and give advice if they do not match."""
 
 import json
 import pickle

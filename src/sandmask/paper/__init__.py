@@ -1,4 +1,4 @@
-"""The paper, reproduced: its printed numbers, and a module for each figure and for the tables.
+"""The reproduction of the paper: its printed numbers, and modules for its figures and tables.
 
     from sandmask.paper import printed
     printed("training-domain", "Spirals", "ANDMask").mean       # 88.0, Table 3

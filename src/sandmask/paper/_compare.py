@@ -1,4 +1,4 @@
-"""Our cells beside the printed ones: difference, joint error, verdict."""
+"""Compare our cells with the printed cells: difference, joint error, verdict."""
 
 import math
 from collections.abc import Iterator, Sequence

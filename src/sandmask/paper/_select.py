@@ -1,4 +1,4 @@
-"""Averages of a dataset under any rule, also one that is not registered, and runs with fewer checkpoints."""
+"""Averages of a dataset under any rule, registered or not, and runs with fewer checkpoints."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tables of the same records under other choices, to see why a cell may differ from the printed one.
+"""Tables of the same records under other choices, to explain why a cell may differ from the printed cell.
 
 Each question is answered by a table of averages over environments.
 """

@@ -1,4 +1,4 @@
-"""Accuracies of averaged weights: stored as metrics of the run that they were averaged over, read as runs of their own.
+"""Accuracies of averaged weights. They are stored as metrics of the run, and read as separate runs.
 
 A run that was trained with `options["averages"] = "sma,ema"` has one record in its file. `split_averages` turns it into
 three: the run itself, and one record each whose spec has `options["average"]`.

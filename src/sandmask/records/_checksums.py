@@ -1,4 +1,4 @@
-"""Checksums of an archive's columns. Parquet checks its pages, but not the footer that says what they are."""
+"""Checksums of an archive's columns. Parquet checks its pages, but not the footer that describes them."""
 
 import json
 import zlib

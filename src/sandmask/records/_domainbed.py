@@ -1,4 +1,4 @@
-"""DomainBed's results as records: one folder per run, with `results.jsonl` and, when it finished, `done`."""
+"""Read DomainBed's results as records: one folder per run, with `results.jsonl` and, for a finished run, `done`."""
 
 import json
 import os

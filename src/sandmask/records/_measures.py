@@ -1,4 +1,4 @@
-"""Metrics beyond accuracy: which there are, and how a record holds them.
+"""Metrics beyond accuracy: their definitions, and their form in records.
 
 A run that was trained with `metrics=["f1", "confusion"]` has, at each evaluation, a macro-F1 for every environment's
 "in" and "out" split, as curves named `f1/in/0`, and the counts of its confusion matrices in `tables`. Metrics are not

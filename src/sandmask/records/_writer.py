@@ -1,4 +1,4 @@
-"""The writer of a record file; a file has one at a time."""
+"""The writer of a record file. Only one process at a time can write to a file."""
 
 import json
 import os

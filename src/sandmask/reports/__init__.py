@@ -1,4 +1,4 @@
-"""Tables from records: the data first, then a format.
+"""Tables from records. The data are computed first, and then formatted.
 
     import sandmask
     from sandmask.reports import render

@@ -1,4 +1,4 @@
-"""A report for other programs: as JSON with everything that was computed, or as CSV with a line for each cell."""
+"""Reports for other programs: JSON with all computed data, or CSV with one line per cell."""
 
 import csv
 import io

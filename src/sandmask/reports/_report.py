@@ -1,4 +1,4 @@
-"""From runs to a report: `sandmask.report` reads records, `build_report` takes runs in memory."""
+"""Create reports: `sandmask.report` from record files, and `build_report` from runs in memory."""
 
 import os
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Tables of accuracies: runs are selected for each trial, averaged to cells, and the best cell of a column is found."""
+"""Tables of accuracies: select a run per trial, average the trials of a cell, and find the best cell of a column."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Standard errors, intervals, paired comparisons and ranks. Seeded throughout."""
+"""Standard errors, intervals, paired comparisons and ranks. All random numbers are seeded."""
 
 import math
 from collections.abc import Sequence

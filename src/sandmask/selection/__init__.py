@@ -1,4 +1,4 @@
-"""Model selection: from a sweep's records to the runs and checkpoints that tables report.
+"""Model selection: choose the runs and checkpoints of a sweep that tables report.
 
 Rules are pure functions of records, in a registry:
 

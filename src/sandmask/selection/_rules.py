@@ -1,4 +1,4 @@
-"""Selection rules: the registry, DomainBed's three rules, two of ours, and rules by other metrics than accuracy."""
+"""Selection rules: the registry, DomainBed's three rules, two of our own, and rules for other metrics than accuracy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

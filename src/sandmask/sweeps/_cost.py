@@ -1,4 +1,4 @@
-"""Time, memory and disk of stacks: estimated from the specs of runs, with factors that are measured."""
+"""Time, memory and disk of stacks, estimated from the specs of runs with measured factors."""
 
 import math
 import time

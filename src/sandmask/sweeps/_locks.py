@@ -1,4 +1,4 @@
-"""Locks on stacks that are being trained. They are released when their process ends, even if it is killed.
+"""Locks on stacks that are being trained. A lock is released when its process ends, even if the process is killed.
 
 Every stack that is being trained has a lock file with the ids of its runs. Locks are taken and read while holding
 another lock, the `turn`, so that two programs with overlapping stacks do not train a run twice.

@@ -1,4 +1,4 @@
-"""Soups and ensembles: the kept models of a cell of a sweep, which differ in hyperparameters, combined to one model.
+"""Soups and ensembles: combine the kept models of a cell of a sweep, which differ in hyperparameters, to one model.
 
 A **soup** is the mean of the weights of runs that started from the same weights (Wortsman et al., 2022; DiWA, Rame et
 al., 2022). The uniform soup takes every run. The greedy one adds runs in the order of their validation accuracy, and

@@ -1,4 +1,4 @@
-"""Which runs train together, and in which order. A `Cap` limits the size of stacks: see `Estimator.cap`.
+"""Divide runs into stacks, and order the stacks. A `Cap` limits the size of stacks: see `Estimator.cap`.
 
 Unfinished stacks of an interrupted sweep come first, with the runs of their checkpoints.
 """

@@ -1,4 +1,4 @@
-"""Download a dataset and put its folder in place, whole or not at all."""
+"""Download a dataset and install its folder atomically."""
 
 import hashlib
 import shutil

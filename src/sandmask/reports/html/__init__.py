@@ -1,4 +1,4 @@
-"""The report as one HTML file: tables, comparisons and every run's curves, without a network.
+"""The report as one HTML file with tables, comparisons and the curves of all runs. It works offline.
 
     from sandmask.reports.html import write_html
     write_html(read_runs("runs"), "report.html")

@@ -1,4 +1,4 @@
-"""Curves of runs: for the page, thinned and divided into integers, in chunks that it decodes when a run is opened.
+"""Curves of runs for the page: thinned, quantized, and stored in chunks that are decoded when a run is opened.
 
 For notebooks, the accuracies of one run as a small SVG picture.
 """

@@ -1,4 +1,4 @@
-"""From runs to a page: the file, its text, and its content: tables, regrets of the rules, and the runs."""
+"""Create the page from runs: the file, its text and its content (tables, regrets of the rules, and runs)."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""On this machine: in this process, or in worker processes that share out its GPUs or cores."""
+"""Train on this machine, in this process or in worker processes that divide the GPUs or cores."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""On a Ray cluster: one that runs already, or one that is started here and stopped afterwards."""
+"""Train on a Ray cluster: a running cluster, or a cluster that is started here and stopped afterwards."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""On a Slurm cluster, through submitit. The sweep's folder has to be on a disk that all machines share."""
+"""Train on a Slurm cluster through submitit. All machines have to share the disk with the sweep's folder."""
 
 import contextlib
 import io

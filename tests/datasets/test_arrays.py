@@ -94,7 +94,7 @@ def test_splits_are_those_of_the_file(tmp_path: Path) -> None:
             r"holds Python objects\. Save names as text: np\.array\(names, dtype=str\)",
         ),
         ({"domain": np.where(np.arange(60) == 7, "", HOSPITALS)}, r"row 7: no domain"),
-        ({"split": np.array(["train", "test"] * 30)}, r"row 1: split should be train, val or empty, and is 'test'"),
+        ({"split": np.array(["train", "test"] * 30)}, r"row 1: split should be train, val or empty. Found 'test'"),
         ({"split": np.array(["train"] * 60)}, r"all rows of the domain 'south' have the split train"),
         ({"split": np.arange(60)}, r"'split' should have \"train\", \"val\" or \"\""),
     ],
@@ -108,7 +108,7 @@ def test_files_that_are_no_archives_are_named(tmp_path: Path) -> None:
     with pytest.raises(SandmaskError, match=r"There is no file .*missing\.npz\. The file should have the arrays"):
         load_dataset(tmp_path / "missing.npz")
     (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(SandmaskError, match=r"text\.npz cannot be read as npz: it is no archive of arrays"):
+    with pytest.raises(SandmaskError, match=r"text\.npz cannot be read as npz: it is not an archive of arrays"):
         load_dataset(tmp_path / "text.npz")
     cut = write(tmp_path)
     cut.write_bytes(cut.read_bytes()[:-200])

@@ -85,7 +85,7 @@ def test_verify_names_a_listed_file_that_is_missing(camelyon: Path) -> None:
 def test_bad_metadata_is_one_line(camelyon: Path) -> None:
     text = (camelyon / "metadata.csv").read_text()
     (camelyon / "metadata.csv").write_text(text.replace(",1,4,4,0", ",x,4,4,0", 1))
-    with pytest.raises(SandmaskError, match=r"metadata\.csv, row 4: tumor should be 0 or 1, and is 'x'"):
+    with pytest.raises(SandmaskError, match=r"metadata\.csv, row 4: tumor should be 0 or 1. Found 'x'"):
         load("WILDSCamelyon", camelyon.parent)
     (camelyon / "metadata.csv").write_text(text.replace("center", "centre", 1))
     with pytest.raises(SandmaskError, match=r"no column 'center'"):

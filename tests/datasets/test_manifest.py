@@ -130,7 +130,7 @@ def test_bad_tables_are_explained_in_one_line(make_folder: MakeFolder, tmp_path:
     with pytest.raises(SandmaskError, match=r"scans\.csv has several columns 'class'"):
         load(write(root, [f"{row},other" for row in rows_of(root)], HEADER + ",class"))
     file = write(root, [f"{row},test" for row in rows_of(root)], HEADER + ",split")
-    with pytest.raises(SandmaskError, match=r"row 2: split should be train, val or empty, and is 'test'"):
+    with pytest.raises(SandmaskError, match=r"row 2: split should be train, val or empty. Found 'test'"):
         load(file)
     file = write(root, [f"{row},train" for row in rows_of(root)], HEADER + ",split")
     with pytest.raises(SandmaskError, match="all rows of the domain 'art' have the split train"):

@@ -250,7 +250,7 @@ def test_without_a_baseline_there_is_nothing_to_compare() -> None:
 
 
 def test_a_baseline_that_was_asked_for_has_to_be_there() -> None:
-    with pytest.raises(SandmaskError, match=r"No run is of the baseline 'VREX'. Did you mean 'VREx'\?"):
+    with pytest.raises(SandmaskError, match=r"No run has the baseline method 'VREX'. Did you mean 'VREx'\?"):
         report(made_up_sweep(["IRM", "VREx"]), baseline="VREX")
 
 

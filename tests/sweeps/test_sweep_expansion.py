@@ -151,5 +151,5 @@ def test_large_networks_train_alone() -> None:
 def test_a_sweep_that_no_memory_holds_is_refused_before_it_is_expanded(
     small_sweep: Make, changes: dict[str, int]
 ) -> None:
-    with pytest.raises(SandmaskError, match=r"The sweep has [0-9,]+ runs .*; a sweep has 1,000,000 at most"):
+    with pytest.raises(SandmaskError, match=r"The sweep has [0-9,]+ runs .*; the limit is 1,000,000"):
         expand(small_sweep(**changes))

@@ -46,13 +46,13 @@ TrialSeedOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of weights, minibatches and other randomness.")]
 StepsOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Training steps. (default: that of the dataset)")
+    int | None, typer.Option(metavar="N", min=1, help="Training steps. (default: from the dataset)")
 ]
 CheckpointEveryOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Evaluate every N steps. (default: that of the dataset)")
+    int | None, typer.Option(metavar="N", min=1, help="Evaluate every N steps. (default: from the dataset)")
 ]
 NetworkOption = Annotated[
-    str | None, typer.Option(help="mlp, mnist-convnet, your own or a timm name. (default: that of the dataset)")
+    str | None, typer.Option(help="mlp, mnist-convnet, your own or a timm name. (default: from the dataset)")
 ]
 WeightsOption = Annotated[
     str | None, typer.Option(metavar="FILE|none", help="Pretrained weights of a timm network, or none.")

@@ -51,7 +51,8 @@ def list_datasets(data_dir: DataDir = None, as_json: _options.JsonOption = False
 @app.command()
 def where(
     name: Annotated[
-        str | None, typer.Argument(help="A dataset; without one, the data folder.", autocompletion=_completion.dataset)
+        str | None,
+        typer.Argument(help="A dataset. If not given, the data folder is printed.", autocompletion=_completion.dataset),
     ] = None,
     data_dir: DataDir = None,
     as_json: _options.JsonOption = False,

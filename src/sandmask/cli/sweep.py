@@ -80,7 +80,7 @@ def run(
     ] = "local",
     workers: Workers = None,
     device: Device = None,
-    mps: Annotated[bool, typer.Option(help="Start NVIDIA MPS where workers share a GPU and it is not running.")] = True,
+    mps: Annotated[bool, typer.Option(help="Start NVIDIA MPS if workers share a GPU and MPS is not running.")] = True,
     gpus_per_worker: Annotated[
         float, typer.Option(metavar="N", min=0, help="GPUs per worker, for ray (may be a fraction) and slurm.")
     ] = 0.0,
@@ -119,7 +119,7 @@ def run(
 ) -> None:
     """Train the missing runs of a sweep in DIR. Rerun to resume.
 
-    Ctrl-C and SIGTERM save and stop. After a crash, at most 30 seconds of work are lost. Several of these commands may
+    Ctrl-C and SIGTERM save and stop. After a crash, at most 30 seconds of work are lost. Several processes may
     work on one folder. Requesting more draws, trials, methods, datasets or environments extends the sweep.
 
     [bold]Examples[/bold]

@@ -231,7 +231,7 @@ class _Manifest:
         if split.lower() not in SPLITS:
             raise self.table.error(
                 number,
-                f"{self.names['split']} should be train, val or empty, and is {split!r}; of a held-out domain, tables "
+                f"{self.names['split']} should be train, val or empty. Found {split!r}. For a held-out domain, tables "
                 "report the accuracy on the train rows",
             )
         # The same letters may be composed differently.

@@ -26,7 +26,7 @@ def read_camelyon(folder: Path) -> Listed:
     rows = []
     for number, (patient, node, x, y, tumor, center) in table.rows(COLUMNS):
         if tumor not in ("0", "1"):
-            raise table.error(number, f"tumor should be 0 or 1, and is {tumor!r}")
+            raise table.error(number, f"tumor should be 0 or 1. Found {tumor!r}")
         slide = f"patient_{patient.zfill(3)}_node_{node}"
         path = f"patches/{slide}/patch_{slide}_x_{x}_y_{y}.png"
         rows.append(Row(path, CLASSES[int(tumor)], f"hospital_{center}"))

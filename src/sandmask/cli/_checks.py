@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import sandmask
+from sandmask._text import described
 from sandmask.errors import SandmaskError
 
 Status = Literal["ok", "note", "problem"]
@@ -38,9 +39,7 @@ def errors(say: Say, name: str, says: str, advice: str | None, status: Status = 
     try:
         yield
     except Exception as error:  # noqa: BLE001 - a broken installation fails in many ways
-        lines = str(error).strip().splitlines()
-        reason = ": ".join([type(error).__name__, *lines[:1]])
-        say(name, status, f"{says}: {reason}", advice)
+        say(name, status, f"{says}: {described(error)}", advice)
 
 
 def size(n_bytes: float) -> str:

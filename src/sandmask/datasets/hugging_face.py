@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandmask._online import hub_if_reachable
+from sandmask._text import described
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._tree import Listed, Row
 from sandmask.datasets.image_sets import SAMPLED_BYTES, SAMPLED_FILES, own_entry
@@ -138,8 +139,7 @@ def _open(source: str, config: str | None) -> Any:
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, SandmaskError):
             raise
-        reason = str(error).strip().partition("\n")[0]
-        raise SandmaskError(f"{PREFIX}{source} cannot be loaded: {type(error).__name__}: {reason}") from error
+        raise SandmaskError(f"{PREFIX}{source} cannot be loaded: {described(error)}") from error
     finally:
         enable_progress_bars()
 

@@ -73,9 +73,13 @@ def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
                 f"The installed plugin {entry.name!r} ({entry.value}) cannot be loaded: {described(error)}. "
                 "Fix or uninstall it."
             ) from error
-    named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
-    for path in (*named, *(paths or ())):
+    for path in (*named_files(), *(paths or ())):
         _load_file(Path(path).expanduser())
+
+
+def named_files() -> list[str]:
+    """The files that SANDMASK_PLUGINS names."""
+    return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 
 def is_plugin_module(name: str) -> bool:

@@ -174,10 +174,9 @@ def _nearest(folder: Path) -> Path:
 
 def terminal(say: Say) -> None:
     """Whether the plugins that every command loads can be imported, and whether the shell completes our commands."""
-    from sandmask.plugins import GROUP, VARIABLE, load_plugins
+    from sandmask.plugins import GROUP, VARIABLE, load_plugins, named_files
 
-    named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
-    found = [*(entry.name for entry in metadata.entry_points(group=GROUP)), *named]
+    found = [*(entry.name for entry in metadata.entry_points(group=GROUP)), *named_files()]
     try:
         load_plugins()
         say("plugins", "ok", ", ".join(found) or "none")

@@ -189,7 +189,7 @@ def test_a_domain_may_lack_a_class_where_one_says_so(sparse: Path) -> None:
 
 
 def test_in_a_sweep_as_well(sparse: Path) -> None:
-    wanted = allowances(skip_corrupt=False, allow_missing_classes=True)
+    wanted = tuple(allowances(skip_corrupt=False, allow_missing_classes=True))
     name = dataset_entry(str(sparse)).name
     assert _job.planned_dataset(name, str(sparse), None, wanted).classes == ("cat", "dog")
     with pytest.raises(SandmaskError, match="--missing-classes"):

@@ -110,6 +110,22 @@ class RunRecord:
         )
 
 
+def extent(run: RunRecord) -> tuple[int, bool, int]:
+    """How much a record has: checkpoints, an end, and examples behind the accuracies."""
+    return len(run.steps), run.status != "running", sum(run.sizes[0]) if run.sizes else 0
+
+
+def joined(shorter: RunRecord, longer: RunRecord) -> RunRecord:
+    """One record of two of the same run, in the order of their `extent`.
+
+    Where they have equally many checkpoints, either may have recorded more, such as metrics that were requested later.
+    """
+    if len(shorter.steps) < len(longer.steps):
+        return longer
+    metrics, tables = shorter.metrics | longer.metrics, shorter.tables | longer.tables
+    return replace(longer, metrics=metrics, tables=tables, sizes=longer.sizes or shorter.sizes)
+
+
 # The environments that the benchmark holds out, by dataset in the order of tables. Spirals has one more. Entries of
 # datasets have them too, but importing those takes torch; a test compares the two.
 HELD_OUT: dict[str, tuple[str, ...]] = {

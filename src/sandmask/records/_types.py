@@ -42,7 +42,8 @@ class RunSpec:
     @cached_property
     def id(self) -> str:
         """A short name that is the same on every machine: a hash of the content."""
-        # Not `asdict`, which copies every value: sweeps ask for the ids of tens of thousands of specs.
+        # Not `asdict`, which copies every value: sweeps ask for the ids of tens of thousands of specs. Not `to_json`,
+        # which fails for the spec of a damaged file: its id is compared before its fields are checked.
         content = json.dumps({one.name: getattr(self, one.name) for one in fields(self)}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -30,7 +30,7 @@ OPTIONS = (*COLUMNS, "split", "config")
 
 def recognizes(source: str) -> bool:
     """Whether this names a Hugging Face dataset: by the prefix, or as a folder that `save_to_disk` wrote."""
-    return source.startswith(PREFIX) or _is_saved(Path(source))
+    return source.startswith(PREFIX) or _is_saved(source)
 
 
 def absolute(source: str) -> str:
@@ -119,7 +119,7 @@ def _open(source: str, config: str | None) -> Any:
 
     disable_progress_bars()
     try:
-        if _is_saved(Path(source)):
+        if _is_saved(source):
             return load_from_disk(source)
         if source.lower().endswith(".parquet") and _is_here(source):
             return load_dataset("parquet", data_files=source)
@@ -148,9 +148,9 @@ def _is_here(source: str) -> bool:
     return os.path.exists(source)  # noqa: PTH110 - false for what cannot be a path
 
 
-def _is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote a folder."""
-    return any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json"))  # noqa: PTH113 - as above
+def _is_saved(source: str) -> bool:
+    """Whether this is a folder that `save_to_disk` wrote."""
+    return any(os.path.isfile(Path(source, name)) for name in ("dataset_dict.json", "state.json"))  # noqa: PTH113 - as above
 
 
 def _column(text: str, rows: "Rows", name: str, own: str) -> str:

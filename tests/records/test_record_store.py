@@ -14,15 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandmask.errors import SandmaskError
-from sandmask.records import (
-    RecordWriter,
-    RunRecord,
-    _archive,
-    average_metrics,
-    read_runs,
-    split_averages,
-    write_archive,
-)
+from sandmask.records import RecordWriter, RunRecord, _archive, read_runs, write_archive
 from sandmask.records._archive import pack_counts, unpack_counts
 from sandmask.records._checks import LARGEST_SPLIT, check_record
 from sandmask.records.testing import made_up_run, made_up_sweep
@@ -334,20 +326,3 @@ def test_changed_line_endings_are_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     with pytest.raises(SandmaskError, match=r":1 .*became CRLF"):
         read_runs(path)
-
-
-def test_records_with_and_without_averages_are_joined_in_any_order() -> None:
-    """The same run twice: with averages and fewer training examples evaluated, and without."""
-    whole = replace(made_up_run([[0.5, 0.5]] * 2), sizes=((20, 20), (20, 20)))
-    few = replace(
-        whole,
-        spec=replace(whole.spec, options={"averages": "sma"}),
-        accuracy_in=np.array([[0.5, 0.25]] * 2),
-        sizes=((20, 4), (20, 20)),
-        metrics={"loss": np.ones(2), **{name: np.full(2, 0.5) for name in average_metrics("sma", 2)}},
-    )
-    for records in ((whole, few), (few, whole)):
-        runs = {run.spec.id: run for run in split_averages(records)}
-        assert len(runs) == 2
-        assert np.array_equal(runs[whole.spec.id].accuracy_in, whole.accuracy_in)
-        assert runs[whole.spec.id].sizes == whole.sizes

@@ -176,7 +176,7 @@ def test_a_search_never_sees_the_held_out_environment(
     folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its labels are turned around, which changes no proposal and no pruning."""
-    load = job_module._dataset
+    load = job_module.planned_dataset
 
     def adversarial(*args: Any) -> Any:
         dataset: Any = copy(load(*args))
@@ -184,7 +184,7 @@ def test_a_search_never_sees_the_held_out_environment(
         dataset.labels = torch.where(held_out, 1 - dataset.labels, dataset.labels)
         return dataset
 
-    monkeypatch.setattr(job_module, "_dataset", adversarial)
+    monkeypatch.setattr(job_module, "planned_dataset", adversarial)
     fooled = go(folder, sweep)
     for number, run in records(searched).items():
         other = fooled[number]

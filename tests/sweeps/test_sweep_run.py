@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from sandmask.datasets import Dataset, load_dataset
 from sandmask.records import RunRecord, RunSpec, read_runs
 from sandmask.sweeps import (
+    Estimator,
     JobOptions,
     SweepFolder,
     SweepResult,
@@ -52,6 +54,23 @@ def same(first: Path, second: Path) -> None:
         assert np.array_equal(run.accuracy_in, other.accuracy_in)
         assert np.array_equal(run.accuracy_out, other.accuracy_out)
         assert np.array_equal(run.metrics["loss"], other.metrics["loss"])
+
+
+def test_estimates_and_jobs_of_a_process_load_a_dataset_once(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    def load(name: str, *rest: Any) -> Dataset:
+        loaded.append(name)
+        return load_dataset(name, *rest)
+
+    monkeypatch.setattr(job_module, "load_dataset", load)
+    job_module.planned_dataset.cache_clear()
+    expansion = expand(small_sweep())
+    assert Estimator(expansion, JobOptions(""), "cpu", measure=False).step_work(expansion.runs[0]) > 0
+    go(folder, small_sweep())
+    assert loaded == ["DebugVector"]
 
 
 class Watched:

@@ -90,7 +90,7 @@ def soup(
 
     @lru_cache(maxsize=1)  # the cells of a dataset follow each other
     def load(name: str) -> Dataset:
-        return load_dataset(sources[name], data_dir, **dict.fromkeys(allowed, True))
+        return load_dataset(sources[name], data_dir, **allowed)
 
     possible = [(cell, *_possible(cell, chosen)) for cell in found]
     soups = [(cell, kind) for cell, kinds, _ in possible for kind in kinds]

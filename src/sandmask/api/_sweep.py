@@ -191,7 +191,7 @@ def sweep(
         folder=str(target.path),
         ends=ends,
         data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
-        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
+        allowances=tuple(allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)),
         weights=spec.weights,
         device=chosen.device,
         fast=fast,
@@ -304,7 +304,7 @@ def plan_sweep(
     options = JobOptions(
         str(folder),
         data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
-        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
+        allowances=tuple(allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)),
         weights=spec.weights,
         fast=fast,
         train_eval_limit=spec.train_eval_limit,

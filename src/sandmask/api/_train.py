@@ -183,7 +183,7 @@ def train(
             loggers = requested_loggers(log, tensorboard)
             entry = dataset_entry(os.fspath(dataset))
             allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
-            data = load_dataset(entry, data_dir, **dict.fromkeys(allowed, True))
+            data = load_dataset(entry, data_dir, **allowed)
             test_envs = [test_env] if isinstance(test_env, str | int) else test_env
             spec = make_spec(
                 entry,

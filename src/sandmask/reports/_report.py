@@ -1,10 +1,10 @@
 """From runs to a report: `sandmask.report` reads records, `build_report` takes runs in memory."""
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from sandmask._arguments import Names, PathLike, checked, names_in
+from sandmask._arguments import paths as all_paths
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages, trained
 from sandmask.records._types import dataset_order
@@ -51,7 +51,7 @@ def report(
     :param select_by: what the rules select by: "accuracy", "f1", "ece" or "worst-group".
     :param against: a folder of earlier records to compare with: its number is put beside each cell, with the change.
     """
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    several = all_paths(paths)
     if not several:
         raise SandmaskError("A report needs at least one folder or file of records. Found none.")
     for name, value in (("draws", draws), ("trials", trials)):

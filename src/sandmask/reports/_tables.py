@@ -222,15 +222,14 @@ def _mean_cell(row: Mapping[str, Cell], of: int, kind: str) -> Cell:
     :param of: how many columns of this `kind` a complete average is over.
     """
     cells = row.values()
-    found = {column: cell for column, cell in row.items() if cell.mean is not None}
-    means = [cell.mean for cell in found.values() if cell.mean is not None]
-    in_part = any(_is_in_part(cell) for cell in found.values())
+    means = {column: cell.mean for column, cell in row.items() if cell.mean is not None}
+    in_part = any(_is_in_part(row[column]) for column in means)
     return Cell(
-        mean=sum(means) / len(means) if means else None,
+        mean=sum(means.values()) / len(means) if means else None,
         have=sum(cell.have for cell in cells),
         expected=sum(cell.expected for cell in cells),
         diverged=sum(cell.diverged for cell in cells),
-        parts=Parts(len(means), of, kind, in_part, tuple(map(_column_name, found, found.values()))),
+        parts=Parts(len(means), of, kind, in_part, tuple(_column_name(column, row[column]) for column in means)),
     )
 
 

@@ -98,12 +98,9 @@ def expand(sweep: SweepSpec) -> Expansion:
     )
     if sweep.first_stage is not None:
         runs = _repeat_drops(runs, sweep.first_stage)
-    each_once = {run.id: run for run in runs}
-    notes += [
-        *_notes_on_steps(each_once.values()),
-        *dict.fromkeys(filter(None, map(short_average_of, each_once.values()))),
-    ]
-    return Expansion(tuple(each_once.values()), sources, tuple(notes))
+    found = tuple(runs)
+    notes += [*_notes_on_steps(found), *dict.fromkeys(filter(None, map(short_average_of, found)))]
+    return Expansion(found, sources, tuple(notes))
 
 
 def _notes_on_steps(runs: Iterable[RunSpec]) -> Iterator[str]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sandmask._files import replacing
+from sandmask._text import first_line
 from sandmask.errors import SandmaskError
 from sandmask.registry import check_known
 from sandmask.training.trained_run import TrainedRun
@@ -100,9 +101,8 @@ def _explained(run: TrainedRun, name: str, path: Path) -> Iterator[None]:
     except OSError as error:
         raise SandmaskError(f"{path} cannot be written: {error.strerror or error}.") from error
     except RuntimeError as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise SandmaskError(
-            f"PyTorch cannot export {run.spec.network} ({run.spec.algorithm}) as {name}: {reason}"
+            f"PyTorch cannot export {run.spec.network} ({run.spec.algorithm}) as {name}: {first_line(error)}"
         ) from error
 
 

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
+from sandmask._text import first_line
 from sandmask.errors import SandmaskError
 from sandmask.functional.split import split_products, use_split_products
 from sandmask.registry import check_known
@@ -29,7 +30,7 @@ def choose_device(wanted: str | torch.device | None, *, here: bool = True) -> to
         if here:
             torch.zeros((), device=device).item()  # tensors on some devices, such as meta, have no values
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].partition(". ")[0].rstrip(".")  # PyTorch goes on for several lines
+        reason = first_line(error).partition(". ")[0].rstrip(".")  # PyTorch goes on for several lines
         raise SandmaskError(f"Device {str(wanted)!r} cannot be used here: {reason}. Try --device cpu.") from error
     return device
 

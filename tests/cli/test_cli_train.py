@@ -205,7 +205,7 @@ def test_a_folder_that_has_changed_is_loaded_again(sparse: Path) -> None:
     Image.new("RGB", (4, 4), "red").save(sparse / "west" / "cat" / "new.png")
     assert load(dataset_entry(str(sparse)).name) == 26
     _job.planned_dataset.cache_clear()
-    with pytest.raises(SandmaskError, match="holds other images here than where the sweep was planned"):
+    with pytest.raises(SandmaskError, match="has other content here than where the sweep was planned"):
         load(before)
 
 

@@ -116,13 +116,13 @@ def stop_file(folder: SweepFolder, session: str) -> Path:
 def planned_dataset(name: str, source: str, data_dir: str | None, allowances: tuple[str, ...]) -> Dataset:
     """Load a dataset of a sweep, once per process: stacks of one dataset follow each other.
 
-    It is an error if a folder or file has other images than when the runs were planned, which gave it this name.
+    It is an error if a folder or file has other content than when the runs were planned, which gave it this name.
     """
     dataset = load_dataset(source, data_dir, **dict.fromkeys(allowances, True))
     if source not in DATASETS and dataset.name != name:
         raise SandmaskError(
-            f"{source} holds other images here than where the sweep was planned ({dataset.name} instead of "
-            f"{name}). Copy all of them, or run the sweep again if it was changed."
+            f"{source} has other content here than where the sweep was planned ({dataset.name} instead of "
+            f"{name}). Copy all of it, or run the sweep again if it was changed."
         )
     return dataset
 

@@ -1,0 +1,42 @@
+"""Notes below the table of a dataset: what it lacks, and which of its rows do not compare like the others."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from sandmask.records import RunRecord
+from sandmask.selection import GroupKey, is_adapted, rivals
+
+Groups = Mapping[GroupKey, Sequence[RunRecord]]
+_LISTED_VALUES = 6
+
+
+def table_notes(dataset: str, methods: Sequence[str], absent: Sequence[str], groups: Groups) -> Iterator[str]:
+    """Notes below a table: environments without a column, and what distinguishes its methods."""
+    if absent:
+        yield f"No run holds out {', '.join(absent)} alone."
+    yield from _on_rivals(dataset, methods, groups)
+    if any(map(is_adapted, methods)):
+        yield "T3A adapts the model to unlabelled examples of the held-out environment."
+
+
+def _on_rivals(dataset: str, methods: Sequence[str], groups: Groups) -> Iterator[str]:
+    """Notes on methods that have several runs of one draw; equal ones are merged."""
+    rows: defaultdict[str, list[str]] = defaultdict(list)
+    for method in methods:
+        runs = [run for key, some in groups.items() if (key.dataset, key.method) == (dataset, method) for run in some]
+        if differing := [_with_values(name, values) for name, values in rivals(runs).items()]:
+            rows[" and ".join(differing)].append(method)
+    for where, names in rows.items():
+        yield (
+            f"{', '.join(names)}: runs of the same draw differ in {where} and compete with each other. To compare "
+            "them, report their folders separately, or with --against."
+        )
+
+
+def _with_values(name: str, values: Sequence[float]) -> str:
+    """A hyperparameter with its values, such as `tau (0.5, 0.9)`. Seeds are too long to list."""
+    if name == "seed":
+        return name
+    more = len(values) - _LISTED_VALUES
+    listed = ", ".join(f"{value:g}" for value in values[:_LISTED_VALUES])
+    return f"{name} ({listed}{f' and {more} more' if more > 0 else ''})"

@@ -199,7 +199,7 @@ def test_a_word_that_is_a_name_and_another_environments_number_is_noted(
     assert double_meaning(entry, "1") == note
     assert [double_meaning(entry, word) for word in ("0", "3", 0, 3)] == [None] * 4
     assert [double_meaning(DATASETS["RotatedMNIST"], word) for word in ("0", "15", "1")] == [None] * 3
-    monkeypatch.setitem(DATASETS._entries, "years", entry)  # type: ignore[attr-defined]
+    monkeypatch.setitem(DATASETS._entries, "years", entry)
     sandmask.train("Years", "ERM", "1", steps=1, hparams={"batch_size": 4}, out=tmp_path / "run", progress=False)
     assert capsys.readouterr().err == f"note: {note}\n"
     assert (

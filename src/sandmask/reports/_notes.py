@@ -15,6 +15,11 @@ def table_notes(dataset: str, methods: Sequence[str], absent: Sequence[str], gro
     if absent:
         yield f"No run holds out {', '.join(absent)} alone."
     yield from _on_rivals(dataset, methods, groups)
+    yield from notes_on_adaptation(methods)
+
+
+def notes_on_adaptation(methods: Sequence[str]) -> Iterator[str]:
+    """A note where a method sees examples that the others do not."""
     if any(map(is_adapted, methods)):
         yield "T3A adapts the model to unlabelled examples of the held-out environment."
 

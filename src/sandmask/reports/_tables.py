@@ -12,7 +12,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.records._types import held_out_environments
 from sandmask.reports._data import Cell, Gap, Parts, Table, Trial
-from sandmask.reports._notes import Groups, table_notes
+from sandmask.reports._notes import Groups, notes_on_adaptation, table_notes
 from sandmask.reports.statistics import bootstrap_interval, mean_and_error
 from sandmask.selection import (
     SEARCH,
@@ -254,6 +254,7 @@ def averages_table(tables: Mapping[str, Table]) -> Table:
         columns=tuple(tables),
         cells=cells,
         averages=row_means(methods, list(tables), cells, len(tables), "datasets"),
+        notes=tuple(notes_on_adaptation(methods)),
         chances={name: table.chances[table.columns[0]] for name, table in tables.items() if table.chances},
     )
 

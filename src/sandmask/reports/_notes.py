@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from sandmask.records import RunRecord
-from sandmask.selection import GroupKey, is_adapted, rivals
+from sandmask.selection import GroupKey, is_adapted, is_soup, rivals
 
 Groups = Mapping[GroupKey, Sequence[RunRecord]]
 _LISTED_VALUES = 6
@@ -25,16 +25,20 @@ def notes_on_adaptation(methods: Sequence[str]) -> Iterator[str]:
 
 
 def _on_rivals(dataset: str, methods: Sequence[str], groups: Groups) -> Iterator[str]:
-    """Notes on methods that have several runs of one draw; equal ones are merged."""
+    """Notes on methods that have several runs of one draw, or several soups of one cell; equal ones are merged."""
     rows: defaultdict[str, list[str]] = defaultdict(list)
     for method in methods:
-        runs = [run for key, some in groups.items() if (key.dataset, key.method) == (dataset, method) for run in some]
-        if differing := [_with_values(name, values) for name, values in rivals(runs).items()]:
-            rows[" and ".join(differing)].append(method)
-    for where, names in rows.items():
+        cells = [runs for key, runs in groups.items() if (key.dataset, key.method) == (dataset, method)]
+        if is_soup(method):
+            if any(len(runs) > 1 for runs in cells):
+                rows["those of different sweeps compete"].append(method)
+        elif differing := rivals(run for runs in cells for run in runs):
+            where = " and ".join(_with_values(name, values) for name, values in differing.items())
+            rows[f"runs of the same draw differ in {where} and compete"].append(method)
+    for what, names in rows.items():
         yield (
-            f"{', '.join(names)}: runs of the same draw differ in {where} and compete with each other. To compare "
-            "them, report their folders separately, or with --against."
+            f"{', '.join(names)}: {what} with each other. To compare them, report their folders separately, or with "
+            "--against."
         )
 
 

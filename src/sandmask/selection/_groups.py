@@ -185,10 +185,10 @@ def rivals(runs: Iterable[RunRecord]) -> dict[str, list[float]]:
     A sweep has one run of each draw. If a value was set by hand, and runs with other values are reported together with
     them, there are several, and a rule selects among them.
 
-    :param runs: records of one method on one dataset; soups are left out.
+    :param runs: records of one method on one dataset.
     """
     of_draw: defaultdict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
-    for spec in (run.spec for run in runs if "soup" not in run.spec.options):
+    for spec in (run.spec for run in runs):
         numbers = {name: value for name, value in spec.hparams.items() if isinstance(value, int | float)}
         of_draw[spec.test_envs, spec.trial_seed, spec.hparams_seed].append({**numbers, "seed": spec.seed})
     found: defaultdict[str, set[float]] = defaultdict(set)

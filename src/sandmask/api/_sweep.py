@@ -224,6 +224,9 @@ def sweep(
             display.say(f"note: {note}")
         before = status()
         display.say(f"{headline(before)}; records in {Path(folder)}")
+        late = [option for option, given in (("--diagnostics", diagnostics), ("--log", loggers)) if given]
+        if before.done and late:
+            display.say(f"note: finished runs are not changed: {' and '.join(late)} cannot be added to them.")
         estimator = Estimator(
             expansion, options, chosen.devices[0], measure=calibrate, elsewhere=chosen.elsewhere, notice=display.say
         )

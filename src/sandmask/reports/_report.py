@@ -12,7 +12,8 @@ from sandmask.registry import closest
 from sandmask.reports._comparisons import beside_earlier, beside_published, compare
 from sandmask.reports._data import Report, RuleReport
 from sandmask.reports._measures import confusions, metric_reports, reportable, shown_measures
-from sandmask.reports._tables import Expected, Groups, averages_table, dataset_table, expected_of, is_of, method_order
+from sandmask.reports._notes import Groups
+from sandmask.reports._tables import Expected, averages_table, dataset_table, expected_of, is_of, method_order
 from sandmask.selection import ACCURACY, RULES, SelectionRule, by_metric, find_rule, group_runs
 
 DEFAULT_RULES = ("training-domain", "oracle")

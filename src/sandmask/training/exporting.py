@@ -63,7 +63,7 @@ def export_run(
     :param run: the trained run, from `load_run`.
     :param format_name: "torch-export" or "onnx"; if not given, the one that the file is named like, or "torch-export".
     :param output: file to write; `model.pt2` or `model.onnx` in the run's folder if not given, `ID.pt2` in a
-        sweep's.
+        sweep's, with averaged weights `model-sma.pt2`.
     """
     named = [name for name, known in FORMATS.items() if output is not None and Path(output).suffix == known.suffix]
     format_name = format_name or (named or ["torch-export"])[0]

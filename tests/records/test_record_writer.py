@@ -235,7 +235,8 @@ def test_a_foreign_file_is_not_appended_to(tmp_path: Path) -> None:
     assert path.read_text() == '{"some": "thing"}\n'
 
 
-def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # bytecode files would be cut off, too
     path = tmp_path / "records.jsonl"
     with RecordWriter(path) as writer:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -95,7 +95,11 @@ def made_up_sweep(
 
 
 def assert_same_runs(found: Iterable[RunRecord], expected: Iterable[RunRecord]) -> None:
-    """Assert that the records are those of the same runs, each once, with the same numbers to the last bit."""
+    """Assert that the records are of the same runs, each once and in any order, and equal to the last bit.
+
+    :param found: the records to check.
+    :param expected: the records of the same runs from elsewhere.
+    """
     runs, known = list(found), {run.spec.id: run for run in expected}
     assert Counter(run.spec.id for run in runs) == dict.fromkeys(known, 1)
     for run in runs:

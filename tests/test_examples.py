@@ -5,10 +5,12 @@ import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from textwrap import indent
 
 import pytest
+from PIL import Image
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -32,6 +34,10 @@ RUNS = {
         ("--epochs", "2"), r"AND-mask +\d+\.\d+ +\d+\.\d% +\d+\.\d%", launcher=(sys.executable,)
     ),
     "hugging_face_trainer.py": Example(("--steps", "4"), r"AND-mask +\d+\.\d% +\d+\.\d%", launcher=(sys.executable,)),
+    "frozen_features.py": Example(
+        ("pictures", "features.npz", "--network", "test_resnet.r160_in1k", "--weights", "none"),
+        r"features\.npz: \d+ features of 6 images in 3 domains",
+    ),
     "distributed_environments.py": Example(
         (),
         r"largest difference to one process: \d\.\de-0[6-9]",
@@ -45,9 +51,12 @@ def test_every_script_is_declared() -> None:
     assert sorted(RUNS) == SCRIPTS
 
 
-@pytest.mark.parametrize("script", [script for script in SCRIPTS if script != "ilc_spirals.py"])
+LARGER_MODELS = ("frozen_features.py", "ilc_spirals.py")
+
+
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if script not in LARGER_MODELS])
 def test_small_models_use_one_thread(script: str) -> None:
-    """More threads wait for each other: seconds become minutes. ILC's model is larger, and prints how many it uses."""
+    """More threads wait for each other: seconds become minutes."""
     assert "torch.set_num_threads(1)" in (EXAMPLES / script).read_text(encoding="utf-8")
 
 
@@ -57,6 +66,10 @@ def test_script_runs(
 ) -> None:
     example = RUNS[script]
     monkeypatch.chdir(tmp_path)
+    for place in product(("north", "south", "west"), ("cat", "dog")):
+        folder = Path("pictures", *place)
+        folder.mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(folder / "1.png")
     if example.launcher:
         command = [*example.launcher, str(EXAMPLES / script), *example.arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)

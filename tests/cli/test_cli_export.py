@@ -214,7 +214,7 @@ def test_a_folder_that_takes_no_files_is_named_before_anything_is_exported(vecto
 def test_a_full_disk_is_named_and_leaves_nothing(vectors: Path, tmp_path: Path, name: str) -> None:
     program = f"from sandmask.training import *; export_run(load_run({str(vectors)!r}), output={name!r})"
     done = subprocess.run(
-        [sys.executable, "-B", "-c", program],  # bytecode files would be cut off, too
+        [sys.executable, "-B", "-c", program],  # -B: Python would keep bytecode files that are cut off at the limit
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -93,6 +93,13 @@ def test_a_compiled_augmentation_normalizes_as_its_dataset(
     assert torch.equal(data.compiled().normalized_by(*numbers).training_inputs(indices, key_of(1)), expected)
 
 
+def test_images_are_read_in_inference_mode(make_folder: MakeFolder) -> None:
+    data, numbers = load_dataset(make_folder(), image_size=24, cache="memory"), torch.arange(3)
+    with torch.inference_mode():
+        found = [*data.batches([numbers, numbers])]
+    assert torch.equal(torch.stack(found), data.inputs(numbers).expand(2, -1, -1, -1, -1))
+
+
 def test_kept_images_are_not_read_again(make_folder: MakeFolder) -> None:
     root = make_folder()
     data = load_dataset(root, image_size=24, cache="memory")

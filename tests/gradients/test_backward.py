@@ -129,6 +129,15 @@ def test_parameters_of_several_dtypes() -> None:
         assert p.grad.tolist() == [2, 4, -6]
 
 
+@pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="needs a torch with `Tensor.grad_dtype`")
+def test_gradients_may_be_wider_than_their_parameters() -> None:
+    w = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    w.grad_dtype = torch.float32
+    for times in (1, 2):
+        sandmask.backward([(w * k).sum() for k in (1, 3)], [w], ANDMask(1.0))
+        torch.testing.assert_close(w.grad, torch.full((3,), 2.0 * times))
+
+
 def test_gradients_that_share_memory_are_not_mixed_up() -> None:
     # The gradients of a and b are one and the same expanded tensor.
     a, b = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)

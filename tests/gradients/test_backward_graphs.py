@@ -66,6 +66,16 @@ def test_graphs_are_kept_for_another_call_if_asked_for(expected: list[Tensor]) -
         sandmask.backward(losses, model[0].parameters(), MASK)
 
 
+def test_heads_of_single_environments_may_have_ordinary_gradients() -> None:
+    body, heads = nn.Linear(5, 7), nn.ModuleList(nn.Linear(7, 1) for _ in X)
+    losses = [head(body(x)).square().mean() for head, x in zip(heads, X, strict=True)]
+    expected = [*torch.autograd.grad(sum(losses), [*heads.parameters()], retain_graph=True)]
+    sandmask.backward(losses, body.parameters(), MASK, retain_graph=True)
+    assert gradients(heads) == [None] * 6
+    torch.autograd.backward(losses, inputs=[*heads.parameters()])
+    torch.testing.assert_close(gradients(heads), expected)
+
+
 @pytest.mark.parametrize("form", [list, torch.stack, iter])
 def test_it_may_be_called_without_gradients(form: Any, expected: list[Tensor]) -> None:
     model = make_model()
@@ -137,9 +147,44 @@ def test_a_compiled_model(expected: list[Tensor]) -> None:
         sandmask.backward(losses_of(compiled), model.parameters(), MASK)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # read by dynamo
+def test_a_compiled_loss_of_a_recorded_model() -> None:
+    model = make_model()
+    loss = torch.compile(lambda rows: rows.tanh().exp().mean(), backend="aot_eager")
+    loss(model(X[0])).backward()  # compiled for a graph that is not kept
+    model.zero_grad()
+    with sandmask.record(model, [4, 4, 4]) as recording:
+        outputs = model(X.flatten(0, 1))
+    with pytest.raises(MaskError, match="Pass a generator of losses"):
+        recording.backward([loss(rows) for rows in outputs.split(4)], MASK)
+
+
+def test_a_model_of_lightning_fabric() -> None:
+    """In mixed precision, its outputs accept backward passes of Fabric only."""
+    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    model = fabric.setup_module(make_model())
+    with pytest.raises(MaskError, match=r"model\.module\(x\)"):
+        sandmask.backward(losses_of(model), model.named_parameters(), MASK)
+    with sandmask.record(model, [4, 4, 4]) as recording:
+        losses = shared(model)
+    with pytest.raises(MaskError, match=r"model\.module\(x\)"):
+        recording.backward(losses, MASK)
+    with fabric.autocast():
+        sandmask.backward(losses_of(model.module), model.named_parameters(), MASK)
+    assert None not in gradients(model)
+
+
 def test_complex_parameters_are_refused_with_a_scaler_too() -> None:
     w = torch.ones(2, dtype=torch.complex64, requires_grad=True)
     for scaler in (None, GradScaler("cpu")):
         with pytest.raises(MaskError, match=re.escape("Found torch.complex64")):
             sandmask.backward([(w * k).abs().sum() for k in (1, 2)], [w], MASK, scaler=scaler)
     assert w.grad is None
+
+
+def test_complex_parameters_are_refused_in_one_pass_too() -> None:
+    model = nn.Linear(5, 3, dtype=torch.complex64)
+    with pytest.raises(MaskError, match="view_as_complex"):
+        sandmask.record(model, [4, 4])
+    with pytest.raises(MaskError, match="view_as_complex"):
+        sandmask.environment_moments(model, lambda out, _: out.abs().sum(), [(X[0] + 0j, X[0])] * 2)

@@ -128,3 +128,12 @@ def test_losses_that_are_scaled_already_are_an_error(together: bool) -> None:
         sandmask.backward(scaled, model.parameters(), ANDMask(1.0), scaler=scaler)
     assert all(p.grad is None for p in model.parameters())
     sandmask.backward(make_losses(model), model.parameters(), ANDMask(1.0), scaler=scaler)
+
+
+def test_what_is_no_scaler_is_refused() -> None:
+    class NativeScaler:
+        """Timm's, which holds a scaler."""
+
+    model = make_model()
+    with pytest.raises(MaskError, match=r"Found NativeScaler\..*`_scaler`"):
+        sandmask.backward(make_losses(model), model.parameters(), ANDMask(1.0), scaler=NativeScaler())  # type: ignore[arg-type]

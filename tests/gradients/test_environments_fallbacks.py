@@ -154,6 +154,18 @@ class Constant(Model):
         return x + F.linear(torch.linspace(0, 1, 78).view(13, 6), self.weight).mean(0)
 
 
+class Twice(Model):
+    """A layer with two names, whose weight another layer has too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.tied = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.alias, self.tied.weight = self.layer, self.layer.weight
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return super().hidden(self.tied(self.alias(self.layer(x))))
+
+
 class Recurrent(Model):
     """`vmap` has no rule for it."""
 
@@ -190,6 +202,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "detached mean": Detached,
     "as many tokens as examples": Tokens,
     "a constant with as many rows": Constant,
+    "two names": Twice,
     "recurrent": Recurrent,
     "hooked": Hooked,
     "batch-norm, frozen": Normalized,
@@ -204,13 +217,13 @@ def make_batches(sizes: tuple[int, ...] = (4, 5, 4)) -> Batches:
 
 
 def check(model: nn.Module, batches: Batches, method: Any) -> None:
-    expected = environment_gradients(model, F.cross_entropy, batches, "loop")
+    expected, own = environment_gradients(model, F.cross_entropy, batches, "loop"), [*model.parameters()]
     found = environment_gradients(model, F.cross_entropy, batches, method)
     means = environment_moments(model, F.cross_entropy, batches, method).mean
     for name, stack in expected.items():
         torch.testing.assert_close(found[name], stack, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(means[name], stack.mean(0), rtol=1e-5, atol=1e-6)
-    assert all(p.grad is None for p in model.parameters())
+    assert all(p is q and p.grad is None for p, q in zip(model.parameters(), own, strict=True))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -230,6 +243,7 @@ def test_auto_finds_a_way_for_every_model(kind: str) -> None:
         "accumulated",
         "detached mean",
         "as many tokens as examples",
+        "two names",
     ],
 )
 def test_batched_goes_through_vmap(kind: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 import sandmask
@@ -31,6 +31,11 @@ def groups(w: Tensor) -> list[dict[str, Any]]:
     return [{"params": [w], "weight_decay": 0.0}, {"params": [parameter()]}]
 
 
+def named(name: str, base: Any = SGD) -> Any:
+    """A class of another library."""
+    return type(name, (base,), {})
+
+
 def masked_backward(w: Tensor) -> None:
     sandmask.backward([(w * slope).sum() for slope in (1.0, 2.0)], [w], sandmask.ANDMask(1.0))
 
@@ -41,6 +46,10 @@ def masked_backward(w: Tensor) -> None:
         lambda w: AdamW([w], lr=0.1),
         lambda w: Adam([w], lr=0.1, weight_decay=0.1, decoupled_weight_decay=True),
         lambda w: AdamW(groups(w), lr=0.1),
+        lambda w: Adafactor([w], weight_decay=0.1),
+        lambda w: SGD([{"params": [w], "weight_decay": 0.1, "weight_decouple": True}], lr=0.1),
+        lambda w: named("Lion8bit")([w], lr=0.1, weight_decay=0.1),
+        lambda w: named("Adam", named("Optimizer2State"))([w], lr=0.1, weight_decay=0.1),
     ],
 )
 def test_decoupled_weight_decay_warns_once(make: Callable[[Tensor], Optimizer]) -> None:
@@ -60,6 +69,7 @@ def test_decoupled_weight_decay_warns_once(make: Callable[[Tensor], Optimizer]) 
         lambda w: Adam([w], lr=0.1, weight_decay=0.1),
         lambda w: AdamW([w], lr=0.1, weight_decay=0.0),
         lambda w: SGD([w], lr=0.1, weight_decay=0.1),
+        lambda w: Adafactor([w]),
     ],
 )
 def test_other_optimizers_do_not(make: Any) -> None:

@@ -229,6 +229,18 @@ def test_a_forward_pass_that_is_given_up_is_freed(mistake: str) -> None:
     assert kept[0]() is None
 
 
+@pytest.mark.parametrize("mask", [ANDMask(1.0), GeometricMean(0.5)], ids=repr)
+def test_outputs_keep_no_gradients(mask: Mask) -> None:
+    """They keep the tape."""
+    model, x, y = make("mlp", [4, 4])
+    with sandmask.record(model, [4, 4]) as recording:
+        logits = model(x)
+    tape: Any = recording._tape
+    recording.backward(losses_of(logits, y, [4, 4]), mask)
+    assert tape.used() == {}
+    assert "folding" not in vars(tape)
+
+
 def test_mistakes_are_named() -> None:
     sizes = [4, 4, 4]
     model, x, y = make("mlp", sizes)
@@ -282,8 +294,17 @@ def test_a_model_outside_of_the_block_is_an_error() -> None:
     model, x, y = make("mlp", sizes)
     with sandmask.record(model, sizes) as recording:
         pass
-    with pytest.raises(MaskError, match="cannot be tracked"):
+    with pytest.raises(MaskError, match="in the `with` block"):
         recording.backward(losses_of(model(x), y, sizes), ANDMask(1.0))
+
+
+@pytest.mark.parametrize("case", ["mlp", "sentences"])
+def test_sizes_that_are_not_those_of_the_input_are_an_error(case: str) -> None:
+    model, x, y = make(case, [4, 3])
+    with sandmask.record(model, [4, 4]) as recording:
+        logits = model(x)
+    with pytest.raises(MaskError, match="row for each of the 8 examples"):
+        recording.backward(losses_of(logits, y, [4, 3]), ANDMask(1.0))
 
 
 def test_an_ordinary_backward_pass_through_a_recording_is_an_error() -> None:

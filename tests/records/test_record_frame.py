@@ -120,5 +120,5 @@ def test_the_longer_of_two_records_of_a_run_is_taken_and_contradictions_are_name
     write_archive([run], tmp_path / "b.records.parquet")
     assert len(load_records(tmp_path)) == 4
     write_archive([replace(run, accuracy_in=1 - run.accuracy_in)], tmp_path / "c.records.parquet")
-    with pytest.raises(SandmaskError, match="has different records"):
+    with pytest.raises(SandmaskError, match="was trained twice with different results"):
         load_records(tmp_path)

@@ -99,7 +99,7 @@ def test_of_two_records_the_one_over_all_training_examples_is_read(tmp_path: Pat
     assert np.array_equal(read.accuracy_in, full.accuracy_in)
     held_out = replace(limited, accuracy_in=np.array([[1.0, 0.5], [0.0, 0.6]]), sizes=((2, 20), (10, 10)))
     save(tmp_path / "c.jsonl", held_out)
-    with pytest.raises(SandmaskError, match="different records"):
+    with pytest.raises(SandmaskError, match="different results"):
         read_runs(tmp_path)
 
 
@@ -108,11 +108,11 @@ def test_contradicting_records_of_a_run_name_both_files(tmp_path: Path) -> None:
     other = replace(run, accuracy_in=run.accuracy_in[::-1].copy())
     save(tmp_path / "one.jsonl", run)
     save(tmp_path / "two.jsonl", other)
-    with pytest.raises(SandmaskError, match=r"different records in .*one\.jsonl and .*two\.jsonl"):
+    with pytest.raises(SandmaskError, match=r"different results, in .*one\.jsonl and .*two\.jsonl"):
         read_runs(tmp_path)
     (tmp_path / "two.jsonl").unlink()
     save(tmp_path / "three.jsonl", replace(run, status="diverged", diverged_at=101))
-    with pytest.raises(SandmaskError, match="different records"):
+    with pytest.raises(SandmaskError, match="different results"):
         read_runs(tmp_path)
 
 

@@ -223,8 +223,8 @@ def test_a_foreign_file_is_not_appended_to(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.dont_write_bytecode", True)  # bytecode files would be cut off, too
     path = tmp_path / "records.jsonl"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would keep files that are cut off at the limit
     with RecordWriter(path) as writer:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -268,7 +268,7 @@ def test_the_command_of_any_run_is_printed(runs: list[RunRecord], tmp_path: Path
     assert "--test-env b " in run_command(own.spec, ("1", "b", "0"))
     write_archive([own], tmp_path / "own.records.parquet")
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", own.spec.id])
-    assert "photos-3f2a9c51 are images of your own. Write their path" in done.stderr
+    assert "photos-3f2a9c51 is a dataset of your own. Write its path" in done.stderr
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--command", "nothing"])
     assert "holds no runs whose id begins with 'nothing'. The page of --html lists" in done.stderr
 

@@ -194,7 +194,8 @@ def _arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
             yield "", np.load(path, allow_pickle=False)
         else:
             with np.load(path, allow_pickle=False) as archive:
-                yield from ((name if len(archive) > 1 else "", archive[name]) for name in archive)
+                names = ["inputs"] if "inputs" in archive else list(archive)
+                yield from ((name if len(names) > 1 else "", archive[name]) for name in names)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise SandmaskError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
 

@@ -139,8 +139,8 @@ def train(
         run.accuracy              # by environment, after the last step
         run.frame()               # every evaluation
 
-    :param dataset: name of a dataset, a folder of images (root/domain/class/*.jpg), or a manifest (CSV or Parquet with
-        the columns path, class and domain).
+    :param dataset: name of a dataset, a folder of images (root/domain/class/*.jpg), a manifest (CSV or Parquet with the
+        columns path, class and domain), or an .npz file with the arrays inputs, class and domain.
     :param algorithm: name of an algorithm.
     :param test_env: environment to hold out, by name or number, or a list of them.
     :param steps: training steps; the dataset's protocol if not given.

@@ -121,7 +121,7 @@ def _catalogue(kind: str) -> Registry[_Name]:
 
 
 def _may_be_own(dataset: str) -> bool:
-    """Whether it may be a folder of images, a manifest or a Hugging Face dataset."""
+    """Whether it may be a folder of images, a manifest, arrays or a Hugging Face dataset."""
     if any(separator in dataset for separator in {"/", os.sep}) or (dataset != "" and Path(dataset).is_dir()):
         return True
-    return dataset.startswith("hf:") or dataset.partition(":")[0].lower().endswith((".csv", ".tsv", ".parquet"))
+    return dataset.startswith("hf:") or dataset.partition(":")[0].lower().endswith((".csv", ".tsv", ".parquet", ".npz"))

@@ -29,7 +29,7 @@ def _given(
         list[str] | None,
         typer.Option(
             metavar="A,B",
-            help="Datasets, folders of images or manifests, separated by commas.",
+            help="Datasets, or paths of your own data (folder, manifest, .npz), separated by commas.",
             autocompletion=_completion.dataset,
         ),
     ] = None,

@@ -103,7 +103,7 @@ def verify_datasets(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Datasets, or your own folders and manifests. (default: all datasets that exist)",
+            help="Datasets, or your own folders, manifests and .npz files. (default: all datasets that exist)",
             autocompletion=_completion.dataset,
         ),
     ] = None,

@@ -20,7 +20,7 @@ def hparams(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="A dataset, or your own images; see: sandmask list datasets",
+            help="A dataset, or your own data; see: sandmask list datasets",
             autocompletion=_completion.dataset,
         ),
     ],

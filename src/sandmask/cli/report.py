@@ -211,7 +211,7 @@ def _command_of(directory: Path, run: str) -> str:
         raise SandmaskError(f"{directory} holds {len(found) or 'no'} runs whose id begins with {run!r}. {remedy}")
     if OWN_IMAGES.fullmatch(dataset := found[0].spec.dataset):
         typer.echo(
-            f"note: {printable(dataset)} are images of your own. Write their path instead of this name.", err=True
+            f"note: {printable(dataset)} is a dataset of your own. Write its path instead of this name.", err=True
         )
     return run_command(found[0]) or f"sandmask soup {in_shell(directory)}"
 

@@ -25,7 +25,8 @@ def train(
         str,
         typer.Argument(
             help="A dataset, a folder of images (root/domain/class/*.jpg), a manifest (a CSV or Parquet file with the "
-            "columns path, class, domain), or hf:NAME for a Hugging Face dataset.",
+            "columns path, class, domain), an .npz file (with the arrays inputs, class, domain), or hf:NAME for a "
+            "Hugging Face dataset.",
             autocompletion=_completion.dataset,
         ),
     ],

@@ -6,6 +6,7 @@
     pacs = load_dataset("PACS", data_dir="data", cache="memory")
     mine = load_dataset("photos/by_hospital")          # root/domain/class/*.jpg
     listed = load_dataset("scans.csv")                 # a manifest: path,class,domain
+    measured = load_dataset("patients.npz")            # arrays: inputs, class, domain
     shared = load_dataset("hf:flwrlabs/pacs")          # a Hugging Face dataset: image, label, domain
     held_out = resolve_environment(pacs, "sketch")     # by name or number
 

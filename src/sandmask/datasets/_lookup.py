@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from sandmask._arguments import PathLike
-from sandmask.datasets import debug, hugging_face, image_sets, manifest, mnist, spawrious, spirals, wilds
+from sandmask.datasets import arrays, debug, hugging_face, image_sets, manifest, mnist, spawrious, spirals, wilds
 from sandmask.datasets._base import DATASETS, Dataset, DatasetEntry
 from sandmask.datasets._scan import plain
 from sandmask.errors import SandmaskError
@@ -19,7 +19,7 @@ PARAMETERS = re.compile(r"(?P<source>.*?)(?P<parameters>(:\w+=[^:]*)*)", re.DOTA
 
 # Modules for a user's own datasets, which are named by a file, a folder or a name on the Hub. Each has
 # `recognizes(source)`, `entry_of(source, options)`, `absolute(source)` and the names of its OPTIONS.
-OWN_KINDS = (hugging_face, manifest)
+OWN_KINDS = (hugging_face, manifest, arrays)
 IMAGE_SETS = (
     image_sets.VLCS,
     image_sets.PACS,
@@ -43,13 +43,13 @@ for _entry in (  # in the order in which they are listed
 
 
 def dataset_entry(name_or_path: str | Path) -> DatasetEntry:
-    """Return the entry of a registered dataset, of a variant of one, or of your own images.
+    """Return the entry of a registered dataset, of a variant of one, or of your own data.
 
-    A CSV or Parquet file is a manifest, and "hf:" begins the name of a Hugging Face dataset. Any other name with a path
-    separator is a folder, and so is the name of an existing folder that is not a dataset's name. Parameters follow the
-    name: "Spirals:seed=1:environments=8", "scans.csv:class=diagnosis".
+    A CSV or Parquet file is a manifest, an .npz file has arrays, and "hf:" begins the name of a Hugging Face dataset.
+    Any other name with a path separator is a folder, and so is the name of an existing folder that is not a dataset's
+    name. Parameters follow the name: "Spirals:seed=1:environments=8", "scans.csv:class=diagnosis".
 
-    :param name_or_path: name of a dataset, or path of a folder or manifest.
+    :param name_or_path: name of a dataset, or path of a folder, manifest or .npz file.
     """
     text = os.fspath(name_or_path)
     if is_registered(text) and not isinstance(name_or_path, Path):
@@ -80,7 +80,7 @@ def is_registered(name: str) -> bool:
 
 
 def is_own(text: str) -> bool:
-    """Whether this names a user's own images: a manifest, a Hugging Face dataset, or a folder."""
+    """Whether this names a user's own data: a manifest, arrays, a Hugging Face dataset, or a folder."""
     if text == "" or is_registered(text):
         return False
     if "/" in text or os.sep in text or text == ".":
@@ -127,7 +127,7 @@ def _values(name: str, parameters: list[str], example: str) -> dict[str, str]:
 
 
 def load_dataset(source: str | Path | DatasetEntry, data_dir: PathLike | None = None, **options: Any) -> Dataset:
-    """Load a dataset by name, or a folder of images by path.
+    """Load a dataset by name, or your own data by path.
 
     :param source: name, path or entry.
     :param data_dir: folder of the datasets; see `data_folder` for the default.

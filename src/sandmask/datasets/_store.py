@@ -53,7 +53,8 @@ class Stored(NamedTuple):
     @classmethod
     def empty(cls, n: int, size: int, **where: Any) -> "Stored":
         """Room for `n` images; `where` are arguments of `torch.empty`."""
-        return cls(torch.empty(n, size, size, 3, dtype=torch.uint8, **where), torch.empty(n, **where))
+        with torch.inference_mode(mode=False):  # which holds for one thread: others could not write to its tensors
+            return cls(torch.empty(n, size, size, 3, dtype=torch.uint8, **where), torch.empty(n, **where))
 
     def to(self, device: torch.device) -> "Stored":
         """These images on `device`; copied from pinned memory without waiting."""

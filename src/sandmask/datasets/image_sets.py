@@ -139,8 +139,13 @@ def folder_entry(root: Path) -> DatasetEntry:
 
 def own_entry(stem: str, number: str, domains: tuple[str, ...], **fields: Any) -> DatasetEntry:
     """A registry entry for a user's own images, named after their folder or file and an id of their content."""
+    return ImageSet(own_name(stem, number), stem, domains, domains, **fields).entry()
+
+
+def own_name(stem: str, number: str) -> str:
+    """The name of a user's own data: that of their folder or file, and an id of their content."""
     stem = "".join(letter if letter.isprintable() else "_" for letter in stem) or "images"
-    return ImageSet(f"{stem}-{number}", stem, domains, domains, **fields).entry()
+    return f"{stem}-{number}"
 
 
 def content_id(root: Path, paths: Sequence[str], labels: bytes = b"") -> str:

@@ -12,7 +12,7 @@ import itertools
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +153,7 @@ def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:
         (Row(path.relative_to(root).as_posix(), *facts) for path, facts in images.items()),
         key=lambda row: (row.domain, row.label, row.path),
     )
-    _check_splits(file, rows)
+    check_splits(file, ((row.domain, row.split) for row in rows))
     text = "".join(f"{unicodedata.normalize('NFC', str(part))}\0" for row in rows for part in row)
     number = content_id(root, [row.path for row in rows], text.encode(errors="surrogateescape"))
     domains = tuple(sorted({row.domain for row in rows}))
@@ -239,11 +239,11 @@ class _Manifest:
         return label, domain, SPLITS[split.lower()]
 
 
-def _check_splits(file: Path, rows: list[Row]) -> None:
-    """A domain that is split should have both parts, and be split as a whole."""
+def check_splits(file: Path, rows: Iterable[tuple[str, int]]) -> None:
+    """Check the domains and splits of all rows: a domain that is split has both parts, and is split as a whole."""
     found: dict[str, set[int]] = {}
-    for row in rows:
-        found.setdefault(row.domain, set()).add(row.split)
+    for domain, split in rows:
+        found.setdefault(domain, set()).add(split)
     for domain, splits in found.items():
         if splits not in ({RANDOM}, {IN, OUT}):
             spelled = " and ".join(SPLIT_NAMES[split] for split in sorted(splits))

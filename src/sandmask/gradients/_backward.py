@@ -81,7 +81,7 @@ def backward(
         the environment where only the loss is, as that of an empty batch. It costs one synchronization with the
         device. It has no effect with a scaler, which checks this itself.
     :param on_report: called with the report once `.grad` is written, such as a `sandmask.diagnostics.MaskLogger`.
-    :return: a report of what the mask did; it costs nothing unless it is read.
+    :return: a report of what the mask did; until it is read, it costs no time and keeps the moments.
 
     >>> import torch, sandmask
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
@@ -176,8 +176,9 @@ def fill_gradients(named: Mapping[str, Tensor], mask: Mask, moments: GradientMom
         param = named[name]
         if param.grad is None:
             # Fused optimizers expect gradients in the memory layout of their parameters.
-            same = grad.dtype == param.dtype and grad.stride() == param.stride()
-            param.grad = grad if same else torch.empty_like(param).copy_(grad)
+            dtype = getattr(param, "grad_dtype", None) or param.dtype  # which older versions of torch do not have
+            same = grad.dtype == dtype and grad.stride() == param.stride()
+            param.grad = grad if same else torch.empty_like(param, dtype=dtype).copy_(grad)
         else:
             param.grad.add_(grad)
     for param in (named[name] for name in masked):
@@ -227,7 +228,13 @@ def _inspect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
         )
 
 
+# Decoupled weight decay is known by a flag in the groups (of torch, timm or pytorch-optimizer) or by part of a class's
+# name. `Optimizer2State` is the base of bitsandbytes' Adam, whose weight decay is that of AdamW.
+_FLAGS = ("decoupled_weight_decay", "decoupled_decay", "decoupled", "weight_decouple")
+_CLASSES = ("AdamW", "Muon", "Adafactor", "Lion", "RAdamScheduleFree", "Optimizer2State")
+
+
 def _decays_decoupled(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """torch's AdamW has a flag in its groups; in other libraries, the name of the class is checked."""
-    decoupled = group.get("decoupled_weight_decay", False) or "AdamW" in type(optimizer).__name__
-    return bool(decoupled) and float(group.get("weight_decay", 0.0)) != 0.0
+    flagged = any(group.get(flag, False) for flag in _FLAGS)
+    named = any(part in kind.__name__ for kind in type(optimizer).__mro__ for part in _CLASSES)
+    return (flagged or named) and float(group.get("weight_decay", 0.0)) != 0.0

@@ -120,6 +120,11 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     for name, param in params.items():
         if is_lazy(param):
             raise MaskError(f"`{name}` has no shape yet, because its module is lazy. Call the model once before.")
+        if param.is_complex():
+            raise MaskError(
+                f"`{name}` should be of a real floating-point dtype. Found {param.dtype}. Make its real and imaginary "
+                "parts a real parameter, and use `torch.view_as_complex` of it."
+            )
         check_whole(name, param)
     if not params:
         raise MaskError(

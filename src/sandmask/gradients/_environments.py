@@ -1,6 +1,6 @@
 """Per-environment gradients of a model: one environment after the other, or many at once. The numbers are the same."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 import torch
@@ -123,7 +123,7 @@ def set_gradients(
     :param processes: "merge" or "alone", as in `sandmask.backward`: required if `torch.distributed` is initialized
         with several processes, unless the moments went through `sandmask.distributed.merge_moments`.
     :param group: process group; the default one if not given.
-    :return: a report of what the mask did; it costs nothing unless it is read.
+    :return: a report of what the mask did; until it is read, it costs no time and keeps the moments.
 
     >>> import torch, sandmask
     >>> model = torch.nn.Linear(2, 1)
@@ -257,10 +257,13 @@ class _Passes:
             yield [e], {n: torch.zeros_like(params[n])[None] if g is None else g[None] for n, g in of_one.items()}
 
     def _vmapped(self) -> Iterator[Piece]:
+        places = _places(self.model, self.params)
+
         def loss(values: NamedGradients, x: Tensor, y: Tensor) -> Tensor:
+            replaced = {place: values[name] for place, name in places.items()}
             # What finds the model's own parameters (in a list, or from the loss) does not see those in their places.
             with NoParameters(self.params):
-                return scalar_loss(self.loss_fn(functional_call(self.model, values, (x,)), y), 0)
+                return scalar_loss(self.loss_fn(functional_call(self.model, replaced, (x,), tie_weights=False), y), 0)
 
         gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
         values = {name: param.detach() for name, param in self.params.items()}
@@ -272,3 +275,18 @@ class _Passes:
                 envs = alike[start : start + self.chunk_size]
                 x, y = (torch.stack([self.batches[e][part] for e in envs]) for part in (0, 1))
                 yield envs, gradients(values, x, y)
+
+
+def _places(model: nn.Module, params: Mapping[str, Tensor]) -> dict[str, str]:
+    """Every place in a model that holds one of the parameters -> the parameter's name.
+
+    `functional_call` finds the places of tied weights itself, but that of a module with two names twice, and then the
+    module keeps the tensors that it was called with (pytorch/pytorch#164759).
+    """
+    names = {id(param): name for name, param in params.items()}
+    return {
+        f"{path}.{own}" if path else own: names[id(param)]
+        for path, module in model.named_modules()
+        for own, param in module._parameters.items()  # noqa: SLF001 - `named_parameters` leaves out tied weights
+        if id(param) in names
+    }

@@ -70,19 +70,31 @@ def _differentiate(loss: Tensor, params: Sequence[Tensor], *, retain_graph: bool
     try:
         return torch.autograd.grad(loss, params, retain_graph=retain_graph, allow_unused=True)
     except RuntimeError as error:
-        if "a second time" in str(error):
-            raise MaskError(
-                "A loss's graph was freed by an earlier backward pass. Losses that share a graph should be in a list, "
-                "not a generator. For a second backward pass through one graph, pass `retain_graph=True` to the first."
-            ) from error
-        if "donated buffer" in str(error):
-            raise MaskError(
-                "The graph of a compiled model cannot be kept until the last loss, as a list of losses requires. "
-                "Pass a generator of losses, or set `torch._functorch.config.donated_buffer = False` before compiling."
-            ) from error
-        if "use_reentrant=True" in str(error):
-            raise MaskError(REENTRANT) from error
-        raise
+        if (explanation := explained(error)) is None:
+            raise
+        raise explanation from error
+
+
+def explained(error: RuntimeError) -> MaskError | None:
+    """An error of a backward pass with the parameters of `backward` and what to do, if it is a known one."""
+    message = str(error)
+    if "a second time" in message:
+        return MaskError(
+            "A loss's graph was freed by an earlier backward pass. Losses that share a graph should be in a list, "
+            "not a generator. For a second backward pass through one graph, pass `retain_graph=True` to the first."
+        )
+    if "donated buffer" in message:
+        return MaskError(
+            "The graph of a compiled model or loss cannot be kept, as a list of losses and the first recording of a "
+            "model require. Pass a generator of losses to `sandmask.backward`, or set "
+            "`torch._functorch.config.donated_buffer = False` before compiling."
+        )
+    if "fabric.backward" in message:
+        return MaskError(
+            "With mixed precision, outputs of a model that Lightning Fabric set up accept only `fabric.backward`. Call "
+            "`model.module(x)` inside of `with fabric.autocast():`."
+        )
+    return MaskError(REENTRANT) if "use_reentrant=True" in message else None
 
 
 def _micro_batches(losses: EnvironmentLoss, environment: int, *, retain: bool) -> Iterator[tuple[Tensor, bool]]:

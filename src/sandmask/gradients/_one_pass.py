@@ -222,6 +222,15 @@ class OnePass(Tape):
             super().run(losses, leaves, others)
         self._pass_on()
 
+    def untracked(self) -> str:
+        """See `Tape.untracked`."""
+        if self._layers:
+            return super().untracked()
+        return (
+            f"no layer that can be tracked was called in the `with` block with a row for each of the {self.n_examples} "
+            "examples of all environments together"
+        )
+
     def _reached(self, losses: Iterable[Tensor], layers: set[int]) -> bool:
         """Whether losses depend on one of these layers."""
         own = (node for node in nodes(*losses, most=sys.maxsize) if getattr(node, "tape", None) is self)
@@ -256,6 +265,11 @@ class OnePass(Tape):
     def used(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`, of those parameters that were used."""
         return {name: found.detach() for name, found in self._gradients.items()}
+
+    def forget(self) -> None:
+        """Drop all gradients and moments: the outputs of the forward pass keep the tape alive."""
+        self._gradients, self._computed = {}, None
+        vars(self).pop("folding", None)
 
     def gradients(self) -> dict[str, Tensor]:
         """Name -> `[E, *shape]`; zeros for parameters that were not used."""

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from sandmask.gradients._backward import masked_backward
 from sandmask.gradients._checks import trainable, why_apart
-from sandmask.gradients._losses import EnvironmentGradients, scalar_loss
+from sandmask.gradients._losses import EnvironmentGradients, explained, scalar_loss
 from sandmask.gradients._one_pass import OnePass
 from sandmask.gradients._processes import Processes
 from sandmask.gradients._report import MaskReport
@@ -158,21 +158,28 @@ class Recording:
             tape.run([scaling.scale_loss(loss) for loss in checked], list(self._params.values()))
         except UnsupportedError as error:
             raise MaskError(f"The forward pass cannot be recorded: {error}. {_INSTEAD}") from error
+        except RuntimeError as error:
+            if (explanation := explained(error)) is None:
+                raise
+            raise explanation from error
         return tape
 
 
 def _unscaled(tape: OnePass, named: Mapping[str, Tensor], scaling: Scaling) -> dict[str, Tensor | None]:
     used = tape.used()
+    tape.forget()
     return dict(zip(named, scaling.unscale([used.get(name) for name in named]), strict=True))
 
 
 def _folded(
     tape: OnePass, named: Mapping[str, Tensor], losses: Sequence[Tensor] | Tensor, *, check_finite: bool
 ) -> GradientMoments:
-    found = tape.folding.moments
+    folding = tape.folding
+    found = folding.moments
+    tape.forget()
     if not found:
         raise MaskError("No loss depends on a recorded layer. Was the model called inside of the `with` block?")
-    if check_finite and not tape.folding.all_finite():
+    if check_finite and not folding.all_finite():
         for name, moments in found.items():
             if not bool(moments.mean.isfinite().all()):
                 bad = [e for e, loss in enumerate(losses) if not bool(loss.isfinite())]

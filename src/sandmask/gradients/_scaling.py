@@ -20,6 +20,11 @@ class Scaling:
     """The factor of a `GradScaler`, or 1. It stays on the devices: reading it would wait for them."""
 
     def __init__(self, scaler: GradScaler | None) -> None:
+        if not isinstance(scaler, GradScaler | None):
+            raise MaskError(
+                f"Parameter `scaler` should be a `torch.amp.GradScaler`. Found {type(scaler).__name__}. "
+                "Of timm's `NativeScaler`, pass the attribute `_scaler`."
+            )
         self._scaler = GradScaler(enabled=False) if scaler is None else scaler
         self.active = self._scaler.is_enabled()
 

@@ -75,6 +75,10 @@ class Tape(TorchFunctionMode):
         """Called with the output of each layer and the parameters that it used; returns the output."""
         return output
 
+    def untracked(self) -> str:
+        """Why gradients arrived at parameters themselves."""
+        return "a parameter is used by a function that cannot be tracked, or outside of the forward pass"
+
     def refusal(self, func: Callable[..., Any]) -> UnsupportedError:
         """The error for a parameter that a function other than a layer was given."""
         return UnsupportedError(f"a parameter is used by {getattr(func, '__name__', func)}")
@@ -82,12 +86,12 @@ class Tape(TorchFunctionMode):
     def run(self, losses: Sequence[Tensor] | Tensor, leaves: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
         """The backward pass, also to `others`. Nothing may arrive at `leaves`: parameters, or what they are views of.
 
-        Something does where a parameter was used out of sight of this mode: in a scripted module, or in a custom
-        `autograd.Function`.
+        Something does where a parameter was used out of sight of this mode: in a scripted module, in a custom
+        `autograd.Function`, or in a penalty that is part of a loss.
         """
         found = self.differentiate(losses, [*leaves, *others])
         if any(grad is not None for grad in found[: len(leaves)]):
-            raise UnsupportedError("a parameter is used by a function that cannot be tracked")
+            raise UnsupportedError(self.untracked())
 
     def differentiate(
         self,

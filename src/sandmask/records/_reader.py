@@ -55,8 +55,9 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
     if not _begins(shorter[0], longer[0]):
         spec = longer[0].spec
         raise SandmaskError(
-            f"Run {spec.id} ({spec.dataset}, {spec.algorithm}) has different records in {first[1]} and "
-            f"{second[1]}. Equal specs give equal records, so one of them is wrong: remove it."
+            f"Run {spec.id} ({spec.dataset}, {spec.algorithm}) was trained twice with different results, in {first[1]} "
+            f"and {second[1]}. Only the same stacks on the same kind of machine give equal results. Report the files "
+            "separately, or delete one of them."
         )
     run, other = longer[0], shorter[0]
     if len(run.steps) > len(other.steps):

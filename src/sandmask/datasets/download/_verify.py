@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sandmask._files import lock, replacing
 from sandmask.datasets._base import take_inventory
 from sandmask.datasets._images import ImageDataset
-from sandmask.datasets._lookup import load_dataset
+from sandmask.datasets._lookup import dataset_entry, load_dataset
 from sandmask.datasets._store import ImageStore
 from sandmask.datasets._tree import ImageTree
 from sandmask.datasets.download._http import writing
@@ -78,15 +78,16 @@ def verify(source: Source, data_dir: Path, *, contents: bool = False) -> Verific
 
 
 def verify_own(source: str, *, contents: bool = False, allow_missing_classes: bool = False) -> Verification:
-    """Check your own images: that every domain has every class, and that all can be decoded.
+    """Check your own data. Images: that every domain has every class, and that all can be decoded.
 
-    :param source: folder of images, manifest, or Hugging Face dataset.
-    :param contents: whether to decode them.
+    :param source: folder of images, manifest, .npz file, or Hugging Face dataset.
+    :param contents: whether to decode images.
     :param allow_missing_classes: whether a domain may lack some of the classes.
     """
     options: dict[str, Any] = {"allow_missing_classes": True} if allow_missing_classes else {}
     try:
-        dataset = load_dataset(source, cache="none", **options)
+        entry = dataset_entry(source)
+        dataset = load_dataset(entry, **({"cache": "none"} if entry.scope == "image" else {}), **options)
         if contents and isinstance(dataset, ImageDataset):
             dataset.check(keep=False)
     except SandmaskError as error:

@@ -1,5 +1,6 @@
 """Tests run side by side, one process a core: each computes with one thread, and so do the processes it starts."""
 
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.process import BaseProcess
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background jobs ignore interrupts, and so would the programs that tests start and interrupt.
@@ -21,7 +22,7 @@ os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
 # What processes that are forked from a server need not import again.
 multiprocessing.set_forkserver_preload(["pytest", "sandmask.api", "sandmask.cli", "torch.distributed.fsdp"])
 # How long an example takes says more about the machine's load than about the code.
-settings.register_profile("sandmask", deadline=None)
+settings.register_profile("sandmask", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sandmask")
 
 # What a skipped test lacks, by words of its reason, and how to run it.
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("paper"):
                 item.add_marker(pytest.mark.skip(reason="sandmask.paper is not installed"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave out what the imported modules keep, half a million objects, from every garbage collection of the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -103,7 +103,7 @@ def register() -> None:
 def trained(dataset: str, algorithm: str, device: str, **options: Any) -> list[float]:
     """Accuracies and metrics of a short run, and predictions of its model."""
     with tempfile.TemporaryDirectory() as folder:
-        options = {"steps": 4, "checkpoint_every": 2, "progress": False, "hparams": {"batch_size": 4}} | options
+        options = {"steps": 4, "checkpoint_every": 2, "progress": False, "train_eval_limit": 32} | options
         run = sandmask.train(dataset, algorithm, 0, device=device, out=folder, **options)
         (record,) = read_runs(folder)
         shape = (18,) if dataset == "Spirals" else (1, 28, 28)
@@ -154,6 +154,7 @@ EVERYTHING: dict[str, Any] = {
     "averages": ("sma", "swad"),
     "metrics": ("f1", "ece", "worst-group", "confusion"),
     "diagnostics": True,
+    "hparams": {"batch_size": 4},
 }
 SMALL = {"batch_size": 4, "mlp_width": 8}
 CASES: dict[str, Callable[[str], list[float]]] = {

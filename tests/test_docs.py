@@ -28,6 +28,8 @@ from sandmask.datasets import DATASETS
 from sandmask.hparams import parse_overrides
 from sandmask.masks import _errors
 from sandmask.networks import NETWORKS
+from sandmask.records import MEASURES
+from sandmask.registry import Registry
 from sandmask.selection import RULES
 from sandmask.training import make_spec
 from sandmask.training.specs import early_end_of
@@ -293,9 +295,27 @@ def test_every_algorithm_and_dataset_is_listed_and_the_site_describes_it() -> No
         assert all(f"| `{entry}` | {text} |" in shown for entry, text in described.items())
 
 
-def test_the_page_on_tables_lists_the_rules() -> None:
-    page = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE) == list(RULES)
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("README.md", r"DomainBed's (\d+) algorithms and \[(\d+) more\]"),
+        ("docs/index.md", r"Compare (\d+) methods"),
+        ("docs/algorithms.md", r"`sandmask` has (\d+) methods"),
+    ],
+)
+def test_numbers_of_methods_are_those_of_the_registry(page: str, pattern: str) -> None:
+    found = re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))
+    own = [entry for entry in ALGORITHMS.values() if entry.build.__module__.startswith("sandmask.")]
+    assert found is not None
+    assert sum(map(int, found.groups())) == len(own)
+
+
+@pytest.mark.parametrize(("page", "registry"), [("tables.md", RULES), ("after-a-sweep.md", MEASURES)])
+def test_a_page_lists_the_rules_and_another_the_metrics(page: str, registry: Registry[Any]) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    table = re.search(r"(?:^\| `[\w-]+` \|.*\n)+", text, re.MULTILINE)  # the first one
+    assert table is not None
+    assert re.findall(r"^\| `([\w-]+)`", table[0], re.MULTILINE) == list(registry)
 
 
 def imported_packages(path: Path) -> set[str]:

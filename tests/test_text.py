@@ -1,6 +1,6 @@
 import pytest
 
-from sandmask._text import counted, in_shell, printable, printable_lines
+from sandmask._text import counted, described, first_line, in_shell, printable, printable_lines
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,20 @@ def test_paths_in_commands_can_be_copied() -> None:
 
 def test_lines_may_stay() -> None:
     assert printable_lines("a\nb\x1b") == "a\nb\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "with_type"),
+    [
+        (ValueError("\n no such file\nmore"), "no such file", "ValueError: no such file"),
+        (AssertionError(), "AssertionError", "AssertionError"),
+        (
+            SyntaxError("invalid syntax", ("a.py", 3, 1, "x =")),
+            "invalid syntax (a.py, line 3)",
+            "SyntaxError: invalid syntax",
+        ),
+    ],
+)
+def test_errors_are_told_in_one_line(error: Exception, line: str, with_type: str) -> None:
+    assert first_line(error) == line
+    assert described(error) == with_type

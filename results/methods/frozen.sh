@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runs of frozen-plan.md on one CPU core; rerun to resume.
-#   frozen.sh all|draws FEATURES.npz       the file is written by examples/frozen_features.py; the records are frozen.records.parquet
+#   frozen.sh all|draws FEATURES.npz       the file is written by examples/frozen_features.py; the records are frozen.records.parquet, frozen-draws.records.parquet
 # PYTHON is the interpreter.
 set -eu
 what=$1 features=$2 python=${PYTHON:-python3}
@@ -8,7 +8,7 @@ here=$(dirname "$0")
 export OMP_NUM_THREADS=1
 
 sweep() { # FOLDER METHODS OPTIONS...
-  "$python" -m sandmask sweep run "runs/methods-frozen/$1" --datasets "$features" --algorithms "$2" --n-trials 3 \
+  "$python" -m sandmask sweep run "runs/methods-frozen-$what/$1" --datasets "$features" --algorithms "$2" --n-trials 3 \
     --space recipe --steps 301 --checkpoint-every 50 --device cpu --workers 1 --no-calibrate \
     --hparam batch_size=32 --hparam mlp_width=128 "${@:3}"
 }
@@ -17,6 +17,7 @@ irm="--hparam irm_penalty_anneal_iters=30" vrex="--hparam vrex_penalty_anneal_it
 
 case $what in
   all)
+    file=frozen
     slow="ARM URM TRM CAD CondCAD MMD CausIRL_MMD RDM SelfReg ADRMX" # last, a sweep each: a stopped script leaves whole methods
     fast=$("$python" -c "
 from sandmask.algorithms import ALGORITHMS
@@ -34,11 +35,12 @@ print(','.join(entry.name for entry in ALGORITHMS.values() if entry.name not in 
     done
     ;;
   draws)
-    for method in ERM ANDMask SANDMask CORAL GroupDRO Mixup SAGM; do sweep "draws-$method" "$method" --n-hparams 8; done
-    sweep draws-IRM IRM --n-hparams 8 $irm
-    sweep draws-VREx VREx --n-hparams 8 $vrex
-    sweep draws-Fishr Fishr --n-hparams 8 $fishr
+    file=frozen-draws
+    for method in ERM ANDMask SANDMask CORAL GroupDRO Mixup SAGM; do sweep "$method" "$method" --n-hparams 8; done
+    sweep IRM IRM --n-hparams 8 $irm
+    sweep VREx VREx --n-hparams 8 $vrex
+    sweep Fishr Fishr --n-hparams 8 $fishr
     ;;
   *) echo "unknown: $what; say all or draws" >&2; exit 2 ;;
 esac
-"$python" "$here/archive.py" runs/methods-frozen "${OUT:-$here}/frozen.records.parquet"
+"$python" "$here/archive.py" "runs/methods-frozen-$what" "${OUT:-$here}/$file.records.parquet"

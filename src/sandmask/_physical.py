@@ -82,6 +82,16 @@ class _OnAllRuns(Function):
         return outputs, (0,) * len(outputs)
 
 
+class RunsFunction(Function):
+    """A differentiable function of the tensors of all K runs: from a function of one run, `vmap` calls it once."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        """Call the function with the tensors of all runs; in its outputs, the runs come first, too."""
+        outputs = cls.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        return outputs, 0 if isinstance(outputs, Tensor) else (0,) * len(outputs)
+
+
 def apply_to_runs(function: type[Function], tensors: Sequence[Tensor | None], how: Sequence[Any]) -> Tensor:
     """The first output of a function of K runs' tensors: inside of `vmap` as it is, outside for a stack of one run."""
     inside = in_vmap()

@@ -59,6 +59,17 @@ def in_shell(path: str | os.PathLike[str]) -> str:
     return printable(shlex.quote(os.fspath(path)))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's type if it has no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def described(error: BaseException) -> str:
+    """The type of an error and the first line of its message, without the place of a syntax error."""
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    return ": ".join([type(error).__name__, *said.strip().splitlines()[:1]])
+
+
 def tell(text: str) -> None:
     """Print a line on standard error. If it cannot be written, this line and all later ones are dropped.
 

@@ -23,6 +23,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from sandmask._memory import is_out_of_memory
+from sandmask._text import described
 from sandmask.errors import SandmaskError
 
 GROUP = "sandmask.plugins"
@@ -69,12 +70,16 @@ def load_plugins(paths: Iterable[str | Path] | None = None) -> None:
             _note_source(entry.module)
         except Exception as error:
             raise SandmaskError(
-                f"The installed plugin {entry.name!r} ({entry.value}) cannot be loaded: {_described(error)}. "
+                f"The installed plugin {entry.name!r} ({entry.value}) cannot be loaded: {described(error)}. "
                 "Fix or uninstall it."
             ) from error
-    named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
-    for path in (*named, *(paths or ())):
+    for path in (*named_files(), *(paths or ())):
         _load_file(Path(path).expanduser())
+
+
+def named_files() -> list[str]:
+    """The files that SANDMASK_PLUGINS names."""
+    return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 
 def is_plugin_module(name: str) -> bool:
@@ -107,7 +112,7 @@ def _load_file(path: Path) -> None:
     except (Exception, SystemExit) as error:  # a script that exits would end the command, as if all were well
         del sys.modules[name]
         where = f"{path}, line {_line(error, resolved)}"
-        raise SandmaskError(f"The plugin {where} failed: {_described(error)}") from error
+        raise SandmaskError(f"The plugin {where} failed: {described(error)}") from error
 
 
 def plugin_failure(error: BaseException) -> str | None:
@@ -125,7 +130,7 @@ def plugin_failure(error: BaseException) -> str | None:
     file, line = own[-1]
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     broken = [rule for signs, rule in _RULES if any(sign in str(error) for sign in signs)]
-    reason = broken[0] if broken else _described(error)
+    reason = broken[0] if broken else described(error)
     return f"The plugin {shown}, line {line}, failed: {reason}. {TRACEBACK}=1 shows the traceback."
 
 
@@ -155,9 +160,3 @@ def _line(error: BaseException, path: Path) -> int:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path) and frame.lineno]
     return lines[-1] if lines else 1
-
-
-def _described(error: BaseException) -> str:
-    """The type of an error and the first line of its message, without the place of a syntax error."""
-    first = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -77,6 +77,19 @@ def test_results_are_frames_and_more_extends_it(tmp_path: Path, capsys: pytest.C
     assert Sweep.read(tmp_path).status().done == 6
 
 
+def test_options_that_do_not_apply_to_finished_runs_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {**ASKED, **HERE, "progress": "lines", "diagnostics": True}
+    sandmask.sweep(tmp_path / "runs", **asked)
+    assert "finished runs are not changed" not in capsys.readouterr().err
+    sandmask.sweep(tmp_path / "runs", **asked, log=["tensorboard:" + str(tmp_path / "log")])
+    note = "note: finished runs are not changed: --diagnostics and --log cannot be added to them."
+    assert note in capsys.readouterr().err
+    sandmask.sweep(tmp_path / "runs", **{**asked, "diagnostics": False})
+    assert "finished runs are not changed" not in capsys.readouterr().err
+
+
 def test_a_plan_is_a_frame_and_writes_nothing(tmp_path: Path) -> None:
     plan = sandmask.plan_sweep(tmp_path / "sweep", **ASKED, device="cpu", calibrate=False)
     assert (plan.runs, plan.done, plan.seconds) == (4, 0, None)

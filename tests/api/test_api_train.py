@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,7 +11,8 @@ import sandmask
 from sandmask.api import Run
 from sandmask.api._progress import TrainingBar
 from sandmask.cli._app import app
-from sandmask.records import RunRecord, read_runs
+from sandmask.records import read_runs
+from sandmask.records.testing import assert_same_runs
 from sandmask.training import Progress
 
 SMALL: dict[str, Any] = {"hparams": {"mlp_width": 8, "batch_size": 8}, "device": "cpu", "checkpoint_every": 2}
@@ -23,21 +23,12 @@ def train(out: Path, **changes: Any) -> Run:
     return sandmask.train("DebugVector", "ANDMask", "b", **{**SMALL, "steps": 5, "out": out, **changes})
 
 
-def same(first: RunRecord, second: RunRecord) -> None:
-    assert first.spec == second.spec
-    assert first.status == second.status
-    for name in ("steps", "accuracy_in", "accuracy_out"):
-        assert np.array_equal(getattr(first, name), getattr(second, name))
-    assert np.array_equal(first.metrics["loss"], second.metrics["loss"])
-
-
 def test_the_same_run_as_the_command_to_the_bit(tmp_path: Path) -> None:
     run = train(tmp_path / "call")
     words = ["train", "DebugVector", "ANDMask", "--test-env", "b", "--steps", "5", *OPTIONS]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "command"), "--json"])
     assert done.exit_code == 0, done.output
-    (record,) = read_runs(tmp_path / "command")
-    same(run.record, record)
+    assert_same_runs([run.record], read_runs(tmp_path / "command"))
 
 
 def test_results_are_frames(tmp_path: Path) -> None:
@@ -83,7 +74,7 @@ def test_an_interrupted_run_continues_as_if_it_had_not_stopped(tmp_path: Path, m
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "part")
     assert (tmp_path / "part" / "checkpoint.safetensors").exists()
-    same(train(tmp_path / "part").record, whole.record)
+    assert_same_runs([train(tmp_path / "part").record], [whole.record])
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,15 @@ def test_by_default_it_is_torch_export_beside_the_model(vectors: Path) -> None:
     assert (vectors / "model.safetensors").read_bytes() == before
 
 
+def test_averaged_weights_have_a_file_of_their_own(tmp_path: Path) -> None:
+    spec = make_spec(DATASETS["DebugVector"], "ERM", [0], steps=5, hparams={"batch_size": 8}, averages=["ema"])
+    RunFolder(tmp_path).train(spec, load_dataset("DebugVector"), CPU)
+    for options in ((), ("--average", "ema")):
+        assert export(tmp_path, *options).exit_code == 0
+    assert_same(tmp_path / "model.pt2", "torch-export", load_run(tmp_path))
+    assert_same(tmp_path / "model-ema.pt2", "torch-export", load_run(tmp_path, average="ema"))
+
+
 def test_a_method_with_context_is_pointed_out(tmp_path: Path) -> None:
     folder = train(tmp_path, "DebugVector", "ARM", batch_size=8, mlp_width=16)
     assert "ARM treats each batch as examples of one environment" in export(folder).stdout

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from sandmask.algorithms import ALGORITHMS
 from sandmask.cli._app import app
 from sandmask.datasets import DATASETS
+from sandmask.networks import NETWORKS
 from sandmask.records import MEASURES
 from sandmask.selection import RULES
 
@@ -68,9 +69,9 @@ def test_tables_name_everything(kind: str) -> None:
     assert all(name in table.stdout for name in names)
 
 
-def test_networks_are_the_datasets_defaults() -> None:
+def test_networks_are_the_registered_ones_and_the_datasets_defaults() -> None:
     rows = json.loads(runner.invoke(app, ["list", "networks", "--json"]).stdout)
-    assert {row["name"] for row in rows} == {entry.network for entry in DATASETS.values()}
+    assert {row["name"] for row in rows} == {*NETWORKS, *(entry.network for entry in DATASETS.values())}
     assert "Spirals" in next(row["default of"] for row in rows if row["name"] == "mlp")
     assert "--search" in runner.invoke(app, ["list", "networks"]).stdout
 

@@ -179,7 +179,7 @@ def test_diagnostics_of_every_run(tmp_path: Path) -> None:
     assert "common-signal needs runs that were trained with --diagnostics" in more.stderr
 
 
-def test_options_for_slurm_replace_our_own_and_times_are_read_as_slurm_writes_them() -> None:
+def test_options_for_slurm_replace_our_own_and_times_are_read_as_slurm_writes_them(tmp_path: Path) -> None:
     asked = ["time=10", "cpus_per_task=3", "partition=gpu", "mem=16G"]
     expected = {"timeout_min": 10, "cpus_per_task": 3, "slurm_partition": "gpu", "slurm_mem": "16G"}
     assert slurm_parameters(asked) == expected
@@ -188,8 +188,8 @@ def test_options_for_slurm_replace_our_own_and_times_are_read_as_slurm_writes_th
     for wrong in ("time=soon", "nodes=two"):
         with pytest.raises(SandmaskError, match=f"{wrong.split('=')[0]}= should be"):
             slurm_parameters([wrong])
-    options = ExecutorOptions(cluster="local", slurm=slurm_parameters(["time=10", "cpus_per_task=1"]))
-    EXECUTORS["slurm"].build(options).shutdown()
+    parameters = slurm_parameters(["time=10", "cpus_per_task=1"])
+    EXECUTORS["slurm"].build(ExecutorOptions(cluster="local", slurm=parameters, log_folder=str(tmp_path))).shutdown()
 
 
 def test_a_finished_sweep_is_told_from_its_index_without_reading_the_curves(

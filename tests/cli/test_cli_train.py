@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sandmask.api import _progress
 from sandmask.api._images import allowances
 from sandmask.cli._app import app
-from sandmask.datasets import DATASETS
+from sandmask.datasets import DATASETS, dataset_entry
 from sandmask.errors import SandmaskError
 from sandmask.records import read_runs
 from sandmask.sweeps import _job
@@ -189,10 +189,24 @@ def test_a_domain_may_lack_a_class_where_one_says_so(sparse: Path) -> None:
 
 
 def test_in_a_sweep_as_well(sparse: Path) -> None:
-    wanted = allowances(skip_corrupt=False, allow_missing_classes=True)
-    assert _job._dataset(str(sparse), None, wanted).classes == ("cat", "dog")
+    wanted = tuple(allowances(skip_corrupt=False, allow_missing_classes=True))
+    name = dataset_entry(str(sparse)).name
+    assert _job.planned_dataset(name, str(sparse), None, wanted).classes == ("cat", "dog")
     with pytest.raises(SandmaskError, match="--missing-classes"):
-        _job._dataset(str(sparse), None, ())
+        _job.planned_dataset(name, str(sparse), None, ())
+
+
+def test_a_folder_that_has_changed_is_loaded_again(sparse: Path) -> None:
+    def load(name: str) -> int:
+        return len(_job.planned_dataset(name, str(sparse), None, ("allow_missing_classes",)).labels)
+
+    before = dataset_entry(str(sparse)).name
+    assert load(before) == 25
+    Image.new("RGB", (4, 4), "red").save(sparse / "west" / "cat" / "new.png")
+    assert load(dataset_entry(str(sparse)).name) == 26
+    _job.planned_dataset.cache_clear()
+    with pytest.raises(SandmaskError, match="has different content here than on the machine that planned the sweep"):
+        load(before)
 
 
 def test_diagnostics_are_recorded_and_written_for_tensorboard(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, read_runs
+from sandmask.records.testing import assert_same_runs
 from sandmask.sweeps import JobOptions, SweepFolder, SweepSpec, expand, normalized, run_sweep
 from sandmask.sweeps.executors import EXECUTORS, ExecutorOptions, InlineExecutor
 
@@ -37,32 +37,28 @@ def sweep() -> SweepSpec:
     return normalized(SweepSpec(("DebugVector",), ("ERM", "SANDMask"), hparams=hparams, **fields))  # type: ignore[arg-type]
 
 
-def train(sweep: SweepSpec, path: Path, make: Callable[[], Executor]) -> dict[str, RunRecord]:
+def train(sweep: SweepSpec, path: Path, make: Callable[[], Executor]) -> list[RunRecord]:
     folder = SweepFolder(path)
     folder.accept(sweep)
     result = run_sweep(folder, expand(sweep), JobOptions(str(path), device="cpu"), make, lambda _: 3)
     assert result.failed == {}
-    return {run.spec.id: run for run in read_runs(path)}
+    return read_runs(path)
 
 
 @pytest.fixture(scope="module")
-def alone(sweep: SweepSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+def alone(sweep: SweepSpec, tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
     return train(sweep, tmp_path_factory.mktemp("alone"), InlineExecutor)
 
 
 def test_errors_come_back_and_a_sweep_is_the_same(
-    make: Callable[[], Executor], sweep: SweepSpec, alone: dict[str, RunRecord], tmp_path: Path
+    make: Callable[[], Executor], sweep: SweepSpec, alone: list[RunRecord], tmp_path: Path
 ) -> None:
     executor = make()  # one for both: a start takes seconds
     bad = executor.submit(operator.truediv, 1, 0)
     with pytest.raises(Exception, match="division by zero"):  # wrapped, perhaps, but it says what it was
         bad.result()
     runs = train(sweep, tmp_path / "sweep", lambda: executor)
-    assert runs.keys() == alone.keys()
-    for run, other in ((runs[key], alone[key]) for key in runs):
-        assert np.array_equal(run.accuracy_in, other.accuracy_in)
-        assert np.array_equal(run.accuracy_out, other.accuracy_out)
-        assert np.array_equal(run.metrics["loss"], other.metrics["loss"])
+    assert_same_runs(runs, alone)
 
 
 def test_entries_say_what_they_are() -> None:

@@ -5,8 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from sandmask.datasets import DATASETS, data_folder, dataset_entry, load_dataset, resolve_environment
+import sandmask
+from sandmask.datasets import (
+    DATASETS,
+    TensorDataset,
+    data_folder,
+    dataset_entry,
+    double_meaning,
+    load_dataset,
+    resolve_environment,
+)
 from sandmask.errors import SandmaskError
 
 
@@ -178,3 +188,26 @@ def test_a_number_that_is_another_environments_name_is_an_error() -> None:
         resolve_environment(entry, 1)
     same = replace(entry, environments=("0", "1", "5"))
     assert [resolve_environment(same, number) for number in (0, 1, 2, 5)] == [0, 1, 2, 2]
+
+
+def test_a_word_that_is_a_name_and_another_environments_number_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = DATASETS["DebugVector"]
+    entry = replace(plain, name="Years", environments=("1", "2", "3"), load=years)
+    note = "'1' is read as a name: '1' is environment number 0 of Years, and number 1 is '2'."
+    assert double_meaning(entry, "1") == note
+    assert [double_meaning(entry, word) for word in ("0", "3", 0, 3)] == [None] * 4
+    assert [double_meaning(DATASETS["RotatedMNIST"], word) for word in ("0", "15", "1")] == [None] * 3
+    monkeypatch.setitem(DATASETS._entries, "years", entry)
+    sandmask.train("Years", "ERM", "1", steps=1, hparams={"batch_size": 4}, out=tmp_path / "run", progress=False)
+    assert capsys.readouterr().err == f"note: {note}\n"
+    assert (
+        note in sandmask.plan_sweep(tmp_path, datasets="Years", algorithms="ERM", test_envs="1", calibrate=False).notes
+    )
+
+
+def years(data_dir: Path | None) -> TensorDataset:
+    data = load_dataset("DebugVector", data_dir)
+    parts = [(data.inputs(rows), data.labels[rows]) for rows in map(torch.arange, data.bounds[:-1], data.bounds[1:])]
+    return TensorDataset("Years", ("1", "2", "3"), data.classes, parts)

@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,15 +66,16 @@ def test_decoding_goes_on_while_the_caller_computes(data: ImageDataset, monkeypa
     batches = data.training_batches(iter(requests(10)), depth=4)
     next(batches)
     for _ in range(10):  # two images of each of five requests, without asking for more
-        assert finished.acquire(timeout=5)
+        assert finished.acquire(timeout=60)
 
 
 def test_stopping_early_stops_the_readers(data: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = []
+    decoded, stopped = [], threading.Event()
 
     def counted(*image: Any) -> object:
         decoded.append(image)
-        time.sleep(0.01)
+        if len(decoded) > 1:
+            stopped.wait(60)
         return decode(*image)
 
     monkeypatch.setattr("sandmask.datasets._store.decode", counted)
@@ -84,6 +84,7 @@ def test_stopping_early_stops_the_readers(data: ImageDataset, monkeypatch: pytes
     next(batches)
     del batches
     gc.collect()
+    stopped.set()
     pool = data._feed.store._pool
     assert pool is not None
     pool.shutdown()  # waits for what was begun, and for what was not withdrawn
@@ -102,7 +103,7 @@ def test_an_error_in_the_requests_reaches_the_caller(data: ImageDataset) -> None
 def test_readers_wait_for_numbers_that_are_on_their_way(data: ImageDataset) -> None:
     numbers = torch.zeros(2, dtype=torch.int64)
     arrived = threading.Event()
-    reading = data._feed.store.start(numbers, ready=lambda: assert_true(arrived.wait(5)))
+    reading = data._feed.store.start(numbers, ready=lambda: assert_true(arrived.wait(60)))
     numbers[:] = torch.tensor([3, 7])
     arrived.set()
     expected = data._feed.store.start(torch.tensor([3, 7])).result()
@@ -175,6 +176,6 @@ def test_interrupt_ends_the_process_at_once(make_folder: MakeFolder) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
     assert process.returncode != 0

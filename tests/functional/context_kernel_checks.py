@@ -32,10 +32,7 @@ def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (context_conv, conv, small):
         monkeypatch.setattr(module, "kernels_suit", lambda: True)
     set_precision("fp32")
-    if not shared.INTERPRETED:
-        return
-    shared.mend_interpreter(monkeypatch)
-    for module in (context_conv, conv, stack):
+    for module in (context_conv, conv, stack) if shared.INTERPRETED else ():
         monkeypatch.setattr(module, "has_kernels", lambda tensor: tensor.dtype != torch.float64 and reachable())
 
 
@@ -151,16 +148,16 @@ def test_kernels_of_filters_of_another_side(stride: int, n_in: int) -> None:
 
 @pytest.mark.parametrize("n_in", [16, 24])
 def test_weights_of_large_images_are_summed_in_parts(n_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(4, n_in, 32, 9, 7, 5)
+    case = Case(4, n_in, 32, 9, 7, 3)
     monkeypatch.setattr(conv_weights, "PROGRAMS", 1)
     monkeypatch.setattr(conv_weights, "LONGEST", 126)
     x, weight = (tensor.detach() for tensor in case.tensors()[:2])
     grad = torch.randn(K, 4, 9, 7, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     images = x.movedim(2, 4).contiguous()
-    assert conv_weights.weight_parts(grad, images, 1, 1, 5).shape[:3] == (K, 1, 2)
+    assert conv_weights.weight_parts(grad, images, 1, 1, 3).shape[:3] == (K, 1, 2)
     in_parts = conv_weights.weight_gradient(grad, images, weight, 1)
     monkeypatch.setattr(conv_weights, "LONGEST", 1000)
-    assert conv_weights.weight_parts(grad, images, 1, 1, 5).shape[:3] == (K, 1, 1)
+    assert conv_weights.weight_parts(grad, images, 1, 1, 3).shape[:3] == (K, 1, 1)
     shared.assert_near(in_parts, conv_weights.weight_gradient(grad, images, weight, 1), 1e-6)
 
 

@@ -5,7 +5,9 @@ On a GPU, or in a process with TRITON_INTERPRET=1, where Triton's interpreter ru
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -76,35 +78,38 @@ def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (conv, small):  # in full precision, too, although there they are slow
         monkeypatch.setattr(module, "kernels_suit", lambda: True)
     set_precision("fp32")
-    if not INTERPRETED:
-        return
-    mend_interpreter(monkeypatch)
-    for module in (conv, layers, moment_tape, stack):
+    for module in (conv, layers, moment_tape, stack) if INTERPRETED else ():
         monkeypatch.setattr(module, "has_kernels", lambda tensor: tensor.dtype != torch.float64 and reachable())
 
 
-def mend_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two things that Triton's interpreter lacks: loops up to an argument, with NumPy 2.4; products of bfloat16."""
+def mend_interpreter() -> None:
+    """What Triton's interpreter lacks: loops up to an argument, with NumPy 2.4; products of bfloat16; speed."""
     import triton.language as tl
     from triton.runtime import interpreter
 
+    builder = interpreter.interpreter_builder
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 
     def patched(tensor: Any, *scope: Any) -> None:
         patch(tensor, *scope)  # Triton 3.3 has no scope
-        set_attribute = scope[0].set_attr if scope else setattr
-        set_attribute(tensor, "__index__", lambda self: int(self.handle.data.item()))
+        tensor.__index__ = lambda self: int(self.handle.data.item())
 
     def wide(handle: Any) -> Any:
         if handle.dtype.scalar != tl.bfloat16:
             return handle
         return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "get_int1_ty", lambda _: tl.int1, raising=False)  # Triton 3.3
-    monkeypatch.setattr(
-        interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
-    )
+    interpreter._patch_lang_tensor = patched
+    interpreter.InterpreterBuilder.get_int1_ty = lambda _: tl.int1  # Triton 3.3
+    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+    # Patch the language once, not for every call of a function. Do not look for overflows: nothing uses what is found.
+    patch_language = cache(interpreter._patch_lang)
+    interpreter._patch_lang = lambda fn: SimpleNamespace(restore=lambda: None, scope=patch_language(fn))
+    builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+if INTERPRETED:
+    mend_interpreter()
 
 
 def assert_near(found: Tensor, wanted: Tensor, tolerance: float) -> None:

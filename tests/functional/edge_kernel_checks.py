@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,16 +37,13 @@ few = settings(
     database=None,
     derandomize=True,
     phases=(Phase.generate,),  # to shrink a failing shape would take minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 channels = st.sampled_from((16, 32))
 
 
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def full_precision() -> None:
     set_precision("fp32")
-    if shared.INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

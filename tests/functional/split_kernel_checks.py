@@ -32,12 +32,6 @@ K, E, B, IN, OUT = 2, 3, 20, 48, 80
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: NaN times a scale
 
 
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if shared.INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
-
-
 def normal(*shape: int, sizes: tuple[float, float] = (1.0, 1.0)) -> Tensor:
     """Numbers of two runs, each of its own size."""
     numbers = torch.randn(K, *shape, generator=torch.Generator().manual_seed(sum(shape)))

@@ -86,8 +86,6 @@ def trained(patch: pytest.MonkeyPatch, algorithm: str, precision: str, dropout: 
 def test_a_stack_with_kernels_trains_as_without(
     algorithm: str, precision: str, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     use_kernels(monkeypatch, wanted=False)
     plain = trained(monkeypatch, algorithm, precision, dropout)
     use_kernels(monkeypatch, wanted=True)
@@ -102,8 +100,6 @@ def test_a_stack_with_kernels_trains_as_without(
 
 def test_runs_that_evaluate_different_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit, parts of the stack are evaluated by themselves, down to a single run."""
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     entry, hparams = DATASETS["DebugVector"], {"batch_size": 6, "mlp_width": 33}
     specs = [make_spec(entry, "ERM", [k], steps=1, hparams=hparams, seed=k, precision="fp32x3") for k in range(3)]
     set_precision("fp32x3")
@@ -118,8 +114,6 @@ def test_runs_that_evaluate_different_examples(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_keys_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     keys = torch.stack([random.key_of(seed) for seed in range(5)]).to(DEVICE)
     use_kernels(monkeypatch, wanted=False)
     for data in (0, 1, 12345, torch.arange(4, device=DEVICE).unsqueeze(1)):
@@ -136,8 +130,6 @@ def test_keys_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_adam_on_parts_of_longer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     params, gradient = (torch.randn(2, 1500, device=DEVICE)[:, 100:1300] for _ in range(2))
     means, squares = torch.rand(2, 2, 1200, device=DEVICE)
     state = adam.AdamState(means, squares, torch.ones(2, device=DEVICE))
@@ -152,8 +144,6 @@ def test_adam_on_parts_of_longer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("n_means", "n_iterates"), [(1, 1), (1, 2), (2, 1), (3, 2), (4, 3)])
 def test_means_follow_iterates(n_means: int, n_iterates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every number of means and iterates, also more than one pass takes, with shares from none to all."""
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     shape = (2, 3, mean_kernels.BLOCK // 2)  # whose last block is half full
     means, iterates = ([torch.randn(shape, device=DEVICE) for _ in range(n)] for n in (n_means, n_iterates))
     shares = torch.rand(n_means, n_iterates, 2, device=DEVICE)
@@ -165,8 +155,6 @@ def test_means_follow_iterates(n_means: int, n_iterates: int, monkeypatch: pytes
 
 def test_moments_of_parts_are_written_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of gradients of two precisions, whose sizes are no multiples of what a kernel reads at a time."""
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     grads = torch.randn(3, 2501, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     parts = [grads[:, :1500].half(), grads[:, 1500:].contiguous()]
     plain = moments_of_parts([part.float() for part in parts]) if INTERPRETED else None
@@ -180,8 +168,6 @@ def test_moments_of_parts_are_written_side_by_side(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("rescaled", [None, 0.0, 1.0])
 def test_masked_gradients_are_divided_tensor_by_tensor(rescaled: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tensors of one element, of one tile and of many; masks that are zero, and numbers that become too large."""
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     monkeypatch.setattr(rescaling_kernels, "BLOCK", 2)
     tile = rescaling_kernels.TILE
     sizes = [1, tile, 7, 5 * tile + 3, 2 * tile, 1, 20]
@@ -211,8 +197,6 @@ def test_a_classifier_and_its_gradients(
     shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features that are wider than the weights, of a lower precision, in parts that do not divide the rows."""
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     torch.set_float32_matmul_precision("highest")
     n_rows, n_in, n_classes = shape
     x, weight, bias = (
@@ -235,8 +219,6 @@ def test_a_classifier_and_its_gradients(
 
 def test_units_beyond_the_range_of_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay at its largest number, with and without kernels; what is no number stays visible."""
-    if INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
     largest = torch.finfo(torch.float16).max
     x = torch.full((1, 16, 16), 2000.0, dtype=torch.float16, device=DEVICE)
     x[0, 1, 0] = torch.nan

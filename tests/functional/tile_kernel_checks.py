@@ -40,8 +40,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (spirals, convnet, norm):
         monkeypatch.setattr(module, "DEVICE", shared.DEVICE)
     monkeypatch.setattr(_candidates, "_seconds", lambda _: 1e-6)
-    if shared.INTERPRETED:
-        shared.mend_interpreter(monkeypatch)
 
 
 def with_one_candidate(plan: tiles.Plan) -> tiles.Plan:

@@ -159,6 +159,7 @@ def test_a_compiled_loss_of_a_recorded_model() -> None:
         recording.backward([loss(rows) for rows in outputs.split(4)], MASK)
 
 
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
 def test_a_model_of_lightning_fabric() -> None:
     """In mixed precision, its outputs accept backward passes of Fabric only."""
     fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")

@@ -2,7 +2,9 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import sandmask
 import sandmask.gradients
 import sandmask.masks
+from sandmask.masks import Mask
 
 
 def modules() -> list[ModuleType]:
@@ -34,3 +37,12 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
 def test_examples_in_docstrings(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
+
+
+def test_the_page_on_masks_lists_every_mask_with_its_parameters() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "masks.md").read_text(encoding="utf-8").partition("## Variants")[2]
+    masks = [each for each in vars(sandmask.masks).values() if isinstance(each, type) and issubclass(each, Mask)]
+    for mask in masks:
+        if mask is not Mask:
+            assert f"`{mask.__name__}(" in page
+            assert all(name in page for name in inspect.signature(mask).parameters)

@@ -102,6 +102,15 @@ def test_a_run_trained_with_and_without_averages_counts_once() -> None:
     assert "f1/out/0" in found[0].metrics
 
 
+def test_the_record_over_more_examples_counts_in_any_order() -> None:
+    whole = replace(made_up_run([[0.5, 0.5]]), sizes=((20, 20), (20, 20)))
+    few = replace(whole, accuracy_in=np.array([[0.5, 0.25]]), sizes=((20, 4), (20, 20)))
+    for both in ([whole, *with_averages([few], ema=0.5)], [*with_averages([few], ema=0.5), whole]):
+        found = {run.spec.id: run for run in split_averages(both)}[whole.spec.id]
+        assert np.array_equal(found.accuracy_in, whole.accuracy_in)
+        assert found.sizes == whole.sizes
+
+
 def test_an_unfinished_run_does_not_hide_the_finished_one() -> None:
     run = made_up_run([[0.5, 0.5], [0.6, 0.6]])
     unfinished = replace(run.at(slice(0, 1)), status="running")

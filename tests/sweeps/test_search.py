@@ -16,6 +16,7 @@ from sandmask.datasets import load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.hparams import Choice, Constant, Hparam, IntLogUniform, IntUniform, LogUniform, Uniform
 from sandmask.records import RunRecord, read_runs
+from sandmask.records.testing import assert_same_runs
 from sandmask.reports import build_report
 from sandmask.selection import method_names
 from sandmask.sweeps import JobOptions, Search, SweepFolder, SweepSpec, expand, normalized, run_sweep, sweep_status
@@ -45,14 +46,6 @@ def go(folder: SweepFolder, sweep: SweepSpec, notice: Callable[[str], object] = 
 
 def records(folder: SweepFolder) -> dict[int, RunRecord]:
     return {run.spec.hparams_seed: run for run in read_runs(folder.path)}
-
-
-def same(ours: dict[int, RunRecord], theirs: dict[int, RunRecord]) -> None:
-    assert {n: run.spec for n, run in ours.items()} == {n: run.spec for n, run in theirs.items()}
-    for n, run in ours.items():
-        assert (run.status, run.steps.tolist()) == (theirs[n].status, theirs[n].steps.tolist())
-        assert np.array_equal(run.accuracy_out, theirs[n].accuracy_out)
-        assert np.array_equal(run.metrics["loss"], theirs[n].metrics["loss"])
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +135,7 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
             go(folder, sweep)
     with folder.journal.open("ab") as journal:
         journal.write(b'{"op_code": 4, "wor')  # a kill in the middle of a line
-    same(go(folder, sweep), records(searched))
+    assert_same_runs(go(folder, sweep).values(), read_runs(searched.path))
 
 
 @pytest.mark.parametrize("place", [9, -1])
@@ -160,7 +153,7 @@ def test_a_damaged_journal_is_made_again_from_the_records(
     runs = go(folder, longer, said.append)
     assert "damaged" in said[0]
     assert sorted(runs) == list(range(14))
-    same({number: runs[number] for number in range(12)}, records(searched))
+    assert_same_runs((runs[number] for number in range(12)), read_runs(searched.path))
 
 
 def test_runs_whose_records_were_lost_are_trained_again(
@@ -169,14 +162,14 @@ def test_runs_whose_records_were_lost_are_trained_again(
     shutil.copytree(searched.path, folder.path)
     for archive in folder.stacks.glob("*.records.parquet"):
         archive.unlink()
-    same(go(folder, sweep), records(searched))
+    assert_same_runs(go(folder, sweep).values(), read_runs(searched.path))
 
 
 def test_a_search_never_sees_the_held_out_environment(
     folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its labels are turned around, which changes no proposal and no pruning."""
-    load = job_module._dataset
+    load = job_module.planned_dataset
 
     def adversarial(*args: Any) -> Any:
         dataset: Any = copy(load(*args))
@@ -184,7 +177,7 @@ def test_a_search_never_sees_the_held_out_environment(
         dataset.labels = torch.where(held_out, 1 - dataset.labels, dataset.labels)
         return dataset
 
-    monkeypatch.setattr(job_module, "_dataset", adversarial)
+    monkeypatch.setattr(job_module, "planned_dataset", adversarial)
     fooled = go(folder, sweep)
     for number, run in records(searched).items():
         other = fooled[number]

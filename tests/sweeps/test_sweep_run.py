@@ -7,12 +7,14 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from sandmask.datasets import Dataset, load_dataset
 from sandmask.records import RunRecord, RunSpec, read_runs
+from sandmask.records.testing import assert_same_runs
 from sandmask.sweeps import (
+    Estimator,
     JobOptions,
     SweepFolder,
     SweepResult,
@@ -42,16 +44,21 @@ def go(
     return run_sweep(folder, expand(sweep), job, executor, lambda _: cap, notice)
 
 
-def same(first: Path, second: Path) -> None:
-    """The same runs, each once, with the same records to the last bit."""
-    ours, theirs = ({run.spec.id: run for run in read_runs(path)} for path in (first, second))
-    assert ours.keys() == theirs.keys()
-    for run, other in ((ours[key], theirs[key]) for key in ours):
-        assert run.status == other.status
-        assert np.array_equal(run.steps, other.steps)
-        assert np.array_equal(run.accuracy_in, other.accuracy_in)
-        assert np.array_equal(run.accuracy_out, other.accuracy_out)
-        assert np.array_equal(run.metrics["loss"], other.metrics["loss"])
+def test_estimates_and_jobs_of_a_process_load_a_dataset_once(
+    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    def load(name: str, *rest: Any) -> Dataset:
+        loaded.append(name)
+        return load_dataset(name, *rest)
+
+    monkeypatch.setattr(job_module, "load_dataset", load)
+    job_module.planned_dataset.cache_clear()
+    expansion = expand(small_sweep())
+    assert Estimator(expansion, JobOptions(""), "cpu", measure=False).step_work(expansion.runs[0]) > 0
+    go(folder, small_sweep())
+    assert loaded == ["DebugVector"]
 
 
 class Watched:
@@ -135,7 +142,7 @@ def test_an_interrupt_saves_and_the_next_run_goes_on(
     assert 0 < status.done < status.planned
     go(folder, sweep, cap=2)  # smaller stacks now: the half-trained one is split, and keeps its five steps
     assert 6 in watched.began
-    same(whole.path, folder.path)
+    assert_same_runs(read_runs(folder.path), read_runs(whole.path))
     assert not list(folder.stacks.glob("*.checkpoint.safetensors"))
 
 
@@ -150,7 +157,7 @@ def test_a_damaged_checkpoint_is_not_gone_on_with(
     checkpoint.write_bytes(data)
     go(folder, small_sweep())
     assert 6 not in watched.began
-    same(whole.path, folder.path)
+    assert_same_runs(read_runs(folder.path), read_runs(whole.path))
 
 
 def test_out_of_memory_splits_and_loses_no_step(
@@ -171,7 +178,7 @@ def test_out_of_memory_splits_and_loses_no_step(
     assert go(folder, sweep).failed == {}
     assert [len(stack) for stack in watched.stacks] == [12, 6, 3, 3, 3, 3]
     assert watched.began == [1, 4, 4, 4, 4, 4]  # none starts over
-    same(whole.path, folder.path)
+    assert_same_runs(read_runs(folder.path), read_runs(whole.path))
 
 
 def test_a_run_too_large_for_the_machine_is_reported_and_the_others_go_on(

@@ -110,7 +110,14 @@ def test_reports_show_t3a_beside_the_method_and_do_not_rank_it(folder: Path) -> 
     report = sandmask.report(folder, ["training-domain"])
     table = report.rules[0].datasets["DebugVector"]
     assert set(table.methods) == {"ERM", "ERM + SMA", "ERM + T3A", "ERM + SMA + T3A"}
-    assert "T3A adapts the model to unlabelled examples of the held-out environment." in table.notes
+    averages = report.rules[0].averages
+    assert averages is not None
+    for shown in (table, averages):
+        assert "T3A adapts the model to unlabelled examples of the held-out environment." in shown.notes
+    statistics = report.rules[0].statistics
+    assert statistics is not None
+    unranked = {each.method for each in statistics.comparisons if each.mean_rank is None}
+    assert unranked == {"ERM + T3A", "ERM + SMA + T3A"}
     assert is_soup("ERM + SMA + T3A")
     with pytest.raises(SandmaskError, match="adapted by T3A, which has no model file, only a record"):
         load_run(next((folder / "soups").glob("*t3a*")))

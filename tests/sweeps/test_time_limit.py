@@ -39,6 +39,14 @@ def go(
     return run_sweep(folder, expand(sweep), options, executor, lambda _: 1, work=work)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which passes when a test says so."""
+    now = [time.time()]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    return now
+
+
 def names(folder: SweepFolder, sweep: SweepSpec) -> list[str]:
     return sorted(run.algorithm for run in expand(sweep).runs if run.id in folder.finished())
 
@@ -60,23 +68,22 @@ def test_the_first_stacks_start_without_an_estimate(folder: SweepFolder, small_s
 
 
 def test_a_stack_is_cut_off_with_a_checkpoint(
-    folder: SweepFolder, small_sweep: Make, monkeypatch: pytest.MonkeyPatch
+    folder: SweepFolder, small_sweep: Make, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep, now, began = small_sweep(test_envs=("0",)), [time.time()], []
-    ends = now[0] + 600
+    sweep, began = small_sweep(test_envs=("0",)), []
+    ends = clock[0] + 600
 
     def train(*args: Any, on_progress: Any, **options: Any) -> Any:
         def watching(progress: Any) -> None:
             began.append(progress.done)
             if progress.done >= 4:
-                now[0] = ends
+                clock[0] = ends
             on_progress(progress)
 
         return train_stack(*args, on_progress=watching, **options)
 
     monkeypatch.setattr(job_module, "train_stack", train)
     monkeypatch.setattr(_status, "WRITE_SECONDS", -1.0)
-    monkeypatch.setattr(time, "time", lambda: now[0])
     result = go(folder, sweep, ends)
     assert (result.done, result.left, result.failed) == (0, 4, {})
     (checkpoint,) = folder.stacks.glob("*.checkpoint.safetensors")
@@ -88,24 +95,27 @@ def test_a_stack_is_cut_off_with_a_checkpoint(
 
 
 class Waiting(Executor):
-    """Never starts a job."""
+    """Never starts a job. When it has four, an hour passes."""
 
-    def __init__(self) -> None:
-        self.cancelled = False
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.cancelled = clock, False
+        self.jobs: list[tuple[Future[Any], Job]] = []
 
-    def submit(self, *_: Any, **__: Any) -> Future[Any]:
-        return Future()
+    def submit(self, _: Any, job: Job) -> Future[Any]:  # type: ignore[override]
+        self.jobs.append((Future(), job))
+        self.clock[0] += 3600 * (len(self.jobs) == 4)
+        return self.jobs[-1][0]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self.cancelled = cancel_futures
 
 
-def test_jobs_that_wait_for_a_machine_are_withdrawn(folder: SweepFolder, small_sweep: Make) -> None:
-    executor = Waiting()
-    result = go(folder, small_sweep(test_envs=("0",)), time.time() + 0.2, lambda: executor)
+def test_jobs_that_wait_for_a_machine_are_withdrawn(folder: SweepFolder, small_sweep: Make, clock: list[float]) -> None:
+    executor = Waiting(clock)
+    result = go(folder, small_sweep(test_envs=("0",)), clock[0] + 600, lambda: executor)
     assert (result.done, result.left) == (0, 4)
     assert executor.cancelled
-    assert go(folder, small_sweep(test_envs=("0",)), time.time() - 1).left == 4
+    assert go(folder, small_sweep(test_envs=("0",)), clock[0] - 1).left == 4
 
 
 def test_the_time_of_a_stack_is_that_of_its_algorithm_in_this_session(folder: SweepFolder, small_sweep: Make) -> None:
@@ -155,15 +165,8 @@ def test_the_command_says_how_far_it_came(tmp_path: Path) -> None:
     assert (summary["runs"], summary["done"], summary["left"]) == (6, 3, 3)
 
 
-class Late(Executor):
+class Late(Waiting):
     """Ends its jobs when it is shut down, as workers do that save after the time limit."""
-
-    def __init__(self) -> None:
-        self.jobs: list[tuple[Future[Any], Job]] = []
-
-    def submit(self, _: Any, job: Job) -> Future[Any]:  # type: ignore[override]
-        self.jobs.append((Future(), job))
-        return self.jobs[-1][0]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         for future, job in self.jobs[:2]:
@@ -176,8 +179,8 @@ class Late(Executor):
             future.cancel()
 
 
-def test_what_ends_while_workers_stop_is_not_lost(folder: SweepFolder, small_sweep: Make) -> None:
-    result = go(folder, small_sweep(test_envs=("0",)), time.time() + 0.2, Late)
+def test_what_ends_while_workers_stop_is_not_lost(folder: SweepFolder, small_sweep: Make, clock: list[float]) -> None:
+    result = go(folder, small_sweep(test_envs=("0",)), clock[0] + 600, lambda: Late(clock))
     assert (result.done, result.left, list(result.failed.values())) == (2, 1, ["something is wrong"])
     assert len(folder.finished()) == 2
 
@@ -193,13 +196,15 @@ def test_a_time_limit_may_be_far_away(folder: SweepFolder, small_sweep: Make, en
     assert go(folder, small_sweep(test_envs=("0",), n_hparams=1), time.time() + ends, Background).left == 0
 
 
-def test_a_machine_whose_clock_is_ahead_is_not_given_the_stack_again(folder: SweepFolder, small_sweep: Make) -> None:
+def test_a_machine_whose_clock_is_ahead_is_not_given_the_stack_again(
+    folder: SweepFolder, small_sweep: Make, clock: list[float]
+) -> None:
     class Ahead(InlineExecutor):
         submitted = 0
 
         def submit(self, fn: Any, /, job: Any) -> Future[Any]:  # type: ignore[override]
             Ahead.submitted += 1
-            return super().submit(fn, replace(job, options=replace(job.options, ends=time.time() - 1)))
+            return super().submit(fn, replace(job, options=replace(job.options, ends=clock[0] - 1)))
 
-    result = go(folder, small_sweep(test_envs=("0",)), time.time() + 3, Ahead)
+    result = go(folder, small_sweep(test_envs=("0",)), clock[0] + 3, Ahead)
     assert (result.done, result.left, Ahead.submitted) == (0, 4, 4)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -99,6 +100,28 @@ def test_a_run_of_a_sweep_has_the_error_over_trials(tmp_path: Path, monkeypatch:
     assert "which has the best mean accuracy on the validation parts of the training environments" in card
     x = load_dataset("DebugVector").inputs(torch.arange(8))
     assert torch.equal(load_run("hub").logits(x), load_run("swept", run=identity).logits(x))
+
+
+def test_a_kept_model_and_its_average_have_their_records(tmp_path: Path) -> None:
+    asked = {"n_hparams": 1, "n_trials": 1, "test_envs": "b", "steps": 5, "checkpoint_every": 2, "hparams": SMALL}
+    more = {"averages": "swad", "metrics": "all", "keep_models": "best", "workers": 1, "progress": False}
+    swept = sandmask.sweep(tmp_path / "swept", "DebugVector", "ERM", **asked, **more)  # type: ignore[arg-type]
+    identity = swept.runs[0].id
+    for average in (None, "swad"):
+        kept = load_run(swept, run=identity, average=average)
+        again = load_run(kept.save_pretrained(tmp_path / f"hub-{average}"))
+        assert again.info == kept.info
+        card = (tmp_path / f"hub-{average}" / "README.md").read_text()
+        assert (again.save_pretrained(tmp_path / f"hub-{average}") / "README.md").read_text() == card
+        found, expected = again.record(), kept.record()
+        assert found.spec == expected.spec
+        assert (found.status, found.sizes, found.classes) == (expected.status, expected.sizes, expected.classes)
+        for name in ("steps", "accuracy_in", "accuracy_out"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        for these, those in ((found.metrics, expected.metrics), (found.tables, expected.tables)):
+            assert these.keys() == those.keys()
+            for name, curve in those.items():
+                np.testing.assert_array_equal(these[name], curve)
 
 
 def test_names_cannot_change_the_card(run: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from sandmask.algorithms.erm import ERM
 from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord, RunSpec
+from sandmask.records import RunSpec
+from sandmask.records.testing import assert_same_runs
 from sandmask.training import Progress, RunFolder, split_checkpoint, train_stack
 from sandmask.training.checkpoint import load_metadata
 
@@ -244,16 +245,6 @@ def specs(spec_of: Specs) -> list[RunSpec]:
     return [spec_of("SANDMask", (k % 3,), seed=k, trial_seed=k, hparams=hparams) for k in range(4)]
 
 
-def assert_equal(one: RunRecord, other: RunRecord) -> None:
-    assert (one.spec, one.status, one.diverged_at) == (other.spec, other.status, other.diverged_at)
-    np.testing.assert_array_equal(one.steps, other.steps)
-    np.testing.assert_array_equal(one.accuracy_in, other.accuracy_in)
-    np.testing.assert_array_equal(one.accuracy_out, other.accuracy_out)
-    assert one.metrics.keys() == other.metrics.keys()
-    for name, curve in one.metrics.items():
-        np.testing.assert_array_equal(curve, other.metrics[name])
-
-
 @pytest.mark.parametrize("stop_at", [1, 5, 6, 7, 11, 12])
 def test_interrupted_and_resumed_gives_the_same_records(
     stop_at: int, specs: list[RunSpec], tmp_path: Path, dataset: Dataset, device: torch.device, interrupt_at: Interrupts
@@ -265,7 +256,7 @@ def test_interrupted_and_resumed_gives_the_same_records(
     assert [run.status for run in whole] == ["done"] * 4
     assert whole[0].steps.tolist() == [0, 5, 10, 11]
     for one, other in zip(whole, parts, strict=True):
-        assert_equal(one, other)
+        assert_same_runs([one], [other])
 
 
 def test_a_checkpoint_splits_into_those_of_some_runs(

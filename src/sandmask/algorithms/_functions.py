@@ -1,6 +1,7 @@
 """Types of steps, and functions that methods share: losses, steps of Adam, parts of networks, pairs of examples."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sandmask.functional import AdamState, EnvBatch, FlatModule, adam_init, adam_step
-from sandmask.hparams import seed_hash
+from sandmask.hparams import NON_NEGATIVE, Distribution, Hparam, seed_hash
 from sandmask.networks import Network
 
 State = dict[str, Any]  # a tree of tensors, with at least "params" (flat vector) and "step"
@@ -42,6 +43,17 @@ def adam_update(params: Tensor, gradient: Tensor, adam: AdamState, hparams: Hpar
     betas = (hparams.get("adam_beta1", 0.9), 0.999)
     decoupled = hparams.get("decoupled_decay", 0.0)
     return adam_step(params, gradient, adam, hparams["lr"], hparams["weight_decay"], betas, decoupled)
+
+
+def change_step(
+    name: str, default: float, draw: Distribution, recipe: tuple[float, Distribution]
+) -> tuple[Hparam, Hparam]:
+    """The rows of a step at which a method changes, such as the start of a penalty.
+
+    `recipe` is its default and draw for MLPs in the space "recipe", whose runs have a fifth of DomainBed's steps.
+    """
+    row = Hparam(name, default, draw, NON_NEGATIVE, step=True)
+    return row, replace(row, default=recipe[0], draw=recipe[1], scope="tabular", space="recipe")
 
 
 def switched(state: State, hparams: Hparams, at: str, after: str, before: float = 0.0) -> Tensor:

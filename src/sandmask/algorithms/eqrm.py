@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
-from sandmask.algorithms._functions import Hparams, State
+from sandmask.algorithms._functions import Hparams, State, change_step
 from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Bounds, Hparam, LogUniform, Uniform
 
@@ -74,15 +74,8 @@ ALGORITHMS.register(
         build=EQRM,
         hparams=(
             Hparam("eqrm_quantile", 0.75, Uniform(0.5, 0.99), Bounds(high=1, open_high=True)),
-            Hparam("eqrm_burnin_iters", 2500.0, LogUniform(10, 2.5, 3.5), NON_NEGATIVE, step=True),
-            Hparam(
-                "eqrm_burnin_iters",
-                500.0,
-                LogUniform(10, 1.8, 2.8),
-                NON_NEGATIVE,
-                step=True,
-                scope="tabular",
-                space="recipe",
+            *change_step(
+                "eqrm_burnin_iters", 2500.0, LogUniform(10, 2.5, 3.5), recipe=(500.0, LogUniform(10, 1.8, 2.8))
             ),
             Hparam("eqrm_lr", 1e-6, LogUniform(10, -7, -5), NON_NEGATIVE),
             Hparam("eqrm_lr", 1e-4, LogUniform(10, -5, -3), NON_NEGATIVE, scope="tabular", space="recipe"),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, Problem
-from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update
+from sandmask.algorithms._functions import Hparams, Metrics, Parts, State, adam_update, change_step
 from sandmask.algorithms.erm import ERM
 from sandmask.functional import adam_init
 from sandmask.functional.adam import adam_where
@@ -55,8 +55,7 @@ ALGORITHMS.register(
         hparams=(
             Hparam("linear_lr", 5e-5, LogUniform(10, -5, -3.5), NON_NEGATIVE),
             Hparam("linear_lr", 5e-3, LogUniform(10, -3, -1.5), NON_NEGATIVE, scope="tabular", space="recipe"),
-            Hparam("linear_steps", 500, Constant(500), NON_NEGATIVE, step=True),
-            Hparam("linear_steps", 100, Constant(100), NON_NEGATIVE, step=True, scope="tabular", space="recipe"),
+            *change_step("linear_steps", 500, Constant(500), recipe=(100, Constant(100))),
             Hparam("sma_start", 598, Constant(598), COUNT),  # the mean of two iterates at the 600th
         ),
     )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
-from sandmask.algorithms._functions import Hparams, State, environment_risks, one_hot, switched
+from sandmask.algorithms._functions import Hparams, State, change_step, environment_risks, one_hot, switched
 from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import BELOW_ONE, NON_NEGATIVE, Hparam, IntUniform, LogUniform, Uniform
 
@@ -60,16 +60,7 @@ ALGORITHMS.register(
         build=Fishr,
         hparams=(
             Hparam("lambda", 1000.0, LogUniform(10, 1, 4), NON_NEGATIVE),
-            Hparam("penalty_anneal_iters", 1500, IntUniform(0, 5000), NON_NEGATIVE, step=True),
-            Hparam(
-                "penalty_anneal_iters",
-                300,
-                IntUniform(0, 1000),
-                NON_NEGATIVE,
-                step=True,
-                scope="tabular",
-                space="recipe",
-            ),
+            *change_step("penalty_anneal_iters", 1500, IntUniform(0, 5000), recipe=(300, IntUniform(0, 1000))),
             Hparam("ema", 0.95, Uniform(0.90, 0.99), BELOW_ONE),
         ),
     )

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
-from sandmask.algorithms._functions import Hparams, State, environment_risks, switched
+from sandmask.algorithms._functions import Hparams, State, change_step, environment_risks, switched
 from sandmask.algorithms.coral import centred_features
 from sandmask.algorithms.irm import PENALTY, weighted_irm_penalty
 from sandmask.functional import EnvBatch, Params
@@ -11,16 +11,7 @@ from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
 BOTTLENECK = (
     Hparam("ib_lambda", 100.0, LogUniform(10, -1, 5), NON_NEGATIVE),
-    Hparam("ib_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
-    Hparam(
-        "ib_penalty_anneal_iters",
-        100,
-        IntLogUniform(10, 0, 3.3),
-        NON_NEGATIVE,
-        step=True,
-        scope="tabular",
-        space="recipe",
-    ),
+    *change_step("ib_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), recipe=(100, IntLogUniform(10, 0, 3.3))),
 )
 PAPER = (
     "Ahuja et al., Invariance principle meets information bottleneck for out-of-distribution generalization, "

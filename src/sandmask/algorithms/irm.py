@@ -3,22 +3,13 @@
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
-from sandmask.algorithms._functions import Hparams, State, environment_risks, one_hot, switched
+from sandmask.algorithms._functions import Hparams, State, change_step, environment_risks, one_hot, switched
 from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
 PENALTY = (
     Hparam("irm_lambda", 100.0, LogUniform(10, -1, 5), NON_NEGATIVE),
-    Hparam("irm_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
-    Hparam(
-        "irm_penalty_anneal_iters",
-        100,
-        IntLogUniform(10, 0, 3.3),
-        NON_NEGATIVE,
-        step=True,
-        scope="tabular",
-        space="recipe",
-    ),
+    *change_step("irm_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), recipe=(100, IntLogUniform(10, 0, 3.3))),
 )
 
 

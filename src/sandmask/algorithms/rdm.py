@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
-from sandmask.algorithms._functions import Hparams, State, cross_entropy
+from sandmask.algorithms._functions import Hparams, State, change_step, cross_entropy
 from sandmask.algorithms.mmd import attached
 from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import COUNT, NON_NEGATIVE, Constant, Hparam, IntUniform, Uniform
@@ -78,18 +78,9 @@ ALGORITHMS.register(
             Hparam("rdm_lambda", 5.0, Uniform(1, 10), NON_NEGATIVE, dataset="PACS"),
             Hparam("rdm_lambda", 5.0, Uniform(1, 10), NON_NEGATIVE, dataset="TerraIncognita"),
             Hparam("rdm_lambda", 0.5, Uniform(0.1, 1), NON_NEGATIVE, dataset="DomainNet"),
-            Hparam("rdm_penalty_anneal_iters", 1500, IntUniform(800, 2700), NON_NEGATIVE, step=True),
+            *change_step("rdm_penalty_anneal_iters", 1500, IntUniform(800, 2700), recipe=(300, IntUniform(160, 540))),
             Hparam(
                 "rdm_penalty_anneal_iters", 2400, IntUniform(1500, 3000), NON_NEGATIVE, dataset="DomainNet", step=True
-            ),
-            Hparam(
-                "rdm_penalty_anneal_iters",
-                300,
-                IntUniform(160, 540),
-                NON_NEGATIVE,
-                step=True,
-                scope="tabular",
-                space="recipe",
             ),
             Hparam("variance_weight", 0.004, Uniform(0.001, 0.007), NON_NEGATIVE),
             *(

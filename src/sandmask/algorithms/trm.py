@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
-from sandmask.algorithms._functions import Hparams, State, environment_risks, one_hot
+from sandmask.algorithms._functions import Hparams, State, change_step, environment_risks, one_hot
 from sandmask.functional import EnvBatch, FlatModule, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform, seed_hash
 
@@ -139,8 +139,7 @@ ALGORITHMS.register(
         build=TRM,
         hparams=(
             Hparam("cos_lambda", 1e-4, LogUniform(10, -5, 0), NON_NEGATIVE),
-            Hparam("iters", 200, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
-            Hparam("iters", 40, IntLogUniform(10, 0, 3.3), NON_NEGATIVE, step=True, scope="tabular", space="recipe"),
+            *change_step("iters", 200, IntLogUniform(10, 0, 4), recipe=(40, IntLogUniform(10, 0, 3.3))),
             Hparam("groupdro_eta", 1e-2, LogUniform(10, -3, -1), NON_NEGATIVE),
         ),
     )

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sandmask.algorithms._base import ALGORITHMS, AlgorithmEntry, ObjectiveAlgorithm
-from sandmask.algorithms._functions import Hparams, State, switched
+from sandmask.algorithms._functions import Hparams, State, change_step, switched
 from sandmask.functional import EnvBatch, Params
 from sandmask.hparams import NON_NEGATIVE, Hparam, IntLogUniform, LogUniform
 
@@ -34,15 +34,8 @@ ALGORITHMS.register(
         build=VREx,
         hparams=(
             Hparam("vrex_lambda", 10.0, LogUniform(10, -1, 5), NON_NEGATIVE),
-            Hparam("vrex_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), NON_NEGATIVE, step=True),
-            Hparam(
-                "vrex_penalty_anneal_iters",
-                100,
-                IntLogUniform(10, 0, 3.3),
-                NON_NEGATIVE,
-                step=True,
-                scope="tabular",
-                space="recipe",
+            *change_step(
+                "vrex_penalty_anneal_iters", 500, IntLogUniform(10, 0, 4), recipe=(100, IntLogUniform(10, 0, 3.3))
             ),
         ),
     )

@@ -8,10 +8,10 @@ from sandmask.functional.ranks import ALONE, Ranks
 from sandmask.sweeps import Expansion, JobOptions
 
 
-def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> tuple[str, ...]:
+def allowances(*, skip_corrupt: bool, allow_missing_classes: bool) -> dict[str, bool]:
     """The options to load a dataset of images with; other datasets have no such options."""
     given = {"skip_corrupt": skip_corrupt, "allow_missing_classes": allow_missing_classes}
-    return tuple(name for name, wanted in given.items() if wanted)
+    return {name: wanted for name, wanted in given.items() if wanted}
 
 
 def announce(dataset: Dataset, screen: Screen) -> None:

@@ -31,6 +31,7 @@ from sandmask.records import RunSpec
 from sandmask.sweeps import SweepStatus
 from sandmask.training import Accuracies
 from sandmask.training import Progress as Report
+from sandmask.training.keeping import training_mean
 
 T = TypeVar("T")
 # True shows progress in a terminal or a notebook; "lines" also prints lines elsewhere.
@@ -170,8 +171,7 @@ class TrainingBar:
 
     def _describe(self, accuracies: Accuracies, loss: float) -> str:
         held_out = list(self.spec.test_envs)
-        train = [e for e in range(accuracies.inside.shape[1]) if e not in held_out]
-        trained = accuracies.outside[0, train].mean()
+        trained = training_mean(accuracies.outside[0], self.spec)
         unseen = accuracies.inside[0, held_out].mean() if held_out else float("nan")
         return f"loss {loss:.3f}  trained {trained:.1%}  held out {unseen:.1%}"
 

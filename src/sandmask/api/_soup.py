@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandmask._arguments import Names, PathLike, checked, names_in
-from sandmask._files import replacing
 from sandmask._text import tell
 from sandmask.api._images import allowances
 from sandmask.api._progress import ShowProgress, choose_screen, one_by_one
 from sandmask.api._swept import Sweep, of_averages
 from sandmask.datasets import Dataset, load_dataset
 from sandmask.errors import SandmaskError
-from sandmask.records import RecordWriter, RunRecord
+from sandmask.records import write_record
 from sandmask.selection import spoken_soup
 from sandmask.sweeps import SOUPS, Candidates, Soup, candidates, expand, make_soup, parse_soups, why_not
 from sandmask.sweeps._soup import validation_of
@@ -90,7 +89,7 @@ def soup(
 
     @lru_cache(maxsize=1)  # the cells of a dataset follow each other
     def load(name: str) -> Dataset:
-        return load_dataset(sources[name], data_dir, **dict.fromkeys(allowed, True))
+        return load_dataset(sources[name], data_dir, **allowed)
 
     possible = [(cell, *_possible(cell, chosen)) for cell in found]
     soups = [(cell, kind) for cell, kinds, _ in possible for kind in kinds]
@@ -143,21 +142,10 @@ def _write(cell: Candidates, made: Soup, parent: Path) -> tuple[Any, ...]:
     folder.mkdir(parents=True, exist_ok=True)
     if made.state is not None:
         save_model(folder / MODEL, made.stack.algorithm, made.state, spec, "done", made.stack.dataset)
-    _write_record(record, folder / RECORDS)
+    write_record(record, folder / RECORDS)
     held_out = ", ".join(record.env_names[env] for env in spec.test_envs)
     accuracy = float(record.accuracy_in[0, list(spec.test_envs)].mean())
     return (
         *(spec.dataset, spec.algorithm, spec.options.get("average"), spec.options["soup"], held_out, spec.trial_seed),
         *(len(made.members), len(cell.members), validation_of(record, int(record.steps[0])), accuracy, str(folder)),
     )
-
-
-def _write_record(record: RunRecord, path: Path) -> None:
-    """Write the record. The file is complete or absent, even if the process is killed."""
-    with replacing(path, durable=True) as temporary, RecordWriter(temporary) as writer:
-        run = writer.start(record.spec, record.env_names, record.classes, record.sizes)
-        step = int(record.steps[0])
-        metrics = {name: float(curve[0]) for name, curve in record.metrics.items()}
-        tables = {name: counts[0].tolist() for name, counts in record.tables.items()}
-        writer.evaluation(run, step, record.accuracy_in[0].tolist(), record.accuracy_out[0].tolist(), metrics, tables)
-        writer.end(run, "done", step)

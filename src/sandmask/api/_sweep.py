@@ -191,7 +191,7 @@ def sweep(
         folder=str(target.path),
         ends=ends,
         data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
-        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
+        allowances=tuple(allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)),
         weights=spec.weights,
         device=chosen.device,
         fast=fast,
@@ -224,6 +224,9 @@ def sweep(
             display.say(f"note: {note}")
         before = status()
         display.say(f"{headline(before)}; records in {Path(folder)}")
+        late = [option for option, given in (("--diagnostics", diagnostics), ("--log", loggers)) if given]
+        if before.done and late:
+            display.say(f"note: finished runs are not changed: {' and '.join(late)} cannot be added to them.")
         estimator = Estimator(
             expansion, options, chosen.devices[0], measure=calibrate, elsewhere=chosen.elsewhere, notice=display.say
         )
@@ -304,7 +307,7 @@ def plan_sweep(
     options = JobOptions(
         str(folder),
         data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
-        allowances=allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes),
+        allowances=tuple(allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)),
         weights=spec.weights,
         fast=fast,
         train_eval_limit=spec.train_eval_limit,

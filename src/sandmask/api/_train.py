@@ -13,7 +13,7 @@ from sandmask._text import printable, tell
 from sandmask.algorithms import ALGORITHMS
 from sandmask.api._images import allowances, announce, check_images
 from sandmask.api._progress import ShowProgress, TrainingBar, choose_screen
-from sandmask.datasets import dataset_entry, load_dataset, resolve_environment
+from sandmask.datasets import dataset_entry, double_meaning, load_dataset, resolve_environment
 from sandmask.hparams import DEFAULT_SPACE
 from sandmask.loggers import Logger, requested_loggers
 from sandmask.plugins import load_plugins
@@ -183,7 +183,7 @@ def train(
             loggers = requested_loggers(log, tensorboard)
             entry = dataset_entry(os.fspath(dataset))
             allowed = allowances(skip_corrupt=skip_corrupt, allow_missing_classes=allow_missing_classes)
-            data = load_dataset(entry, data_dir, **dict.fromkeys(allowed, True))
+            data = load_dataset(entry, data_dir, **allowed)
             test_envs = [test_env] if isinstance(test_env, str | int) else test_env
             spec = make_spec(
                 entry,
@@ -207,6 +207,8 @@ def train(
             folder = RunFolder(Path(out) if out is not None else Path("runs") / spec.folder_name)
             if ranks.first:
                 extras = bool(loggers or diagnostics or measures or train_eval_limit)
+                for note in filter(None, (double_meaning(data, env) for env in test_envs)):
+                    tell(f"note: {printable(note)}")
                 _say_what_to_know(folder, spec, extras=extras)
                 announce(data, screen)
             if not folder.finished(spec):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import sandmask
+from sandmask._text import described
 from sandmask.errors import SandmaskError
 
 Status = Literal["ok", "note", "problem"]
@@ -38,9 +39,7 @@ def errors(say: Say, name: str, says: str, advice: str | None, status: Status = 
     try:
         yield
     except Exception as error:  # noqa: BLE001 - a broken installation fails in many ways
-        lines = str(error).strip().splitlines()
-        reason = ": ".join([type(error).__name__, *lines[:1]])
-        say(name, status, f"{says}: {reason}", advice)
+        say(name, status, f"{says}: {described(error)}", advice)
 
 
 def size(n_bytes: float) -> str:
@@ -175,10 +174,9 @@ def _nearest(folder: Path) -> Path:
 
 def terminal(say: Say) -> None:
     """Whether the plugins that every command loads can be imported, and whether the shell completes our commands."""
-    from sandmask.plugins import GROUP, VARIABLE, load_plugins
+    from sandmask.plugins import GROUP, VARIABLE, load_plugins, named_files
 
-    named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
-    found = [*(entry.name for entry in metadata.entry_points(group=GROUP)), *named]
+    found = [*(entry.name for entry in metadata.entry_points(group=GROUP)), *named_files()]
     try:
         load_plugins()
         say("plugins", "ok", ", ".join(found) or "none")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sandmask._text import tell
 from sandmask._torchrun import is_first
-from sandmask.plugins import GROUP, VARIABLE
+from sandmask.plugins import GROUP, named_files
 from sandmask.registry import Registry, checked_parts, parts_of
 
 _PACKAGE = Path(__file__).parents[1]
@@ -33,8 +33,7 @@ Complete = Callable[[str], list[str]]
 def registered(kind: str) -> tuple[str, ...]:
     """The names that the files of one of our packages register, and those of the user's plugins."""
     folder, records = _KINDS[kind]
-    plugins = os.environ.get("SANDMASK_PLUGINS", "").split(os.pathsep)
-    files = [*(_PACKAGE / folder).glob("*.py"), *(Path(name) for name in plugins if name)]
+    files = [*(_PACKAGE / folder).glob("*.py"), *map(Path, named_files())]
     return tuple(sorted({name for file in files for name in _names(file, records)}, key=str.lower))
 
 
@@ -82,7 +81,7 @@ def check_names(dataset: str, algorithm: str, plugins: Sequence[Path] | None = N
 
     With plugins, or once torch is imported, nothing is checked here: the registries do it.
     """
-    if "torch" in sys.modules or plugins or os.environ.get(VARIABLE) or entry_points(group=GROUP):
+    if "torch" in sys.modules or plugins or named_files() or entry_points(group=GROUP):
         return
     datasets, algorithms = _catalogue("dataset"), _catalogue("algorithm")
     name = dataset.partition(":")[0]  # "Spirals" of "Spirals:seed=1"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sandmask
+from sandmask._memory import free_memory, usable_cores
 from sandmask._text import counted
 from sandmask.cli._checks import GB, Say, errors, size
 
@@ -22,8 +23,6 @@ def devices(say: Say, *, thorough: bool = False) -> None:
     """Processor, memory, GPUs with a computation on each, and torch.compile."""
     import torch
     import torch.distributed as dist
-
-    from sandmask._memory import free_memory
 
     _processor(say, torch.get_num_threads(), free_memory())
     if dist.is_available() and dist.is_gloo_available():
@@ -45,7 +44,7 @@ def devices(say: Say, *, thorough: bool = False) -> None:
 
 
 def _processor(say: Say, used: int, free: int | None) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     says = f"{counted(used, 'thread')} on {counted(cores, 'core')}"
     variable = os.environ.get("OMP_NUM_THREADS")
     if used > cores:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from sandmask.cli import _completion
-from sandmask.hparams import parse_overrides
+from sandmask.hparams import SPACES, parse_overrides
+from sandmask.records import AVERAGES, MEASURES
 
 
 def arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +38,7 @@ SpaceOption = Annotated[
     typer.Option(
         metavar="NAME",
         help="Defaults and ranges of hyperparameters: recipe (settings that work), paper or domainbed.",
-        autocompletion=_completion.words("recipe", "paper", "domainbed"),
+        autocompletion=_completion.words(*SPACES),
     ),
 ]
 HparamsSeedOption = Annotated[int, typer.Option(metavar="N", min=0, help="Hyperparameter draw; 0 is the defaults.")]
@@ -72,7 +73,7 @@ AverageOption = Annotated[
         "--average",
         metavar="NAME",
         help="Also evaluate averaged weights: sma (uniform mean), ema (exponential), swad. Repeatable, or with commas.",
-        autocompletion=_completion.words("sma", "ema", "swad"),
+        autocompletion=_completion.words(*AVERAGES),
     ),
 ]
 MetricsOption = Annotated[
@@ -81,7 +82,7 @@ MetricsOption = Annotated[
         metavar="A,B",
         help="Also record f1 (macro-F1), ece (calibration error), worst-group, per-class (accuracy), confusion, or "
         "all. Results do not change.",
-        autocompletion=_completion.words("f1", "ece", "worst-group", "per-class", "confusion", "all"),
+        autocompletion=_completion.words(*MEASURES, "all"),
     ),
 ]
 TrainEvalOption = Annotated[
@@ -102,7 +103,7 @@ KindOption = Annotated[
         "--average",
         metavar="NAME",
         help="Use averaged weights that the run kept: sma, ema or swad.",
-        autocompletion=_completion.words("sma", "ema", "swad"),
+        autocompletion=_completion.words(*AVERAGES),
     ),
 ]
 FastOption = Annotated[bool, typer.Option(help="Use CUDA graphs on a GPU.")]

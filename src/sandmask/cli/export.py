@@ -22,7 +22,10 @@ def export(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write. (default: RUN/model.pt2 or RUN/model.onnx)")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File to write. (default: RUN/model.pt2, or .onnx; RUN/stacks/ID.pt2 of a sweep)"
+        ),
     ] = None,
     hub: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a folder in the layout of the Hugging Face Hub instead.")

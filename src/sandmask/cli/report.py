@@ -17,7 +17,7 @@ from sandmask.cli import _completion, _options
 from sandmask.cli._console import STANDARD_OUTPUT
 from sandmask.errors import SandmaskError
 from sandmask.plugins import load_plugins
-from sandmask.records import RunRecord, read_runs, split_averages
+from sandmask.records import MEASURES, RunRecord, read_runs, split_averages
 from sandmask.records._reader import refuse_record_name
 from sandmask.reports import FORMATS, render, run_command
 from sandmask.reports._report import DEFAULT_RULES, MOST, rule_names
@@ -84,7 +84,7 @@ def report(
             metavar="A,B",
             help="Metrics beyond accuracy to show, of those recorded: f1, ece, worst-group, per-class, confusion, all "
             "or none. (default: the first three)",
-            autocompletion=_completion.words("f1", "ece", "worst-group", "per-class", "confusion", "all", "none"),
+            autocompletion=_completion.words(*MEASURES, "all", "none"),
         ),
     ] = None,
     select_by: Annotated[
@@ -92,7 +92,7 @@ def report(
         typer.Option(
             metavar="METRIC",
             help="Metric that the rules select by: accuracy, f1, ece or worst-group.",
-            autocompletion=_completion.words("accuracy", "f1", "ece", "worst-group"),
+            autocompletion=_completion.words(ACCURACY, *(name for name, each in MEASURES.items() if not each.is_table)),
         ),
     ] = "accuracy",
     command: Annotated[

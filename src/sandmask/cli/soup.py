@@ -9,6 +9,7 @@ from sandmask._text import counted, in_shell
 from sandmask.cli import _completion, _options
 from sandmask.cli._console import plain_rows, print_json, print_table
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder
+from sandmask.records import AVERAGES
 from sandmask.selection import spoken_soup
 
 
@@ -29,7 +30,7 @@ def soup(
         typer.Option(
             metavar="A,B",
             help="What to combine: weights, or averages that the sweep kept: sma, ema, swad. (default: all)",
-            autocompletion=_completion.words("weights", "sma", "ema", "swad"),
+            autocompletion=_completion.words("weights", *AVERAGES),
         ),
     ] = None,
     device: _options.DeviceOption = None,

@@ -25,7 +25,14 @@ from sandmask.datasets._base import (
 )
 from sandmask.datasets._decode import CorruptImageError
 from sandmask.datasets._images import ImageDataset
-from sandmask.datasets._lookup import absolute, dataset_entry, is_registered, load_dataset, resolve_environment
+from sandmask.datasets._lookup import (
+    absolute,
+    dataset_entry,
+    double_meaning,
+    is_registered,
+    load_dataset,
+    resolve_environment,
+)
 from sandmask.datasets._scan import LeftOut, data_folder
 from sandmask.datasets._tree import ImageTree, scan_images
 
@@ -44,6 +51,7 @@ __all__ = [
     "absolute",
     "data_folder",
     "dataset_entry",
+    "double_meaning",
     "is_registered",
     "load_dataset",
     "resolve_environment",

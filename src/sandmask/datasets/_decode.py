@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from sandmask._text import first_line
 from sandmask.errors import SandmaskError
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _decode_natively(path: Path, content: Tensor) -> Tensor | None:
         image: Tensor = decode_image(content, mode=ImageReadMode.RGB)
     except (RuntimeError, ValueError) as error:
         if bytes(content[:4].tolist()) == PNG:  # Pillow accepts damaged ones
-            raise CorruptImageError(path, str(error).splitlines()[0]) from error
+            raise CorruptImageError(path, first_line(error)) from error
         return None
     if image.dtype == torch.uint16 and image.ndim == 3:
         return (image.to(torch.int32) >> 8).to(torch.uint8)

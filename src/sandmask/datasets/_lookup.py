@@ -189,6 +189,23 @@ def resolve_environment(dataset: Dataset | DatasetEntry, text: str | int) -> int
     raise SandmaskError(f"{unknown} {choices} Or a number from 0 to {n - 1}.")
 
 
+def double_meaning(dataset: Dataset | DatasetEntry, text: str | int) -> str | None:
+    """Return a note if this is the name of one environment and the number of another; None otherwise.
+
+    :param dataset: dataset or entry.
+    :param text: name or number.
+    """
+    names, found = dataset.environments, resolve_environment(dataset, text)
+    word = str(text).strip()
+    number = int(word) if word.isdecimal() else found
+    if number == found or number >= len(names):
+        return None
+    return (
+        f"{word!r} is read as a name: {names[found]!r} is environment number {found} of {dataset.name}, and number "
+        f"{number} is {names[number]!r}."
+    )
+
+
 def _check_number(dataset: Dataset | DatasetEntry, number: int) -> None:
     """Raise for a number that is also another environment's name: a loop over `range(4)` with the names "1" to "4"."""
     names = dataset.environments

@@ -18,7 +18,7 @@ def move_domains(extracted: Path, target: Path, domains: Sequence[str]) -> str:
     """Move each domain's folder to target/domain. Mirrors wrap them in differently named folders."""
     target.mkdir(parents=True, exist_ok=True)
     for domain in domains:
-        candidates = (find_folder(folder, [domain]) for folder in _folders(extracted, DEPTH))
+        candidates = (find_folder(folder, [domain]) for folder in _folders(extracted))
         found = next((folder for folder in candidates if folder is not None and subfolders(folder)), None)
         if found is None:
             raise SandmaskError(
@@ -39,17 +39,17 @@ def move_files(extracted: Path, target: Path, names: Sequence[str]) -> str:
 
 def move_folder(extracted: Path, target: Path, marker: str) -> str:
     """Move the folder that has a file or folder named `marker`, with all in it."""
-    found = next((folder for folder in _folders(extracted, DEPTH) if (folder / marker).exists()), None)
+    found = next((folder for folder in _folders(extracted) if (folder / marker).exists()), None)
     if found is None:
         raise SandmaskError(f"The archive holds no {marker!r}: it is not the dataset, or its layout has changed.")
     found.rename(target)
     return "as in the archive"
 
 
-def _folders(root: Path, depth: int) -> Iterator[Path]:
+def _folders(root: Path) -> Iterator[Path]:
     """`root` and the folders under it, the shallow ones first."""
     level = [root]
-    for _ in range(depth):
+    for _ in range(DEPTH):
         yield from level
         level = [child for folder in level for child in subfolders(folder)]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandmask._online import hub_if_reachable
+from sandmask._text import described
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._tree import Listed, Row
 from sandmask.datasets.image_sets import SAMPLED_BYTES, SAMPLED_FILES, own_entry
@@ -29,7 +30,7 @@ OPTIONS = (*COLUMNS, "split", "config")
 
 def recognizes(source: str) -> bool:
     """Whether this names a Hugging Face dataset: by the prefix, or as a folder that `save_to_disk` wrote."""
-    return source.startswith(PREFIX) or _is_saved(Path(source))
+    return source.startswith(PREFIX) or _is_saved(source)
 
 
 def absolute(source: str) -> str:
@@ -118,7 +119,7 @@ def _open(source: str, config: str | None) -> Any:
 
     disable_progress_bars()
     try:
-        if _is_saved(Path(source)):
+        if _is_saved(source):
             return load_from_disk(source)
         if source.lower().endswith(".parquet") and _is_here(source):
             return load_dataset("parquet", data_files=source)
@@ -138,8 +139,7 @@ def _open(source: str, config: str | None) -> Any:
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, SandmaskError):
             raise
-        reason = str(error).strip().partition("\n")[0]
-        raise SandmaskError(f"{PREFIX}{source} cannot be loaded: {type(error).__name__}: {reason}") from error
+        raise SandmaskError(f"{PREFIX}{source} cannot be loaded: {described(error)}") from error
     finally:
         enable_progress_bars()
 
@@ -148,9 +148,9 @@ def _is_here(source: str) -> bool:
     return os.path.exists(source)  # noqa: PTH110 - false for what cannot be a path
 
 
-def _is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote a folder."""
-    return any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json"))  # noqa: PTH113 - as above
+def _is_saved(source: str) -> bool:
+    """Whether this is a folder that `save_to_disk` wrote."""
+    return any(os.path.isfile(Path(source, name)) for name in ("dataset_dict.json", "state.json"))  # noqa: PTH113 - as above
 
 
 def _column(text: str, rows: "Rows", name: str, own: str) -> str:

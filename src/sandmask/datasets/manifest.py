@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from sandmask._files import opened_parquet
+from sandmask._text import first_line
 from sandmask.datasets._base import DatasetEntry
 from sandmask.datasets._scan import LeftOut
 from sandmask.datasets._tree import IN, OUT, RANDOM, Listed, Row
@@ -113,8 +114,7 @@ def _explained(file: Path) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise SandmaskError(f"{file} is not UTF-8 text. Save it as UTF-8.") from error
     except (OSError, ValueError, csv.Error) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise SandmaskError(f"{file} cannot be read as {file.suffix[1:].lower()}: {reason}") from error
+        raise SandmaskError(f"{file} cannot be read as {file.suffix[1:].lower()}: {first_line(error)}") from error
 
 
 def _csv(lines: TextIO) -> "Reader":

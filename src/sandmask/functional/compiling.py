@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import tracing
+from sandmask._text import first_line
 from sandmask.gradients import UnsupportedError
 
 
@@ -32,7 +33,7 @@ class Compiled:
         try:
             return self._compiled(*args)
         except TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             warnings.warn(f"torch.compile failed ({reason}); continuing without it.", stacklevel=2)
             self._compiled = None
             return self._function(*args)
@@ -82,7 +83,7 @@ class Traced:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             warnings.warn(f"torch.compile failed for a whole pass ({reason}); continuing without it.", stacklevel=2)
             raise UnsupportedError(reason) from error
         return Compiled(graph), forms[0]

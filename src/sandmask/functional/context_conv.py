@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from sandmask._physical import apply_to_runs, has_kernels, leading
+from sandmask._physical import RunsFunction, apply_to_runs, has_kernels
 from sandmask.functional.conv import LARGEST, NARROWEST, channels_last, factor, kernels_suit, rows
 from sandmask.functional.split import Halves
 
@@ -61,7 +60,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return apply_to_runs(_Convolution, (x, *padded), ())[:, :n_out]
 
 
-class _NormedBlock(Function):
+class _NormedBlock(RunsFunction):
     """`normed_block` of K runs in kernels. Under `vmap`, it takes the tensors of all runs at once.
 
     After the result, it returns tensors that are outputs only because they are saved for the backward pass.
@@ -104,13 +103,8 @@ class _NormedBlock(Function):
         of_rest = (part.to(one.dtype) for part, one in zip(sums.sum(1).unbind(1), (bias, gamma, beta), strict=True))
         return of_x, of_weight, *of_rest, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        outputs = _NormedBlock.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
-        return outputs, (0,) * len(outputs)
 
-
-class _Convolution(Function):
+class _Convolution(RunsFunction):
     """`convolution` of K runs in kernels; see `_NormedBlock`."""
 
     @staticmethod
@@ -136,11 +130,6 @@ class _Convolution(Function):
         found = grad.permute(0, 1, 3, 4, 2).contiguous()
         of_x, of_weight = _of_convolution(found, x, weight, factors, wanted=ctx.needs_input_grad[0])
         return of_x, of_weight, found.sum((1, 2, 3), dtype=torch.float32).to(bias.dtype)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        outputs = _Convolution.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
-        return outputs, (0,) * len(outputs)
 
 
 def _kept(inputs: Tensor | Halves, taps: Tensor | Halves) -> tuple[Tensor, ...]:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from sandmask._physical import apply_to_runs, has_kernels, leading
+from sandmask._physical import RunsFunction, apply_to_runs, has_kernels
 from sandmask.functional.split import Halves, split_products
 
 NARROWEST = 16  # smallest number of output channels for the kernels
@@ -90,7 +89,7 @@ def _fits(x: Tensor, weight: Tensor, stride: int, groups: int) -> bool:
     return x.ndim == 4 and weight.shape[2:] == (3, 3) and stride in (1, 2) and powers and small
 
 
-class _ConvBlock(Function):
+class _ConvBlock(RunsFunction):
     """`conv_block` of K runs in kernels. Under `vmap`, it takes the tensors of all runs at once.
 
     After the result, it returns tensors that are outputs only because they are saved for the backward pass.
@@ -143,11 +142,6 @@ class _ConvBlock(Function):
                 raise RuntimeError("There are no kernels for third derivatives, or derivatives of folded gradients.")
             return *differentiable_gradients(saved, grad, *how, wants_x), *[None] * 4
         return *block_gradients(saved, grad, of_h, *how, wants_x, ctx.fold)[0], *[None] * 4
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        outputs = _ConvBlock.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
-        return outputs, (0,) * len(outputs)
 
 
 def block_gradients(

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from sandmask._physical import apply_to_runs, has_kernels, leading
+from sandmask._physical import RunsFunction, apply_to_runs, has_kernels
 from sandmask.functional import random
 from sandmask.functional.split import Halves, split_products
 
@@ -121,7 +121,7 @@ def layer_function(x: Tensor, weight: Tensor) -> type[Function]:
     return _SplitLayer if split_products() and exact and fits and has_kernels(x) else _Layer
 
 
-class _Layer(Function):
+class _Layer(RunsFunction):
     """A layer of K runs with torch's matrix products. Under `vmap`, it takes the tensors of all runs at once."""
 
     @staticmethod
@@ -162,13 +162,8 @@ class _Layer(Function):
         of_x = torch.bmm(before, wide_weight)[..., : x.shape[2]] if ctx.needs_input_grad[0] else None
         return of_x, of_weight, of_bias, *[None] * 6
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        y: Tensor = _Layer.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
-        return y, 0
 
-
-class _SplitLayer(Function):
+class _SplitLayer(RunsFunction):
     """A layer of K runs with products of halves.
 
     After the result, it returns the halves of x and weight. They are outputs only because they are saved for the
@@ -223,11 +218,6 @@ class _SplitLayer(Function):
             return of_x, *[None] * 8
         of_weight = products.weight_gradient(before, inputs)[:, :n_out, :n_in]
         return of_x, of_weight, sums.sum(1)[:, :n_out], *[None] * 6
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        outputs = _SplitLayer.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
-        return outputs, (0,) * len(outputs)
 
 
 def _environments(rows: Rows | None) -> tuple[int | None, Tensor | None]:

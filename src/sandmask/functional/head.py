@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from sandmask._physical import has_kernels, in_vmap, leading
+from sandmask._physical import RunsFunction, has_kernels, in_vmap
 from sandmask.functional.dense import PART, Rows, saturated, weighted
 
 MOST_CLASSES = 64  # largest number of classes that the kernels support
@@ -49,7 +48,7 @@ def fused_head(x: Tensor, weight: Tensor, bias: Tensor, rows: Rows | None = None
     return y
 
 
-class _Head(Function):
+class _Head(RunsFunction):
     """`head` of K runs in kernels. Under `vmap`, it takes the tensors of all runs at once."""
 
     @staticmethod
@@ -84,11 +83,6 @@ class _Head(Function):
         of_x, sums = head_kernels.gradients(grad, x, weight, x.shape[1] // rows.n_envs, in_sums)
         ctx.fold(sums, in_sums)
         return of_x, None, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        y: Tensor = _Head.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
-        return y, 0
 
 
 def _differentiable_gradients(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, ...]:

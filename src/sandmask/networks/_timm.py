@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sandmask._online import answers
+from sandmask._text import first_line
 from sandmask.errors import SandmaskError
 from sandmask.networks.featurizer import NETWORKS
 
@@ -124,8 +125,9 @@ def pretrained_weights(name: str, input_shape: tuple[int, ...]) -> dict[str, tor
     try:
         model = create(name, (3, *input_shape[1:]), pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise SandmaskError(f"The pretrained weights of {name!r} could not be loaded: {reason} {_REMEDIES}") from error
+        raise SandmaskError(
+            f"The pretrained weights of {name!r} could not be loaded: {first_line(error)} {_REMEDIES}"
+        ) from error
     return dict(model.state_dict())
 
 

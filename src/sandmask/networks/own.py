@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
+from sandmask._text import described, first_line
 from sandmask.errors import SandmaskError
 from sandmask.functional.flat import FlatModule
 from sandmask.gradients import find_leaks
@@ -129,9 +130,8 @@ def _features(name: str, module: nn.Module, x: Tensor) -> Tensor:
         with torch.no_grad():
             features = module(x)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
         raise SandmaskError(
-            f"The network {name!r} fails on inputs {_shape(x)} of zeros and ones: {type(error).__name__}: {reason}"
+            f"The network {name!r} fails on inputs {_shape(x)} of zeros and ones: {described(error)}"
         ) from error
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(x):
         found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -182,9 +182,8 @@ def _check_parameters(name: str, module: nn.Module, x: Tensor) -> None:
             expected = _with_gradient(other(x), list(trained.values()))
             found = _with_gradient(function(function.unflatten(vector), x), [vector])
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
         raise SandmaskError(
-            f"The network {name!r} cannot be differentiated as a function of its parameters: {reason} "
+            f"The network {name!r} cannot be differentiated as a function of its parameters: {first_line(error)} "
             "`torch.utils.checkpoint` and scripted modules, for example, cannot be used in it."
         ) from error
     in_order = function.flatten(dict(zip(trained, expected[1:], strict=True)))
@@ -223,7 +222,7 @@ def _why_not_stacked(module: nn.Module, x: Tensor) -> str:
         try:
             together = vmap(grad(loss))(runs)
         except Exception as error:  # noqa: BLE001 - a user's module may raise anything
-            return f"torch.func.vmap does not take it: {str(error).strip().partition(chr(10))[0]}"
+            return f"torch.func.vmap does not take it: {first_line(error)}"
     slow = [str(each.message) for each in said if "batching rule" in str(each.message)]
     if slow:
         return slow[0].partition("batching rule for ")[2].partition(". ")[0] + " has no rule for a stack of runs"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sandmask._text import counted
+from sandmask._text import counted, first_line
 from sandmask.errors import SandmaskError
 from sandmask.networks._timm import import_timm, layer_names
 
@@ -82,8 +82,9 @@ def _read_torch(path: Path) -> Any:
             "refused, since its code would run: save the state dict alone, to .safetensors or .pth."
         ) from error
     except Exception as error:  # damaged files raise errors of any type
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SandmaskError(f"{path} cannot be read as a PyTorch file: {reason}. Fetch the file again.") from error
+        raise SandmaskError(
+            f"{path} cannot be read as a PyTorch file: {first_line(error)}. Fetch the file again."
+        ) from error
 
 
 def _strip_prefixes(tensors: StateDict) -> StateDict:

@@ -35,7 +35,7 @@ from sandmask.records._measures import (
 )
 from sandmask.records._reader import read_runs
 from sandmask.records._types import SCHEMA_VERSION, RunRecord, RunSpec, Sizes, Status
-from sandmask.records._writer import RecordWriter
+from sandmask.records._writer import RecordWriter, write_record
 
 __all__ = [
     "AVERAGES",
@@ -64,4 +64,5 @@ __all__ = [
     "split_averages",
     "trained",
     "write_archive",
+    "write_record",
 ]

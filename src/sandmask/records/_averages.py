@@ -12,7 +12,7 @@ import numpy as np
 from sandmask.errors import SandmaskError
 from sandmask.hparams._shared import LR_DROP_STEPS
 from sandmask.records._measures import SPLITS
-from sandmask.records._types import RunRecord, RunSpec, under_prefix
+from sandmask.records._types import RunRecord, RunSpec, extent, joined, under_prefix
 
 AVERAGES = ("sma", "ema", "swad")
 _PREFIX = "average/"
@@ -51,7 +51,7 @@ def split_averages(runs: Iterable[RunRecord]) -> Iterator[RunRecord]:
         records = [_without_averages(run), *(_averaged(run, average) for average in averages)] if averages else [run]
         for record in records:
             known = found.get(record.spec.id)
-            found[record.spec.id] = record if known is None else _merged(known, record)
+            found[record.spec.id] = record if known is None else joined(*sorted((record, known), key=extent))
     yield from found.values()
 
 
@@ -61,15 +61,6 @@ def trained(runs: Iterable[RunRecord]) -> list[RunRecord]:
     :param runs: records of runs and averages.
     """
     return [run for run in runs if "average" not in run.spec.options]
-
-
-def _merged(first: RunRecord, second: RunRecord) -> RunRecord:
-    """One record of the two that there are of a run."""
-    extents = [(len(run.steps), run.status != "running") for run in (first, second)]
-    if extents[0] != extents[1]:
-        return first if extents[0] > extents[1] else second
-    metrics, tables = second.metrics | first.metrics, second.tables | first.tables
-    return replace(first, metrics=metrics, tables=tables, sizes=first.sizes or second.sizes)
 
 
 def _without_averages(run: RunRecord) -> RunRecord:

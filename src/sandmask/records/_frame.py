@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sandmask.records._averages import split_averages
-from sandmask.records._measures import MEASURES, SPLITS, measured
+from sandmask.records._measures import CURVE, MEASURES, SPLITS, measured
 from sandmask.records._reader import read_runs
 from sandmask.records._types import RunRecord, word_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_MEASURE = re.compile(rf"({'|'.join(MEASURES)})/({'|'.join(SPLITS)})/\d+")
 _Column = Any  # a numpy array or a pandas one
 _CHUNK = 1 << 20  # rows
 _INT32 = np.iinfo(np.int32)
@@ -82,7 +80,7 @@ def _columns(runs: Sequence[RunRecord], hparams: bool) -> Iterator[tuple[str, _C
             yield f"{split}_{measure.replace('-', '_')}", _join_known(tables, rows)
     yield "status", _words([run.status for run in runs], rows)
     for name in dict.fromkeys(name for run in runs for name in run.metrics):
-        if not _MEASURE.fullmatch(name):
+        if not CURVE.fullmatch(name):
             curves = [run.metrics.get(name) for run in runs]
             yield name, np.repeat(_join_known(curves, checkpoints), widths)
     for name in dict.fromkeys(name for spec in specs for name in spec.hparams) if hparams else ():

@@ -5,6 +5,7 @@ A run that was trained with `metrics=["f1", "confusion"]` has, at each evaluatio
 part of a run's spec: a run with them is the same run.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -51,6 +52,7 @@ MEASURES.register(
 MEASURES.register(Measure("worst-group", "Worst group", "lowest accuracy of a class within an environment, in percent"))
 MEASURES.register(Measure(PER_CLASS, "Per-class accuracy", "accuracy on the examples of each class", is_table=True))
 MEASURES.register(Measure(CONFUSION, "Confusion", "counts of true and predicted classes", is_table=True))
+CURVE = re.compile(rf"({'|'.join(MEASURES)})/(?P<split>{'|'.join(SPLITS)})/(?P<env>\d+)")  # the names of `entries`
 
 
 def table_size(name: str, n_envs: int, n_classes: int) -> int:

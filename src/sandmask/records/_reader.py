@@ -1,7 +1,6 @@
 """Reading records: folders, record files and archives."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from sandmask._files import files_below
 from sandmask.errors import SandmaskError
 from sandmask.records._archive import ARCHIVE_SUFFIX, read_archive
 from sandmask.records._lines import read_lines
-from sandmask.records._types import RunRecord, RunSpec, Status
+from sandmask.records._types import RunRecord, RunSpec, Status, extent, joined
 
 
 def read_runs(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> list[RunRecord]:
@@ -51,7 +50,7 @@ def refuse_record_name(target: Path) -> None:
 
 
 def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tuple[RunRecord, Path]:
-    shorter, longer = sorted((first, second), key=lambda item: _extent(item[0]))
+    shorter, longer = sorted((first, second), key=lambda item: extent(item[0]))
     if not _begins(shorter[0], longer[0]):
         spec = longer[0].spec
         raise SandmaskError(
@@ -59,17 +58,7 @@ def _merge(first: tuple[RunRecord, Path], second: tuple[RunRecord, Path]) -> tup
             f"and {second[1]}. Only the same stacks on the same kind of machine give equal results. Report the files "
             "separately, or delete one of them."
         )
-    run, other = longer[0], shorter[0]
-    if len(run.steps) > len(other.steps):
-        return longer
-    # One of them may have recorded more, such as metrics that were requested later.
-    metrics, tables = other.metrics | run.metrics, other.tables | run.tables
-    return replace(run, metrics=metrics, tables=tables, sizes=run.sizes or other.sizes), longer[1]
-
-
-def _extent(run: RunRecord) -> tuple[int, bool, int]:
-    """How much a record has: checkpoints, an end, and examples behind the accuracies."""
-    return len(run.steps), run.status != "running", sum(run.sizes[0]) if run.sizes else 0
+    return joined(shorter[0], longer[0]), longer[1]
 
 
 def _begins(shorter: RunRecord, longer: RunRecord) -> bool:

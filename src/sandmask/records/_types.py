@@ -42,7 +42,8 @@ class RunSpec:
     @cached_property
     def id(self) -> str:
         """A short name that is the same on every machine: a hash of the content."""
-        # Not `asdict`, which copies every value: sweeps ask for the ids of tens of thousands of specs.
+        # Not `asdict`, which copies every value: sweeps ask for the ids of tens of thousands of specs. Not `to_json`,
+        # which fails for the spec of a damaged file: its id is compared before its fields are checked.
         content = json.dumps({one.name: getattr(self, one.name) for one in fields(self)}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -108,6 +109,22 @@ class RunRecord:
             metrics={name: curve[checkpoints] for name, curve in self.metrics.items()},
             tables={name: counts[checkpoints] for name, counts in self.tables.items()},
         )
+
+
+def extent(run: RunRecord) -> tuple[int, bool, int]:
+    """How much a record has: checkpoints, an end, and examples behind the accuracies."""
+    return len(run.steps), run.status != "running", sum(run.sizes[0]) if run.sizes else 0
+
+
+def joined(shorter: RunRecord, longer: RunRecord) -> RunRecord:
+    """One record of two of the same run, in the order of their `extent`.
+
+    Where they have equally many checkpoints, either may have recorded more, such as metrics that were requested later.
+    """
+    if len(shorter.steps) < len(longer.steps):
+        return longer
+    metrics, tables = shorter.metrics | longer.metrics, shorter.tables | longer.tables
+    return replace(longer, metrics=metrics, tables=tables, sizes=longer.sizes or shorter.sizes)
 
 
 # The environments that the benchmark holds out, by dataset in the order of tables. Spirals has one more. Entries of

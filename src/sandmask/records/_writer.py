@@ -13,7 +13,7 @@ from sandmask._files import lock, naming, replacing, sync
 from sandmask.errors import SandmaskError
 from sandmask.records._checks import check_names, check_run
 from sandmask.records._lines import RunState, encoded, eval_line, read_lines, run_line
-from sandmask.records._types import RunSpec, Sizes, Status
+from sandmask.records._types import RunRecord, RunSpec, Sizes, Status
 
 
 def open_locked(path: Path) -> FileIO:
@@ -205,6 +205,23 @@ class RecordWriter:
         for _ in read_lines(self.path, runs):
             pass
         return runs
+
+
+def write_record(record: RunRecord, path: Path) -> None:
+    """Write one finished run to a file of its own. The file is complete or absent, even if the process is killed.
+
+    :param record: the record.
+    :param path: the file, which is replaced.
+    """
+    with replacing(path, durable=True) as temporary, RecordWriter(temporary) as writer:
+        run = writer.start(record.spec, record.env_names, record.classes, record.sizes)
+        for row, step in enumerate(record.steps.tolist()):
+            metrics = {name: float(curve[row]) for name, curve in record.metrics.items()}
+            tables = {name: counts[row].tolist() for name, counts in record.tables.items()}
+            inside, outside = record.accuracy_in[row].tolist(), record.accuracy_out[row].tolist()
+            writer.evaluation(run, step, inside, outside, metrics, tables)
+        if record.status != "running":
+            writer.end(run, record.status, int(record.steps[-1]) if record.diverged_at is None else record.diverged_at)
 
 
 def _is_after(line: dict[str, Any], names: set[str], step: int) -> bool:

@@ -1,6 +1,8 @@
-"""Generated records, for tests of selection rules and tables."""
+"""Generated records and a comparison of records, for tests."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -90,3 +92,17 @@ def made_up_sweep(
     for run in runs:
         run.metrics.update({name: curves.uniform(0.9, 1.0, checkpoints) for name in metrics})
     return runs
+
+
+def assert_same_runs(found: Iterable[RunRecord], expected: Iterable[RunRecord]) -> None:
+    """Assert that the records are of the same runs, each once and in any order, and equal to the last bit.
+
+    :param found: the records to check.
+    :param expected: the records of the same runs from elsewhere.
+    """
+    runs, known = list(found), {run.spec.id: run for run in expected}
+    assert Counter(run.spec.id for run in runs) == dict.fromkeys(known, 1)
+    for run in runs:
+        for field in fields(RunRecord):
+            one, other = (getattr(each, field.name) for each in (run, known[run.spec.id]))
+            np.testing.assert_equal(one, other, err_msg=f"{field.name} of run {run.spec.id}")

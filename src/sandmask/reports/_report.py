@@ -1,10 +1,10 @@
 """Create reports: `sandmask.report` from record files, and `build_report` from runs in memory."""
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from sandmask._arguments import Names, PathLike, checked, names_in
+from sandmask._arguments import paths as all_paths
 from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord, judged_by_first_stage, read_runs, split_averages, trained
 from sandmask.records._types import dataset_order
@@ -12,7 +12,8 @@ from sandmask.registry import closest
 from sandmask.reports._comparisons import beside_earlier, beside_published, compare
 from sandmask.reports._data import Report, RuleReport
 from sandmask.reports._measures import confusions, metric_reports, reportable, shown_measures
-from sandmask.reports._tables import Expected, Groups, averages_table, dataset_table, expected_of, is_of, method_order
+from sandmask.reports._notes import Groups
+from sandmask.reports._tables import Expected, averages_table, dataset_table, expected_of, is_of, method_order
 from sandmask.selection import ACCURACY, RULES, SelectionRule, by_metric, find_rule, group_runs
 
 DEFAULT_RULES = ("training-domain", "oracle")
@@ -51,7 +52,7 @@ def report(
     :param select_by: what the rules select by: "accuracy", "f1", "ece" or "worst-group".
     :param against: a folder of earlier records to compare with: its number is put beside each cell, with the change.
     """
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    several = all_paths(paths)
     if not several:
         raise SandmaskError("A report needs at least one folder or file of records. Found none.")
     for name, value in (("draws", draws), ("trials", trials)):

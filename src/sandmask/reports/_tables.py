@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from sandmask.errors import SandmaskError
 from sandmask.records import RunRecord
 from sandmask.records._types import held_out_environments
 from sandmask.reports._data import Cell, Gap, Parts, Table, Trial
+from sandmask.reports._notes import Groups, notes_on_adaptation, table_notes
 from sandmask.reports.statistics import bootstrap_interval, mean_and_error
 from sandmask.selection import (
     SEARCH,
@@ -24,7 +25,6 @@ from sandmask.selection import (
     is_soup,
     select,
     siblings,
-    spoken_soup,
 )
 
 # The order of methods in DomainBed's tables, which papers follow; the masks come last there.
@@ -32,7 +32,6 @@ _CUSTOMARY = (
     "ERM", "IRM", "GroupDRO", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN", "MTL", "SagNet", "ARM", "VREx", "RSC",
     "ANDMask", "SANDMask",
 )  # fmt: skip
-Groups = Mapping[GroupKey, Sequence[RunRecord]]
 
 
 def method_order(methods: Iterable[str]) -> tuple[str, ...]:
@@ -177,16 +176,9 @@ def dataset_table(rule: SelectionRule, groups: Groups, dataset: str, expected: E
         columns=tuple(columns),
         cells=cells,
         averages=row_means(methods, columns, cells, len(columns) + len(absent), "environments"),
-        notes=tuple(_notes(methods, absent)),
+        notes=tuple(table_notes(dataset, methods, absent, groups)),
         chances={} if expected.chance is None else dict.fromkeys(columns, expected.chance),
     )
-
-
-def _notes(methods: Sequence[str], absent: Sequence[str]) -> Iterator[str]:
-    if absent:
-        yield f"No run holds out {', '.join(absent)} alone."
-    if any(spoken_soup("t3a") in method.split(" + ") for method in methods):
-        yield "T3A adapts the model to unlabelled examples of the held-out environment."
 
 
 def _tried(trials: Sequence[Trial]) -> bool:
@@ -222,15 +214,14 @@ def _mean_cell(row: Mapping[str, Cell], of: int, kind: str) -> Cell:
     :param of: how many columns of this `kind` a complete average is over.
     """
     cells = row.values()
-    found = {column: cell for column, cell in row.items() if cell.mean is not None}
-    means = [cell.mean for cell in found.values() if cell.mean is not None]
-    in_part = any(_is_in_part(cell) for cell in found.values())
+    means = {column: cell.mean for column, cell in row.items() if cell.mean is not None}
+    in_part = any(_is_in_part(row[column]) for column in means)
     return Cell(
-        mean=sum(means) / len(means) if means else None,
+        mean=sum(means.values()) / len(means) if means else None,
         have=sum(cell.have for cell in cells),
         expected=sum(cell.expected for cell in cells),
         diverged=sum(cell.diverged for cell in cells),
-        parts=Parts(len(means), of, kind, in_part, tuple(map(_column_name, found, found.values()))),
+        parts=Parts(len(means), of, kind, in_part, tuple(_column_name(column, row[column]) for column in means)),
     )
 
 
@@ -262,6 +253,7 @@ def averages_table(tables: Mapping[str, Table]) -> Table:
         columns=tuple(tables),
         cells=cells,
         averages=row_means(methods, list(tables), cells, len(tables), "datasets"),
+        notes=tuple(notes_on_adaptation(methods)),
         chances={name: table.chances[table.columns[0]] for name, table in tables.items() if table.chances},
     )
 

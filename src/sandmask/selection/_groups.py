@@ -84,7 +84,7 @@ def method_names(runs: Iterable[RunRecord]) -> dict[str, str]:
     }
 
 
-def _differing(settings: Sequence[dict[str, str]]) -> set[str]:
+def _differing(settings: Sequence[dict[str, Any]]) -> set[str]:
     names = {name for one in settings for name in one}
     return {name for name in names if len({one.get(name) for one in settings}) > 1}
 
@@ -130,8 +130,20 @@ def is_soup(method: str) -> bool:
 
     :param method: name of a method in a table.
     """
-    spoken = method.split(_BRACKET, maxsplit=1)[0].split(_PLUS)[1:]
-    return any(word in ("ensemble", "T3A") or word.endswith(" soup") for word in spoken)
+    return any(word in ("ensemble", "T3A") or word.endswith(" soup") for word in _spoken(method))
+
+
+def is_adapted(method: str) -> bool:
+    """Return whether a method adapts to unlabelled examples of the held-out environment, as `ERM + T3A` does.
+
+    :param method: name of a method in a table.
+    """
+    return spoken_soup("t3a") in _spoken(method)
+
+
+def _spoken(method: str) -> list[str]:
+    """The words after the algorithm: `SMA` and `T3A` of `ERM + SMA + T3A (space=domainbed)`."""
+    return method.split(_BRACKET, maxsplit=1)[0].split(_PLUS)[1:]
 
 
 def is_searched(method: str) -> bool:
@@ -165,6 +177,25 @@ def group_runs(runs: Sequence[RunRecord]) -> dict[GroupKey, list[RunRecord]]:
             key = GroupKey(run.spec.dataset, methods[run.spec.id], test_env, run.spec.trial_seed)
             groups[key].append(run)
     return dict(sorted(groups.items()))
+
+
+def rivals(runs: Iterable[RunRecord]) -> dict[str, list[float]]:
+    """Return the hyperparameters, and the seed, in which runs of the same draw differ, with their values.
+
+    A sweep has one run of each draw. If a value was set by hand, and runs with other values are reported together with
+    them, there are several, and a rule selects among them.
+
+    :param runs: records of one method on one dataset.
+    """
+    of_draw: defaultdict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
+    for spec in (run.spec for run in runs):
+        numbers = {name: value for name, value in spec.hparams.items() if isinstance(value, int | float)}
+        of_draw[spec.test_envs, spec.trial_seed, spec.hparams_seed].append({**numbers, "seed": spec.seed})
+    found: defaultdict[str, set[float]] = defaultdict(set)
+    for drawn in of_draw.values():
+        for name in _differing(drawn):
+            found[name] |= {values[name] for values in drawn if name in values}
+    return {name: sorted(values) for name, values in sorted(found.items())}
 
 
 def is_settled(run: RunRecord) -> bool:

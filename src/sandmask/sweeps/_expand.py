@@ -12,7 +12,7 @@ import numpy as np
 
 from sandmask._text import counted
 from sandmask.algorithms import ALGORITHMS
-from sandmask.datasets import DatasetEntry, absolute, dataset_entry, resolve_environment
+from sandmask.datasets import DatasetEntry, absolute, dataset_entry, double_meaning, resolve_environment
 from sandmask.errors import SandmaskError
 from sandmask.hparams import OPTIONAL, Space, seed_hash, space_for
 from sandmask.hparams._shared import LR_DROP_STEPS
@@ -78,7 +78,8 @@ def expand(sweep: SweepSpec) -> Expansion:
     _check_overrides(sweep, entries.values())
     sets = {entry.name: _held_out_sets(sweep, entry) for entry in entries.values()}
     _check_size(sweep, sum(map(len, sets.values())))
-    notes = []
+    named = () if sweep.test_envs == (ALL,) else sweep.test_envs
+    notes = [note for entry in entries.values() for env in named if (note := double_meaning(entry, env))]
     if sweep.search == OPTUNA:
         _check_search(sweep)
         notes.append(
@@ -98,12 +99,9 @@ def expand(sweep: SweepSpec) -> Expansion:
     )
     if sweep.first_stage is not None:
         runs = _repeat_drops(runs, sweep.first_stage)
-    each_once = {run.id: run for run in runs}
-    notes += [
-        *_notes_on_steps(each_once.values()),
-        *dict.fromkeys(filter(None, map(short_average_of, each_once.values()))),
-    ]
-    return Expansion(tuple(each_once.values()), sources, tuple(notes))
+    found = tuple(runs)
+    notes += [*_notes_on_steps(found), *dict.fromkeys(filter(None, map(short_average_of, found)))]
+    return Expansion(found, sources, tuple(notes))
 
 
 def _notes_on_steps(runs: Iterable[RunSpec]) -> Iterator[str]:

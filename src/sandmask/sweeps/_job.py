@@ -113,18 +113,18 @@ def stop_file(folder: SweepFolder, session: str) -> Path:
 
 
 @cache
-def _dataset(source: str, data_dir: str | None, allowances: tuple[str, ...]) -> Dataset:
-    """Loaded once per process: stacks of one dataset follow each other."""
-    return load_dataset(source, data_dir, **dict.fromkeys(allowances, True))
+def planned_dataset(name: str, source: str, data_dir: str | None, allowances: tuple[str, ...]) -> Dataset:
+    """Load a dataset of a sweep, once per process: stacks of one dataset follow each other.
 
-
-def _check_same(source: str, dataset: Dataset, spec: RunSpec) -> None:
-    """Raise an error if a folder or file has other images than when the runs were planned."""
-    if source not in DATASETS and dataset.name != spec.dataset:
+    It is an error if a folder or file has other content than when the runs were planned, which gave it this name.
+    """
+    dataset = load_dataset(source, data_dir, **dict.fromkeys(allowances, True))
+    if source not in DATASETS and dataset.name != name:
         raise SandmaskError(
-            f"{source} holds different images here than on the machine that planned the sweep ({dataset.name} instead "
-            f"of {spec.dataset}). Copy all images, or rerun the sweep if the dataset was changed."
+            f"{source} has different content here than on the machine that planned the sweep ({dataset.name} instead "
+            f"of {name}). Copy all of it, or rerun the sweep if the dataset was changed."
         )
+    return dataset
 
 
 def run_job(job: Job) -> Outcome:
@@ -223,8 +223,7 @@ class _Training:
             work=job.work,
         )
         self.progress.write("running", done=0)  # fails on a full or read-only disk, before time is spent on training
-        self.dataset = _dataset(job.source, job.options.data_dir, job.options.allowances)
-        _check_same(job.source, self.dataset, specs[0])
+        self.dataset = planned_dataset(specs[0].dataset, job.source, job.options.data_dir, job.options.allowances)
         self.archives: dict[str, bytes] = {}
         self.fitting = len(specs) if job.options.cores is None else self._fitting(job.options.cores)
 

@@ -4,11 +4,10 @@ import html
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 from sandmask._text import counted
-from sandmask.datasets import Dataset, load_dataset
+from sandmask.datasets import Dataset
 from sandmask.errors import SandmaskError
 from sandmask.networks import NETWORKS
 from sandmask.records import RunSpec, averages_of
@@ -25,7 +24,7 @@ from sandmask.sweeps._cost import (
     work_of,
 )
 from sandmask.sweeps._expand import Expansion
-from sandmask.sweeps._job import JobOptions
+from sandmask.sweeps._job import JobOptions, planned_dataset
 from sandmask.sweeps._stacks import Arrange, Cap, PlannedStack, balanced, group
 from sandmask.training import choose_device, stack_key
 from sandmask.training.specs import SHAPE_HPARAMS
@@ -101,11 +100,7 @@ class Estimator:
         self.device = choose_device(device, here=elsewhere is None)
         self.measure, self.options, self._notice = measure, options, notice
         self._elsewhere, self._on_gpu = elsewhere is not None, (elsewhere or self.device.type) == "cuda"
-        self._runs = expansion.runs
-        allowed = dict.fromkeys(options.allowances, True)
-        self.dataset: Callable[[str], Dataset] = cache(
-            lambda name: load_dataset(expansion.sources[name], options.data_dir, **allowed)
-        )
+        self._expansion = expansion
         self._measured: dict[tuple[str, ...], Rates] = {}
         self._works: dict[tuple[object, ...], Work] = {}
         self._parameters: dict[tuple[object, ...], int] = {}
@@ -158,10 +153,13 @@ class Estimator:
         """About the time of a step of a run with its share of the evaluations, in multiplications."""
         return self._work(spec).total / spec.steps + (GPU_STEP if self._on_gpu else CPU_STEP)
 
+    def _dataset(self, name: str) -> Dataset:
+        return planned_dataset(name, self._expansion.sources[name], self.options.data_dir, self.options.allowances)
+
     def _work(self, spec: RunSpec) -> Work:
         key = stack_key(spec)
         if key not in self._works:
-            dataset = self.dataset(spec.dataset)
+            dataset = self._dataset(spec.dataset)
             ignored = ("batch_size", *(name for name in MLP_SIZES if not _builds_with(spec.network, name)))
             network = stack_key(replace(spec, hparams={**spec.hparams, **dict.fromkeys(ignored, 1)}))
             if network not in self._parameters:  # building a large network takes seconds
@@ -178,8 +176,8 @@ class Estimator:
         kind = _kind(spec)
         if self.measure and kind not in self._measured:
             self._notice(f"measuring a few steps of {spec.algorithm} on {spec.dataset}")
-            first = next((run for run in self._runs if _kind(run) == kind), spec)
-            dataset, fast, weights = self.dataset(spec.dataset), self.options.fast, self.options.weights
+            first = next((run for run in self._expansion.runs if _kind(run) == kind), spec)
+            dataset, fast, weights = self._dataset(spec.dataset), self.options.fast, self.options.weights
             self._measured[kind] = calibrate(first, dataset, self.device, fast=fast, weights=weights)
         return self._measured.get(kind)
 

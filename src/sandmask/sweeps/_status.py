@@ -21,6 +21,7 @@ from sandmask.selection import training_domain
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claims, turn
 from sandmask.training import Accuracies, Progress
+from sandmask.training.keeping import training_mean
 
 WRITE_SECONDS = 1.0
 WARM_UPS = 4  # reports of a loop before its rate is measured: the first steps and evaluations compile kernels
@@ -103,8 +104,8 @@ class StackProgress:
     def _see(self, specs: Sequence[RunSpec], accuracies: Accuracies) -> None:
         """Keep the best mean "out" accuracy over the training environments, and the held-out accuracy with it."""
         for k, spec in enumerate(specs):
-            trained = np.delete(accuracies.outside[k], spec.test_envs)
-            self._keep(spec, float(trained.mean()), float(accuracies.inside[k, spec.test_envs[0]]))
+            held_out = float(accuracies.inside[k, spec.test_envs[0]])
+            self._keep(spec, training_mean(accuracies.outside[k], spec), held_out)
 
     def _keep(self, spec: RunSpec, value: float, held_out: float) -> None:
         if len(spec.test_envs) != 1 or not np.isfinite(value):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sandmask._text import first_line
 from sandmask.algorithms import Metrics, State
 from sandmask.functional import EnvBatch
 from sandmask.training.averaging import where
@@ -168,9 +169,9 @@ class Program:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
             warnings.warn(
-                f"{self.stack.specs[0].algorithm} cannot be captured as a CUDA graph ({reason}), so it runs eagerly.",
+                f"{self.stack.specs[0].algorithm} cannot be captured as a CUDA graph ({first_line(error)}), "
+                "so it runs eagerly.",
                 stacklevel=2,
             )
             self._captures = False

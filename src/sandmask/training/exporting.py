@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sandmask._files import replacing
+from sandmask._text import first_line
 from sandmask.errors import SandmaskError
 from sandmask.registry import check_known
 from sandmask.training.trained_run import TrainedRun
@@ -61,8 +62,8 @@ def export_run(
 
     :param run: the trained run, from `load_run`.
     :param format_name: "torch-export" or "onnx". If not given, the suffix of `output` decides, or it is "torch-export".
-    :param output: file to write. If not given, `model.pt2` or `model.onnx` in the folder of the run, or `ID.pt2` or
-        `ID.onnx` in the folder of a sweep.
+    :param output: file to write. If not given, `model.pt2` or `model.onnx` in the folder of the run, `ID.pt2` in the
+        folder of a sweep, and with averaged weights `model-sma.pt2`.
     :return: the file, and the largest difference between its logits and the run's.
     """
     named = [name for name, known in FORMATS.items() if output is not None and Path(output).suffix == known.suffix]
@@ -101,9 +102,8 @@ def _explained(run: TrainedRun, name: str, path: Path) -> Iterator[None]:
     except OSError as error:
         raise SandmaskError(f"{path} cannot be written: {error.strerror or error}.") from error
     except RuntimeError as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise SandmaskError(
-            f"PyTorch cannot export {run.spec.network} ({run.spec.algorithm}) as {name}: {reason}"
+            f"PyTorch cannot export {run.spec.network} ({run.spec.algorithm}) as {name}: {first_line(error)}"
         ) from error
 
 

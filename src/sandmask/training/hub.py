@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ import sandmask
 from sandmask._files import replacing
 from sandmask._online import hub_if_reachable
 from sandmask.errors import SandmaskError
-from sandmask.records import RunRecord, split_averages
+from sandmask.records import RunRecord, split_averages, write_record
 from sandmask.training.folder import MODEL, RECORDS
 from sandmask.training.model_card import ModelCard
 
@@ -48,9 +47,8 @@ def save_for_hub(
     try:
         target.mkdir(parents=True, exist_ok=True)
         run.save_model(target / MODEL)
-        source = run.path / RECORDS
-        if record is not None and source.is_file() and source.resolve() != (target / RECORDS).resolve():
-            shutil.copyfile(source, target / RECORDS)
+        if record is not None:
+            write_record(record, target / RECORDS)
         _write(target / CONFIG, json.dumps(_config(run), indent=2) + "\n")
         _write(target / CARD, ModelCard(run, own, runs).text(name or str(target)))
     except OSError as error:

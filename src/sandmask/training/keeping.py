@@ -22,6 +22,7 @@ from sandmask.algorithms import Algorithm, State
 from sandmask.errors import SandmaskError
 from sandmask.functional import AdamState
 from sandmask.records import RunRecord, RunSpec, averaged_spec
+from sandmask.records._types import under_prefix
 from sandmask.selection import mean_over_environments
 from sandmask.training.averaging import average_metric, averaged_state, where
 from sandmask.training.checkpoint import (
@@ -236,11 +237,6 @@ class StackModels:
 
     def state(self, model: KeptModel, algorithm: Algorithm, device: torch.device) -> State:
         """The state for predictions. Sets the constants of the algorithm's networks."""
-        own = {f"constants.{name}": leaf for name, leaf in self._below("constants").items()}
-        own |= {name: leaf[model.place] for name, leaf in self._below(f"models.{model.kind}").items()}
+        own = {name: leaf for name, leaf in self._leaves.items() if name.startswith("constants.")}
+        own |= {name: leaf[model.place] for name, leaf in under_prefix(f"models.{model.kind}.", self._leaves).items()}
         return state_of(self.file, own, algorithm, device)
-
-    def _below(self, branch: str) -> dict[str, Tensor]:
-        """The tensors of a branch of the file's tree, by path relative to the branch."""
-        start = f"{branch}."
-        return {name.removeprefix(start): leaf for name, leaf in self._leaves.items() if name.startswith(start)}

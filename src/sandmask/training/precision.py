@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
+from sandmask._text import first_line
 from sandmask.errors import SandmaskError
 from sandmask.functional.split import split_products, use_split_products
 from sandmask.registry import check_known
@@ -29,7 +30,7 @@ def choose_device(wanted: str | torch.device | None, *, here: bool = True) -> to
         if here:
             torch.zeros((), device=device).item()  # fails on devices whose tensors have no values, such as meta
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].partition(". ")[0].rstrip(".")  # the message of PyTorch has several lines
+        reason = first_line(error).partition(". ")[0].rstrip(".")  # the message of PyTorch has several sentences
         raise SandmaskError(f"Device {str(wanted)!r} cannot be used here: {reason}. Try --device cpu.") from error
     return device
 

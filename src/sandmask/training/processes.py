@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 from torch.utils import _pytree as pytree
 
 from sandmask._signals import TerminatedError, stop_requested
+from sandmask._text import first_line
 from sandmask._torchrun import world_size
 from sandmask.algorithms import Algorithm, State
 from sandmask.datasets import Dataset
@@ -74,7 +75,7 @@ def _start_group(backend: str) -> None:
         place = PrefixStore(f"sandmask/{next(_group_numbers)}", store)
         dist.init_process_group(backend, store=place, rank=rank, world_size=size, timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise SandmaskError(f"The processes of this run cannot reach each other: {reason}.") from error
 
 

@@ -14,7 +14,7 @@ from sandmask.datasets import Dataset, DatasetEntry
 from sandmask.errors import SandmaskError
 from sandmask.hparams import DEFAULT_SPACE, Hparam, resolve, seed_hash, space_for
 from sandmask.networks import NETWORKS
-from sandmask.records import MEASURES, RunSpec
+from sandmask.records import MEASURES, RunSpec, averages_of
 from sandmask.training.averaging import SMA_START, parse_averages
 from sandmask.training.precision import compute_dtype
 from sandmask.training.sampling import holdout_fraction, split_environment
@@ -258,7 +258,7 @@ def short_average_of(spec: RunSpec) -> str | None:
     :param spec: spec of the run.
     """
     start = int(spec.hparams.get("sma_start", SMA_START))
-    if "sma" not in spec.options.get("averages", "").split(",") or spec.steps > start + 1:
+    if "sma" not in averages_of(spec.options) or spec.steps > start + 1:
         return None
     return (
         f"--average sma leaves out the first {counted(start, 'step')}, so the average of a run of "

@@ -74,8 +74,9 @@ class TrainedRun:
 
     @property
     def name(self) -> str:
-        """The name of the files without suffix: "model", or the id of the run if it is from a sweep."""
-        return "model" if self._models is None else self.spec.id
+        """The name of the files without suffix: "model" or, from a sweep, the id of the run; with "-sma" for SMA."""
+        stem = "model" if self._models is None else self.spec.id
+        return stem if self.info.average is None else f"{stem}-{self.info.average}"
 
     @property
     def uses_context(self) -> bool:

@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from sandmask._physical import has_kernels, leading
+from sandmask._physical import RunsFunction, has_kernels
 from sandmask._scratch import scratch_product
 from sandmask.functional.conv import fused_conv_block
 from sandmask.functional.dense import Dropout, Rows, by_environment, layer_function, weighted
@@ -136,7 +135,7 @@ def taped_linear_pair(tape: "MomentTape", x: Tensor, *params: Tensor) -> Tensor:
     return y
 
 
-class _TapedLinearPair(Function):
+class _TapedLinearPair(RunsFunction):
     """A layer of K runs. Under `vmap`, it takes the tensors of all runs at once."""
 
     @staticmethod
@@ -170,11 +169,6 @@ class _TapedLinearPair(Function):
         of_x, products = _gradients(grad, in_sums, x, both, ctx.rows.n_envs, wanted=ctx.needs_input_grad[0])
         ctx.fold(in_sums, products, weight, bias, head)
         return of_x, *[None] * 6
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        y: Tensor = _TapedLinearPair.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
-        return y, 0
 
 
 def _gradients(

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional as F
 
-from sandmask._physical import has_kernels, leading
+from sandmask._physical import RunsFunction, has_kernels
 from sandmask.functional.conv import conv_block
 from sandmask.functional.dense import Rows, affine, dense
 from sandmask.functional.flat import Slot
@@ -137,7 +136,7 @@ class MomentTape(Tape):
         return TensorMoments(self.n_envs, *self._buffers)
 
 
-class _Scaled(Function):
+class _Scaled(RunsFunction):
     """The identity, whose backward pass applies `change` to the gradient. Under `vmap`, it takes all K runs at once."""
 
     @staticmethod
@@ -151,8 +150,3 @@ class _Scaled(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.change(grad), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        y: Tensor = _Scaled.apply(*leading(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
-        return y, 0

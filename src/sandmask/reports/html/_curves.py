@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sandmask._text import printable
-from sandmask.records import MEASURES, RunRecord
+from sandmask.records import RunRecord
+from sandmask.records._measures import CURVE
 from sandmask.reports._for_programs import finite
 from sandmask.selection import Selected, mean_over_environments
 
 Offers = Mapping[str, Mapping[int, Selected]]  # what each rule takes of a run, by the run's place in the list
 MISSING = 0xFFFF  # the code of a missing value
 LAYER_METRIC = re.compile(r"(mask_density|dead_fraction|agreement)/(?!all(/|$)).")
-MEASURE = re.compile(rf"(?:{'|'.join(MEASURES)})/(?P<split>in|out)/(?P<env>\d+)")
 LARGEST = 5_000_000  # values; some 5 MB of page
 RUNS_PER_CHUNK = 128
 _LARGEST = 1e300  # larger values, whose differences may overflow, are drawn as missing
@@ -144,7 +144,7 @@ def kept_metrics(run: RunRecord, detail: Detail) -> list[str]:
     held_out = {str(env) for env in run.spec.test_envs}
 
     def is_kept(name: str) -> bool:
-        measure = MEASURE.fullmatch(name)
+        measure = CURVE.fullmatch(name)
         if measure is not None:
             return measure["split"] == "in" and measure["env"] in held_out
         return detail.every_layer or not LAYER_METRIC.match(name)

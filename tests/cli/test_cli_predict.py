@@ -193,7 +193,7 @@ BAD_FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("nan.csv", lambda path: path.write_text("1,2,3,4,5,6,7,nan\n"), "contains NaN or infinite"),
     ("large.npy", lambda path: np.save(path, np.full(8, 1e300)), "contains NaN or infinite"),
     ("short.npy", lambda path: np.save(path, np.zeros(7)), "of shape [8]"),
-    ("bytes.npy", lambda path: np.save(path, np.zeros(8, dtype=np.uint8)), ", not uint8"),
+    ("bytes.npy", lambda path: np.save(path, np.zeros(8, dtype=np.uint8)), "Found uint8"),
     ("photo.png", lambda path: Image.new("RGB", (4, 4)).save(path), "in files of type .npy, .npz, .csv"),
 ]
 

@@ -230,7 +230,7 @@ def test_a_model_file_will_do(photos: Path, tmp_path: Path) -> None:
     renamed = tmp_path / "cats and dogs.safetensors"
     renamed.write_bytes((photos / "run" / "model.safetensors").read_bytes())
     assert answers(renamed, image) == expected
-    with pytest.raises(SandmaskError, match=r"no records\.jsonl beside the model"):
+    with pytest.raises(SandmaskError, match=r"no records\.jsonl in the folder of the model"):
         load_run(renamed).record()
     assert load_run(photos / "run" / "model.safetensors").record().status == "done"
 

@@ -303,7 +303,7 @@ def test_a_single_class_is_refused(photos: Path, tmp_path: Path) -> None:
         for number in range(3):
             Image.new("RGB", (32, 32)).save(photos / domain / "cat" / f"more{number}.png")
     result = run(str(photos), "ERM", "--test-env", "a", *IMAGES, code=2)
-    assert "has a single class, 'cat'" in result.stderr
+    assert "should have at least two classes. Found one: 'cat'" in result.stderr
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:

@@ -185,7 +185,9 @@ def test_a_run_is_not_continued_with_other_environments(
             RunFolder(tmp_path).train(spec, dataset, device, on_progress=interrupt_at(steps))
     renamed = copy(dataset)
     renamed.environments = ("a", "c", "b")
-    with pytest.raises(SandmaskError, match=r"environments a, b, c\. The dataset now has a, c, b\. Restore the dataset"):
+    with pytest.raises(
+        SandmaskError, match=r"environments a, b, c\. The dataset now has a, c, b\. Restore the dataset"
+    ):
         RunFolder(tmp_path).train(spec, renamed, device)
     RunFolder(tmp_path).train(spec, dataset, device)
 

@@ -17,8 +17,15 @@ SETS = {
     "mnist": "ColoredMNIST",
     "spirals": "Spirals",
     "pacs": "PACS",
+    "frozen": "pacs_lite0-08616772",
+    "frozen-draws": "pacs_lite0-08616772",
 }
-TITLES = {"cpu": "ColoredDigits: all methods", "cpu-draws": "ColoredDigits: eight draws"}
+TITLES = {
+    "cpu": "ColoredDigits: all methods",
+    "cpu-draws": "ColoredDigits: eight draws",
+    "frozen": "Frozen features of PACS: all methods",
+    "frozen-draws": "Frozen features of PACS: eight draws",
+}
 HARD = "-90%"  # where the colour misleads
 
 

@@ -163,7 +163,7 @@ def test_reports_show_soups_as_methods_of_their_own(folder: Path, made: pd.DataF
 
 def test_an_ensemble_cannot_be_loaded(folder: Path, made: pd.DataFrame) -> None:
     assert "ensemble" in set(made["soup"])
-    with pytest.raises(SandmaskError, match="an ensemble, of which only the record is kept"):
+    with pytest.raises(SandmaskError, match="an ensemble, which has no model file, only a record"):
         load_run(folder / "soups" / "DebugVector-ERM-ensemble-env1-trial0")
 
 

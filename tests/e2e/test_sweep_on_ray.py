@@ -135,7 +135,7 @@ def test_a_port_that_cannot_be_is_named() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_workers_that_the_machine_cannot_hold_are_refused() -> None:
-    with pytest.raises(SandmaskError, match=r"needs 1000 GPUs, and Ray finds \d+ here. Lower --gpus-per-worker"):
+    with pytest.raises(SandmaskError, match=r"needs 1000 GPUs, but Ray finds \d+ here. Lower --gpus-per-worker"):
         RayExecutor(gpus=1000)
     assert not ray.is_initialized()
 

@@ -8,8 +8,8 @@ function drawComparisons(main) {
     wordsTable(`changes-${rule()}`, data.words[rule()].changes, 2),
   ));
   const explanation = say(
-    "Is a method better than the baseline, or only luckier?",
-    "Differences are taken on the same environments and trials.",
+    "Whether a method is significantly better than the baseline.",
+    "Differences are between runs on the same environments and trials.",
   );
   if (!statistics) {
     main.append(section(
@@ -47,7 +47,7 @@ function comparison(statistics, scope) {
 }
 
 const RANK_NEEDS =
-  "It needs at least two methods that were all measured on the same held-out domains, two or more of them";
+  "It needs at least two methods with results on the same held-out domains, and at least two of these domains";
 
 // As `is_soup` in sandmask.selection.
 function isSoup(method) {
@@ -68,7 +68,7 @@ function rankFigure(statistics, rows, scope, where) {
     note: say(
       "Bars at the right join methods that do not differ significantly (Nemenyi’s test, level 0.05):",
       `their mean ranks differ by less than ${critical.toFixed(2)}.`,
-      `${RANK_NEEDS}, and it treats those as independent, which domains that share training data are not quite.`,
+      `${RANK_NEEDS}. The test assumes independent domains; domains that share training data are not independent.`,
       left.length && `Left out because runs are missing: ${listed(left)}.`,
       left.length < unranked.length && "Soups and ensembles, which combine many runs, are not ranked.",
     ),
@@ -96,7 +96,7 @@ function differenceFigure(statistics, rows, scope, where) {
     name: `differences-${scope}-${rule()}`, title,
     note: say(
       "Mean over (environment, trial) pairs in percent, with its 95% bootstrap interval.",
-      "The p-value, in the table and under the pointer, is that of a two-sided sign-flip permutation test.",
+      "The p-value, in the table and under the pointer, is from a two-sided sign-flip permutation test.",
     ),
     draw: ({ width, colors }) => rowChart({
       title,

@@ -75,7 +75,7 @@ function agreementFigure(label, steps, curves) {
   const title = "Agreement of the environments";
   const drawing = figure({
     name: `agreement-${label}`, title,
-    note: "Elements by the agreement of their signs over environments: at 0 the signs cancel out, at 1 all are the same.",
+    note: "Elements by the agreement of their signs over environments: 0 means that the signs cancel out, 1 that all signs are equal.",
     draw: ({ width, colors }) => barChart({
       title, width, colors, xLabel: "agreement |mean of signs|", yLabel: "share of elements",
       bars: bins.map((bin) => ({ low: bin / 10, high: (bin + 1) / 10, value: share(layer(), bin, place) })),

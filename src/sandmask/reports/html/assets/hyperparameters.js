@@ -4,7 +4,7 @@ async function drawHyperparameters(main) {
   const runs = await loadRuns();
   const explanation = say(
     `Each point is a run, at the checkpoint that ${rule()} would select.`,
-    "Points in the accent colour are the runs that the tables report. Press one to open it.",
+    "Points in the accent colour are the runs that the tables report. Click a point to open the run.",
   );
   const datasets = unique(runs.dataset);
   const dataset = choice("dataset", datasets);
@@ -35,7 +35,7 @@ async function drawHyperparameters(main) {
     names.length ? selectControl("Hyperparameter", names, choice("x", names), set("x")) : null,
     selectControl("Against", [["test", "held-out accuracy"], ["validation", "validation value"]], against, set("y")));
   let content = null;
-  if (!places.length) content = empty("No run of this choice is finished, or none that this rule can judge.");
+  if (!places.length) content = empty("There are no finished runs of this choice that this rule can judge.");
   else if (!names.length)
     content = empty(
       say(

@@ -70,8 +70,8 @@ function themeChanged() {
 
 function colophon() {
   const words = say(
-    `Made with sandmask ${data.version} on ${data.created}. The page is one file and loads nothing.`,
-    data.thinned && `Curves keep at most ${data.detail.points} checkpoints of a run; selection and tables used them all.`,
+    `Made with sandmask ${data.version} on ${data.created}. The page is a single file and loads nothing else.`,
+    data.thinned && `Curves keep at most ${data.detail.points} checkpoints of a run; selection and tables use all checkpoints.`,
     !data.detail.every_environment && "There are many runs: curves keep the training domains’ mean and worst, and mask",
     !data.detail.every_environment && "diagnostics of all tensors together.",
   );

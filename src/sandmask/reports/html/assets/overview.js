@@ -53,7 +53,7 @@ function whatWasRun() {
   });
   return section(
     "What was run",
-    "Every number on this page is computed from these runs; nothing is trained or guessed.",
+    "Every number on this page is computed from these runs.",
     h("dl", { class: "tiles" }, tiles), dataTable({ name: "datasets", title: "Datasets", columns, rows }));
 }
 
@@ -114,7 +114,7 @@ function bestSection() {
     say(
       "Highest accuracy on the held-out domains, in percent, averaged over them, under each selection rule.",
       peeking.length && `Rules that use the held-out domain (${listed(peeking)}) are a reference, not a way to select models.`,
-      "A lead smaller than the standard errors is not a win; see the comparisons.", data.bestNote,
+      "Leads smaller than the standard errors are not significant; see the comparisons.", data.bestNote,
     ),
     dataTable({ name: "best", title: "Best method of each dataset and selection rule", columns, rows, notes }));
 }
@@ -124,7 +124,7 @@ function missingSection() {
   const selection = data.selections[name];
   const explanation = say(
     `How many of the expected runs are finished under ${name}.`,
-    "The expected number is that of the dataset’s fullest cells, unless the command sets it.",
+    "The expected number is the largest number of runs in a cell of the dataset, unless the command sets it.",
   );
   const notes = selection.notes.map((note) => h("li", null, note));
   if (!selection.averages) return section(

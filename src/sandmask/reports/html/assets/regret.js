@@ -3,7 +3,7 @@
 function drawRegret(main) {
   const explanation = say(
     "The cost of model selection: the oracle’s accuracy minus the rule’s, on the same held-out domains and trials,",
-    "in percent. The oracle looks only at last checkpoints, so a rule that stops early can beat it: a negative regret.",
+    "in percent. It can be negative, because the oracle considers only the last checkpoint of a run.",
   );
   main.append(section("Selection regret", explanation, regretContent(rule())));
 }
@@ -17,7 +17,7 @@ function regretContent(name) {
     return empty("The oracle has no regret. Choose another rule: ", h("ul", null, links));
   }
   const entries = data.regrets.filter((one) => one.rule === name);
-  if (!entries.length) return empty("No trial has been selected both by the oracle and by this rule.");
+  if (!entries.length) return empty("There is no trial with runs selected both by the oracle and by this rule.");
   const datasets = unique(entries.map((one) => one.dataset));
   const place = h("div");
   const redraw = () => place.replaceChildren(regretFigure(entries, choice("dataset", datasets)), regretTable());

@@ -86,8 +86,8 @@ function accuracyFigure(runs, place, label, { steps, curves }) {
   const note = say(
     "Tables report the held-out domain’s “in” split (the solid thick line).",
     "Dashed vertical lines are the checkpoints that the rules select.",
-    thinned && `${steps.length} of ${runs.checkpoints[place]} checkpoints are kept here, evenly spread and with those`,
-    thinned && "that a rule takes; the records have them all.",
+    thinned && `The page has ${steps.length} of ${runs.checkpoints[place]} checkpoints: evenly spaced ones, and all that a`,
+    thinned && "rule selects. The records have all checkpoints.",
     !data.detail.every_environment && "There are many runs, so the page keeps the training domains’ mean and worst",
     !data.detail.every_environment && "accuracy only, to a tenth of a percent.",
   );

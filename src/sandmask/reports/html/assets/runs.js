@@ -15,8 +15,8 @@ const RUN_COLUMNS = [
 async function drawRuns(main) {
   const runs = await loadRuns();
   const explanation = say(
-    "Every run of these records, and every average of its weights. Validation and held-out accuracy, in percent, are",
-    `those of the checkpoint that ${rule()} selects. Open a run for its curves.`,
+    "All runs, and all averages of their weights. Validation and held-out accuracy, in percent, are from the checkpoint",
+    `that ${rule()} selects. Open a run to see its curves.`,
   );
   const place = h("div");
   const options = (name, values) => ["", ...values].map((value) => [value, value || "Any"]);

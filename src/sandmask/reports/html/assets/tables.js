@@ -7,8 +7,8 @@ function drawTables(main) {
   const names = Object.keys(selection.datasets);
   const metrics = ["accuracy", ...Object.keys(selection.metrics ?? {}), ...(selection.confusions ? ["confusion"] : [])];
   const explanation = say(
-    "Accuracy on the held-out domain in percent: mean ± standard error over trials. Press a heading to sort, a number",
-    "to see the runs it is made of. † marks cells with runs that diverged.", data.bestNote,
+    "Accuracy on the held-out domain in percent: mean ± standard error over trials. Click a heading to sort, or a",
+    "number to see its runs. † marks cells with runs that diverged.", data.bestNote,
   );
   if (!names.length) {
     main.append(section(

@@ -101,7 +101,8 @@ class _Arrays:
         if array.ndim != 1 or array.dtype.kind not in "Uiub":
             raise self._error(name, "should have one name or whole number for each example, of shape [N]", array)
         found, numbers = np.unique(array, return_inverse=True)
-        if (texts := tuple(map(str, found.tolist()))) and "" in texts:
+        texts = tuple(map(str, found.tolist()))
+        if "" in texts:
             raise SandmaskError(f"{self.file}, row {int(np.flatnonzero(array == '')[0])}: no {self.own[name]}.")
         return texts, numbers
 

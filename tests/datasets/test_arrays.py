@@ -1,5 +1,6 @@
 """A user's own arrays in an .npz file."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,21 @@ def test_files_that_are_no_archives_are_named(tmp_path: Path) -> None:
     with pytest.raises(SandmaskError, match=r"patients\.npz cannot be read as npz"):
         load_dataset(cut)
     assert verify_own(str(cut)).status == "wrong"
+
+
+def test_damaged_and_other_members_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "patients.npz"
+    np.savez_compressed(file, **arrays(inputs=np.zeros((60, 4000))))
+    content = bytearray(file.read_bytes())
+    content[100:140] = b"\xff" * 40
+    file.write_bytes(content)
+    with pytest.raises(SandmaskError, match=r"patients\.npz cannot be read as npz"):
+        load_dataset(file)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("inputs", "class", "domain"):
+            archive.writestr(name, "text")
+    with pytest.raises(SandmaskError, match=r"the array 'domain' should have one name or whole number"):
+        load_dataset(file)
 
 
 def test_a_run_on_arrays_predicts_the_same_file(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ or "val", as in a manifest. Other names of the arrays follow the file's name: `p
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,8 +85,7 @@ class _Arrays:
     def read(self, name: str) -> NDArray[Any]:
         """One of the arrays."""
         with _opened(self.file) as archive:
-            array: NDArray[Any] = archive[self.own[name]]
-        return array
+            return np.asarray(archive[self.own[name]])  # bytes, if it is a file of another kind
 
     def inputs(self) -> NDArray[Any]:
         """The inputs, [N, ...], as uint8 or float32."""
@@ -157,7 +157,7 @@ def _opened(file: Path) -> Iterator[Any]:
             yield archive
     except SandmaskError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).partition("\n")[0]
         if "allow_pickle" in reason:
             reason = "it holds Python objects. Save names as text: np.array(names, dtype=str)"

@@ -129,22 +129,24 @@ def _rule_cells(rule: RuleReport, comparable: bool) -> Iterator[Compared]:
 
 
 def provisional(average: Cell, cells: Sequence[Cell]) -> Cell:
-    """An incomplete average over the trials that have every environment; it stays marked as incomplete.
+    """An incomplete average, with an error over trials if each trial has all environments or none.
 
-    Without such a trial there is no number, because the paper's is over all environments.
+    It stays marked as incomplete. Without one of the environments there is no number, because the paper's is over all.
     """
     unknown = replace(average, mean=None, error=None)
     if average.parts is not None and average.parts.of > len(cells):
         return unknown
     if average.error is not None or average.complete or not average.expected:
         return average
+    if any(cell.mean is None for cell in cells):
+        return unknown
     means = []
     for trials in zip(*(cell.trials for cell in cells), strict=True):  # the same one in each environment
         accuracies = [trial.selected.test_accuracy for trial in trials if trial.selected is not None]
         if len(accuracies) == len(cells):
             means.append(float(np.mean(accuracies)))
-    if not means:
-        return unknown
+        elif accuracies:
+            return average
     mean, error = mean_and_error(means)
     return replace(average, mean=mean, error=error if len(means) > 1 else None)
 

@@ -1,8 +1,10 @@
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
@@ -10,7 +12,7 @@ from torch.utils import _pytree as pytree
 from sandmask._physical import has_kernels, is_traced
 from sandmask.algorithms import ALGORITHMS, Composed, MaskedAlgorithm, Problem, State
 from sandmask.functional import Autograd, make_batch, random
-from sandmask.functional.compiling import Traced
+from sandmask.functional.compiling import Compiled, Traced
 from sandmask.gradients import ApartPass, OnePass
 from sandmask.hparams import Hparam
 from sandmask.networks import build_featurizer
@@ -19,6 +21,7 @@ from sandmask.training.one_pass import one_pass_gradients
 from sandmask.training.stack_step import looped_step, stacked_step
 
 SHAPE = (3, 32, 32)
+COMPILE = torch.compile
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +68,23 @@ def test_other_shapes_are_recorded_anew() -> None:
     for shape in ((2,), (3,), (2,)):
         assert torch.equal(double({"x": torch.ones(shape)})["twice"], torch.full(shape, 2.0))
     assert len(double._programs) == 2
+
+
+def test_more_batch_sizes_than_torch_compiles_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws of a sweep have many batch sizes; after the limit, torch would run the network eagerly."""
+    sizes: list[int] = []
+
+    def backend(graph: Any, inputs: list[Tensor]) -> Any:
+        sizes.append(len(inputs[0]))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
+    double = Compiled(lambda x: 2 * x)
+    limit = torch._dynamo.config.recompile_limit
+    for size in range(2, limit + 4):
+        torch.testing.assert_close(double(torch.ones(size)), torch.full((size,), 2.0))
+    assert sizes == [*range(2, limit + 4)]
+    assert torch._dynamo.config.recompile_limit == limit
 
 
 def test_gradients_inside_of_what_is_recorded() -> None:

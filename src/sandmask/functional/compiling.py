@@ -1,7 +1,8 @@
 """`torch.compile` with a fallback to eager execution."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -12,6 +13,9 @@ from sandmask._physical import tracing
 from sandmask._text import first_line
 from sandmask.gradients import UnsupportedError
 
+# Batch sizes and classifiers for which one process compiles the same code; after torch's 8, it would run eagerly.
+VARIANTS = 64
+
 
 class Compiled:
     """A function that is compiled at its first call. If the compiler fails, it warns and runs the function eagerly."""
@@ -19,6 +23,7 @@ class Compiled:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._compiled: Callable[..., Any] | None = torch.compile(function, dynamic=False)
+        self._called = False
 
     def __reduce__(self) -> tuple[type[Self], tuple[Callable[..., Any]]]:
         """Copy the function without its compiled form."""
@@ -28,15 +33,27 @@ class Compiled:
         """The function's result."""
         if self._compiled is None:
             return self._function(*args)
+        from torch._dynamo import config
         from torch._dynamo.exc import TorchDynamoException
 
+        quiet = nullcontext() if self._called else _without_remarks()
+        self._called = True
         try:
-            return self._compiled(*args)
+            with quiet, config.patch(recompile_limit=VARIANTS):
+                return self._compiled(*args)
         except TorchDynamoException as error:
             reason = first_line(error)
             warnings.warn(f"torch.compile failed ({reason}); continuing without it.", stacklevel=2)
             self._compiled = None
             return self._function(*args)
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Leave out the compiler's warnings about its own choices, which a user cannot influence."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+        yield
 
 
 class Traced:

@@ -1,12 +1,14 @@
 """`torch.compile` with a fallback to eager execution."""
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from sandmask._physical import tracing
@@ -15,6 +17,7 @@ from sandmask.gradients import UnsupportedError
 
 # Batch sizes and classifiers for which one process compiles the same code; after torch's 8, it would run eagerly.
 VARIANTS = 64
+KEPT = 8  # recorded programs that later runs of the process may use
 
 
 class Compiled:
@@ -103,4 +106,32 @@ class Traced:
             reason = first_line(error)
             warnings.warn(f"torch.compile failed for a whole pass ({reason}); continuing without it.", stacklevel=2)
             raise UnsupportedError(reason) from error
-        return Compiled(graph), forms[0]
+        return _compiled(graph), forms[0]
+
+
+_kept: deque[tuple[GraphModule, Compiled]] = deque(maxlen=KEPT)
+
+
+def _compiled(graph: GraphModule) -> Compiled:
+    """The compiled graph; that of an earlier run, if it has the same operations and constants."""
+    for earlier, compiled in _kept:
+        if _same(graph, earlier):
+            return compiled
+    compiled = Compiled(graph)
+    _kept.append((graph, compiled))
+    return compiled
+
+
+def _same(one: GraphModule, other: GraphModule) -> bool:
+    if one.code != other.code:
+        return False
+    pairs = [(getattr(one, name, None), getattr(other, name, None)) for name in _constants(one)]
+    return all(isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b) for a, b in pairs)
+
+
+def _constants(graph: GraphModule) -> list[str]:
+    return [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.device) == (other.dtype, other.device) and torch.equal(one, other)

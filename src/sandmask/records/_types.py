@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -150,9 +151,18 @@ def held_out_environments(dataset: str) -> tuple[str, ...]:
 
 
 def dataset_order(names: list[str]) -> list[str]:
-    """The benchmark's datasets in its order, then others in alphabetical order."""
+    """Sort datasets for tables: the benchmark's in its order, then others by name, with numbers in numeric order.
+
+    >>> dataset_order(["Watermarks-16", "Watermarks-4", "PACS", "Spirals"])
+    ['Spirals', 'PACS', 'Watermarks-4', 'Watermarks-16']
+    """
     places = {name: place for place, name in enumerate(HELD_OUT)}
-    return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+
+    def key(name: str) -> tuple[Any, ...]:
+        parts = [(int(part), part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+        return places.get(name, len(places)), parts
+
+    return sorted(names, key=key)
 
 
 def word_of(value: Any) -> str:

@@ -20,7 +20,7 @@ async function drawRuns(main) {
   );
   const place = h("div");
   const options = (name, values) => ["", ...values].map((value) => [value, value || "Any"]);
-  const datasets = unique(runs.dataset);
+  const datasets = Object.keys(data.overview.datasets);
   const statuses = unique(runs.status);
   const set = (name) => (value) => {
     remember({ [name]: value });

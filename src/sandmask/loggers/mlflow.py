@@ -13,7 +13,7 @@ from sandmask.records import RunSpec, Status
 
 EXPERIMENT = "sandmask"
 ID_TAG = "sandmask_id"
-_STATUSES = {"done": "FINISHED", "diverged": "FAILED", "running": "KILLED"}
+_STATUSES = {"done": "FINISHED", "diverged": "FAILED", "running": "KILLED", "pruned": "KILLED"}
 _LONGEST = 500  # characters of a parameter
 _METRICS_PER_CALL = 1000
 _RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"

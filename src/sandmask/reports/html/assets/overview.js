@@ -19,6 +19,7 @@ function whatWasRun() {
     tile(status.done ?? 0, "finished"),
   ];
   if (status.diverged) tiles.push(tile(status.diverged, "diverged"));
+  if (status.pruned) tiles.push(tile(status.pruned, "pruned"));
   if (status.running) tiles.push(tile(status.running, "unfinished"));
   const names = Object.keys(datasets);
   const join = (values) => (values.length > 6 ? `${values[0]} to ${values[values.length - 1]}` : values.join(", "));

@@ -13,7 +13,8 @@ async function drawRun(main) {
   }
   const loaded = await loadCurves(place);
   const label = `${runs.method[place]}-${runs.dataset[place]}-${runs.id[place].slice(0, 8)}`;
-  const state = { done: "finished", running: "unfinished", diverged: "diverged" }[runs.status[place]];
+  const status = runs.status[place];
+  const state = { done: "finished", running: "unfinished" }[status] ?? status;
   const where = runs.at[place] === null
     ? "before its first evaluation" : `step ${runs.at[place]} of ${runs.steps[place] - 1}`;
   const sentence = say(

@@ -1,4 +1,4 @@
-// Runs: all of them, to find one.
+// Runs: a table of all runs, with a search.
 
 const RUN_COLUMNS = [
   "Method",

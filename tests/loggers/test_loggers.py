@@ -164,7 +164,7 @@ def test_a_sweep_logs_each_run(tmp_path: Path) -> None:
     )  # fmt: skip
     assert len(list((tmp_path / "board").iterdir())) == 2
     assert not swept.failed
-    with pytest.raises(SandmaskError, match="takes loggers by name"):
+    with pytest.raises(SandmaskError, match="accepts loggers only by name"):
         sandmask.sweep(tmp_path / "sweep", log=[lambda _: Notes()], progress=False)  # type: ignore[list-item]
 
 

@@ -93,7 +93,9 @@ def named_loggers(log: Sequence[Logger], tensorboard: str | os.PathLike[str] | N
     found = requested_loggers(log, tensorboard)
     names = tuple(logger for logger in found if isinstance(logger, str))
     if len(names) < len(found):
-        raise SandmaskError("A sweep takes loggers by name. Register yours in a plugin: see `sandmask.loggers`.")
+        raise SandmaskError(
+            "A sweep accepts loggers only by name. Register your own in a plugin: see `sandmask.loggers`."
+        )
     return names
 
 
@@ -106,7 +108,7 @@ def _checked(text: str) -> str:
             f"Install it: pip install 'sandmask[{entry.extra}]'"
         )
     if entry.needs_target and not target:
-        raise SandmaskError(f"The logger {entry.name} needs {entry.target}: {entry.name}:TARGET.")
+        raise SandmaskError(f"The logger {entry.name} needs {entry.target}. Write {entry.name}:TARGET.")
     if entry.is_path and target and "://" not in target:
         target = os.path.abspath(target)  # noqa: PTH100 - does not resolve links
     return f"{entry.name}:{target}" if target else entry.name

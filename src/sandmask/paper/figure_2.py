@@ -69,7 +69,7 @@ def results(runs: Sequence[RunRecord]) -> pd.DataFrame:
                 if all(values[other.name] == other.base for other in PANELS if other != panel)
             ]
     if not rows:
-        raise SandmaskError("These records have no runs of Figure 2. Make them with: sandmask paper figure-2")
+        raise SandmaskError("These records have no runs of Figure 2. Train them with: sandmask paper figure-2")
     return pd.DataFrame(rows)
 
 

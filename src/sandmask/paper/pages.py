@@ -63,7 +63,9 @@ def look_up(root: Path, reference: str) -> str:
     parts = reference.split(" / ")
     path = root / f"{parts[0]}.md"
     if len(parts) not in (2, 4) or not path.is_file():
-        raise SandmaskError(f"{reference!r} names no cell. Write `file / row` or `file / heading / row / column`.")
+        raise SandmaskError(
+            f"{reference!r} does not name a cell. Write `file / row` or `file / heading / row / column`."
+        )
     text = path.read_text(encoding="utf-8")
     heading, wanted, *rest = parts[1:] if len(parts) == 4 else ("", parts[1])
     rows = _rows(_section(text, heading, path) if heading else text)

@@ -29,7 +29,7 @@ def why(runs: Sequence[RunRecord], dataset: str, questions: Sequence[str] = ()) 
     known = {**QUESTIONS, **SPIRALS_QUESTIONS} if dataset == "Spirals" else QUESTIONS
     unknown = [name for name in questions if name not in known]
     if unknown:
-        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Known: {', '.join(known)}.")
+        raise SandmaskError(f"Unknown question {unknown[0]!r} about {dataset}. Choose one of {', '.join(known)}.")
     mine = [run for run in runs if run.spec.dataset == dataset]
     if not mine:
         raise SandmaskError(f"There are no runs on {dataset} among these records.")

@@ -31,7 +31,7 @@ def check_run(
     if len(set(env_names)) != len(env_names):
         raise ValueError(f"two environments have the same name: {list(env_names)}")
     if not env_names:
-        raise ValueError("no environment is named")
+        raise ValueError("there are no environments")
     outside = [env for env in spec.test_envs if env >= len(env_names)]
     if outside:
         raise ValueError(f"environment {outside[0]} is held out, but there are only {len(env_names)} environments")
@@ -55,9 +55,9 @@ def check_spec(spec: RunSpec) -> None:
     for env in spec.test_envs:
         check_integer("test_envs", env)
     if len(set(spec.test_envs)) != len(spec.test_envs):
-        raise ValueError(f"test_envs {list(spec.test_envs)} name an environment twice")
+        raise ValueError(f"test_envs {list(spec.test_envs)} contain an environment twice")
     if not isinstance(spec.hparams, dict) or not isinstance(spec.options, dict):
-        raise ValueError("hparams and options should be objects")
+        raise ValueError("hparams and options should be JSON objects")
     check_values("hparams", spec.hparams)
     check_values("options", spec.options)
 
@@ -95,9 +95,9 @@ def check_values(kind: str, value: Any) -> None:
     elif isinstance(value, str):
         check_names(kind, [value])
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{kind} hold {value}, which is not a finite number")
+        raise ValueError(f"{kind} contain {value}, which is not a finite number")
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise ValueError(f"{kind} hold an integer of more than 64 bits")
+        raise ValueError(f"{kind} contain an integer of more than 64 bits")
 
 
 def check_accuracies(values: Any, environments: int, sizes: Sequence[int] | None) -> None:

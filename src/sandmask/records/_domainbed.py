@@ -58,7 +58,7 @@ def read_domainbed(path: str | os.PathLike[str], *, include_incomplete: bool = F
             continue
         run = _run(file, lines, done)
         if run.spec.id in runs:
-            raise SandmaskError(f"{runs[run.spec.id][1]} and {file} hold the same run. Remove one of them.")
+            raise SandmaskError(f"{runs[run.spec.id][1]} and {file} contain the same run. Remove one of them.")
         runs[run.spec.id] = (run, file)
     return Imported(tuple(run for run, _ in runs.values()), tuple(skipped))
 

@@ -76,7 +76,7 @@ def _decode(raw: bytes) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in _KEYS:
         raise ValueError(f"unknown kind {kind!r}")
     if not isinstance(line.get("run"), str):
-        raise ValueError("it names no run")
+        raise ValueError("it does not name a run")
     if "crc" not in line and line.keys() - _KEYS[kind]:
         raise ValueError(f"unknown entries: {', '.join(sorted(map(repr, line.keys() - _KEYS[kind])))}")
     return line
@@ -213,7 +213,7 @@ def _end(run: RunState, line: dict[str, Any]) -> None:
 def _refuse(path: Path, number: int, raw: bytes, error: Exception) -> NoReturn:
     if number == 1 and b'"env0_in_acc"' in raw:
         raise SandmaskError(
-            f"{path} is a DomainBed results file. Bring the sweep in with "
+            f"{path} is a DomainBed results file. Import the sweep with "
             "`sandmask import-domainbed DIR --out STORE`, then read STORE."
         ) from error
     said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"

@@ -80,14 +80,14 @@ class RecordWriter:
             try:
                 check_run(spec.id, spec, env_names, classes, sizes)
             except ValueError as error:
-                raise SandmaskError(f"{self.path} cannot take run {spec.id}: {error}.") from error
+                raise SandmaskError(f"Run {spec.id} cannot be written to {self.path}: {error}.") from error
             run = RunState(len(env_names), len(classes), sizes)
             self._write(run, run_line(spec, env_names, classes, sizes))
             self._runs[spec.id] = run
         elif sizes is not None and self._runs[spec.id].sizes not in (None, sizes):
             raise SandmaskError(
-                f"{self.path} holds run {spec.id} with splits of other sizes, so the data or --train-eval-limit has "
-                "changed since it began. Restore it, or train the run in another folder."
+                f"{self.path} contains run {spec.id} with splits of other sizes, so the data or --train-eval-limit has "
+                "changed since the run began. Undo this change, or train the run in another folder."
             )
         return spec.id
 

@@ -23,7 +23,7 @@ _NUMBERS = ("steps", "checkpoint_every", "hparams_seed", "trial_seed", "seed")
 
 
 def run_command(run: RunRecord | RunSpec, environments: Sequence[str] = ()) -> str:
-    """Return the `sandmask train` command that trains a run again, to copy into a shell; "" for a soup.
+    """Return the `sandmask train` command that trains a run again, to copy into a shell; "" for soups and imported runs.
 
     It names every setting and hyperparameter, so that it does not depend on defaults.
 
@@ -31,7 +31,7 @@ def run_command(run: RunRecord | RunSpec, environments: Sequence[str] = ()) -> s
     :param environments: names of the environments, for a spec, which does not contain them. Numbers if not given.
     """
     spec, names = (run.spec, run.env_names) if isinstance(run, RunRecord) else (run, environments)
-    if "soup" in spec.options:
+    if "soup" in spec.options or "source" in spec.options:
         return ""
     words = ["sandmask", "train", spec.dataset, spec.algorithm]
     for env in spec.test_envs:

@@ -167,10 +167,10 @@ function offerWords(offer, place, selected) {
   return `step ${offer.step[place]}, ${values}${selected ? "; selected" : ""}`;
 }
 
-// The command that trains a run again, in full; null for a soup, which is of many runs.
+// The command that trains a run again, in full; null for a soup, which is of many runs, and for an imported run.
 function commandOf(runs, place) {
   const settings = runs.settingsOf(place);
-  if (settings.soup) return null;
+  if (settings.soup || settings.source) return null;
   const words = ["sandmask", "train", runs.dataset[place], runs.algorithm[place]];
   const option = (name, value) => words.push(`--${name}`, String(value));
   const environments = data.overview.datasets[runs.dataset[place]].environments;

@@ -23,7 +23,7 @@ _NUMBERS = ("steps", "checkpoint_every", "hparams_seed", "trial_seed", "seed")
 
 
 def run_command(run: RunRecord | RunSpec, environments: Sequence[str] = ()) -> str:
-    """Return the `sandmask train` command that trains a run again, to copy into a shell; "" for soups and imported runs.
+    """Return the `sandmask train` command that trains a run again, for a shell; "" for soups and imported runs.
 
     It names every setting and hyperparameter, so that it does not depend on defaults.
 

@@ -25,7 +25,7 @@ _EPSILON = 1e-12
 
 
 class SharpnessAware(Algorithm):
-    """Base class of methods that combine the gradient with the gradient at a point uphill, before Adam.
+    """Base class of sharpness-aware methods, which combine the gradient with the gradient at a point uphill.
 
     The gradients are g = grad R(w) and g_p = grad R(w + reach * g), where R = mean_e R_e. Both use the same minibatch
     and the same dropout. A step costs as much as two steps of ERM.

@@ -22,8 +22,8 @@ class EQRM(ObjectiveAlgorithm):
 
     The gradient is that of Q, by the implicit function theorem. DomainBed differentiates the last interval of a
     bisection instead, which depends only on the smallest and the largest risk. DomainBed resets Adam at the step that
-    equals `eqrm_burnin_iters`. Drawn values are not integers, so there a drawn run keeps its Adam and `lr`. Here, it is
-    the first step at or after the drawn number.
+    equals `eqrm_burnin_iters`. Drawn values are not integers, so there a drawn run keeps its Adam and `lr`. Here, Adam
+    is reset at the first step at or after the drawn number.
     """
 
     changes_at = ("eqrm_burnin_iters",)

@@ -144,7 +144,7 @@ def spirals_variant(values: dict[str, str]) -> DatasetEntry:
 
 SPIRALS = DatasetEntry(
     name="Spirals",
-    description="Two interleaved spirals, with signatures that predict the label in one environment only",
+    description="Two interleaved spirals, with signatures that each predict the label in one environment only",
     environments=_environments(PUBLISHED),
     load=partial(load_spirals, PUBLISHED),
     network="mlp",

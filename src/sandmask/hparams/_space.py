@@ -50,7 +50,7 @@ class Space(Mapping[str, Hparam]):
         return {row.name: row.default for row in self.rows}
 
     def draw(self, seed: int) -> dict[str, float]:
-        """Draw a configuration. Each hyperparameter has its own random stream, which is named after it."""
+        """Draw a configuration. Each hyperparameter has its own random stream, named after it or its `stream`."""
         return {
             row.name: row.draw.draw(np.random.RandomState(seed_hash(seed, row.stream or row.name))) for row in self.rows
         }

@@ -101,7 +101,7 @@ def absolute(name: str) -> str:
     source, parameters = _parsed(name)
     if (kind := _own_kind(source)) is not None:
         return ":".join([kind.absolute(source), *parameters])
-    return os.path.abspath(name)  # noqa: PTH100 - a link stays one
+    return os.path.abspath(Path(name).expanduser())  # noqa: PTH100 - a link stays one
 
 
 def _own_kind(source: str) -> ModuleType | None:

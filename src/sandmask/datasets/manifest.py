@@ -135,7 +135,7 @@ def recognizes(source: str) -> bool:
 
 def absolute(source: str) -> str:
     """Return the absolute path of a file."""
-    return os.path.abspath(source)  # noqa: PTH100 - a link stays one
+    return os.path.abspath(Path(source).expanduser())  # noqa: PTH100 - a link stays one
 
 
 def entry_of(source: str, options: Mapping[str, str]) -> DatasetEntry:

@@ -107,7 +107,7 @@ class DatasetEntry:
     recipe_steps: int | None = None  # steps in `--space recipe`; None means `steps`
     checkpoint_every: int = 300
     report_envs: tuple[int, ...] | None = None  # held-out environments that tables report; None means all
-    n_classes: int | None = None  # None if only the data tells
+    n_classes: int | None = None  # None if it depends on the files
     input_shape: tuple[int, ...] | None = None
     domains: tuple[str, ...] = ()  # folder names of the environments
     # For a generated dataset: returns the entry of data with other parameters, such as "Spirals:seed=1".

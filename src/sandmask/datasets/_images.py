@@ -176,8 +176,8 @@ class ImageDataset(Dataset):
         """Decode every image, so that corrupt ones are found before training. Raise one error that lists them.
 
         With `keep`, images are kept if they fit into memory, so that training does not decode them again. `progress` is
-        called with the number of images done and the number of all images. `among` selects the images to check, so that
-        several processes can divide them.
+        called with the number of images done and the number of images to decode. `among` selects these, so that several
+        processes can divide the images.
         """
         if self._checked:
             return

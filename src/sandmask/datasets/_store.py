@@ -53,7 +53,7 @@ class Stored(NamedTuple):
     @classmethod
     def empty(cls, n: int, size: int, **where: Any) -> "Stored":
         """Return memory for `n` images. `where` are arguments of `torch.empty`."""
-        with torch.inference_mode(mode=False):  # other threads could not write to its tensors
+        with torch.inference_mode(mode=False):  # other threads cannot write to inference tensors
             return cls(torch.empty(n, size, size, 3, dtype=torch.uint8, **where), torch.empty(n, **where))
 
     def to(self, device: torch.device) -> "Stored":
@@ -164,8 +164,8 @@ class ImageStore:
     ) -> list[tuple[int, CorruptImageError]]:
         """Decode every image, and return (index, error) for those that cannot be decoded.
 
-        With `keep`, the others are kept if the store keeps images. `progress` is called with the number of images done
-        and the number of all images. `among` selects the images to decode.
+        With `keep`, the others are kept if the store keeps images. `among` selects the images to decode. `progress` is
+        called with the number of images done and the number of images to decode.
         """
         keep = keep and self.keep
         if keep:

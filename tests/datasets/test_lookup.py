@@ -3,6 +3,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,7 +218,8 @@ def test_paths_in_the_home_folder_have_absolute_names(
     rows = [f"{path},{path.parts[-2]},{path.parts[-3]}" for path in make_folder().rglob("*.png")]
     (tmp_path / "scans.csv").write_text("\n".join(["path,class,domain", *rows]))
     numbers = np.arange(8)
-    np.savez(tmp_path / "patients.npz", inputs=numbers[:, None], **{"class": numbers % 2, "domain": numbers // 4})
+    arrays: dict[str, Any] = {"inputs": numbers[:, None], "class": numbers % 2, "domain": numbers // 4}
+    np.savez(tmp_path / "patients.npz", **arrays)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert absolute(f"~/{name}") == str(tmp_path / name)
 

@@ -165,6 +165,17 @@ def test_runs_whose_records_were_lost_are_trained_again(
     assert_same_runs(go(folder, sweep).values(), read_runs(searched.path))
 
 
+def test_pruned_runs_whose_records_were_lost_are_trained_up_to_their_last_evaluation(
+    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec
+) -> None:
+    shutil.copytree(searched.path, folder.path)
+    for archive in folder.stacks.glob("*.records.parquet"):
+        if "pruned" in {run.status for run in read_runs(archive)}:
+            archive.unlink()
+    assert len(records(folder)) < 12
+    assert_same_runs(go(folder, sweep).values(), read_runs(searched.path))
+
+
 def test_a_search_never_sees_the_held_out_environment(
     folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,34 +297,39 @@ class Pruning:
         }
 
     def __call__(self, trainer: Trainer, step: int) -> None:
-        """Ask about every run after an evaluation."""
-        from optuna.trial import TrialState
-
+        """Report the accuracies of an evaluation at a rung, prune runs, and stop the stack if half of them are."""
         at_rung = step in self.rungs
-        if not at_rung and step < trainer.steps - 1:
-            return
-        outside, diverged_at = trainer.history.accuracies(step).outside, trainer.diverged_at
-        for k, spec in enumerate(self.specs):
-            trial = self._trial(spec)
-            if trial.state == TrialState.PRUNED:  # before the checkpoint that the stack resumed from, or in it
-                trainer.pruned_at.setdefault(k, step if trial.last_step is None else trial.last_step)
-            elif at_rung and diverged_at[k] < 0 and not trial.state.is_finished():  # finished: its records were lost
-                value = training_mean(outside[k], spec)
-                if self._is_hopeless(spec, trial, step, value):
-                    trainer.pruned_at[k] = step
+        if at_rung:
+            self._report(trainer, step)
+        if at_rung or step == trainer.steps - 1:
+            self._mark_pruned(trainer, step)
         trainer.stopping = at_rung and 2 * len(trainer.pruned_at) >= len(self.specs)
 
-    def _trial(self, spec: RunSpec) -> "FrozenTrial":
-        study_id = self._storage.get_study_id_from_name(study_name(spec))
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, spec.hparams_seed)
-        return self._storage.get_trial(trial_id)
-
-    def _is_hopeless(self, spec: RunSpec, trial: "FrozenTrial", step: int, value: float) -> bool:
+    def _report(self, trainer: Trainer, step: int) -> None:
+        """Report the accuracy of every run that trains to its study, and prune the run if the pruner says so."""
         from optuna.trial import TrialState
 
-        study = self._studies[study_name(spec)]
-        self._storage.set_trial_intermediate_value(trial._trial_id, step, value)  # noqa: SLF001 - no public name
-        if not study.pruner.prune(study, self._trial(spec)):
-            return False
-        study.tell(spec.hparams_seed, state=TrialState.PRUNED)
-        return True
+        outside, diverged_at = trainer.history.accuracies(step).outside, trainer.diverged_at
+        for k, spec in enumerate(self.specs):
+            trial_id = self._trial_id(spec)
+            # The trial of a run that trains again because its record was lost may be finished.
+            if diverged_at[k] >= 0 or self._storage.get_trial(trial_id).state.is_finished():
+                continue
+            self._storage.set_trial_intermediate_value(trial_id, step, training_mean(outside[k], spec))
+            study = self._studies[study_name(spec)]
+            if study.pruner.prune(study, self._storage.get_trial(trial_id)):
+                study.tell(spec.hparams_seed, state=TrialState.PRUNED)
+
+    def _mark_pruned(self, trainer: Trainer, step: int) -> None:
+        """Set the step of pruned runs. After an interruption, the stack may be at an earlier step than its studies."""
+        from optuna.trial import TrialState
+
+        for k, spec in enumerate(self.specs):
+            trial = self._storage.get_trial(self._trial_id(spec))
+            last_step = step if trial.last_step is None else trial.last_step
+            if trial.state == TrialState.PRUNED and last_step <= step:
+                trainer.pruned_at.setdefault(k, last_step)
+
+    def _trial_id(self, spec: RunSpec) -> int:
+        study_id = self._storage.get_study_id_from_name(study_name(spec))
+        return self._storage.get_trial_id_from_study_id_trial_number(study_id, spec.hparams_seed)

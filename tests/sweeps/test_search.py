@@ -16,6 +16,7 @@ from sandmask.datasets import load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.hparams import Choice, Constant, Hparam, IntLogUniform, IntUniform, LogUniform, Uniform
 from sandmask.records import RunRecord, read_runs
+from sandmask.records._archive import write_archive
 from sandmask.records.testing import assert_same_runs
 from sandmask.reports import build_report
 from sandmask.selection import method_names
@@ -174,6 +175,18 @@ def test_pruned_runs_whose_records_were_lost_are_trained_up_to_their_last_evalua
             archive.unlink()
     assert len(records(folder)) < 12
     assert_same_runs(go(folder, sweep).values(), read_runs(searched.path))
+
+
+def test_records_of_another_search_below_the_folder_change_nothing(
+    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec
+) -> None:
+    """Their runs have the same draws, and another network."""
+    folder.stacks.mkdir(parents=True)
+    runs = list(read_runs(searched.path))
+    others = [replace(run, spec=replace(run.spec, hparams={**run.spec.hparams, "mlp_width": 4})) for run in runs]
+    write_archive(others, folder.path / "stacks.old.records.parquet")
+    go(folder, sweep)
+    assert_same_runs(read_runs(folder.stacks), runs)
 
 
 def test_a_search_never_sees_the_held_out_environment(

@@ -180,12 +180,12 @@ class _Study:
         self.batch = -(-len(templates) // GENERATIONS)
 
     def own(self, results: Iterable[_Result]) -> dict[int, _Result]:
-        """The results that are of this study's runs, by number. The folder may have records of an earlier sweep."""
-        found = {result.spec.hparams_seed: result for result in results}
+        """The results that are of this study's runs, by number. The folder may have records of other sweeps."""
         return {
             number: result
-            for number, result in sorted(found.items())
-            if number < len(self.templates) and self._filled(number, result.spec.hparams) == result.spec
+            for result in results
+            if (number := result.spec.hparams_seed) < len(self.templates)
+            and self._filled(number, result.spec.hparams) == result.spec
         }
 
     def _filled(self, number: int, values: Mapping[str, float]) -> RunSpec:

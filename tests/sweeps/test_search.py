@@ -189,6 +189,40 @@ def test_records_of_another_search_below_the_folder_change_nothing(
     assert_same_runs(read_runs(folder.stacks), runs)
 
 
+def test_runs_without_a_journal_and_a_record_are_proposed_again(
+    folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec
+) -> None:
+    shutil.copytree(searched.path, folder.path)
+    folder.journal.unlink()
+    (lost,) = (
+        file
+        for file in folder.stacks.glob("*.records.parquet")
+        if {3, 4, 5} == {run.spec.hparams_seed for run in read_runs(file)}
+    )
+    lost.unlink()
+    found = go(folder, sweep)
+    assert sorted(found) == list(range(12))
+    assert_same_runs(
+        (run for run in found.values() if run.spec.hparams_seed not in {3, 4, 5}),
+        (run for number, run in records(searched).items() if number not in {3, 4, 5}),
+    )
+
+
+def test_a_fifth_of_the_runs_is_proposed_at_a_time_and_others_in_place_of_failed_ones(
+    folder: SweepFolder, sweep: SweepSpec
+) -> None:
+    folder.stacks.mkdir(parents=True)
+    search = Search(folder, sweep, expand(sweep))
+    first = search.propose()
+    assert len(first) == search.at_a_time == 3
+    assert search.propose() == first
+    more = search.propose({first[1].id})
+    assert more[:3] == first
+    assert len(more) == 4
+    assert search.runs()[:4] == tuple(more)
+    assert Search(folder, sweep, expand(sweep)).runs() == search.runs()
+
+
 def test_a_search_never_sees_the_held_out_environment(
     folder: SweepFolder, searched: SweepFolder, sweep: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

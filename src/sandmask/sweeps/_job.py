@@ -25,7 +25,7 @@ from sandmask.records import RunRecord, RunSpec, write_archive
 from sandmask.sweeps._cost import GUESSED_BYTES, SHARE, available_memory, calibrate, fitting, work_of
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
-from sandmask.sweeps._search import Pruning
+from sandmask.sweeps._pruning import Pruning
 from sandmask.sweeps._stacks import equal_parts, split_or_remove, stack_id
 from sandmask.sweeps._status import StackProgress, expected_seconds
 from sandmask.training import choose_device, stack_key, train_stack

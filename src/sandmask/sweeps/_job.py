@@ -25,9 +25,9 @@ from sandmask.records import RunRecord, RunSpec, write_archive
 from sandmask.sweeps._cost import GUESSED_BYTES, SHARE, available_memory, calibrate, fitting, work_of
 from sandmask.sweeps._folder import SweepFolder
 from sandmask.sweeps._locks import claim
+from sandmask.sweeps._progress import ProgressWriter, expected_seconds
 from sandmask.sweeps._pruning import Pruning
 from sandmask.sweeps._stacks import equal_parts, split_or_remove, stack_id
-from sandmask.sweeps._status import StackProgress, expected_seconds
 from sandmask.training import choose_device, stack_key, train_stack
 from sandmask.training.checkpoint import DamagedFileError, load_metadata
 from sandmask.training.specs import trains_alone
@@ -213,7 +213,7 @@ class _Training:
     def __init__(self, job: Job, specs: Sequence[RunSpec], folder: SweepFolder, stop: Callable[[], bool]) -> None:
         self.options, self.specs, self.folder, self.stack = job.options, specs, folder, stack_id(specs)
         self.device = choose_device(job.options.device or _worker.get("device"))
-        self.progress = StackProgress(
+        self.progress = ProgressWriter(
             folder,
             self.stack,
             specs,

@@ -228,7 +228,7 @@ def test_the_precision_follows_the_devices_of_workers(
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
     sandmask.sweep(tmp_path, **{**ASKED, "n_hparams": 1, "algorithms": "ERM"}, **HERE)
-    with pytest.raises(sandmask.SandmaskError, match="steps is 5 there, 6 was asked for"):
+    with pytest.raises(sandmask.SandmaskError, match="steps is 5 there, but 6 was requested"):
         sandmask.sweep(tmp_path, steps=6, **HERE)
     with pytest.raises(sandmask.SandmaskError, match="holds no sweep"):
         Sweep.read(tmp_path / "elsewhere")

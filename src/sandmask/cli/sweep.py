@@ -119,8 +119,9 @@ def run(
 ) -> None:
     """Train the missing runs of a sweep in DIR. Rerun to resume.
 
-    Ctrl-C and SIGTERM save and stop. After a crash, at most 30 seconds of work are lost. Several processes may
-    work on one folder. Requesting more draws, trials, methods, datasets or environments extends the sweep.
+    Ctrl-C and SIGTERM save and stop. After a crash, training continues from the last checkpoints (see
+    --checkpoint-seconds). Several processes may work on one folder. Requesting more draws, trials, methods, datasets
+    or environments extends the sweep.
 
     [bold]Examples[/bold]
 

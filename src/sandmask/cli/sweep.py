@@ -31,7 +31,7 @@ Device = Annotated[
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME=VALUES",
+        metavar="NAME=VALUE",
         help="Only these runs of the sweep, by dataset, algorithm, test-env, draw or trial: trial=1, draw=0,1. The "
         "others are left for later. Repeatable.",
     ),

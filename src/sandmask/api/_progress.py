@@ -187,6 +187,8 @@ def headline(status: SweepStatus) -> str:
         parts.append(f"{status.running} running in {counted(len(status.stacks), 'stack')}")
     if status.rate:
         parts.append(_speed(status.rate))
+    elif status.stacks:
+        parts.append("starting")  # data are read and kernels compiled; the first steps are not timed either
     if status.seconds_left is not None:
         parts.append(f"{duration(status.seconds_left)} left")
     return ", ".join(parts)

@@ -92,8 +92,8 @@ class SweepFolder:
             if old is not None and (reasons := refused_changes(old, sweep)):
                 raise SandmaskError(
                     f"{self.path} holds another sweep: {'; '.join(reasons)}. Request at least the same runs "
-                    "(more draws, trials, algorithms, datasets or environments extend it; --only trains some of them), or "
-                    "choose another folder."
+                    "(more draws, trials, algorithms, datasets or environments extend it; --only trains some of them), "
+                    "or choose another folder."
                 )
             if old != sweep:
                 write_sweep(sweep, self.request)

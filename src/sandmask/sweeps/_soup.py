@@ -1,4 +1,4 @@
-"""Soups and ensembles: combine the kept models of a cell of a sweep, which differ in hyperparameters, to one model.
+"""Soups and ensembles: combine the kept models of a cell of a sweep, which differ in hyperparameters.
 
 A **soup** is the mean of the weights of runs that started from the same weights (Wortsman et al., 2022; DiWA, Rame et
 al., 2022). The uniform soup takes every run. The greedy one adds runs in the order of their validation accuracy, and
@@ -53,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The kept models of one cell and trial, the best validation accuracy first; of ties, the first draw."""
+    """The kept models of one cell and trial, in order of decreasing validation accuracy, then of draws."""
 
     members: tuple[Member, ...]
 
@@ -248,7 +248,7 @@ def _evaluated(stack: Stack, models: Sequence[Model]) -> RunRecord:
 
 
 def _adapted(stack: Stack, model: Model) -> RunRecord:
-    """Evaluate T3A of a model, with the number of supports with the best validation accuracy; of ties, the first."""
+    """Evaluate T3A of a model. The number of supports is the first one with the highest validation accuracy."""
     classified = Classified(*model, stack.dataset, stack.specs[0])
     tried = [_of_logits(stack, classified.adapted(supports)) for supports in SUPPORTS]
     return max(tried, key=lambda record: validation_of(record, int(record.steps[0])))

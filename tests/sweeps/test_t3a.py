@@ -1,10 +1,12 @@
 """T3A against loops over examples and supports."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sandmask
 from sandmask.api import Sweep
@@ -55,6 +57,26 @@ def test_t3a_predicts_as_a_loop_over_supports_does(count: int) -> None:
         plain = classifier(features).argmax(1).tolist()
     assert found.argmax(1).tolist() == expected
     assert expected != plain
+
+
+def test_all_supports_are_kept_as_one_sum_of_each_class() -> None:
+    torch.manual_seed(0)
+    classifier, features = nn.Linear(64, 2), torch.randn(3200, 64)
+    with torch.no_grad(), _LargestResult() as largest:
+        t3a(features, classifier(features), classifier.weight, classifier(classifier.weight), 0)
+    assert largest.size < features.numel() / 10
+
+
+class _LargestResult(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.size = max(self.size, result.numel())
+        return result
 
 
 @pytest.fixture(scope="module")

@@ -78,12 +78,14 @@ def t3a(features: Tensor, logits: Tensor, weight: Tensor, of_weight: Tensor, sup
     for z, p in zip(torch.split(features, BATCH), torch.split(logits, BATCH), strict=True):
         kept = torch.cat([kept, F.normalize(z)])
         classes = torch.cat([classes, p.argmax(1)])
-        entropies = torch.cat([entropies, _entropies(p)])
         if supports:
+            entropies = torch.cat([entropies, _entropies(p)])
             chosen = _surest(classes, entropies, len(weight), supports)
             kept, classes, entropies = kept[chosen], classes[chosen], entropies[chosen]
-        prototypes = F.normalize(torch.zeros_like(weight).index_add(0, classes, kept))
-        found.append(z @ prototypes.T)
+        sums = torch.zeros_like(weight).index_add(0, classes, kept)
+        found.append(z @ F.normalize(sums).T)
+        if not supports:  # no support will be removed, so that the sum of each class replaces them
+            kept, classes = sums, torch.arange(len(weight), device=classes.device)
     return torch.cat(found)
 
 

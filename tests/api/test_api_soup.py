@@ -215,11 +215,11 @@ def test_runs_are_not_judged_by_the_examples_that_they_trained_on(tmp_path: Path
         sandmask.sweep(tmp_path / "new", "DebugVector", "ERM", keep_models="best", hparams={"full_data": 1})
 
 
-def test_soups_say_how_many_are_done(
+def test_progress_says_how_many_results_are_done(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sandmask.api._progress.LINE_SECONDS", 0.0)
     sandmask.soup(folder, "ensemble", device="cpu", progress="lines")
-    assert capsys.readouterr().err.splitlines() == ["0/2 soups", "1/2 soups"]
+    assert capsys.readouterr().err.splitlines() == ["0/2 results", "1/2 results"]
     sandmask.soup(folder, "ensemble", device="cpu")
     assert capsys.readouterr().err == ""

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from typer.testing import CliRunner
 
 import sandmask
 from sandmask.api import Sweep
+from sandmask.cli._app import app
 from sandmask.datasets import load_dataset
 from sandmask.errors import SandmaskError
 from sandmask.records import measured
@@ -67,12 +69,12 @@ def test_all_supports_are_kept_as_one_sum_of_each_class() -> None:
     assert largest.size < features.numel() / 10
 
 
-class _LargestResult(TorchDispatchMode):
-    """The number of elements of the largest tensor that an operation returns."""
+class _LargestResult(TorchFunctionMode):
+    """The number of elements of the largest tensor that a function of torch returns."""
 
     size = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             self.size = max(self.size, result.numel())
@@ -125,6 +127,7 @@ def test_the_best_model_adapts_to_each_split_with_the_supports_that_suit_validat
     torch.testing.assert_close(torch.tensor(record.accuracy_out[0]), accuracies[chosen][1], rtol=0, atol=1e-6)
     assert row["validation"] == pytest.approx(float(accuracies[chosen][1, [0, 2]].mean()))
     assert measured(record, "f1", "in") is not None
+    assert record.spec.hparams["supports"] == chosen
 
 
 def test_reports_show_t3a_beside_the_method_and_do_not_rank_it(folder: Path) -> None:
@@ -143,6 +146,13 @@ def test_reports_show_t3a_beside_the_method_and_do_not_rank_it(folder: Path) -> 
     assert is_soup("ERM + SMA + T3A")
     with pytest.raises(SandmaskError, match="adapted by T3A, which has no model file, only a record"):
         load_run(next((folder / "soups").glob("*t3a*")))
+
+
+def test_the_command_counts_each_kind_by_its_name(folder: Path) -> None:
+    options = ["soup", str(folder), "--device", "cpu"]
+    printed = CliRunner().invoke(app, [*options, "--kind", "ensemble,t3a", "--of", "weights"]).stdout
+    assert printed.startswith("1 ensemble, 1 adapted model ")
+    assert CliRunner().invoke(app, [*options, "--kind", "t3a"]).stdout.startswith("2 adapted models ")
 
 
 def test_t3a_needs_a_linear_classifier(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def soup(
     for note in notes:
         tell(f"note: {note}")
     rows = []
-    for cell, kind in one_by_one(soups, "soups", screen):
+    for cell, kind in one_by_one(soups, "results", screen):
         made = make_soup(cell, kind, load(cell.spec.dataset), where)
         rows.append(_write(cell, made, Path(folder) / FOLDER))
     return of_averages(pd.DataFrame(rows, columns=list(COLUMNS)))

@@ -1,5 +1,6 @@
 """`sandmask soup`: combine the models of a sweep."""
 
+from collections import Counter
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ from sandmask.cli._console import plain_rows, print_json, print_table
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder
 from sandmask.records import AVERAGES
 from sandmask.selection import spoken_soup
+
+_NOUNS = {"ensemble": "ensemble", "t3a": "adapted model"}  # other kinds are soups
 
 
 def soup(
@@ -76,5 +79,6 @@ def soup(
         for row in plain_rows(found)
     ]
     header = ("dataset", "method", "held out", "trial", "members", "validation", "held-out accuracy")
-    print_table(counted(len(rows), "soup"), header, rows)
+    counts = Counter(_NOUNS.get(kind, "soup") for kind in found["soup"])
+    print_table(", ".join(counted(number, noun) for noun, number in counts.items()), header, rows)
     typer.echo(f"Tables: sandmask report {in_shell(folder)}")

@@ -174,8 +174,8 @@ def make_soup(cell: Candidates, kind: str, dataset: Dataset, device: torch.devic
             record = _evaluated(stack, [(stack.algorithm, state)])
     members = tuple(member.model for member in chosen)
     final = replace(
-        spec,
-        hparams={**spec.hparams, "members": float(len(members))},
+        record.spec,
+        hparams={**record.spec.hparams, "members": float(len(members))},
         seed=seed_hash(*(model.shown_id for model in members)),
     )
     return Soup(replace(record, spec=final), members, stack, state)
@@ -250,7 +250,11 @@ def _evaluated(stack: Stack, models: Sequence[Model]) -> RunRecord:
 def _adapted(stack: Stack, model: Model) -> RunRecord:
     """Evaluate T3A of a model, with the number of supports with the best validation accuracy; of ties, the first."""
     classified = Classified(*model, stack.dataset, stack.specs[0])
-    tried = [_of_logits(stack, classified.adapted(supports)) for supports in SUPPORTS]
+    tried = []
+    for supports in SUPPORTS:
+        record = _of_logits(stack, classified.adapted(supports))
+        hparams = {**record.spec.hparams, "supports": float(supports)}
+        tried.append(replace(record, spec=replace(record.spec, hparams=hparams)))
     return max(tried, key=lambda record: validation_of(record, int(record.steps[0])))
 
 

@@ -4,6 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,6 +203,25 @@ def test_averages_over_other_environments_and_other_settings_are_told_apart(runs
     assert rule.averages.averages["ERM"].before is None
     assert rule.changes[0].settings == ("steps 301, before 900",)
     assert "Toy, ERM: steps 301, before 900." in render(build_report(now, earlier=then))
+
+
+def test_hyperparameters_that_were_set_by_hand_are_told_apart(runs: list[RunRecord]) -> None:
+    def with_tau(tau: float | None, run: RunRecord, **changes: Any) -> RunRecord:
+        more = {} if tau is None else {"tau": tau}
+        return replace(run, spec=replace(run.spec, hparams={**run.spec.hparams, **more}, **changes))
+
+    def noted(now: list[RunRecord], then: list[RunRecord]) -> set[tuple[str, ...]]:
+        return {change.settings for change in build_report(now, earlier=then).rules[0].changes}
+
+    low, high = ([with_tau(tau, run) for run in runs] for tau in (0.5, 0.9))
+    assert noted(low, low) == noted(low, low[::2]) == {()}
+    assert noted(low, high) == {("tau 0.5, before 0.9",)}
+    assert "Toy, ERM: tau 0.5, before 0.9." in render(build_report(low, earlier=high))
+    assert noted([*low, *(with_tau(0.6, run, seed=1) for run in runs)], runs) == {("tau 0.5, 0.6, before none",)}
+    # Draws of another space, proposals of a search and the members of soups differ in any case.
+    assert noted(low, [with_tau(0.9, run, space="recipe") for run in runs]) == {("space paper, before recipe",)}
+    for options in ({"search": "optuna"}, {"soup": "greedy"}):
+        assert noted(*([with_tau(tau, run, options=options) for run in runs] for tau in (0.5, 0.9))) == {()}
 
 
 @pytest.mark.parametrize("is_earlier", [True, False])

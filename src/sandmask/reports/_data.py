@@ -178,7 +178,8 @@ class Statistics:
 class Change:
     """A method on a dataset, now minus before, over the (environment, trial) pairs that both have.
 
-    `settings` are those in which the two sets of runs differ, such as "steps 300, before 100".
+    `settings` are those, and the hyperparameters set by hand, in which the two sets of runs differ, such as "steps 300,
+    before 100".
     """
 
     dataset: str

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from sandmask.records import RunRecord
-from sandmask.selection import GroupKey, is_adapted, is_soup, rivals
+from sandmask.selection import GroupKey, changed_by_hand, is_adapted, is_soup, rivals
 
 Groups = Mapping[GroupKey, Sequence[RunRecord]]
 _LISTED_VALUES = 6
@@ -28,7 +28,7 @@ def _on_rivals(dataset: str, methods: Sequence[str], groups: Groups) -> Iterator
     """Notes on methods that have several runs of one draw, or several soups of one cell; equal ones are merged."""
     rows: defaultdict[str, list[str]] = defaultdict(list)
     for method in methods:
-        cells = [runs for key, runs in groups.items() if (key.dataset, key.method) == (dataset, method)]
+        cells = _cells(dataset, method, groups)
         if is_soup(method):
             if any(len(runs) > 1 for runs in cells):
                 rows["those of different sweeps compete"].append(method)
@@ -42,10 +42,26 @@ def _on_rivals(dataset: str, methods: Sequence[str], groups: Groups) -> Iterator
         )
 
 
+def changes_by_hand(now: Groups, then: Groups) -> dict[tuple[str, str], list[str]]:
+    """For each dataset and method, notes on hyperparameters in which the same draws differ between two sets of runs."""
+    notes: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in {(key.dataset, key.method) for key in now if not is_soup(key.method)}:
+        after, before = ([run for cell in _cells(*row, groups) for run in cell] for groups in (now, then))
+        for name, (values, earlier) in changed_by_hand(after, before).items():
+            notes[row].append(f"{name} {_listed(values) or 'none'}, before {_listed(earlier) or 'none'}")
+    return notes
+
+
+def _cells(dataset: str, method: str, groups: Groups) -> list[Sequence[RunRecord]]:
+    return [runs for key, runs in groups.items() if (key.dataset, key.method) == (dataset, method)]
+
+
 def _with_values(name: str, values: Sequence[float]) -> str:
     """A hyperparameter with its values, such as `tau (0.5, 0.9)`. Seeds are too long to list."""
-    if name == "seed":
-        return name
+    return name if name == "seed" else f"{name} ({_listed(values)})"
+
+
+def _listed(values: Sequence[float]) -> str:
     more = len(values) - _LISTED_VALUES
     listed = ", ".join(f"{value:g}" for value in values[:_LISTED_VALUES])
-    return f"{name} ({listed}{f' and {more} more' if more > 0 else ''})"
+    return f"{listed}{f' and {more} more' if more > 0 else ''}"

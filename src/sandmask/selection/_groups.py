@@ -198,6 +198,36 @@ def rivals(runs: Iterable[RunRecord]) -> dict[str, list[float]]:
     return {name: sorted(values) for name, values in sorted(found.items())}
 
 
+def changed_by_hand(now: Iterable[RunRecord], then: Iterable[RunRecord]) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the hyperparameters in which runs of the same draw differ between two sets, with the values in each.
+
+    A draw is the same in every sweep of a space, so that such hyperparameters were set by hand. Searched ones are not
+    compared.
+
+    :param now: records of one method on one dataset.
+    :param then: records of the same method from another set.
+    """
+    after, before = _by_draw(now), _by_draw(then)
+    found: defaultdict[str, tuple[set[float], set[float]]] = defaultdict(lambda: (set(), set()))
+    for draw in after.keys() & before.keys():
+        for name in _differing([*after[draw], *before[draw]]):
+            values = [{one[name] for one in some if name in one} for some in (after[draw], before[draw])]
+            if values[0] != values[1]:
+                found[name][0].update(values[0])
+                found[name][1].update(values[1])
+    return {name: (sorted(after), sorted(before)) for name, (after, before) in sorted(found.items())}
+
+
+def _by_draw(runs: Iterable[RunRecord]) -> dict[tuple[Any, ...], list[dict[str, float]]]:
+    """The drawn hyperparameters of each draw of a space. Several runs of a draw differ in what was set by hand."""
+    found: defaultdict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
+    for spec in (run.spec for run in runs):
+        if SEARCH not in spec.options:
+            numbers = {name: value for name, value in _drawn(spec).items() if isinstance(value, int | float)}
+            found[spec.space, spec.test_envs, spec.trial_seed, spec.hparams_seed].append(numbers)
+    return found
+
+
 def is_settled(run: RunRecord) -> bool:
     """Return whether a run has finished or diverged, so that it will not change any more.
 

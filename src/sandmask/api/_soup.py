@@ -49,9 +49,9 @@ def soup(
     The results are records in the folder's `soups`, which reports show as methods of their own, such as
     `ERM + greedy soup`. Rerun it after the sweep was extended.
 
-    "t3a" combines nothing: the best model's classifier adapts to unlabelled examples of the domain that it is
-    evaluated on (T3A, Iwasawa and Matsuo, 2021). Its results are not comparable with those of other methods, which
-    do not see these examples.
+    "t3a" and "unidg" combine nothing: the best model adapts to unlabelled examples of the domain that it is evaluated
+    on. T3A (Iwasawa and Matsuo, 2021) adapts the classifier, and UniDG (Zhang et al., 2023) also trains the network.
+    Their results are not comparable with those of other methods, which do not see these examples.
 
         sandmask.sweep("runs/pacs", "PACS", "ERM", keep_models="best", shared_init=True, averages="sma")
         sandmask.soup("runs/pacs")
@@ -59,7 +59,7 @@ def soup(
 
     :param folder: the sweep's folder.
     :param kinds: "uniform" (mean of all weights), "greedy" (mean of those that help on validation data) and "ensemble"
-        (mean of the logits), all three if not given; "t3a".
+        (mean of the logits), all three if not given; "t3a" and "unidg".
     :param of: what to combine: "weights", and averages that the sweep kept, such as "sma"; everything if not given.
     :param device: "cpu", "cuda", "cuda:1"; a GPU if there is one.
     :param data_dir: folder of the datasets.

@@ -11,9 +11,9 @@ from sandmask.cli import _completion, _options
 from sandmask.cli._console import plain_rows, print_json, print_table
 from sandmask.cli._sweep_request import DEFAULT_FOLDER, Folder
 from sandmask.records import AVERAGES
-from sandmask.selection import spoken_soup
+from sandmask.selection import ADAPTATIONS, spoken_soup
 
-_NOUNS = {"ensemble": "ensemble", "t3a": "adapted model"}  # other kinds are soups
+_NOUNS = {"ensemble": "ensemble", **dict.fromkeys(ADAPTATIONS, "adapted model")}  # other kinds are soups
 
 
 def soup(
@@ -24,8 +24,8 @@ def soup(
             "--kind",
             metavar="A,B",
             help="uniform (mean of the weights of all runs), greedy (mean of runs that help on validation data), "
-            "ensemble (mean of logits), t3a (the best model, adapted to test examples). (default: all but t3a)",
-            autocompletion=_completion.words("uniform", "greedy", "ensemble", "t3a"),
+            "ensemble (mean of logits); t3a, unidg (the best model, adapted to test examples). (default: first three)",
+            autocompletion=_completion.words("uniform", "greedy", "ensemble", *ADAPTATIONS),
         ),
     ] = None,
     of: Annotated[
@@ -50,7 +50,7 @@ def soup(
     shows them as separate methods, such as ERM + greedy soup.
 
     With --kind t3a, nothing is combined: the classifier of the best model adapts to the unlabelled examples that it is
-    evaluated on (T3A). Other methods do not see these examples.
+    evaluated on (T3A). With --kind unidg, its network adapts, too (UniDG). Other methods do not see these examples.
 
     [bold]Examples[/bold]
 
@@ -60,7 +60,7 @@ def soup(
 
     sandmask soup runs/pacs --kind ensemble --of sma
 
-    sandmask soup runs/pacs --kind t3a
+    sandmask soup runs/pacs --kind t3a,unidg
     """
     found = sandmask.soup(**_options.arguments(locals()), progress=False if json else "lines")
     if json:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from sandmask.records import RunRecord
-from sandmask.selection import GroupKey, changed_by_hand, is_adapted, is_soup, rivals
+from sandmask.selection import GroupKey, adaptation_of, changed_by_hand, is_soup, rivals
 
 Groups = Mapping[GroupKey, Sequence[RunRecord]]
 _LISTED_VALUES = 6
@@ -20,8 +20,8 @@ def table_notes(dataset: str, methods: Sequence[str], absent: Sequence[str], gro
 
 def notes_on_adaptation(methods: Sequence[str]) -> Iterator[str]:
     """A note where a method sees examples that the others do not."""
-    if any(map(is_adapted, methods)):
-        yield "T3A adapts the model to unlabelled examples of the held-out environment."
+    for name in dict.fromkeys(filter(None, map(adaptation_of, methods))):
+        yield f"{name} adapts the model to unlabelled examples of the held-out environment."
 
 
 def _on_rivals(dataset: str, methods: Sequence[str], groups: Groups) -> Iterator[str]:

@@ -11,13 +11,14 @@ A rule of your own is one function of a run: see `selection_rule`.
 """
 
 from sandmask.selection._groups import (
+    ADAPTATIONS,
     SEARCH,
     GroupKey,
+    adaptation_of,
     algorithm_of,
     candidates,
     changed_by_hand,
     group_runs,
-    is_adapted,
     is_searched,
     is_settled,
     is_soup,
@@ -49,12 +50,14 @@ from sandmask.selection._rules import (
 
 __all__ = [
     "ACCURACY",
+    "ADAPTATIONS",
     "RULES",
     "SEARCH",
     "Choice",
     "GroupKey",
     "Selected",
     "SelectionRule",
+    "adaptation_of",
     "algorithm_of",
     "by_metric",
     "candidates",
@@ -63,7 +66,6 @@ __all__ = [
     "find_rule",
     "group_runs",
     "has_common_signal",
-    "is_adapted",
     "is_searched",
     "is_settled",
     "is_soup",

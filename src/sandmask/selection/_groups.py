@@ -24,12 +24,15 @@ class GroupKey:
     trial_seed: int
 
 
+ADAPTATIONS = {"t3a": "T3A", "unidg": "UniDG"}  # kinds of soups that see test examples, and their names
+
+
 def spoken_soup(kind: str) -> str:
     """Return how a kind of soup is called in a method's name.
 
-    :param kind: "uniform", "greedy", "ensemble" or "t3a".
+    :param kind: "uniform", "greedy", "ensemble", "t3a" or "unidg".
     """
-    return {"ensemble": "ensemble", "t3a": "T3A"}.get(kind, f"{kind} soup")
+    return {"ensemble": "ensemble", **ADAPTATIONS}.get(kind, f"{kind} soup")
 
 
 _FIELDS = ("space", "network", "weights", "precision", "steps", "checkpoint_every")
@@ -130,15 +133,16 @@ def is_soup(method: str) -> bool:
 
     :param method: name of a method in a table.
     """
-    return any(word in ("ensemble", "T3A") or word.endswith(" soup") for word in _spoken(method))
+    kinds = ("ensemble", *ADAPTATIONS.values())
+    return any(word in kinds or word.endswith(" soup") for word in _spoken(method))
 
 
-def is_adapted(method: str) -> bool:
-    """Return whether a method adapts to unlabelled examples of the held-out environment, as `ERM + T3A` does.
+def adaptation_of(method: str) -> str | None:
+    """Return how a method adapts to unlabelled examples of the held-out environment: "T3A" of `ERM + T3A`.
 
     :param method: name of a method in a table.
     """
-    return spoken_soup("t3a") in _spoken(method)
+    return next((word for word in _spoken(method) if word in ADAPTATIONS.values()), None)
 
 
 def _spoken(method: str) -> list[str]:

@@ -52,7 +52,7 @@ const RANK_NEEDS =
 // As `is_soup` in sandmask.selection.
 function isSoup(method) {
   const [, ...spoken] = method.split(" (")[0].split(" + ");
-  return spoken.some((word) => word === "ensemble" || word === "T3A" || word.endsWith(" soup"));
+  return spoken.some((word) => ["ensemble", "T3A", "UniDG"].includes(word) || word.endsWith(" soup"));
 }
 
 function rankFigure(statistics, rows, scope, where) {

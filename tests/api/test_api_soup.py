@@ -99,7 +99,7 @@ def validation(model: nn.Module) -> float:
 
 def greedy_by_hand(folder: Path, average: str | None) -> list[nn.Module]:
     some = modules(folder, average)
-    ordered = [module for _, module in sorted(some, key=lambda one: (-validation(one[1]), one[0].hparams_seed))]
+    ordered = [module for _, module in sorted(some, key=lambda one: (-validation(one[1]), -one[0].hparams_seed))]
     chosen = [ordered[0]]
     for module in ordered[1:]:
         if validation(soup_of([*chosen, module], folder)) >= validation(soup_of(chosen, folder)):

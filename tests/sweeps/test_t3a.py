@@ -98,7 +98,7 @@ def test_the_best_model_adapts_to_each_split_with_the_supports_that_suit_validat
     row = made[made["average"].isna()].iloc[0]
     record = RunFolder(Path(row["folder"])).record()
     kept = Sweep.read(folder).models()
-    best = kept[kept["average"].isna()].sort_values("validation", ascending=False, kind="stable")["run"].iloc[0]
+    best = kept[kept["average"].isna()].sort_values(["validation", "hparams_seed"], ascending=False)["run"].iloc[0]
     module = load_run(folder, run=best).module()
     classifier = next(layer for name, layer in module.named_modules() if name.endswith("classifier"))
     assert isinstance(classifier, nn.Linear)
@@ -146,6 +146,17 @@ def test_reports_show_t3a_beside_the_method_and_do_not_rank_it(folder: Path) -> 
     assert is_soup("ERM + SMA + T3A")
     with pytest.raises(SandmaskError, match="adapted by T3A, which has no model file, only a record"):
         load_run(next((folder / "soups").glob("*t3a*")))
+
+
+def test_of_ties_the_model_that_reports_select_adapts(tmp_path: Path) -> None:
+    asked = {"test_envs": ["b"], "n_hparams": 3, "n_trials": 1, "steps": 5, "keep_models": "best", "shared_init": True}
+    sandmask.sweep(tmp_path, "DebugVector", "ERM", hparams={**SIZE, "lr": 0}, **asked, **HERE)  # type: ignore[arg-type]
+    made = sandmask.soup(tmp_path, "t3a", device="cpu").iloc[0]
+    table = sandmask.report(tmp_path).rules[0].datasets["DebugVector"]
+    selected = table.cells["ERM", "b"].trials[0].selected
+    assert selected is not None
+    adapted = RunFolder(Path(made["folder"])).record().spec.hparams
+    assert {name: adapted[name] for name in selected.run.spec.hparams} == selected.run.spec.hparams
 
 
 def test_the_command_counts_each_kind_by_its_name(folder: Path) -> None:

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def best(folder: Path) -> TrainedRun:
-    kept = Sweep.read(folder).models().sort_values("validation", ascending=False, kind="stable")
+    kept = Sweep.read(folder).models().sort_values(["validation", "hparams_seed"], ascending=False)
     return load_run(folder, run=kept["run"].iloc[0])
 
 

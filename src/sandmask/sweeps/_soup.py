@@ -54,7 +54,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The kept models of one cell and trial, the best validation accuracy first; of ties, the first draw."""
+    """The kept models of one cell and trial, the best validation accuracy first. Of ties, it is the last draw."""
 
     members: tuple[Member, ...]
 
@@ -89,7 +89,7 @@ def candidates(folder: Path, runs: Iterable[RunRecord]) -> list[Candidates]:
         spec = model.spec
         key = (spec.dataset, spec.algorithm, spec.network, spec.test_envs, spec.trial_seed, model.kind)
         found[key].append(Member(model, validation_of(record, model.step), tuple(recorded_measures([record]))))
-    ordered = (sorted(some, key=lambda m: (-m.validation, m.model.spec.hparams_seed)) for some in found.values())
+    ordered = (sorted(some, key=lambda m: (-m.validation, -m.model.spec.hparams_seed)) for some in found.values())
     return [Candidates(tuple(members)) for members in ordered]
 
 
